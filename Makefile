@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance defects loom tsan miri fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance defects lines loom tsan miri fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ simulate: prerequisites ## whole groups on a virtual clock with random faults: S
 
 defects: setup ## puts deliberate defects into a copy, of which each must fail a test
 	PYTHONPATH=tests $(BIN)/python -m defects
+
+lines: ## lines of product code by folder, without tests, comments, docstrings and blank lines
+	@$(PYTHON) tests/repository/lines.py
 
 loom: prerequisites ## all interleavings of the shared memory's protocol
 	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom

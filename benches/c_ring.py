@@ -8,10 +8,8 @@ anybody would understand. *whole* is the textbook's, which passes the buffer thr
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -22,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
-from gradring.bench.systems.link import open_ring
+from benches.harness import Parser, in_turns, print_surroundings, slowest
 from gradring.testing import run_ranks
+from gradring.tools.bench.systems.link import open_ring
 
 SOURCE = Path(__file__).with_suffix(".c")
 #: Bytes, and how often each is reduced in a round.
@@ -42,7 +39,7 @@ def compile_ring(folder: str) -> Path:
 
 
 def rank_main(
-    library: Path, sizes: list[int], rounds: int
+    library: Path, sizes: tuple[int, ...], rounds: int
 ) -> dict[int, dict[str, NDArray[np.float64]]]:
     """Seconds of an all-reduce by size and way, `[rounds, repetitions]`."""
     ring = ctypes.CDLL(str(library)).ring_all_reduce
@@ -77,27 +74,24 @@ def rank_main(
 
 def main() -> None:
     """Runs the benchmark and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--sizes", help="bytes, such as 1048576,104857600; default: all")
-    options = parser.parse_args()
-    refuse_debug_build()
-    sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else list(SIZES)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ms, p50 / p90 / p99")
+    parser.add_rounds(20)
+    parser.add_sizes(",".join(map(str, SIZES)))
+    options = parser.parse()
+    print_surroundings()
+    print("# ms, p50 / p90 / p99")
     with tempfile.TemporaryDirectory() as folder:
         library = compile_ring(folder)
-        ranks = run_ranks(rank_main, options.ranks, library, sizes, options.rounds)
-    for size in sizes:
-        slowest = {
-            way: np.max([rank[size][way] for rank in ranks], axis=0) for way in ranks[0][size]
-        }
-        ours = np.median(slowest["gradring"], axis=1)
-        for way, took in slowest.items():
+        ranks = run_ranks(rank_main, options.ranks, library, options.sizes, options.rounds)
+    for size in options.sizes:
+        times = slowest([rank[size] for rank in ranks])
+        ours = np.median(times["gradring"], axis=1)
+        for way, took in times.items():
             p50, p90, p99 = np.quantile(took * 1e3, [0.5, 0.9, 0.99])
             ratio = np.median(ours / np.median(took, axis=1))
-            times = f"{p50:8.2f} / {p90:8.2f} / {p99:8.2f}"
-            print(f"{size:10} B {way:10} {times}  gradring / it {ratio:.2f}")
+            quantiles = f"{p50:8.2f} / {p90:8.2f} / {p99:8.2f}"
+            print(f"{size:10} B {way:10} {quantiles}  gradring / it {ratio:.2f}")
 
 
 if __name__ == "__main__":

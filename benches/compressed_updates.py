@@ -8,20 +8,17 @@ each element, and `times` how often the rule does what the first does once: the 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import gradring
-from benches.limited_network import TIMEOUT_S
-from benches.turns import in_turns
-from gradring import machine, updates
-from gradring.bench.options import format_size, parse_rate, parse_sizes
+from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings, write
+from gradring import updates
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench.options import format_size, parse_sizes
+from gradring.tools.cli.arguments import usage
 
 RULES = (
     updates.AllReduce(),
@@ -98,29 +95,24 @@ def _step(comm: gradring.Communicator, rule: updates.Rule, kernels: int) -> Call
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 1gbit")
-    parser.add_argument("--size", type=parse_sizes, default="64MiB", help="of the gradients")
+    parser = Parser(__doc__)
+    parser.add_rate("1gbit")
+    parser.add_argument("--size", type=usage(parse_sizes), default="64MiB", help="of the gradients")
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    try:
-        parse_rate(options.rate)
-    except ValueError as error:
-        parser.error(str(error))
+    parser.add_rounds(5)
+    parser.add_record()
+    options = parser.parse(arguments)
     (size,) = options.size
     with simulated_hosts(options.hosts, options.rate) as hosts:
         rows: list[Row] = run_ranks(
             rank_main, len(hosts), size, options.rounds, hosts=hosts, timeout=TIMEOUT_S
         )[0]
     print(f"# {options.hosts} simulated hosts, links of {options.rate}, {format_size(size)}")
-    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    print_surroundings("tensorflow")
     print(f"{'rule':60} {'bytes':>6} {'median ms':>10} {'times':>6}")
     for row in rows:
         print(f"{row.rule:60} {row.bytes_per_element:6.3f} {row.median_ms:10.1f} {row.times:6.2f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,13 @@ they are as much in cache as in training. Steps with and without the check take 
 
 from __future__ import annotations
 
-import argparse
 import os
 from typing import Any
 
 import numpy as np
 
 import gradring
-from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
+from benches.harness import Parser, in_turns
 from gradring.testing import run_ranks
 
 ROUNDS = 15
@@ -59,11 +57,10 @@ def _rank(width: int, layers: int) -> tuple[int, list[Any]]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description="what looking at gradients costs")
+    parser = Parser(__doc__)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
-    arguments = parser.parse_args()
-    refuse_debug_build()
+    arguments = parser.parse()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     count, (without, checked) = run_ranks(_rank, 2, arguments.width, arguments.layers, timeout=600)[
         0

@@ -7,21 +7,20 @@ call of the function itself, which takes TensorFlow 0.1 ms and more, is divided 
 
 from __future__ import annotations
 
-import argparse
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
+from benches.harness import Parser, in_turns, print_surroundings, repeated, slowest
 from gradring.testing import run_ranks
 
 #: Bytes, and how many reductions a loop has.
 SIZES = {4: 200, 4 << 10: 200, 64 << 10: 100, 1 << 20: 20, 16 << 20: 6, 100 << 20: 3}
 
 
-def rank_main(sizes: list[int], rounds: int, transport: str) -> dict[int, dict[str, Any]]:
+def rank_main(sizes: tuple[int, ...], rounds: int, transport: str) -> dict[int, dict[str, Any]]:
     """Seconds of a reduction by size and way, `[rounds]`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
@@ -52,10 +51,7 @@ def rank_main(sizes: list[int], rounds: int, transport: str) -> dict[int, dict[s
             def empty(x: Any = x, repetitions: int = repetitions) -> None:
                 loop(x, tf.constant(repetitions), False).numpy()
 
-            def called(array: Any = array, repetitions: int = repetitions) -> None:
-                for _ in range(repetitions):
-                    comm.all_reduce(array, "mean")
-
+            called = repeated(partial(comm.all_reduce, array, "mean"), repetitions)
             ways = {"array": called, "reduced": reduced, "empty": empty}
             times = in_turns(comm, ways, rounds, warm_ups=1)
             seconds = {way: took[:, 0] / repetitions for way, took in times.items()}
@@ -68,21 +64,19 @@ def rank_main(sizes: list[int], rounds: int, transport: str) -> dict[int, dict[s
 
 def main() -> None:
     """Runs the benchmark and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", help="bytes, such as 4,1048576; default: all")
+    parser = Parser(__doc__)
+    parser.add_rounds(15)
+    parser.add_sizes(",".join(map(str, SIZES)))
     parser.add_argument("--transport", default="tcp,shm")
-    options = parser.parse_args()
-    refuse_debug_build()
-    sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else list(SIZES)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; microseconds, p50 / p90")
+    options = parser.parse()
+    print_surroundings("tensorflow")
+    print("# microseconds, p50 / p90")
     for transport in options.transport.split(","):
-        ranks = run_ranks(rank_main, 2, sizes, options.rounds, transport)
-        for size in sizes:
+        ranks = run_ranks(rank_main, 2, options.sizes, options.rounds, transport)
+        for size in options.sizes:
             print(f"{transport:4} {size:10} B", end="")
-            for way in ranks[0][size]:
-                slowest = np.max([rank[size][way] for rank in ranks], axis=0) * 1e6
-                p50, p90 = np.quantile(slowest, [0.5, 0.9])
+            for way, took in slowest([rank[size] for rank in ranks]).items():
+                p50, p90 = np.quantile(took * 1e6, [0.5, 0.9])
                 print(f"   {way} {p50:9.1f} / {p90:9.1f}", end="")
             print(flush=True)
 

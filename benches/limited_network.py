@@ -16,30 +16,27 @@ connections to each peer gain: `python -m benches.limited_network --rate 2gbit -
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import gradring
-from gradring import machine
-from gradring.bench import values
-from gradring.bench.options import format_size, parse_rate, parse_sizes
-from gradring.bench.systems.system import InPlace
+from benches.harness import TIMEOUT_S, Parser, print_surroundings, write
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench import values
+from gradring.tools.bench.options import format_size, parse_rate
+from gradring.tools.bench.systems.system import InPlace
 
 WIRE_DTYPES = (None, "bfloat16")
 WARM_UPS = 2
 #: Relative, of what bfloat16 has rounded twice; float32 must be exact.
 TOLERANCE = 2.0**-7
-TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -133,24 +130,20 @@ def parse_streams(text: str) -> tuple[int, ...]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, such as 1gbit")
+    parser = Parser(__doc__)
+    parser.add_rate("1gbit")
     parser.add_argument("--flow-rate", help="of each TCP connection; default: no such limit")
     parser.add_argument("--streams", type=parse_streams, default="1", help="such as 1,2,4")
-    parser.add_argument("--sizes", type=parse_sizes, default="16MiB,100MiB")
+    parser.add_sizes("16MiB,100MiB")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=1, metavar="L")
     parser.add_argument(
         "--algorithms", default="auto", help="such as auto or ring,direct,hierarchical"
     )
     parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    try:
-        line_gbps = parse_rate(options.rate)
-        flow_gbps = parse_rate(options.flow_rate) if options.flow_rate else line_gbps
-    except ValueError as error:
-        parser.error(str(error))
+    parser.add_record()
+    options = parser.parse(arguments)
+    line_gbps = parse_rate(options.rate)
     with simulated_hosts(options.hosts, options.rate, options.flow_rate) as hosts:
         placed = [host for host in hosts for _ in range(options.ranks_per_host)]
         rows: list[Row] = run_ranks(
@@ -169,8 +162,9 @@ def main(arguments: list[str] | None = None) -> None:
         f"{options.rate} = {line_gbps:g} GB/s"
     )
     if options.flow_rate:
+        flow_gbps = parse_rate(options.flow_rate)
         print(f"# connections of {options.flow_rate} = {flow_gbps:g} GB/s at most")
-    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    print_surroundings()
     names = (
         f"{'on the wire':>12} {'median ms':>10} {'busbw GB/s':>11} {'of line':>8} {'crossed':>8}"
     )
@@ -184,8 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
         share = f"{row.share_of_line:.0%}"
         numbers = f"{row.median_ms:10.1f} {row.busbw_gbps:11.4f} {share:>8} {row.crossed:8.2f}"
         print(f"{start} {numbers} {row.wrong:6}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write(options.json, rows)
     if any(row.wrong for row in rows):
         raise SystemExit("results were wrong; see the last column")
 

@@ -23,20 +23,17 @@ process; `--threads 1` gives each process one of each kind.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import machine
-from gradring.bench.options import refuse_debug_build
-from gradring.bench.record import versions
+from benches.harness import Parser, print_surroundings, write
 from gradring.testing import run_ranks
 
 RANKS = 2
@@ -257,7 +254,7 @@ def _samples(kind: Kind, rank: int) -> tuple[NDArray[Any], NDArray[Any]]:
 def rank_main(name: str, program: str, threads: str, rounds: int, steps: int) -> Any:
     """Trains in all ways in turn; what `Row` is made of."""
     import gradring
-    from gradring.bench.systems.tensorflow import configure
+    from gradring.tools.bench.systems.tensorflow import configure
 
     with gradring.init() as comm:
         configure(comm)  # with TensorFlow's own number of threads
@@ -333,21 +330,18 @@ def measure(name: str, program: str, threads: str, rounds: int, steps: int) -> R
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(__doc__)
     parser.add_argument("--models", default=",".join(KINDS), help="default %(default)s")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="default %(default)s")
     parser.add_argument("--threads", default=",".join(THREADS), help="default %(default)s")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_rounds(10)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--allow-debug", action="store_true")
-    options = parser.parse_args(arguments)
+    parser.add_record()
+    options = parser.parse(arguments)
     if unknown := set(options.models.split(",")) - set(KINDS):
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(KINDS)}")
-    if not options.allow_debug:
-        refuse_debug_build()
-    print(f"# {machine.date()}, {machine.machine()}, load {machine.load()}")
-    print(f"# {versions(['tensorflow'])}; ms of a step, p50 / p90")
+    print_surroundings("tensorflow")
+    print("# ms of a step, p50 / p90")
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     rows = []
     for name in options.models.split(","):
@@ -355,9 +349,7 @@ def main(arguments: list[str] | None = None) -> None:
             for threads in options.threads.split(","):
                 rows.append(measure(name, program, threads, options.rounds, options.steps))
                 print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
-                if options.json is not None:
-                    record = [asdict(row) for row in rows]
-                    options.json.write_text(json.dumps(record, indent=1) + "\n")
+                write(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 import gradring
-from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
+from benches.harness import Parser, in_turns
 from gradring.testing import run_ranks
 
 ROUNDS = 15
@@ -41,7 +40,7 @@ def _rank() -> list[Any]:
 
 def main() -> None:
     """Measures and prints."""
-    refuse_debug_build()
+    Parser(__doc__).parse()
     without, monitored = run_ranks(_rank, 2)[0]
     added_us = 1e6 * np.median(monitored - without)
     without_us, with_us = 1e6 * np.median(without), 1e6 * np.median(monitored)

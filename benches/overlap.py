@@ -25,8 +25,6 @@ On a machine with other work to do, look at the quietest rounds too: noise only 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -34,10 +32,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from benches.harness import Parser, in_turns, print_surroundings, slowest
 from benches.model_steps import KINDS
-from benches.turns import in_turns
-from gradring.bench.options import refuse_debug_build
-from gradring.testing import run_ranks, simulated_hosts
+from gradring.testing import run_ranks
+from gradring.tools.bench.network import network
 
 SIZES = (1024, 2048, 2048, 2048, 2048, 2048, 2048, 1000)
 MODES = ("forward", "compute", "after", "during")
@@ -108,8 +108,8 @@ def rank_main(
         assert values["after"] == values["during"] != values["compute"], "wrong gradients"
         return {
             "values": values["during"].hex(),
-            "times": {mode: (1e3 * steps_s[:, 0]).tolist() for mode, steps_s in times.items()},
-            "exposed": exposed,
+            "times": {mode: 1e3 * steps_s[:, 0] for mode, steps_s in times.items()},
+            "exposed": {mode: np.array(found) for mode, found in exposed.items()},
         }
 
 
@@ -140,17 +140,10 @@ def summary(
     ranks: list[dict[str, Any]], over_rounds: Callable[[list[float]], float]
 ) -> dict[str, float]:
     """What the slower rank needed, in milliseconds, and the shares."""
-    slowest = {
-        mode: [max(found) for found in zip(*(r["times"][mode] for r in ranks), strict=True)]
-        for mode in MODES
-    }
-    typical = {mode: over_rounds(times) for mode, times in slowest.items()}
-    exposed = {
-        mode: over_rounds(
-            [max(found) for found in zip(*(r["exposed"][mode] for r in ranks), strict=True)]
-        )
-        for mode in ("after", "during")
-    }
+    typical, exposed = (
+        {mode: over_rounds(ms.tolist()) for mode, ms in slowest([r[what] for r in ranks]).items()}
+        for what in ("times", "exposed")
+    )
     communication = typical["after"] - typical["compute"]
     backward = typical["compute"] - typical["forward"]
     possible = min(communication, backward)
@@ -171,29 +164,28 @@ def summary(
 
 def main() -> None:
     """Runs the benchmark and prints the summary."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--batch", type=int, help="samples of each worker")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_rounds(15)
     parser.add_argument("--threads", type=int, default=1, help="inter-op threads of each worker")
     parser.add_argument("--bucket-mib", type=float, default=16)
-    parser.add_argument("--rate", help="bandwidth of simulated links, such as 5gbit")
+    parser.add_rate(None)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    refuse_debug_build()
+    options = parser.parse()
     arguments = (
         *(options.model, options.batch, options.rounds),
         *(options.threads, options.bucket_mib),
     )
-    with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(simulated_hosts(2, options.rate)) if options.rate else ()
+    with network(hosts=2 if options.rate else 1, rate=options.rate) as hosts:
         ranks = run_ranks(rank_main, 2, *arguments, hosts=hosts)
     assert ranks[0]["values"] == ranks[1]["values"], "the ranks' gradients differ"
     median, quietest = summary(ranks, statistics.median), summary(ranks, min)
     if options.json:
         print(json.dumps(vars(options) | {"median": median, "quietest": quietest}))
         return
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {options}")
+    print_surroundings("tensorflow")
+    print(f"# {options}")
     print(f"{'':28} {'median':>9} {'quietest':>9}")
     for name, value in median.items():
         print(f"{name:28} {value:9.2f} {quietest[name]:9.2f}")

@@ -9,25 +9,23 @@ compute the same step, and take turns.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 import gradring
-from benches.update_rules import OF_GROUP
-from gradring import _native, machine, updates
-from gradring.ports import LOOPBACK, free_ports
+from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings
+from benches.update_rules import served_strategy
+from gradring import updates
+from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 
 WORKERS = 2
@@ -37,14 +35,13 @@ CLASSES, INPUTS, BATCH = 10, 64, 8
 RATE = 0.001
 #: By the word for the command line: the widths of hidden layers, and steps in one turn.
 MODELS = {"small": ((64,), 300), "100mib": ((3584, 3584, 3584), 6)}
-TIMEOUT_S = 900.0
 #: Trains so many steps on each worker.
 Turn = Callable[[int], None]
 RULE = updates.ParameterServer(staleness=None)
 
 
-def rank_main(model: str, rounds: int, cluster: dict[str, list[str]]) -> list[tuple[float, float]]:
-    """Seconds of each turn, gradring's and TensorFlow's; those of the coordinator count."""
+def rank_main(model: str, rounds: int, cluster: dict[str, list[str]]) -> dict[str, Any]:
+    """Seconds of each turn; those of the coordinator count."""
     hidden, steps = MODELS[model]
     with gradring.init(stall_timeout=TIMEOUT_S) as comm, contextlib.ExitStack() as stack:
         port = comm.broadcast(np.array(free_ports(1)), root=SERVER)[0]
@@ -58,18 +55,18 @@ def rank_main(model: str, rounds: int, cluster: dict[str, list[str]]) -> list[tu
             own = stack.enter_context(_worker(comm.rank, address, hidden))
         elif comm.rank == COORDINATOR:
             others = _coordinator(cluster, hidden)
-        found = []
-        # The first turns warm up.
-        for _ in range(1 + rounds):
-            times = []
-            for turn in (own, others):
-                comm.barrier()
-                begun = time.perf_counter()
+
+        def whole(turn: Turn) -> Callable[[], None]:
+            """Ends when it has ended on all."""
+
+            def train() -> None:
                 turn(steps)
                 comm.barrier()
-                times.append(time.perf_counter() - begun)
-            found.append((times[0], times[1]))
-    return found[1:]
+
+            return train
+
+        turns = {"gradring": whole(own), "TensorFlow": whole(others)}
+        return in_turns(comm, turns, rounds, warm_ups=1)
 
 
 def _nothing(steps: int) -> None:
@@ -96,37 +93,26 @@ def _worker(rank: int, address: str, hidden: tuple[int, ...]) -> Iterator[Turn]:
     import keras
     import tensorflow as tf
 
-    from gradring.tensorflow import CustomCollectiveStrategy
-
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    config = {
-        "cluster": {"worker": [f"{LOOPBACK}:{1 + it}" for it in range(WORKERS)], "ps": [address]},
-        "task": {"type": "worker", "index": rank},
-    }
-    kept = {name: os.environ.pop(name) for name in OF_GROUP}
-    os.environ["TF_CONFIG"] = json.dumps(config)
-    strategy = CustomCollectiveStrategy(update=RULE)
-    del os.environ["TF_CONFIG"]
-    os.environ.update(kept)
-    with strategy.scope():
-        variables = [tf.Variable(value) for value in _initial(hidden)]
-        optimizer = keras.optimizers.SGD(RATE)
-        optimizer.build(variables)
+    with served_strategy(RULE, rank, WORKERS, [address]) as strategy:
+        with strategy.scope():
+            variables = [tf.Variable(value) for value in _initial(hidden)]
+            optimizer = keras.optimizers.SGD(RATE)
+            optimizer.build(variables)
 
-    def replica_step() -> None:
-        gradients = _gradients(variables)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        def replica_step() -> None:
+            gradients = _gradients(variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
-    @tf.function  # type: ignore[untyped-decorator]
-    def step() -> None:
-        strategy.run(replica_step)
+        @tf.function  # type: ignore[untyped-decorator]
+        def step() -> None:
+            strategy.run(replica_step)
 
-    def train(steps: int) -> None:
-        for _ in range(steps):
-            step()
+        def train(steps: int) -> None:
+            for _ in range(steps):
+                step()
 
-    yield train
-    strategy.leave()
+        yield train
 
 
 def _coordinator(cluster: dict[str, list[str]], hidden: tuple[int, ...]) -> Turn:
@@ -217,19 +203,19 @@ def _tensorflow_cluster() -> Iterator[dict[str, list[str]]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="100mib")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args(arguments)
-    assert not _native.build_info()["debug"], "a debug build says nothing about speed"
+    parser.add_rounds(7)
+    options = parser.parse(arguments)
+    print_surroundings("tensorflow")
     with _tensorflow_cluster() as cluster:
         given = (options.model, options.rounds, cluster)
         turns = run_ranks(rank_main, WORKERS + 2, *given, timeout=TIMEOUT_S)[COORDINATOR]
     hidden, steps = MODELS[options.model]
     size = sum(weights.nbytes for weights in _initial(hidden))
-    print(f"# {size / 2**20:.3g} MiB of weights, {WORKERS} workers, 1 server, {machine.machine()}")
-    rates = [[WORKERS * steps / seconds for seconds in it] for it in zip(*turns, strict=True)]
-    for name, each in zip(("gradring", "TensorFlow"), rates, strict=True):
+    print(f"# {size / 2**20:.3g} MiB of weights, {WORKERS} workers, 1 server")
+    rates = [(WORKERS * steps / seconds.ravel()).tolist() for seconds in turns.values()]
+    for name, each in zip(turns, rates, strict=True):
         print(
             f"{name:10} {statistics.median(each):8.2f} steps/s, {min(each):.2f} to {max(each):.2f}"
         )

@@ -10,23 +10,24 @@ one of each (`replicas=1`), in turns.
 
 from __future__ import annotations
 
-import json
 import socket
-import statistics
-import subprocess
-import sys
 import threading
-import time
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gradring import _native, machine
+import gradring
+from benches.harness import TIMEOUT_S, Parser, Step, in_turns, print_surroundings
 from gradring._native import ParameterClient, ParameterServer
+from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.testing import run_ranks
 
 BYTES = 100 << 20
+#: The first ranks; the others serve.
 WORKERS = 2
-ROUNDS = 15
+LINK, SERVED = "raw link", "push and pull"
 DOOR: Any = {
     "listen": None,
     "ports": None,
@@ -36,41 +37,65 @@ DOOR: Any = {
     "token": b"benchmark",
     "tls": None,
 }
-RULE: Any = {
-    "staleness": 0,
-    "aggregate": 1,
-    "overflow": "wait",
+RULES = {
+    "workers": str(WORKERS),
+    "staleness": "0",
     "late": "keep",
-    "backup": 0,
-    "snapshot_every": 10**9,
+    "snapshot_every": str(10**9),
 }
 
 
-def _receive(connection: socket.socket, buffer: memoryview) -> None:
-    while buffer:
-        buffer = buffer[connection.recv_into(buffer) :]
+def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
+    """By kind, the seconds of each round and the bytes that a worker sends in it."""
+    with gradring.init(stall_timeout=TIMEOUT_S) as comm:
+        ports = comm.broadcast(np.array(free_ports(1 + servers * len(kinds)))).tolist()
+        raw, places = ports[0], [f"{LOOPBACK}:{port}" for port in ports[1:]]
+        served = [kind for kind in kinds if kind != LINK]
+        groups = [places[servers * number :][:servers] for number in range(len(served))]
+        if comm.rank >= WORKERS:
+            if LINK in kinds:
+                listener = socket.create_server((LOOPBACK, raw))
+                threading.Thread(target=_echo, args=[listener], daemon=True).start()
+            threads = [_serve(comm.rank - WORKERS, *group) for group in enumerate(groups)]
+            comm.barrier()
+            in_turns(comm, dict.fromkeys(kinds), rounds)
+            for thread in threads:
+                thread.join()
+            return {}
+        comm.barrier()
+        weights, gradient = np.zeros(BYTES // 4, np.float32), np.ones(BYTES // 4, np.float32)
+        clients = [_client(comm.rank, group, weights) for group in groups]
+        before = [client.stats()["bytes_sent"] for client in clients]
+        steps: dict[str, Step] = {
+            kind: partial(_push_and_pull, client, gradient, weights)
+            for kind, client in zip(served, clients, strict=True)
+        }
+        if LINK in kinds:
+            steps = {LINK: _exchanged(socket.create_connection((LOOPBACK, raw))), **steps}
+        seconds = in_turns(comm, steps, rounds)
+        sent = [client.stats()["bytes_sent"] for client in clients]
+        assert weights[0] == -rounds and weights[-1] == -rounds
+        for client in clients:
+            client.push([gradient], 1.0)
+            client.leave()
+        a_round = ((after - first) / rounds for after, first in zip(sent, before, strict=True))
+        return {"seconds": seconds, "sent": dict(zip(served, a_round, strict=True))}
 
 
-def _serve(raw: int, parameters: str) -> None:
-    """Gives every worker of the raw link its bytes back, in threads, and serves parameters."""
-    listener = socket.create_server(("127.0.0.1", raw))
+def _serve(index: int, replicas: int, addresses: list[str]) -> threading.Thread:
     server = ParameterServer(
-        index=0, addresses=[parameters], workers=WORKERS, door=DOOR, settings={}, **RULE
+        index=index,
+        addresses=addresses,
+        rules={**RULES, "replicas": str(replicas)},
+        door=DOOR,
+        settings={},
     )
-    print("ready", flush=True)
-
-    def echo(connection: socket.socket) -> None:
-        buffer = memoryview(bytearray(BYTES))
-        for _ in range(ROUNDS):
-            _receive(connection, buffer)
-            connection.sendall(buffer)
-
-    for _ in range(WORKERS):
-        threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
-    server.serve()
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    return thread
 
 
-def _client(index: int, addresses: list[str], weights: np.ndarray[Any, Any]) -> ParameterClient:
+def _client(index: int, addresses: list[str], weights: NDArray[Any]) -> ParameterClient:
     """A worker that has the initial weights."""
     client = ParameterClient(worker=index, addresses=addresses, door=DOOR, settings={})
     client.begin(
@@ -83,119 +108,62 @@ def _client(index: int, addresses: list[str], weights: np.ndarray[Any, Any]) -> 
     return client
 
 
-def _serve_copies(index: int, places: list[str]) -> None:
-    """Serves at a place among the first two without copies, and among the others with them."""
-    servers = [
-        ParameterServer(
-            index=index,
-            addresses=places[2 * replicas : 2 * replicas + 2],
-            workers=WORKERS,
-            replicas=replicas,
-            door=DOOR,
-            settings={},
-            **RULE,
-        )
-        for replicas in range(2)
-    ]
-    threads = [threading.Thread(target=it.serve) for it in servers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _push_and_pull(client: ParameterClient, gradient: NDArray[Any], weights: NDArray[Any]) -> None:
+    client.push([gradient], 1.0)
+    client.pull([weights])
 
 
-def _work_copies(index: int, places: list[str]) -> None:
-    """Takes turns between the two, and prints the seconds and the bytes sent of each round."""
-    weights, gradient = np.zeros(BYTES // 4, np.float32), np.ones(BYTES // 4, np.float32)
-    clients = [_client(index, places[:2], weights), _client(index, places[2:], weights)]
-    for _ in range(ROUNDS):
-        found = []
-        for client in clients:
-            sent, begun = client.stats()["bytes_sent"], time.perf_counter()
-            client.push([gradient], 1.0)
-            client.pull([weights])
-            found += [time.perf_counter() - begun, client.stats()["bytes_sent"] - sent]
-        print(json.dumps(found), flush=True)
-    assert weights[0] == -ROUNDS and weights[-1] == -ROUNDS
-    for client in clients:
-        client.push([gradient], 1.0)
-        client.leave()
-
-
-def _main_copies() -> None:
-    free = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-    places = [f"127.0.0.1:{it.getsockname()[1]}" for it in free]
-    for it in free:
-        it.close()
-    command = [sys.executable, "-m", "benches.parameter_servers", "copies"]
-    started = [
-        subprocess.Popen([*command, role, str(it), *places], stdout=subprocess.PIPE, text=True)
-        for role in ("server", "worker")
-        for it in range(2)
-    ]
-    outputs = [it.communicate()[0] for it in started]
-    assert [it.wait() for it in started] == [0] * 4
-    rounds = [json.loads(line) for output in outputs for line in output.splitlines()]
-    medians = [statistics.median(it) for it in zip(*rounds, strict=True)]
-    for replicas, (seconds, sent) in enumerate((medians[:2], medians[2:])):
-        print(f"replicas={replicas}  median {seconds:.3f} s, {sent / 1e6:.1f} MB sent by a worker")
-    print(f"{medians[2] / medians[0]:.2f} times as long; load {machine.load()}")
-
-
-def _work(index: int, raw: int, parameters: str) -> None:
-    """Takes turns between the two, and prints the seconds of each round."""
-    connection = socket.create_connection(("127.0.0.1", raw))
-    weights, gradient = np.zeros(BYTES // 4, np.float32), np.ones(BYTES // 4, np.float32)
-    client = _client(index, [parameters], weights)
+def _exchanged(connection: socket.socket) -> Step:
     buffer = memoryview(bytearray(BYTES))
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
+
+    def exchange() -> None:
         connection.sendall(buffer)
         _receive(connection, buffer)
-        middle = time.perf_counter()
-        client.push([gradient], 1.0)
-        client.pull([weights])
-        print(json.dumps([middle - begun, time.perf_counter() - middle]), flush=True)
-    assert weights[0] == -ROUNDS and weights[-1] == -ROUNDS
-    client.push([gradient], 1.0)
-    client.leave()
+
+    return exchange
 
 
-def _main() -> None:
-    assert not _native.build_info()["debug"], "a debug build says nothing about speed"
-    free = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    raw, port = (it.getsockname()[1] for it in free)
-    for it in free:
-        it.close()
-    places = [str(raw), f"127.0.0.1:{port}"]
-    command = [sys.executable, "-m", "benches.parameter_servers"]
-    server = subprocess.Popen([*command, "server", *places], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
-    workers = [
-        subprocess.Popen([*command, str(it), *places], stdout=subprocess.PIPE, text=True)
-        for it in range(WORKERS)
-    ]
-    outputs = [it.communicate()[0] for it in workers]
-    assert [it.wait() for it in [*workers, server]] == [0, 0, 0]
-    rounds = [json.loads(line) for output in outputs for line in output.splitlines()]
-    for name, seconds in zip(("raw link", "push and pull"), zip(*rounds, strict=True), strict=True):
-        median, least = statistics.median(seconds), min(seconds)
-        rate = WORKERS * 2 * BYTES / median / 1e9
-        print(f"{name:14} median {median:.3f} s, least {least:.3f} s, {rate:.2f} GB/s in all")
-    link, served = (statistics.median(it) for it in zip(*rounds, strict=True))
-    print(f"push and pull takes {served / link:.2f} times as long; load {machine.load()}")
+def _echo(listener: socket.socket) -> None:
+    """Gives every worker of the raw link its bytes back, in threads."""
+
+    def echo(connection: socket.socket) -> None:
+        buffer = memoryview(bytearray(BYTES))
+        while _receive(connection, buffer):
+            connection.sendall(buffer)
+
+    while True:
+        threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
+
+
+def _receive(connection: socket.socket, buffer: memoryview) -> bool:
+    """Fills the buffer; False if the other end has closed."""
+    while buffer and (received := connection.recv_into(buffer)):
+        buffer = buffer[received:]
+    return not buffer
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = Parser(__doc__)
+    parser.add_argument("what", nargs="?", choices=["copies"])
+    parser.add_rounds(15)
+    options = parser.parse()
+    kinds, servers = (
+        ([LINK, SERVED], 1) if options.what is None else (["replicas=0", "replicas=1"], 2)
+    )
+    print_surroundings()
+    ranks = run_ranks(
+        rank_main, WORKERS + servers, kinds, servers, options.rounds, timeout=TIMEOUT_S
+    )[:WORKERS]
+    medians = []
+    for kind in kinds:
+        seconds = np.concatenate([rank["seconds"][kind].ravel() for rank in ranks])
+        medians.append(median := float(np.median(seconds)))
+        rate, sent = WORKERS * 2 * BYTES / median / 1e9, ranks[0]["sent"].get(kind, BYTES) / 1e6
+        times = f"median {median:.3f} s, least {seconds.min():.3f} s, {rate:.2f} GB/s in all"
+        print(f"{kind:14} {times}, {sent:.1f} MB sent by a worker")
+    print(f"{kinds[1]} takes {medians[1] / medians[0]:.2f} times as long")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        _main()
-    elif sys.argv[1:] == ["copies"]:
-        _main_copies()
-    elif sys.argv[1:3] == ["copies", "server"]:
-        _serve_copies(int(sys.argv[3]), sys.argv[4:])
-    elif sys.argv[1] == "copies":
-        _work_copies(int(sys.argv[3]), sys.argv[4:])
-    elif sys.argv[1] == "server":
-        _serve(int(sys.argv[2]), sys.argv[3])
-    else:
-        _work(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main()

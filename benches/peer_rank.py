@@ -13,8 +13,8 @@ from typing import cast
 import numpy as np
 
 import gradring
-from gradring.bench import values
-from gradring.bench.systems import LocalReduction, LocalSystem, load_peer
+from gradring.tools.bench import values
+from gradring.tools.bench.systems import LocalReduction, LocalSystem, load_peer
 
 OP, DTYPE = "sum", "float32"
 #: As TensorFlow's own: shared memory would be no like to gRPC.

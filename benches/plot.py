@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benches.tables import Recorded
-from gradring.bench.comparison import ARRAY, OP, STRATEGY, comparisons
-from gradring.bench.measurement import Measurement
-from gradring.bench.options import format_size
-from gradring.bench.systems import link
+from gradring.tools.bench.comparison import ARRAY, OP, STRATEGY, comparisons
+from gradring.tools.bench.measurement import Measurement
+from gradring.tools.bench.options import format_size
+from gradring.tools.bench.systems import link
 
 LIMIT = "#8a8a8a"
 P90_DASHES = (0, (4, 1.5))

@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 from benches.plot import STYLE
+from benches.tables import markdown
 from benches.update_rules import GOAL, RULES, SERVED, Training
 
 BASE = "all-reduce"
@@ -121,8 +122,7 @@ def rewritten(page: str, trainings: Trainings) -> str:
     def written(found: re.Match[str]) -> str:
         if found[2] not in TABLES:
             raise ValueError(f"{found[2]!r} is none of the tables {', '.join(TABLES)}")
-        head, *rest = (f"| {' | '.join(cells)} |\n" for cells in TABLES[found[2]](trainings))
-        return found[1] + "".join([head, "|" + "---|" * head.count(" | "), "---|\n", *rest])
+        return found[1] + markdown(TABLES[found[2]](trainings))
 
     return _TABLE.sub(written, page)
 

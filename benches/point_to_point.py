@@ -7,25 +7,25 @@ installed, by Gloo's `send` and `recv`. Half of the time of both is that of one.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from benches.turns import in_turns
-from gradring.bench.options import format_size, refuse_debug_build
-from gradring.bench.table import format_time
-from gradring.ports import free_ports
+from benches.harness import Parser, in_turns, print_surroundings, repeated
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from gradring.tools.bench.options import format_size
+from gradring.tools.bench.table import format_time
 
 #: Bytes, and how often there and back in a round.
 SIZES = {4: 200, 4 << 10: 200, 64 << 10: 100, 1 << 20: 20, 16 << 20: 6, 100 << 20: 3}
 
 
-def rank_main(sizes: list[int], rounds: int, transport: str, gloo_port: int) -> dict[int, Any]:
+def rank_main(
+    sizes: tuple[int, ...], rounds: int, transport: str, gloo_port: int
+) -> dict[int, Any]:
     """Seconds there and back by size and way, `[rounds]`."""
     import gradring
 
@@ -52,19 +52,11 @@ def rank_main(sizes: list[int], rounds: int, transport: str, gloo_port: int) -> 
             ways: dict[str, Callable[[], None]] = {"send": sent, "broadcast": broadcast}
             if gloo is not None:
                 ways["gloo"] = gloo(x)
-            repeated = {way: _repeated(once, SIZES[size]) for way, once in ways.items()}
-            times = in_turns(comm, repeated, rounds, warm_ups=1)
+            many = {way: repeated(once, SIZES[size]) for way, once in ways.items()}
+            times = in_turns(comm, many, rounds, warm_ups=1)
             found[size] = {way: took[:, 0] / SIZES[size] for way, took in times.items()}
             assert (x == 0).all(), "rank 0's array went there and back"
     return found
-
-
-def _repeated(once: Callable[[], None], times: int) -> Callable[[], None]:
-    def repeat() -> None:
-        for _ in range(times):
-            once()
-
-    return repeat
 
 
 def _gloo(rank: int, port: int) -> Callable[[Any], Callable[[], None]]:
@@ -92,18 +84,17 @@ def _gloo(rank: int, port: int) -> Callable[[Any], Callable[[], None]]:
 
 def main() -> None:
     """Runs the benchmark and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", help="bytes, such as 4,1048576; default: all")
+    parser = Parser(__doc__)
+    parser.add_rounds(15)
+    parser.add_sizes(",".join(map(str, SIZES)))
     parser.add_argument("--transport", default="tcp,shm")
-    options = parser.parse_args()
-    refuse_debug_build()
-    sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else list(SIZES)
+    options = parser.parse()
     has_gloo = importlib.util.find_spec("torch") is not None
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; one way, p50 / p90")
+    print_surroundings()
+    print("# one way, p50 / p90")
     for transport in options.transport.split(","):
         port = free_ports(1)[0] if has_gloo else 0
-        ranks = run_ranks(rank_main, 2, sizes, options.rounds, transport, port, timeout=900)
+        ranks = run_ranks(rank_main, 2, options.sizes, options.rounds, transport, port, timeout=900)
         for size, ways in ranks[0].items():
             cells = []
             for way, took in ways.items():

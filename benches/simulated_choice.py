@@ -7,14 +7,14 @@ takes by default.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 
+from benches.harness import Parser
 from gradring._native import time_all_reduce
-from gradring.bench.options import ALGORITHMS, format_size, parse_sizes
-from gradring.bench.table import format_time
 from gradring.errors import GradringError
-from gradring.simulate.options import Network
+from gradring.tools.bench.options import ALGORITHMS, format_size
+from gradring.tools.bench.table import format_time
+from gradring.tools.simulate.options import Network
 
 #: Ranks, and how many of them are on each host.
 LAYOUTS = (
@@ -24,15 +24,13 @@ LAYOUTS = (
 SIZES = "4,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,100MiB"
 #: More ranks are not all connected with one another.
 MESH_RANKS_MAX = 64
-#: Two rings take 0.6 to 1.0 of the time of one here, and longer where it was measured.
-NEVER_CHOSEN = ("auto", "two_rings")
 #: Of those algorithms that send to all ranks, which take long to play.
 FLAT_BYTES_MAX = 4 << 20
 
 
 def candidates(ranks: int, ranks_per_host: int, size: int) -> list[str]:
     """What a group of so many ranks can choose for a buffer of so many bytes."""
-    names = [name for name in ALGORITHMS if name not in NEVER_CHOSEN]
+    names = [name for name in ALGORITHMS if name != "auto"]
     if ranks > MESH_RANKS_MAX:
         names = ["ring", "halving", "doubling"]
     elif ranks > MESH_RANKS_MAX // 2 and size > FLAT_BYTES_MAX:
@@ -63,9 +61,9 @@ def compare(
 
 def main() -> None:
     """Prints a row for each layout and size."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=parse_sizes, default=SIZES)
-    arguments = parser.parse_args()
+    parser = Parser(__doc__)
+    parser.add_sizes(SIZES)
+    arguments = parser.parse()
     print("| ranks x on each host | size | auto | best | auto / best |")
     print("|---|---|---|---|---|")
     ratios = []

@@ -6,15 +6,15 @@ that all hosts share here, take the time.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 
+from benches.harness import Parser
 from gradring._native import time_all_reduce
-from gradring.bench.all_reduce import bench_all_reduce
-from gradring.bench.options import Options, format_size, parse_rate, parse_sizes
-from gradring.bench.table import format_time
-from gradring.simulate.options import Network
+from gradring.tools.bench.all_reduce import bench_all_reduce
+from gradring.tools.bench.options import Options, format_size, parse_rate
+from gradring.tools.bench.table import format_time
+from gradring.tools.simulate.options import Network
 
 #: Bytes of a frame of 1514 that are not headers.
 PAYLOAD = 1448 / 1514
@@ -67,11 +67,11 @@ def simulated_us(case: tuple[str, int, int], sizes: Sequence[int], rate: str) ->
 
 def main() -> None:
     """Prints a row for each case and size."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rate", default="1gbit", help="of each host's link (default 1gbit)")
-    parser.add_argument("--sizes", type=parse_sizes, default="1MiB,4MiB,16MiB")
+    parser = Parser(__doc__)
+    parser.add_rate("1gbit")
+    parser.add_sizes("1MiB,4MiB,16MiB")
     parser.add_argument("--iterations", type=int, default=7)
-    arguments = parser.parse_args()
+    arguments = parser.parse()
     sizes = arguments.sizes
     print("| algorithm | ranks, hosts | size | measured | simulated | ratio |")
     print("|---|---|---|---|---|---|")

@@ -8,24 +8,19 @@ the whole *table*; and what is *chosen*. `sent` is what a rank sends, in MB of 1
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import gradring
-from benches.limited_network import TIMEOUT_S
-from benches.turns import in_turns
-from gradring import machine
-from gradring.bench.options import refuse_debug_build
-from gradring.testing import Host, run_ranks, simulated_hosts
+from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings, write
+from gradring.testing import run_ranks
+from gradring.tools.bench.network import network
 
 #: Rows and columns of the table, of float32: 26 MB.
 ROWS, COLUMNS = 100_000, 64
@@ -147,30 +142,25 @@ def _forced(way: str) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rate", help="of each host's link, such as 1gbit; default: one host")
+    parser = Parser(__doc__)
+    parser.add_rate(None)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    refuse_debug_build()
-    with contextlib.ExitStack() as stack:
-        hosts: Sequence[Host] = ()
-        if options.rate:
-            hosts = stack.enter_context(simulated_hosts(options.ranks, options.rate))
+    parser.add_rounds(5)
+    parser.add_record()
+    options = parser.parse(arguments)
+    with network(hosts=options.ranks if options.rate else 1, rate=options.rate) as hosts:
         rows: list[Row] = run_ranks(
             rank_main, options.ranks, options.rounds, hosts=hosts, timeout=TIMEOUT_S
         )[0]
     where = f"simulated hosts, links of {options.rate}" if options.rate else "one host"
     print(f"# {options.ranks} ranks, {where}; a table of {ROWS} rows of {COLUMNS} float32")
-    print(f"# {machine.machine()}, TCP congestion control {machine.congestion_control()}")
+    print_surroundings("tensorflow")
     print(f"{'rows':>5} {'shared':>6}  " + "  ".join(f"{way:>8} MB      ms" for way in WAYS))
     for case, ways in itertools.groupby(rows, lambda row: (row.density, row.shared)):
         found = {row.way: f"{row.sent_mb:11.2f} {row.median_ms:7.1f}" for row in ways}
         cells = "  ".join(found.get(way, f"{'-':>11} {'-':>7}") for way in WAYS)
         print(f"{case[0]:5.0%} {case[1]:6.0%}  {cells}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write(options.json, rows)
 
 
 if __name__ == "__main__":

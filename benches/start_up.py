@@ -19,9 +19,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradring import machine
-from gradring.bench.options import refuse_debug_build
-from gradring.ports import LOOPBACK, free_ports
+from benches.harness import Parser, print_surroundings
+from gradring.machine.ports import LOOPBACK, free_ports
 
 IMPORTS = {"nothing": "", "numpy": "import numpy", "gradring": "import gradring"}
 #: The clock is the same for all processes of a host.
@@ -92,15 +91,12 @@ def report(options: argparse.Namespace, environ: Mapping[str, str]) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 32], help="sizes of groups")
     parser.add_argument("--transports", nargs="+", default=["tcp", "shm"])
     parser.add_argument("--rounds", type=int, default=5, help="of each group; imports four times")
-    options = parser.parse_args()
-    refuse_debug_build()
-    print(f"{machine.date()}, {machine.machine()}, load {machine.load()}")
+    options = parser.parse()
+    print_surroundings()
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GRADRING_")}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as compiled:

@@ -5,13 +5,13 @@ record, so that no number of it is typed by hand:
 
     <!-- table of benches/results/all-reduce.json: array over TCP -->
 
-What follows the colon is a kind of `gradring.bench.comparison`; or `ranges`: the smallest and the
-largest ratio of each system, over all sizes; or one of those that may have several records, such
-as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks, `processor time`
-the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
-medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
-links, in the same turns), with its processor seconds for each GB. `model steps` is of what
-`python -m benches.model_steps --json` has written.
+What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest
+and the largest ratio of each system, over all sizes; or one of those that may have several
+records, such as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks,
+`processor time` the processor seconds of all ranks for each GB. Of simulated hosts `times between
+hosts` has medians, and `lines between hosts` what each system made of the line (its bandwidth over
+that of raw links, in the same turns), with its processor seconds for each GB. `model steps` is of
+what `python -m benches.model_steps --json` has written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benches.model_steps import HEAD, recorded_steps
-from gradring.bench.comparison import (
+from gradring.tools.bench.comparison import (
     ARRAY,
     QUANTILES,
     STRATEGY,
@@ -35,10 +35,10 @@ from gradring.bench.comparison import (
     times_as_long,
     times_us,
 )
-from gradring.bench.measurement import Measurement
-from gradring.bench.options import format_size
-from gradring.bench.systems.link import NAME
-from gradring.bench.table import compared, format_ratio, format_time
+from gradring.tools.bench.measurement import Measurement
+from gradring.tools.bench.options import format_size
+from gradring.tools.bench.systems.link import NAME
+from gradring.tools.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
 RANGES = "ranges"
@@ -141,14 +141,19 @@ def rewritten(page: str, root: Path = ROOT) -> str:
             table = _over_records([Recorded.read(path) for path in paths], found["kind"])
         else:
             table = _table(Recorded.read(paths[0]), found["kind"])
-        head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
-        return "".join([found["comment"], head, "|" + "---|" * len(table[0]) + "\n", *rows])
+        return found["comment"] + markdown(table)
 
     def printed(found: re.Match[str]) -> str:
         lines = compared(Recorded.read(root / found["record"]).measurements)
         return "".join([found["head"], *(f"{line}\n" for line in lines), found["end"]])
 
     return _OUTPUT.sub(printed, _TABLE.sub(written, page))
+
+
+def markdown(table: Iterable[Iterable[str]]) -> str:
+    """Rows of cells, of which the first is the head, as a table."""
+    head, *rows = (f"| {' | '.join(cells)} |\n" for cells in table)
+    return "".join([head, "|" + "---|" * head.count(" | "), "---|\n", *rows])
 
 
 def _table(recorded: Recorded, kind: str) -> list[list[str]]:

@@ -23,10 +23,10 @@ import pytest
 
 import gradring
 from benches.peer_rank import prepared, told, totals
-from gradring.bench.comparison import called
-from gradring.bench.options import DEFAULT_SIZES, format_size, parse_sizes
-from gradring.bench.rank import affordable
-from gradring.bench.systems import LocalSystem
+from gradring.tools.bench.comparison import called
+from gradring.tools.bench.options import DEFAULT_SIZES, format_size, parse_sizes
+from gradring.tools.bench.rank import affordable
+from gradring.tools.bench.systems import LocalSystem
 
 SYSTEMS = ("gradring-op", "tensorflow-raw", "gradring-strategy", "tensorflow-strategy")
 SIZES = parse_sizes(DEFAULT_SIZES)

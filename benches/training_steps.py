@@ -19,23 +19,17 @@ On a machine with other work to do, look at the ratios.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benches.turns import in_turns
-from gradring import machine
-from gradring.bench.measurement import P99_ITERATIONS
-from gradring.bench.network import network
-from gradring.bench.options import refuse_debug_build
-from gradring.bench.record import versions
+from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings, write
 from gradring.testing import Host, run_ranks
+from gradring.tools.bench.measurement import P99_ITERATIONS
+from gradring.tools.bench.network import network
 
 WORKERS = 2
 WAYS = ("alone", "apart", "gradring", "mirrored")
@@ -45,7 +39,6 @@ MLP_WIDTHS = {"mlp-tiny": 8, "mlp-1m": 460, "mlp-10m": 1700, "mlp-25m": 2760}
 MODELS = (*MLP_WIDTHS, "cnn")
 INPUTS, CLASSES = 784, 10
 WARM_UP_STEPS = 3
-TIMEOUT_S = 1800.0
 #: Between weights of two strategies, which add in different orders.
 CLOSE = 1e-3
 
@@ -77,7 +70,7 @@ def rank_main(
     """Trains in all ways in turn; number of parameters, and seconds of each step."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import gradring
-    from gradring.bench.systems.tensorflow import configure
+    from gradring.tools.bench.systems.tensorflow import configure
 
     with gradring.init() as comm:
         configure(comm)
@@ -209,21 +202,18 @@ def measure(model: str, batch: int, rounds: int, steps: int, hosts: Sequence[Hos
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="default %(default)s")
     parser.add_argument("--batch", type=int, default=128, help="samples of each worker")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_rounds(20)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
-    parser.add_argument("--rate", help="of each worker's link, such as 1gbit; default: loopback")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--allow-debug", action="store_true")
-    options = parser.parse_args(arguments)
+    parser.add_rate(None, "each worker's link")
+    parser.add_record()
+    options = parser.parse(arguments)
     models = options.models.split(",")
     if unknown := set(models) - set(MODELS):
         parser.error(f"no model {', '.join(unknown)}; known: {', '.join(MODELS)}")
-    if not options.allow_debug:
-        refuse_debug_build()
-    print(f"# {machine.machine()}, load {machine.load()}, {versions(['tensorflow'])}")
+    print_surroundings("tensorflow")
     print(f"# {WORKERS} workers of one thread, {options.batch} samples each; ms of a step:")
     print("# p50 / p90 / p99 of all steps (p99 of 100 or more), and the rate")
     print(f"{'model':>8} {'parameters':>11} {'alone':>21}", end="")
@@ -237,8 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{row.model:>8} {row.parameters:11,} {row.times('alone'):>21}", end="")
             ways = (f" {row.times(way):>21} {row.rate[way]:5.2f}" for way in WAYS[1:])
             print("".join(ways), f"{ms['mirrored'] / ms['gradring']:16.2f}x", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write(options.json, rows)
 
 
 if __name__ == "__main__":

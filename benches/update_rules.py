@@ -14,7 +14,6 @@ that tests take no time of it. Bytes are those that all workers and servers have
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,11 +28,15 @@ from typing import Any
 import numpy as np
 
 import gradring
-from gradring import machine, updates
-from gradring.demo.rules import RULES as SHOWN
-from gradring.demo.rules import WORKERS
-from gradring.ports import LOOPBACK, free_ports
-from gradring.testing import Host, run_ranks, simulated_hosts
+from benches.harness import TIMEOUT_S, Parser
+from gradring import updates
+from gradring.machine import resources
+from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.testing import run_ranks
+from gradring.tools.bench.network import network
+from gradring.tools.demo.rules import RULES as SHOWN
+from gradring.tools.demo.rules import WORKERS
+from gradring.tools.launch.ranks import tf_config_of
 
 #: The rank that serves, after those that work.
 SERVER = WORKERS
@@ -44,7 +47,6 @@ SLOW, SLOWER = 2, 3.0
 SEEDS = (1, 2, 3)
 #: The test accuracy whose time is told.
 GOAL = 0.95
-TIMEOUT_S = 1800.0
 #: The place in a launcher's group, which is not that of a worker of servers.
 OF_GROUP = ("GRADRING_RANK", "GRADRING_WORLD_SIZE", "GRADRING_RENDEZVOUS")
 
@@ -174,12 +176,20 @@ def _strategy(everybody: Any, workers: Any, hosts: list[str], rule: updates.Rule
         finally:
             server.close()
         return
-    config = {
-        "cluster": {"worker": [f"{LOOPBACK}:{1 + it}" for it in range(WORKERS)], "ps": addresses},
-        "task": {"type": "worker", "index": everybody.rank},
-    }
+    with served_strategy(rule, everybody.rank, WORKERS, addresses) as strategy:
+        yield strategy
+
+
+@contextlib.contextmanager
+def served_strategy(
+    rule: updates.Rule, worker: int, workers: int, servers: list[str]
+) -> Iterator[Any]:
+    """The strategy of a worker of servers at these addresses, until it leaves them."""
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    others = [f"{LOOPBACK}:{1 + it}" for it in range(workers)]
     kept = {name: os.environ.pop(name) for name in OF_GROUP}
-    os.environ["TF_CONFIG"] = json.dumps(config)
+    os.environ["TF_CONFIG"] = tf_config_of(others, worker, servers)
     try:
         strategy = CustomCollectiveStrategy(update=rule)
     finally:
@@ -193,7 +203,7 @@ def _train(strategy: Any, rank: int, situation: Situation, seed: int, rate: floa
     import keras
     import tensorflow as tf
 
-    from gradring.demo.train import GLOBAL_BATCH, TRAINING_IMAGES, load_data
+    from gradring.tools.demo.train import GLOBAL_BATCH, TRAINING_IMAGES, load_data
 
     (images, labels), test = load_data()
     keras.utils.set_random_seed(seed)
@@ -288,10 +298,7 @@ def _training(name: str, rule: str, seed: int, rate: float, workers: list[Watche
 
 def measure(name: str, situation: Situation, rates: dict[str, float]) -> list[Training]:
     """All trainings in one situation."""
-    with contextlib.ExitStack() as stack:
-        hosts: list[Host] = []
-        if situation.rate is not None:
-            hosts = stack.enter_context(simulated_hosts(WORKERS + 1, situation.rate))
+    with network(hosts=WORKERS + 1 if situation.rate else 1, rate=situation.rate) as hosts:
         addresses = [host.address for host in hosts] or [LOOPBACK]
         given = (addresses, situation, rates)
         ranks = run_ranks(rank_main, WORKERS + 1, *given, hosts=hosts, timeout=TIMEOUT_S)
@@ -304,14 +311,14 @@ def measure(name: str, situation: Situation, rates: dict[str, float]) -> list[Tr
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = Parser(__doc__)
     parser.add_argument("record", type=Path, metavar="FILE.json")
     parser.add_argument("--situations", default=",".join(SITUATIONS))
     parser.add_argument("--rules")
     parser.add_argument("--seeds", type=int, help="trainings of each rule")
     parser.add_argument("--rate-times", type=float, default=1.0, help="of all learning rates")
     parser.add_argument("--steps", type=int, help="of each training; for tests")
-    options = parser.parse_args(arguments)
+    options = parser.parse(arguments)
     record = json.loads(options.record.read_text()) if options.record.exists() else {}
     for name in options.situations.split(","):
         situation = SITUATIONS[name]
@@ -327,7 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(_line([it for it in found if it.rule == rule]), flush=True)
         record[name] = {
             "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
-            "machine": machine.machine(),
+            "machine": resources.machine(),
             "trainings": [asdict(it) for it in found],
         }
         options.record.write_text(json.dumps(record) + "\n")

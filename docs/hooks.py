@@ -1,4 +1,4 @@
-"""What `mkdocs build` does to pages: documents of the top level join them, and links are mapped.
+"""Hooks of `mkdocs build`: documents of the top level join its pages, and links are mapped.
 
 README.md and its neighbours are read on their own as well, and pages link to files of the
 repository, so links are written as paths between files. In the site they must lead to pages, or to
@@ -38,7 +38,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Maps the links of a page."""
     document = {name: path for path, name in DOCUMENTS.items()}.get(page.file.src_uri)
-    directory = "" if document else "docs"
+    directory = "" if document else posixpath.dirname(f"docs/{page.file.src_uri}")
+
+    def reached(page_of_the_site: str) -> str:
+        return posixpath.relpath(page_of_the_site, posixpath.dirname(page.file.src_uri) or ".")
 
     def mapped(link: re.Match[str]) -> str:
         target, _, anchor = link[2].partition("#")
@@ -46,9 +49,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return link[0]
         path = posixpath.normpath(posixpath.join(directory, target))
         if path in DOCUMENTS:
-            target = DOCUMENTS[path]
+            target = reached(DOCUMENTS[path])
         elif path.startswith("docs/"):
-            target = path.removeprefix("docs/")
+            target = reached(path.removeprefix("docs/"))
         elif (ROOT / path).exists():
             target = f"{config.extra['repository']}/blob/main/{path}"
         else:

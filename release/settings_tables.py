@@ -1,4 +1,4 @@
-"""What is written from the table of settings: that of the page, and the types in the stub.
+"""Tables written from that of the settings: the one of the page, and the types in the stub.
 
 ``make settings`` writes both anew, between the comments that enclose them.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradring.initialize import init
-from gradring.settings import READ, SETTINGS, Setting, unnamed
+from gradring.config.settings import READ, SETTINGS, Setting, unnamed
+from gradring.group.init import init
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "command-line.md"

@@ -1,4 +1,4 @@
-"""Which cases are slow, and which a run has, so that a fixture computes no others."""
+"""The cases that a run has, slow ones only if asked, so that a fixture computes no others."""
 
 from __future__ import annotations
 

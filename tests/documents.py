@@ -29,7 +29,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     document
-    for pattern in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
+    for pattern in (
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "docs/**/*.md",
+    )
     for document in ROOT.glob(pattern)
 )
 MARKS = ("not run", "fails", "any outcome", "slow", "numbers vary")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import gradring
 from gradring import _native
 from gradring.errors import GradringError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from waiting import DEADLINE_S, wait_until
 
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""What Linux says about this process, in /proc."""
+"""Facts from Linux about this process, in /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank of a running test says about itself."""
+"""States of the ranks of a running test, as they tell them."""
 
 import functools
 import os

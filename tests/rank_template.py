@@ -26,10 +26,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from gradring.launch.exec_rank import die_with
-from gradring.launch.guardian import Guardian
-from gradring.launch.processes import RankProcess, RankProcesses
 from gradring.testing.harness import search_path, start_interpreter
+from gradring.tools.launch.exec_rank import die_with
+from gradring.tools.launch.guardian import Guardian
+from gradring.tools.launch.processes import RankProcess, RankProcesses
 
 __all__ = ["Templates", "serve", "start_interpreter"]
 
@@ -84,7 +84,7 @@ class Templates:
         self._templates[key] = template
         for oldest in [*self._templates][:-TEMPLATES_MAX]:
             self._templates.pop(oldest).close()
-        processes.add(lambda rank, guardian: _Copy(rank, pid, guardian))
+        processes.add(_Copy(len(processes.ranks), pid, processes.guardian))
 
     def __enter__(self) -> Templates:
         return self

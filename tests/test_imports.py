@@ -1,8 +1,45 @@
-"""What every program imports with gradring."""
+"""Imports of programs: the public paths, and what comes with them."""
 
 import json
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import gradring
+
+#: What programs may import, and what they may import from there. It may grow. ``gradring.ray``
+#: needs Ray: see tests/engines.
+PUBLIC = {
+    "gradring": """
+        Communicator GradringError Monitor TlsFiles Work __version__ build_info elastic errors
+        init tensorflow testing updates""",
+    "gradring.elastic": "State run",
+    "gradring.errors": """
+        AbortedError AuthenticationError CollectiveTimeoutError ConfigError GradringError
+        MismatchError PeerLostError ProtocolError RendezvousError RestoreError SaveError""",
+    "gradring.horovod.tensorflow": """
+        DistributedGradientTape DistributedOptimizer allreduce broadcast_variables elastic init
+        local_rank rank size""",
+    "gradring.horovod.tensorflow.keras": "DistributedOptimizer callbacks elastic init rank size",
+    "gradring.stats": "Stats",
+    "gradring.tensorflow": """
+        CustomCollectiveStrategy GradientReducer Overlap ScalarWriter all_gather all_reduce
+        all_to_all broadcast broadcast_variables check_replicas failure_of join measure_overlap
+        reduce_scatter sync_replicas""",
+    "gradring.tensorflow.callbacks": "CheckReplicas LiveLine",
+    "gradring.tensorflow.elastic": "CommitState State",
+    "gradring.tensorflow.restore": "restore",
+    "gradring.tensorflow.save": "save",
+    "gradring.testing": """
+        Host Outcome RankFailure RankTimeout RemoteError run_ranks simulated_hosts""",
+    "gradring.updates": """
+        AllReduce Bits16 Int8 LocalSGD Nesterov ParameterServer PowerSGD Primary TopK""",
+}
+#: The names at the top of the package.
+NAMES_MAX = 16
 
 PROGRAM = """
 import json, sys
@@ -21,9 +58,9 @@ UNNEEDED = {
     "gradring.elastic",
     "gradring.observe.metrics",
     "gradring.observe.monitor",
-    "gradring.records",
+    "gradring.observe.records",
     "gradring.testing",
-    "gradring.timeline",
+    "gradring.observe.timeline",
     "gradring.updates",
     "hashlib",
     "http",
@@ -40,5 +77,17 @@ def test_who_joins_a_group_imports_nothing_that_only_others_need() -> None:
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=300
     )
     imported = set(json.loads(done.stdout))
-    assert "gradring.communicator" in imported
+    assert "gradring.group.communicator" in imported
     assert not imported & UNNEEDED
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_paths_stay(module: str) -> None:
+    found = import_module(module)
+    assert not [name for name in PUBLIC[module].split() if not hasattr(found, name)]
+
+
+def test_the_package_has_few_names_at_its_top() -> None:
+    parts = {path.name for path in Path(gradring.__file__).parent.iterdir()}
+    modules = {name.removesuffix(".py") for name in parts if not name.startswith(("_", "py."))}
+    assert len(modules) <= NAMES_MAX, sorted(modules)

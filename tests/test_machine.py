@@ -1,11 +1,11 @@
-"""How busy other programs keep the machine, and what of it a process may use."""
+"""Load of the machine by other programs, and what of it a process may use."""
 
 import math
 from pathlib import Path
 
 import pytest
 
-from gradring.machine import Usage, busy_s, quota, share_of_others
+from gradring.machine.resources import Usage, busy_s, quota, share_of_others
 
 STAT = "cpu  100 20 30 4000 500 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 0\n"
 

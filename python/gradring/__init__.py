@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import errors
 from gradring._native import build_info
-from gradring.collectives import Work
-from gradring.communicator import Communicator
-from gradring.config import TlsFiles
+from gradring.config.values import TlsFiles
 from gradring.errors import GradringError
-from gradring.initialize import init
+from gradring.group.collectives import Work
+from gradring.group.communicator import Communicator
+from gradring.group.init import init
 
 if TYPE_CHECKING:
     from gradring.observe.monitor import Monitor

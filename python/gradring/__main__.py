@@ -2,7 +2,7 @@
 
 import sys
 
-from gradring.cli import main
+from gradring.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -330,21 +330,10 @@ class ParameterServer:
         addresses: `host:port` of all servers, the same list in the same order in every process.
             The own one is listened at; `door["listen"]`, `["interface"]`, `["announce"]` are not
             used.
-        workers: Number of workers at the start; their indices are 0 .. workers - 1.
-        staleness: 0 synchronous, s bounded, None asynchronous.
-        aggregate: Gradients of one update, unless synchronous.
-        overflow: "wait", "drop_oldest" or "drop_newest".
-        late: "weight", "compensate", "drop" or "keep".
-        backup: Workers without which a synchronous update goes on.
-        combine: "mean" or "sum" of the gradients of one update.
-        queue: Bound on gradients that wait; None: twice the larger of `aggregate` and `workers`.
-        late_after: By how many versions a gradient must be stale to be late. None: 0, but for
-            late="drop" without synchronous updates the larger of `staleness` and `workers`, because
-            there nearly every gradient is a little stale.
-        compensation: Strength of late="compensate" (lambda of DC-ASGD).
-        snapshot_every: Updates between two snapshots.
-        replicas: On how many servers each shard is kept beside the first, less than there are
-            servers; not with late="compensate".
+        rules: By name, as text: `workers` at the start, whose indices are 0 .. workers - 1;
+            `staleness`, `aggregate`, `overflow`, `late` (or "keep"), `backup`, `snapshot_every`,
+            `replicas` as in `gradring.updates.ParameterServer`; `combine`, the "mean" or the "sum"
+            of the gradients of one update.
         directory: For this server's snapshots, made if need be; None keeps none: after the loss of
             a server, training goes on from the weights that a worker has, with new optimizer slots.
         patience: Seconds after which a lost worker is lost for good.
@@ -365,18 +354,7 @@ class ParameterServer:
         *,
         index: int,
         addresses: Sequence[str],
-        workers: int,
-        staleness: int | None,
-        aggregate: int,
-        overflow: str,
-        late: str,
-        backup: int,
-        combine: str = "mean",
-        queue: int | None = None,
-        late_after: int | None = None,
-        compensation: float = 0.04,
-        snapshot_every: int = 100,
-        replicas: int = 0,
+        rules: dict[str, str],
         directory: str | PathLike[str] | None = None,
         patience: float = 60.0,
         door: Door,

@@ -32,10 +32,10 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import get_node_ip_address
 
 from gradring.clusters import without_cluster_variables
-from gradring.config import DEFAULTS
-from gradring.launch.ranks import environments_at, new_token
-from gradring.parse import joined_address
-from gradring.ports import free_ports
+from gradring.config.parse import joined_address
+from gradring.config.values import DEFAULTS
+from gradring.machine.ports import free_ports
+from gradring.tools.launch.ranks import environments_at, new_token
 
 __all__ = ["GradringConfig", "GradringTrainer", "own_address"]
 

@@ -1,4 +1,4 @@
-"""What `Communicator.stats` returns; docs/observability.md defines the times, which are seconds."""
+"""Types of what `Communicator.stats` returns; docs/observability.md defines times, in seconds."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import machine
-from gradring.bench import all_reduce, options, rank, systems, table, values
-from gradring.bench.measurement import Measurement
-from gradring.bench.network import network
-from gradring.bench.options import Options, format_size, parse_sizes
-from gradring.cli import main
 from gradring.errors import ConfigError
 from gradring.gradients.reduction import REDUCE_OPS
+from gradring.machine import resources
 from gradring.testing.network import why_unavailable
+from gradring.tools.bench import all_reduce, options, rank, systems, table, values
+from gradring.tools.bench.measurement import Measurement
+from gradring.tools.bench.network import network
+from gradring.tools.bench.options import Options, format_size, parse_sizes
+from gradring.tools.cli import main
 
 KEYS = [
     "system",
@@ -284,9 +284,9 @@ def test_sizes_that_do_not_fit_into_memory_are_refused_in_one_line(
     assert "999999999 GiB on each of 2 ranks takes 5999999994 GiB of memory or more" in line
     options_ = Options(2, (1 << 20,), transports=("tcp", "shm"), checksum=True)
     for available in (24 << 20, None):
-        monkeypatch.setattr(machine, "available_memory", lambda a=available: a)
+        monkeypatch.setattr(resources, "available_memory", lambda a=available: a)
         options_.check(allow_debug=True)
-    monkeypatch.setattr(machine, "available_memory", lambda: (24 << 20) - 1)
+    monkeypatch.setattr(resources, "available_memory", lambda: (24 << 20) - 1)
     with pytest.raises(ConfigError, match="takes 24 MiB of memory or more, and 23 MiB are av"):
         options_.check(allow_debug=True)
 
@@ -431,11 +431,11 @@ def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
 def test_congestion_control_is_that_of_all_systems_and_only_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = machine.congestion_control()
+    before = resources.congestion_control()
     with network("reno") as hosts:
         read = hosts[0].command("cat", "/proc/sys/net/ipv4/tcp_congestion_control")
         assert subprocess.run(read, capture_output=True, text=True).stdout == "reno\n"
-        assert machine.congestion_control() == before
+        assert resources.congestion_control() == before
     assert main([*BENCH, "--sizes", "4", "--iterations", "2", "--congestion", "reno"]) == 0
     assert "# TCP congestion control reno\n" in capsys.readouterr().out
     assert main([*BENCH, "--sizes", "4", "--congestion", "warp"]) == 2

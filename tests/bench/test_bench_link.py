@@ -12,11 +12,11 @@ import pytest
 
 import gradring
 from chosen import marked_rows
-from gradring import machine
-from gradring.bench import raw_link
-from gradring.bench.systems.link import Exchange, open_ring
-from gradring.cli import main
+from gradring.machine import resources
 from gradring.testing import run_ranks
+from gradring.tools.bench import raw_link
+from gradring.tools.bench.systems.link import Exchange, open_ring
+from gradring.tools.cli import main
 
 #: Elements and ranks: fewer than there are ranks, and more than fit into one block.
 QUICK = ((1, 3), (1000, 2), (100_001, 3))
@@ -36,7 +36,7 @@ def test_both_directions_and_the_round_trip_are_measured(
     trips = [found[f"{which}round_trip_us"] for which in ("best_", "", "p90_", "p99_")]
     assert trips[0] > 0 and trips == sorted(trips)
     assert found["congestion_control"]
-    assert found["date"].startswith("20") and found["machine"] == machine.machine()
+    assert found["date"].startswith("20") and found["machine"] == resources.machine()
     output = capsys.readouterr().out
     assert "repeated blocks of 1 MiB: " in output and "a buffer of 64 MiB: " in output
     assert "4 bytes there and back: " in output and "through one TCP connection\n" in output

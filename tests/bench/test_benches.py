@@ -19,10 +19,10 @@ from benches.model_steps import recorded_steps
 from benches.tables import LINES, MANY, STEPS, TIMES, rewritten
 
 from gradring import build_info
-from gradring.bench.comparison import comparisons
-from gradring.bench.measurement import Measurement
-from gradring.bench.table import format_ratio
 from gradring.testing.network import why_unavailable
+from gradring.tools.bench.comparison import comparisons
+from gradring.tools.bench.measurement import Measurement
+from gradring.tools.bench.table import format_ratio
 
 ROOT = Path(__file__).parents[2]
 STEPS_RECORD = ROOT / "benches" / "results" / "model-steps.json"

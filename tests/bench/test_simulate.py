@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gradring.bench.options import ALGORITHMS
-from gradring.cli import main
-from gradring.simulate.options import parse_world_sizes
+from gradring.tools.bench.options import ALGORITHMS
+from gradring.tools.cli import main
+from gradring.tools.simulate.options import parse_world_sizes
 
 NETWORK_KEYS = [
     "latency_s",

@@ -1,4 +1,4 @@
-"""What ``init()`` decides before it connects."""
+"""Decisions of ``init()`` before it connects."""
 
 import logging
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gradring import initialize
 from gradring.clusters import Cluster
-from gradring.communicator import Communicator
-from gradring.config import DEFAULTS
+from gradring.config.settings import GROUP
+from gradring.config.values import DEFAULTS
 from gradring.errors import ConfigError, RendezvousError
-from gradring.initialize import init, resolve
-from gradring.settings import GROUP
+from gradring.group import init as init_module
+from gradring.group.communicator import Communicator
+from gradring.group.init import init, resolve
 
 OURS = {
     "GRADRING_RANK": "1",
@@ -33,7 +33,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def __init__(self, **given: Any) -> None:
             arguments.update(given)
 
-    monkeypatch.setattr(initialize, "Communicator", Connected)
+    monkeypatch.setattr(init_module, "Communicator", Connected)
     for name, text in OURS.items():
         monkeypatch.setenv(name, text)
     return arguments
@@ -178,7 +178,7 @@ def test_a_group_without_a_token_beyond_loopback_is_warned_about(connected: dict
 def test_a_warning_names_the_line_of_the_program_also_through_a_strategy(
     connected: dict[str, Any],
 ) -> None:
-    inside = str(Path(initialize.__file__).with_name("strategy.py"))
+    inside = str(Path(init_module.__file__).with_name("strategy.py"))
     scope: dict[str, Any] = {"init": init}
     exec(compile(JOIN, inside, "exec"), scope)
     with pytest.warns(UserWarning, match="without a token") as caught:

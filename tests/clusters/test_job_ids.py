@@ -1,4 +1,4 @@
-"""What tells a job from others that may use the same addresses."""
+"""Job ids, which tell a job from others that may use the same addresses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from gradring import parse
 from gradring.clusters import detect
+from gradring.config import parse
 from gradring.errors import ConfigError
-from gradring.launch.ranks import rank_environments
+from gradring.tools.launch.ranks import rank_environments
 
 OURS = {
     "GRADRING_RANK": "1",

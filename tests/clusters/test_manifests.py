@@ -18,7 +18,7 @@ from pods import Pod
 from pods_on_hosts import PodsOnHosts
 
 from documents import ROOT, blocks_of, programs
-from gradring.config import Settings
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
 from gradring.testing.network import why_unavailable

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import gradring
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 
@@ -49,7 +49,7 @@ def join_again(elsewhere: str) -> dict[str, Any]:
         total(again)
     after = gradring.init()
     found["after failure"] = after is not again and total(after)
-    found["closed"] = again in gradring.communicator.open_communicators()
+    found["closed"] = again in gradring.group.communicator.open_groups
     return found
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import gradring
-from gradring import parse
+from gradring.config import parse
 from gradring.errors import ConfigError, RendezvousError
-from gradring.launch.ranks import rank_environments
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from gradring.tools.launch.ranks import rank_environments
 from proc import LISTEN, tcp_sockets
 
 

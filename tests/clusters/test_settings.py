@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradring.config import Settings
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""What `test_bits.py` runs, and the file of digests that it compares with.
+"""Calls of `test_bits.py`, and the file of digests that it compares with.
 
 The digests say what the results of reductions are to the last bit, so that a change which only
 means to be faster can show that it is nothing else. Where bits are meant to change, record them:
@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.bench.values import dtype_of
 from gradring.gradients.reduction import REDUCE_OPS
 from gradring.testing import run_ranks, simulated_hosts
+from gradring.tools.bench.values import dtype_of
 
 RECORD = Path(__file__).with_name("bits.json")
 

@@ -1,4 +1,4 @@
-"""What the ranks of the collectives' tests run, in threads or in fresh processes."""
+"""Programs of the ranks of the collectives' tests, in threads or in fresh processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.bench.values import dtype_of
 from gradring.gradients.reduction import REDUCE_OPS
+from gradring.tools.bench.values import dtype_of
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
 #: Rows of three elements.

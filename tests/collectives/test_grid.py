@@ -10,7 +10,7 @@ from gradring.testing import run_ranks
 from pairs import on_threads
 
 #: Those that need no hosts.
-ALGORITHMS = ["ring", "two_rings", "direct", "one_shot", "star", "halving", "doubling"]
+ALGORITHMS = ["ring", "direct", "one_shot", "star", "halving", "doubling"]
 CASES = [(algorithm, transport) for algorithm in ALGORITHMS for transport in ("tcp", "shm")]
 #: Each algorithm over one transport in one of the tests, and over the other in the other test.
 QUICK = [(algorithm, ("tcp", "shm")[n % 2]) for n, algorithm in enumerate(ALGORITHMS)]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import gradring
 from gradring import errors
-from gradring.bench.values import dtype_of
 from gradring.testing import run_ranks
+from gradring.tools.bench.values import dtype_of
 from pairs import on_threads
 
 COUNTS = [1, 5, 1000, 300_001]

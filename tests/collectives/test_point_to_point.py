@@ -1,4 +1,4 @@
-"""What two ranks send each other alone, beside whatever the others do."""
+"""Messages between two ranks alone, beside whatever the others do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradring.errors import (
     MismatchError,
     PeerLostError,
 )
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
 from rank_states import wait_until_all_others_wait, waits

@@ -1,4 +1,4 @@
-"""Which ranks of one host share memory, and what is said about those that cannot."""
+"""Shared memory: which ranks of one host share it, and what is said about those that cannot."""
 
 from __future__ import annotations
 

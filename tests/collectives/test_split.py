@@ -14,7 +14,7 @@ import pytest
 
 import gradring
 from gradring.errors import AuthenticationError, ConfigError, MismatchError, PeerLostError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import network, run_ranks, simulated_hosts
 from pairs import on_threads
 from waiting import wait_until

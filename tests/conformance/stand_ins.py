@@ -1,4 +1,4 @@
-"""What a test file of TensorFlow finds instead of TensorFlow's test runner and strategy.
+"""Stand-ins that a test file of TensorFlow finds for TensorFlow's test runner and strategy.
 
 TensorFlow's runner starts the workers itself, and sends each test to them. Here the workers run
 already, each runs the whole file, and each takes itself for one of that runner's workers.
@@ -32,7 +32,7 @@ from tensorflow.python.platform import test as platform_test
 
 import gradring
 from conformance.worker import World
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 
 def install(world: World, run_tests: Callable[[], None]) -> None:

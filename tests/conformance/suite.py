@@ -1,4 +1,4 @@
-"""Which of TensorFlow's test files are run, and how many workers each of their tests needs."""
+"""TensorFlow's test files that are run, and how many workers each of their tests needs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _of(folder: str, tests: str, *defects: tuple[str, str, str, str]) -> list[De
 
 
 LAUNCHER = _of(
-    PACKAGE + "launch/",
+    PACKAGE + "tools/launch/",
     TESTS + "launch/",
     ("hosts.py", "if len(placed) < world_size:", "if not placed:", "test_run_hosts.py"),
     ("hosts.py", "for other in hosts) > 1:", "for other in hosts) > 2:", "test_run_hosts.py"),

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from gradring.demo.results import RankResult, Results
 from gradring.observe.step_report import Totals
+from gradring.tools.demo.results import RankResult, Results
 
 
 def rank_result(rank: int = 0, **changes: Any) -> RankResult:

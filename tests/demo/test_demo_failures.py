@@ -1,4 +1,4 @@
-"""What a user of the demo is told when it cannot work."""
+"""Messages to a user of the demo when it cannot work."""
 
 import importlib.util
 import io
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from gradring import cli
-from gradring.demo import story, trainings
-from gradring.demo.trainings import LiveLine, TrainingError, Variant
+from gradring.tools import cli
+from gradring.tools.demo import story
+from gradring.tools.demo.results import GRADRING, Variant
+from gradring.tools.demo.story import LiveLine, TrainingError
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(
@@ -48,11 +49,11 @@ def test_of_a_failed_training_the_last_lines_are_shown_and_all_are_kept(
             arguments[-1](line)
         return 7
 
-    monkeypatch.setattr(trainings, "run_script", fail)
+    monkeypatch.setattr(story, "run_script", fail)
     live = LiveLine("gradring", io.StringIO())
     with pytest.raises(TrainingError, match=r"\(exit code 7\)") as caught:
-        trainings.train(trainings.GRADRING, tmp_path, tmp_path / "log", 2, live)
-    shown = "".join(printed[-trainings.LAST_LINES :])
+        story.train(GRADRING, tmp_path, tmp_path / "log", 2, live)
+    shown = "".join(printed[-story.LAST_LINES :])
     assert str(caught.value).endswith(f"The end of it:\n{shown}")
     assert (tmp_path / "log").read_text() == "".join(printed)
 
@@ -64,7 +65,7 @@ def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path
     log = tmp_path / "log"
     live = LiveLine("nonsense", io.StringIO())
     with pytest.raises(TrainingError, match="invalid choice: 'nonsense'") as caught:
-        trainings.train(Variant("nonsense", "nonsense", 1), tmp_path, log, 2, live)
+        story.train(Variant("nonsense", "nonsense", 1), tmp_path, log, 2, live)
     assert str(log) in str(caught.value)
     assert "invalid choice" in log.read_text()
 
@@ -72,10 +73,10 @@ def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path
 def test_a_training_that_never_ends_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trainings, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(story, "DEADLINE_S", 0.5)
     live = LiveLine("gradring", io.StringIO())
     with pytest.raises(TrainingError, match=r"no end within 0\.5 s"):
-        trainings.train(trainings.GRADRING, tmp_path, tmp_path / "log", 2, live)
+        story.train(GRADRING, tmp_path, tmp_path / "log", 2, live)
 
 
 def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from made_up import rank_result, results
 
-from gradring.demo import tables
-from gradring.demo.picture import INK, PAPER, draw
-from gradring.demo.trainings import LiveLine
-from gradring.demo.verdict import Check, checks
+from gradring.tools.demo import report
+from gradring.tools.demo.report import INK, PAPER, draw, page
+from gradring.tools.demo.results import Check, checks
+from gradring.tools.demo.story import LiveLine
 
 LINE = "[0] epoch 3/20 step 60 loss 0.5000 test accuracy 0.800\n"
 
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 def test_the_table_has_a_row_per_rank_whose_parts_add_up() -> None:
     ranks = [rank_result(0), rank_result(1, host="a-host-with-a-long-name")]
-    header, first, second, *_ = tables.rank_table(ranks).splitlines()
+    header, first, second, *_ = report.rank_table(ranks).splitlines()
     assert first.split() == [
         "0",
         "node-a",
@@ -40,13 +40,13 @@ def test_the_table_has_a_row_per_rank_whose_parts_add_up() -> None:
 
 
 def test_every_column_of_the_split_is_explained() -> None:
-    text = tables.rank_table([rank_result()])
-    for name, meaning in tables.COLUMNS:
+    text = report.rank_table([rank_result()])
+    for name, meaning in report.COLUMNS:
         assert f"{name:<14} {meaning}" in text
 
 
 def test_the_comparison_states_the_ratio_and_no_speed_up() -> None:
-    said = " ".join(tables.comparison(results(), None).split())
+    said = " ".join(report.comparison(results(), None).split())
     assert "takes 18.00 ms per step" in said
     assert "a ratio of 2.0" in said
     assert "72% and 44%" in said
@@ -57,21 +57,21 @@ def test_the_comparison_states_the_ratio_and_no_speed_up() -> None:
 
 
 def test_a_busy_machine_is_mentioned_and_an_idle_one_is_not() -> None:
-    assert "with care" not in tables.comparison(results(), None)
+    assert "with care" not in report.comparison(results(), None)
     busy = {"gradring": 0.4, "single process": 0.0}
-    said = " ".join(tables.comparison(results(others=busy), None).split())
+    said = " ".join(report.comparison(results(others=busy), None).split())
     assert "with care" in said
     assert "gradring 40%, single process 0%" in said
 
 
 def test_a_missing_comparison_is_explained() -> None:
-    said = tables.comparison(results(mirrored=()), "it never ended")
+    said = report.comparison(results(mirrored=()), "it never ended")
     assert "no comparison with MultiWorkerMirroredStrategy: it never ended" in said
     assert said.count("MultiWorkerMirrored") == 1
 
 
 def test_failed_checks_stand_out() -> None:
-    text = tables.verdict([Check(True, "Good."), Check(False, "Bad.")])
+    text = report.verdict([Check(True, "Good."), Check(False, "Bad.")])
     assert text.splitlines() == ["passed  Good.", "FAILED  Bad."]
 
 
@@ -132,11 +132,10 @@ class Structure(HTMLParser):
 
 def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
     pytest.importorskip("matplotlib")
-    from gradring.demo import page
 
     ranks = (rank_result(0, host="<node & a>"), rank_result(1))
     whole = results(gradring=ranks)
-    text = page.page(whole, checks(whole), None)
+    text = page(whole, checks(whole), None)
     found = Structure(text)
     assert all(target.startswith("#") for target in found.loads)
     assert "url(" not in text.replace("url(#", "")
@@ -150,7 +149,7 @@ def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
         assert rank.weights_hash in said
     assert "with care" not in said
     busy = results(others={"gradring": 0.4})
-    assert "gradring 40%" in page.page(busy, checks(busy), None)
+    assert "gradring 40%" in page(busy, checks(busy), None)
     # The picture takes the page's colours, light and dark.
     assert "currentColor" in text and "var(--ground)" in text
     assert INK not in text and PAPER not in text
@@ -158,10 +157,9 @@ def test_the_page_has_verdict_numbers_and_picture_and_loads_nothing() -> None:
 
 def test_the_page_of_a_demo_that_went_wrong_says_so() -> None:
     pytest.importorskip("matplotlib")
-    from gradring.demo import page
 
     failed = [Check(True, "Good."), Check(False, "Bad.")]
-    text = page.page(results(mirrored=()), failed, "it never ended")
+    text = page(results(mirrored=()), failed, "it never ended")
     said = " ".join(" ".join(Structure(text).text).split())
     assert "1 of 2 checks failed" in said
     assert "no comparison with MultiWorkerMirroredStrategy: it never ended" in said

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gradring.demo import rules
 from gradring.errors import ConfigError
+from gradring.tools.demo import rules
 
 
 def test_a_rule_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

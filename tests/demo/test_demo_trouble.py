@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradring.demo import trouble
+from gradring.tools.demo import story, trouble
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ class Printed:
     @classmethod
     def instead(cls, text: str, monkeypatch: pytest.MonkeyPatch) -> Printed:
         monkeypatch.setattr(trouble, "require_packages", lambda: None)
-        monkeypatch.setattr(trouble, "run_script", printed := cls(text))
+        monkeypatch.setattr(story, "run_script", printed := cls(text))
         return printed
 
 
@@ -101,8 +101,8 @@ def test_a_line_of_the_training_names_the_slow_rank(
     training, output = Printed.instead(line, monkeypatch), io.StringIO()
     assert trouble.show_slow_rank(1, tmp_path, stream=output) == exit_code
     assert f"{line}\n{said}" in output.getvalue()
-    ((module, workers, launch, options),) = training.started
-    assert (module, workers, launch) == (trouble.TRAIN, 2, ["--log-dir", str(tmp_path)])
+    ((workers, launch, options),) = training.started
+    assert (workers, launch) == (2, ["--log-dir", str(tmp_path)])
     assert options[2:] == ["--slow-rank", "1", "--slow-ms", "20"]
 
 
@@ -113,7 +113,7 @@ def test_the_lines_of_an_elastic_training_are_shown_with_the_story(
     assert trouble.show_killed_rank(1, tmp_path, stream=output) == 0
     assert f"{TOLD}\nRank 1 was killed after step 57." in output.getvalue()
     launch = ["--log-dir", str(tmp_path), "--min-np", "2"]
-    assert training.started == [[trouble.ELASTIC, 4, launch, ["--kill", "1"]]]
+    assert training.started == [[4, launch, ["--kill", "1"]]]
 
 
 @pytest.mark.slow

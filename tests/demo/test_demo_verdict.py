@@ -1,11 +1,10 @@
-"""What must be true of the demo's results, and what it says when it is not."""
+"""The verdict of the demo: what must be true of its results, and what it says when it is not."""
 
 import numpy as np
 from made_up import rank_result, results
 
-from gradring.demo.results import Results, percentiles_ms
-from gradring.demo.verdict import checks, exit_code
 from gradring.observe.step_report import Totals
+from gradring.tools.demo.results import Results, checks, exit_code, percentiles_ms
 
 ALTERED = (np.full((2, 3), 1.0 + 2.0**-20, np.float32), np.zeros(4, np.float32))
 FAR_AWAY = (np.full((2, 3), 1.0001, np.float32), np.zeros(4, np.float32))

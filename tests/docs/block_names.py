@@ -1,4 +1,4 @@
-"""Which names a block of Python uses, and a fresh interpreter that looks them up.
+"""Names that a block of Python uses, and a fresh interpreter that looks them up.
 
 Run as a program, it reads a list of (imports, chains) as JSON from its standard input, and writes
 for each the chains that do not lead anywhere after those imports alone. Each is looked up in a

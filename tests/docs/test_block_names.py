@@ -39,11 +39,13 @@ def test_names_that_do_not_exist_are_found_out() -> None:
 
 
 def test_a_submodule_that_another_block_imports_helps_no_block() -> None:
-    found = look_up([("import gradring.cli.env", []), ("import gradring", ["gradring.cli"])])
-    assert found == [[], ["gradring.cli"]]
+    found = look_up(
+        [("import gradring.tools.cli.env", []), ("import gradring", ["gradring.tools.cli"])]
+    )
+    assert found == [[], ["gradring.tools.cli"]]
 
 
 def test_what_needs_a_package_that_is_not_installed_is_left_out() -> None:
-    imports = "import not_there.part\nimport gradring.cli"
-    chains = ["not_there.part.Thing", "gradring.cli.COMMANDS", "gradring.nothing"]
+    imports = "import not_there.part\nimport gradring.tools.cli"
+    chains = ["not_there.part.Thing", "gradring.tools.cli.COMMANDS", "gradring.nothing"]
     assert look_up([(imports, chains)]) == [["gradring.nothing"]]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from documents import ROOT, Block, blocks, make_targets, programs
-from gradring import cli
 from gradring.clusters import without_cluster_variables
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
+from gradring.tools import cli
 
 DEADLINE_S = 240
 #: Launchers of others, and what needs no check of its arguments.

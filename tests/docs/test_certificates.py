@@ -7,7 +7,7 @@ from pathlib import Path
 
 from documents import blocks, programs
 from gradring.clusters import without_cluster_variables
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 ADDRESSES = {"node-a": "127.0.0.2", "node-b": "127.0.0.3"}
 DEADLINE_S = 120

@@ -1,4 +1,4 @@
-"""What the documents name within their text exists: commands, targets, names of the API, tests."""
+"""Commands, targets, names of the API and tests that the documents name in their text exist."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from documents import DOCUMENTS, ROOT, make_targets
-from gradring import cli
+from gradring.tools import cli
 
 PACKAGE = ROOT / "python" / "gradring"
 FOLDERS = ("rust", "python", "tests", "benches", "docs", "examples", "release", "fuzz")
 #: Files that an exercise of CONTRIBUTING.md would add.
-HYPOTHETICAL = {"rust/core/src/schedule/chain.rs"}
+HYPOTHETICAL = {
+    "python/gradring/tensorflow/rules/majority_vote.py",
+    "rust/core/src/schedule/chain.rs",
+}
 
 
 def codes(document: Path) -> Iterator[str]:
@@ -61,10 +64,17 @@ def names_of_tests() -> set[str]:
 
 
 def test_types_and_functions_that_the_architecture_names_exist() -> None:
-    named = {code for code in codes(ROOT / "ARCHITECTURE.md") if re.fullmatch(r"\w+::\w+", code)}
-    assert named
+    pages = (ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "internals").glob("*.md")))
+    named = {code for page in pages for code in codes(page) if re.fullmatch(r"\w+::\w+", code)}
+    assert len(pages) > 5 and named
     missing = {code for code in named if not all(map(is_in_rust, code.split("::")))}
     assert not missing, missing
+
+
+def test_each_invariant_of_the_architecture_has_a_test() -> None:
+    rows = re.findall(r"^\| \d+ \|.*\| `(\w+)` \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    tests_in_rust = re.findall(r"#\[test\]\s+fn (\w+)\(", "".join(rust_sources().values()))
+    assert len(rows) == 15 and set(rows) <= names_of_tests().union(tests_in_rust)
 
 
 def test_a_file_that_does_not_exist_is_found_out() -> None:

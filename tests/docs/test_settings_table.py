@@ -12,9 +12,9 @@ import pytest
 
 import gradring
 from documents import DOCUMENTS, ROOT
-from gradring.cli import run
-from gradring.config import DEFAULTS
-from gradring.settings import GROUP, READ, SETTINGS, variables
+from gradring.config.settings import GROUP, READ, SETTINGS, variables
+from gradring.config.values import DEFAULTS
+from gradring.tools.cli import run
 from settings_tables import PAGE, STUB, markdown, types, written_into
 
 TABLE = ROOT / "rust" / "core" / "src" / "config.rs"

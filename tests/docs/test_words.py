@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ from documents import ROOT
 COLUMNS = 120
 LINES = 6
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOR_DEVELOPERS = [ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+FOR_DEVELOPERS = [
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs" / "internals").glob("*.md")),
+]
 #: What is wrong, and what to write in its place.
 PLAIN = {
     r"whoever|whomever": "those who, a rank that",
@@ -28,8 +32,22 @@ PLAIN = {
     r"(?:is|be|are) no default": "off by default",
     r"liv\w+ shortly": "short-lived",
     r"sieges?": "a flood of callers",
+    r"can(?:not)? be had": "can be combined, is available",
+    r"comes? and goe?s?": "join and leave",
+    r"(?:nothing|something) to say to": "connect lazily, exchange",
     r"tried on the way|in the run after|in a fast hour": "move it to docs/engineering-log.md",
 }
+#: What a module's head begins with, where a noun says what the module is.
+NO_NOUN = re.compile(r"(?:Wh(?:at|ere|ether|ich|o|om|y)|How|That)\b")
+#: Where heads are yet to begin with a noun; the list only shrinks.
+HEADS_TO_DO = (
+    "benches/",
+    "python/gradring/elastic/",
+    "python/gradring/group/",
+    "rust/core/",
+    "rust/python/src/door.rs",
+    "rust/simulation/",
+)
 #: For those who work on gradring, who measure in fast hours.
 LOG = ROOT / "docs" / "engineering-log.md"
 
@@ -81,6 +99,36 @@ def test_sources_use_the_words_of_the_glossary(directory: str) -> None:
     ours = re.compile(r"\b(?:whoever|standstill|inquest|testimon(?:y|ies))\b", re.IGNORECASE)
     found = {str(source): ours.findall(source.read_text()) for source in sources}
     assert not any(found.values()), {path: words for path, words in found.items() if words}
+
+
+def heads() -> Iterator[tuple[str, str]]:
+    """Path and first line of documentation of each module."""
+    for folder in (
+        "benches",
+        "docs",
+        "examples",
+        "fuzz/targets",
+        "python",
+        "release",
+        "rust",
+        "tests",
+    ):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix == ".rs":
+                found = re.match(r"(?:#!\[.*\]\n)*//! ?(.*)", path.read_text())
+                head = found[1] if found else ""
+            elif path.suffix in (".py", ".pyi"):
+                head = ast.get_docstring(ast.parse(path.read_text())) or ""
+            else:
+                continue
+            yield path.relative_to(ROOT).as_posix(), head.partition("\n")[0]
+
+
+def test_module_heads_begin_with_a_noun() -> None:
+    without = [path for path, head in heads() if NO_NOUN.match(head)]
+    assert not [path for path in without if not path.startswith(HEADS_TO_DO)]
+    done = [folder for folder in HEADS_TO_DO if not any(p.startswith(folder) for p in without)]
+    assert not done, f"take out of HEADS_TO_DO what has nothing to do any more: {done}"
 
 
 def test_what_is_hard_to_read_is_found() -> None:

@@ -45,7 +45,7 @@ from faults.drill import RATE, Result, own_address, trap
 from faults.proxy import Proxies
 from faults.stage import Stage
 from gradring.errors import MismatchError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, RankTimeout, simulated_hosts
 from waiting import SOON_LOST
 

@@ -32,9 +32,10 @@ from elastic.training import (
 from faults.stage import Stage
 from gradring import _native
 from gradring.elastic import State
-from gradring.elastic.alike import Standing, compare
 from gradring.errors import GradringError, MismatchError, RendezvousError
-from gradring.ports import free_ports
+from gradring.group.communicator import open_groups
+from gradring.group.require_equal import require_equal
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import wait_until
 
@@ -275,7 +276,7 @@ def one_has_something_else(trainee: Trainee) -> bool:
     """All are told so, by what is no failure of the group."""
     call(trainee)
     what = "what the others have made" if trainee.place == 2 else "nothing"
-    compare(trainee.comm, {"what": f"called broadcast(root=0) {what!r}"}, Standing.OF_JOB)
+    require_equal(trainee.comm, {"what": f"called broadcast(root=0) {what!r}"})
     return trainee.stage.told("ended-2") is not None and trainee.steps_here >= STEPS
 
 
@@ -316,7 +317,7 @@ def look_for_a_job(plan: Plan, stage: Stage) -> list[str]:
             _native.inquire(where, os.environ["GRADRING_TOKEN"].encode(), None, 5.0)
             break
     with gradring.init(rank=0, world_size=1, join=["auto", where]) as comm:
-        found = list(comm._joins)
+        found = list(open_groups.yet_to_join(comm))
     os.kill(int(stage.told("pid-0") or 0), signal.SIGINT)
     return found
 

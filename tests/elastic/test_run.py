@@ -34,9 +34,9 @@ from elastic.training import (
 )
 from faults.actor import belongings, leaks
 from faults.stage import Stage
-from gradring.communicator import core_of
 from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, MismatchError, RendezvousError
+from gradring.group.communicator import core_of
 from gradring.testing import Outcome, run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
 from pairs import Pair

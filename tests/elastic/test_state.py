@@ -13,7 +13,7 @@ import gradring
 from gradring.elastic import State
 from gradring.elastic import commit as commits
 from gradring.errors import GradringError, MismatchError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 #: The 80 kB of weights travel in 81 pieces.

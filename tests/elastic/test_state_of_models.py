@@ -1,4 +1,4 @@
-"""Which variables of models and optimizers a `gradring.tensorflow.elastic.State` keeps."""
+"""Variables of models and optimizers that a `gradring.tensorflow.elastic.State` keeps."""
 
 from __future__ import annotations
 

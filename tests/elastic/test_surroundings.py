@@ -1,4 +1,4 @@
-"""What else is around an elastic job: certificates, monitors, metrics, and ends of programs."""
+"""Surroundings of an elastic job: certificates, monitors, metrics, and ends of programs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from elastic.training import Plan, Seen, Trainee, at_each_loss, join, outcomes_o
 from faults.stage import Stage
 from gradring.elastic import State
 from gradring.errors import RendezvousError
+from gradring.machine.ports import free_ports
 from gradring.observe.observer import observer_of
-from gradring.ports import free_ports
 from gradring.testing import run_ranks
 from proc import LISTEN, tcp_sockets
 from security.certificates import Authority
@@ -108,9 +108,9 @@ def test_certificates_monitors_and_metrics_go_on_in_the_next_group(
         (about,) = (line for line in one.metrics.splitlines() if line.startswith("gradring_info{"))
         assert f'rank="{one.rank}"' in about
         assert 'world_size="3"' in about
-        # It counts from the beginning of the group.
+        # It counts from the beginning of the group, which compares a few things at first.
         steps = one.seen.step - one.seen.groups[-1].step
-        assert one.stats["collectives"]["all_reduce"]["count"] == pytest.approx(3 * steps, abs=3)
+        assert one.stats["collectives"]["all_reduce"]["count"] == pytest.approx(3 * steps, abs=5)
         assert set(one.stats["lateness_s"]) <= {0, 1, 2}
         assert one.steps >= steps - 1
         # Its own address, and that of its metrics.

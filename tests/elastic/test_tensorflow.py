@@ -15,7 +15,7 @@ import pytest
 import gradring
 from faults.stage import Stage
 from gradring.errors import MismatchError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import wait_until
 

@@ -21,7 +21,7 @@ import gradring
 from faults.stage import Stage
 from gradring.elastic import State
 from gradring.elastic import commit as commits
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks
 
 #: The module, which has the name of its function.

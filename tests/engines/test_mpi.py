@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from documents import ROOT, blocks_of, programs
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 CLUSTERS = ROOT / "docs" / "clusters.md"
 DEADLINE_S = 120

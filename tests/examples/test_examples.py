@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gradring import machine
 from gradring.clusters import without_cluster_variables
-from gradring.ports import free_ports
+from gradring.machine import resources
+from gradring.machine.ports import free_ports
 from gradring.testing import harness, run_ranks
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def test_a_placed_variable_is_on_its_server_and_learns_on_the_workers() -> None:
 
 def process_of_rank(rank: int, launcher: int) -> int:
     """Of the processes that the launcher has started, the one with this rank."""
-    for pid in machine.processes():
+    for pid in resources.processes():
         with contextlib.suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,4 +1,4 @@
-"""What every rank of a drill runs: the faulty one comes to its end, the others report theirs."""
+"""The program of each rank of a drill: the faulty one ends, the others report theirs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def strikes_in_a_collective(cell: Cell) -> bool:
 
 def reach(
     cell: Cell, comm: gradring.Communicator, x: NDArray[np.float32], total: float
-) -> gradring.collectives.Work[NDArray[np.float32]]:
+) -> gradring.group.collectives.Work[NDArray[np.float32]]:
     """Starts the collective and returns in the middle of it, as its own buffer shows, or later.
 
     In step k of the ring's reduce-scatter a rank receives chunk ``rank - k - 2``, and in step k of

@@ -23,7 +23,7 @@ from faults.actor import Addresses
 from faults.matrix import Cell
 from faults.proxy import ALL_BITS, Flow, Harm, Proxies, Trap
 from faults.stage import Stage
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks, simulated_hosts
 from waiting import SOON_LOST
 

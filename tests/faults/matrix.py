@@ -51,7 +51,7 @@ class Row:
     transports: tuple[str, ...] = BOTH
     within_s: float | None = None
     """Bound on the time until then, while the group forms. Once it has formed, the simulation says
-    when (`rust/simulation/src/facts.rs`)."""
+    when (`rust/simulation/src/groups/facts.rs`)."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ QUICK = {
 }
 """The cells that every run of the tests includes, one for each fault and phase at least: they show
 that sockets, memory and signals lead to what the simulation tries in all places
-(`rust/simulation/src/facts.rs`). `make test-all` runs the rest too."""
+(`rust/simulation/src/groups/facts.rs`). `make test-all` runs the rest too."""
 
 
 def cells() -> list[Cell]:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from faults.stage import Stage
-from gradring.ports import LOOPBACK, free_ports
+from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 
 STEPS_BEFORE = 20

@@ -1,4 +1,4 @@
-"""How the ranks of a drill and its director wait for one another: files in one directory."""
+"""Signals between the ranks of a drill and its director: files in one directory."""
 
 from __future__ import annotations
 

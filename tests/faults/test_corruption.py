@@ -17,7 +17,7 @@ from faults.actor import Addresses
 from faults.drill import ONE_BIT, addresses_of, own_address
 from faults.proxy import Flow, Proxies, Trap
 from gradring import errors
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import Outcome, run_ranks
 
 BYTES = 10 << 20

@@ -1,4 +1,4 @@
-"""What ranks see when one of several connections of a link is cut."""
+"""Cut streams: what ranks see when one of several connections of a link is cut."""
 
 from __future__ import annotations
 

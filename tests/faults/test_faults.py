@@ -1,4 +1,4 @@
-"""What survivors see when a rank fails: the right error, naming the right rank, in bounded time."""
+"""Survivors of a failing rank see the right error, naming the right rank, in bounded time."""
 
 from __future__ import annotations
 

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import cli, errors, forks
+from gradring import errors
+from gradring.group import forks
 from gradring.testing import run_ranks
+from gradring.tools import cli
 from pairs import Pair
 from waiting import wait_until
 

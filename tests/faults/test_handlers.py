@@ -17,7 +17,7 @@ import pytest
 import gradring
 from chosen import marked
 from gradring import errors
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from pairs import Pair
 

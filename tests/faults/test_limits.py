@@ -1,5 +1,5 @@
-"""What the system refuses: memory, descriptors, threads. The rank without names itself, the others
-name it, and all processes live."""
+"""Limits of the system on memory, descriptors and threads. The rank without names itself, the
+others name it, and all processes live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import gradring
 from gradring import errors
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import meet
 

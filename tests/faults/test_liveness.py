@@ -19,7 +19,7 @@ import pytest
 import gradring
 from chosen import marked_rows
 from gradring import errors
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from rank_states import rank_0_waits
 from waiting import wait_until

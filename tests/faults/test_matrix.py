@@ -53,7 +53,7 @@ def test_every_fault_and_phase_has_a_quick_cell() -> None:
 
 
 def test_the_simulation_has_every_row_of_a_group_that_has_formed() -> None:
-    text = (ROOT / "rust" / "simulation" / "src" / "facts.rs").read_text()
+    text = (ROOT / "rust" / "simulation" / "src" / "groups" / "facts.rs").read_text()
     errors = dict(re.findall(r'const (\w+): Option<&str> = Some\("(\w+)"\);', text))
     rows = re.findall(r'Row::new\(\s*"([^"]+)",\s*&?\[?(\w+)\]?,\s*(\w+),', text)
     simulated = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 #: The calls that connections, memory and threads are made of, and how each may fail. An import of
 #: numpy makes none of them, so the first is one of a group that forms.

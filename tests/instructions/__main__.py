@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradring import _native
-from gradring.bench.options import refuse_debug_build
+from gradring.tools.bench.options import refuse_debug_build
 
 RECORD = Path(__file__).with_name("record.json")
 #: How many instructions may be more or less than recorded, as a share.

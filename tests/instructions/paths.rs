@@ -23,9 +23,9 @@ use gradring_core::link::mesh::Mesh;
 use gradring_core::link::poll::{PollFd, WakeUp};
 use gradring_core::link::{Broken, Direction, Link, framing};
 use gradring_core::lock::lock;
+use gradring_core::schedule::algorithm_rules::Rules;
 use gradring_core::schedule::choice::Policy;
 use gradring_core::schedule::topology::Topology;
-use gradring_core::schedule::wishes::Rules;
 use gradring_core::schedule::{self, Algorithm};
 use gradring_core::wire::contract::{self, Contract};
 
@@ -81,7 +81,7 @@ fn headers() {
         || (),
         |()| {
             let header = Contract::of(black_box(&call), Algorithm::Ring).header(0, 7, 1);
-            black_box(contract::on_way(header, 0, 1));
+            black_box(contract::with_endpoints(header, 0, 1));
         },
     );
 }

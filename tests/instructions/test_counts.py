@@ -1,4 +1,4 @@
-"""What is read from a dump of callgrind, and which differences fail."""
+"""Counts read from a dump of callgrind, and the differences that fail."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradring import machine
+from gradring.machine import resources
 from waiting import wait_until
 
 DEADLINE_S = 60.0
@@ -14,7 +14,7 @@ DEADLINE_S = 60.0
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
-    return machine.group_if_running(pid) is not None
+    return resources.group_if_running(pid) is not None
 
 
 def pids_noted(directory: Path, ranks: int) -> list[int]:

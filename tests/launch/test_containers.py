@@ -1,4 +1,4 @@
-"""What containers lack: a first process that others take care of, interfaces, calls, a disk."""
+"""Containers lack a first process that cares for others, interfaces, calls, a disk."""
 
 from __future__ import annotations
 

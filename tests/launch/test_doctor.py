@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, command_line, gradring, script
 
-from gradring.doctor.endpoint import probe
-from gradring.doctor.group import link_lines, problems_of
-from gradring.doctor.job import Entered, JobState, RankState, ask_job
-from gradring.doctor.link_check import LinkMeasurement
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
+from gradring.tools.doctor.endpoint import probe
+from gradring.tools.doctor.group import link_lines, problems_of
+from gradring.tools.doctor.job import Entered, JobState, RankState, ask_job
+from gradring.tools.doctor.link_check import LinkMeasurement
 from waiting import wait_until
 
 TOKEN = "doctors-token"

@@ -17,7 +17,7 @@ import pytest
 import ssh_stand_in
 from launching import DEADLINE_S, command_line, gradring, hosts_script, wait_until_gone
 
-from gradring.parse import JOIN
+from gradring.config.parse import JOIN
 from waiting import wait_until
 
 HEAD = """\

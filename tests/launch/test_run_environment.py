@@ -8,9 +8,9 @@ import pytest
 from launching import gradring, script
 
 from gradring.clusters import detect
-from gradring.launch import ranks
-from gradring.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
+from gradring.tools.launch import ranks
+from gradring.tools.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
 
 
 def test_our_variables_and_tf_config_agree() -> None:

@@ -1,4 +1,4 @@
-"""What ``gradring run`` returns, and what it says last."""
+"""Exit codes of ``gradring run``, and what it says last."""
 
 import os
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from launching import IN_A_GROUP, gradring, script, script_of_first
 
-from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
-from gradring.launch.tracing import merge
 from gradring.observe.paths import part_of
+from gradring.tools.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
+from gradring.tools.launch.tracing import merge
 
 SLEEP = "time.sleep(300)\n"
 

@@ -22,9 +22,9 @@ from launching import (
 from launching import pids_noted as _pids_noted
 from test_run_orphans import sleepers
 
-from gradring.launch.hosts import Host, parse_hosts, place_ranks
-from gradring.launch.ranks import KEPT_MEMORY
-from gradring.launch.ssh import forwarded
+from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
+from gradring.tools.launch.ranks import KEPT_MEMORY
+from gradring.tools.launch.ssh import forwarded
 
 HOSTS = "127.0.0.2:2,127.0.0.3"
 
@@ -211,7 +211,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     assert [list(far.iterdir()) for far in tmp_path.glob("tmp-*")] == [[], []]
     # No part travelled where a list of processes shows it, and each host was asked once.
     notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
-    assert notes.count("gradring.launch.collect") == 2
+    assert notes.count("gradring.tools.launch.collect") == 2
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, IN_A_GROUP, command_line, gradring, script
 
-from gradring.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
-from gradring.launch.report import last_words
+from gradring.tools.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
+from gradring.tools.launch.report import last_words
 
 
 def test_lines_of_concurrent_writers_stay_whole(tmp_path: Path) -> None:

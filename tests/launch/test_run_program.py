@@ -1,4 +1,4 @@
-"""What ``gradring run`` starts: scripts, modules and other programs, and who runs scripts."""
+"""Programs that ``gradring run`` starts: scripts, modules and others, and who runs scripts."""
 
 import os
 import sys
@@ -184,7 +184,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
         assert f"['-p', '2222', '-o', 'ConnectTimeout=3', '-i', '{tmp_path / 'key'}'" in (
             line.replace(f"'{tmp_path / 'bin' / 'ssh'}', ", "")
         )
-        assert f"\"'{there}' -m gradring.launch." in line
+        assert f"\"'{there}' -m gradring.tools.launch." in line
 
 
 def path_with(directory: Path) -> str:

@@ -12,7 +12,7 @@ import pytest
 import ssh_stand_in
 from launching import gradring, script
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from waiting import wait_until
 
 SERVER = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")

@@ -1,4 +1,4 @@
-"""What Perfetto and chrome://tracing ask of a file in Chrome's trace format, as assertions.
+"""Demands of Perfetto and chrome://tracing on a file in Chrome's trace format, as assertions.
 
 Both skip what they do not accept without a word, so that a file can open and yet miss half of its
 events. The rules are those of the format's description: every event has a name, a phase, a process,

@@ -1,4 +1,4 @@
-"""What ranks leave behind when they fail or are asked, and the sentences made of it."""
+"""Flight records of ranks that fail or are asked, and the sentences made of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 
 import gradring
 from faults.actor import belongings
-from gradring import cli
 from gradring.errors import AbortedError
 from gradring.observe.explanation import explain
-from gradring.records import FORMAT, Channel, Collective, Record, parse, read
+from gradring.observe.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
+from gradring.tools import cli
 from waiting import meet, wait_until
 
 # What ranks on a busy machine need at most to find each other, once they have started.
@@ -395,13 +395,26 @@ ROW = {
 }
 
 
+def file_of(row: Any, **facts: int) -> bytes:
+    """What a rank writes of one collective."""
+    head = {"rank": 0, "world_size": 1, "host": "h", "reason": "", "forgotten": 0}
+    head["generation"] = 0
+    rest = {"written_ns": 1, "clock": None, "failure": None, "format": FORMAT}
+    return json.dumps({**head, **rest, "collectives": [row], **facts}).encode()
+
+
 @pytest.mark.parametrize("row", [{}, {**ROW, "launched_ns": None}, {**ROW, "ended_ns": "1"}, 3])
 def test_a_record_of_collectives_that_cannot_be_is_refused(row: Any) -> None:
-    def record(row: Any) -> bytes:
-        head = {"rank": 0, "world_size": 1, "host": "h", "reason": "", "forgotten": 0}
-        rest = {"written_ns": 1, "clock": None, "failure": None, "format": FORMAT}
-        return json.dumps({**head, **rest, "collectives": [row]}).encode()
-
-    assert parse(record(ROW)).collectives[0].launched_ns == 1
+    assert parse(file_of(ROW)).collectives[0].launched_ns == 1
     with pytest.raises(ValueError, match="it is no record of a rank"):
-        parse(record(row))
+        parse(file_of(row))
+
+
+def test_records_of_an_earlier_group_of_an_elastic_job_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank, world_size, generation in ((0, 2, 1), (1, 2, 1), (2, 3, 0)):
+        text = file_of(ROW, rank=rank, world_size=world_size, generation=generation)
+        (tmp_path / f"rank-{rank}.json").write_bytes(text)
+    assert [(record.rank, record.world_size) for record in read(tmp_path)] == [(0, 2), (1, 2)]
+    assert "rank-2.json is left out: it is of an earlier group" in caplog.text

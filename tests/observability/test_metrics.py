@@ -21,12 +21,12 @@ import pytest
 from prometheus_client import parser
 
 import gradring
-from gradring.launch.hosts import parse_hosts
+from gradring.machine.ports import free_ports
 from gradring.observe import metrics
 from gradring.observe.observer import observer_of
-from gradring.ports import free_ports
 from gradring.stats import Stats
 from gradring.testing import run_ranks
+from gradring.tools.launch.hosts import parse_hosts
 from waiting import wait_until
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana"

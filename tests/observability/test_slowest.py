@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring import lateness
+from gradring.observe import lateness
 from gradring.stats import Stats
 from gradring.testing import run_ranks
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import gradring
-from gradring.cli import main
 from gradring.observe import step_log
 from gradring.observe.step_log import StepLog
+from gradring.tools.cli import main
 
 PROGRAM = """
 import io, os, sys, time, gradring, numpy as np

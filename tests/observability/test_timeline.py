@@ -16,10 +16,11 @@ import pytest
 from chrome_trace import ROUNDING_US, accepted
 
 import gradring
-from gradring import cli, errors
-from gradring.records import Collective, Record
+from gradring import errors
+from gradring.observe.records import Collective, Record
+from gradring.observe.timeline import write
 from gradring.testing import run_ranks
-from gradring.timeline import write
+from gradring.tools import cli
 from pairs import on_threads
 from waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""What `make` says where something is missing or too old, before anything is installed."""
+"""Answers of `make` where something is missing or too old, before anything is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model is trained in which way: not every combination, but every value in several."""
+"""The grid of models and ways to train them: not every combination, but every value in several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalogue says of a model."""
+"""A model of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trainings were found to be, kept in a file, so that another run goes on with the rest."""
+"""Records of trainings, kept in a file, so that another run goes on with the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from gradring import machine
+from gradring.machine import resources
 from real_models.grid import Cell
 from real_models.run import Result
 from real_models.training import Trained
@@ -83,4 +83,4 @@ class Record:
 def environment() -> dict[str, str]:
     """This machine, and what the trainings depend on."""
     packages = {name: version(name) for name in ("tensorflow-cpu", "keras", "numpy")}
-    return {"machine": machine.machine(), **packages}
+    return {"machine": resources.machine(), **packages}

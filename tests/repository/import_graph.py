@@ -1,4 +1,4 @@
-"""Who imports whom, read from the sources: nothing is imported or compiled."""
+"""The graph of imports, read from the sources: nothing is imported or compiled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ Graph = Mapping[str, set[str]]
 
 #: Comments, strings and characters of Rust; lifetimes are none.
 _NOISE = re.compile(
-    r"""//[^\n]* | /\*.*?\*/ | b?r(\#*)".*?"\1 | b?"(?:\\.|[^"\\])*" | b?'(?:\\.[^']*|[^'\\])'""",
+    r"""(?P<comment>//[^\n]* | /\*.*?\*/)
+    | b?r(?P<hashes>\#*)".*?"(?P=hashes) | b?"(?:\\.|[^"\\])*" | b?'(?:\\.[^']*|[^'\\])'""",
     re.DOTALL | re.VERBOSE,
 )
 #: What is compiled for tests only: a module in another file, or an item.
 _TESTS = re.compile(
     r"#\[cfg\((?:all\()?test\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:[\w()]+ )*?mod (\w+);"
 )
+#: A module that says so of itself.
+_ALL_TESTS = re.compile(r"#!\[cfg\((?:all\()?test\b[^\]]*\]")
 _TEST_ITEM = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]")
 
 
@@ -49,21 +52,33 @@ def _python_imports(name: str, path: Path, files: Mapping[str, Path]) -> Iterato
 
 
 def rust_graph(source: Path) -> Graph:
-    """The modules of a crate, without what is compiled for tests only; ``lib`` is its root.
+    """The modules of a crate; ``lib`` is its root.
 
     A module may use what the modules around it say: that is no import here.
     """
+    texts = rust_product(source)
+    return {name: set(_rust_imports(name, text, texts)) for name, text in texts.items()}
+
+
+def rust_product(source: Path) -> dict[str, str]:
+    """The modules of a crate without tests, comments, and the content of literals."""
     texts = {
-        _name(path.relative_to(source)): _NOISE.sub("", path.read_text())
+        _name(path.relative_to(source)): _NOISE.sub(_quiet, path.read_text())
         for path in source.rglob("*.rs")
     }
     for name, text in list(texts.items()):
         inside = "" if name == "lib" else f"{name}."
-        for tests in _TESTS.findall(text):
-            for module in [m for m in texts if f"{m}.".startswith(f"{inside}{tests}.")]:
-                del texts[module]
-    texts = {name: _without_tests(text) for name, text in texts.items()}
-    return {name: set(_rust_imports(name, text, texts)) for name, text in texts.items()}
+        tests = [f"{inside}{module}." for module in _TESTS.findall(text)]
+        if _ALL_TESTS.search(text):
+            tests.append(inside)
+        for module in [m for m in texts if f"{m}.".startswith(tuple(tests))]:
+            del texts[module]
+    return {name: _without_tests(text) for name, text in texts.items()}
+
+
+def _quiet(noise: re.Match[str]) -> str:
+    """Nothing for a comment, and for a literal an empty one on each of its lines."""
+    return "" if noise["comment"] else re.sub(".+", '""', noise[0])
 
 
 def _rust_imports(name: str, text: str, modules: Mapping[str, str]) -> Iterator[str]:

@@ -114,8 +114,8 @@ def retries(tree: ast.AST) -> Iterator[ast.AST]:
 def unbound_ports(tree: ast.AST) -> Iterator[ast.AST]:
     """Ports that the kernel gave to a socket that does not keep them.
 
-    `gradring.ports.free_ports` gives what a list of addresses must name before a process binds it:
-    by chance, from the ports that the kernel gives to nobody.
+    `gradring.machine.ports.free_ports` gives what a list of addresses must name before a
+    process binds it: by chance, from the ports that the kernel gives to nobody.
     """
     listens = any(getattr(node, "attr", "") == "listen" for node in ast.walk(tree))
     for node in ast.walk(tree):

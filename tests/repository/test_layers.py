@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,21 +26,25 @@ def graph_of(directory: Path) -> Graph:
 
 
 def problems(graph: Graph, drawn: Sequence[Sequence[str]]) -> Iterator[str]:
-    """What in a graph differs from a drawing."""
+    """What in a graph differs from a drawing, whose names may be those of parts, with dots."""
     place = {name: line for line, names in enumerate(drawn) for name in names}
-    for module in sorted({_top(module) for module in graph if module != "lib"} ^ set(place)):
+    room = {module: _room(module, place) for module in graph if module != "lib"}
+    for module in sorted(set(room.values()) ^ set(place)):
         yield f"{module} stands in the drawing or among the modules, but not in both"
     for module, other in sorted((m, o) for m, others in graph.items() for o in others):
-        mine, its = _top(module), _top(other)
+        mine, its = room.get(module, module), room.get(other, other)
         if mine in place and mine != its and place[mine] >= place.get(its, 0):
             yield f"{module} uses {other}, but {its} stands above or beside {mine}"
     for circle in circles(graph):
         yield f"these use each other in a circle: {', '.join(circle)}"
 
 
-def _top(module: str) -> str:
+def _room(module: str, drawn: Container[str]) -> str:
+    """The name in the drawing that a module belongs to, or its first one if there is none."""
     parts = module.split(".")
-    return parts[parts[0] == "gradring" and len(parts) > 1]
+    parts = parts[parts[0] == "gradring" and len(parts) > 1 :]
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((name for name in names if name in drawn), names[-1])
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES)

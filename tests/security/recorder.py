@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 LOCAL = "127.0.0.1"
 

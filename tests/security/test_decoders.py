@@ -1,4 +1,4 @@
-"""What Python reads from outside ends in a value or in an error of ours, whatever the text is.
+"""Texts from outside end in a value or in an error of ours, whatever they are.
 
 The decoders of what travels between ranks are tested in ``rust/core/tests/decoders.rs``.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gradring import parse
 from gradring.clusters import detect
 from gradring.clusters.slurm import expand_nodelist
+from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.observe.step_report import Totals
 

@@ -10,7 +10,7 @@ import pytest
 
 import gradring
 from gradring import errors
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from security.certificates import Authority
 

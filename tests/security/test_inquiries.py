@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from gradring import errors
-from gradring.config import TlsFiles
-from gradring.doctor.job import ask_job
-from gradring.ports import free_ports
+from gradring.config.values import TlsFiles
+from gradring.machine.ports import free_ports
+from gradring.tools.doctor.job import ask_job
 from security.certificates import DAY, NOW, Authority, Certificate
 from waiting import wait_until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import gradring
-from gradring.config import Settings
+from gradring.config.values import Settings
 from gradring.errors import ConfigError, RendezvousError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from proc import LISTEN, tcp_sockets
 from waiting import meet

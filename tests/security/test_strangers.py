@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from security.certificates import Authority
 from waiting import wait_until

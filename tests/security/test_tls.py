@@ -17,12 +17,12 @@ import pytest
 
 import gradring
 from gradring import errors
-from gradring.bench.options import Options
-from gradring.cli import main
-from gradring.config import Settings, TlsFiles
-from gradring.doctor.job import ask_job
-from gradring.ports import free_ports
+from gradring.config.values import Settings, TlsFiles
+from gradring.machine.ports import free_ports
 from gradring.testing import Outcome, run_ranks
+from gradring.tools.bench.options import Options
+from gradring.tools.cli import main
+from gradring.tools.doctor.job import ask_job
 from security.certificates import DAY, NOW, Authority, Certificate
 from security.recorder import Recorder
 from waiting import meet, wait_until

@@ -11,7 +11,7 @@ import pytest
 
 import gradring
 from gradring import errors
-from gradring.config import Settings
+from gradring.config.values import Settings
 from gradring.testing import run_ranks
 from waiting import meet, wait_until
 

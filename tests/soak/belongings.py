@@ -1,4 +1,4 @@
-"""What this process holds that an endless program must not collect."""
+"""Belongings of this process that an endless program must not collect."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gradring.demo import train
 from gradring.tensorflow import CustomCollectiveStrategy, elastic
+from gradring.tools.demo import train
 from proc import descriptors
 
 # Several processes share a core.

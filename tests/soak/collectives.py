@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.bench import values
-from gradring.communicator import Communicator
 from gradring.gradients.reduction import REDUCE_OPS
+from gradring.group.communicator import Communicator
+from gradring.tools.bench import values
 from soak import plan as plans
 from soak.plan import Plan
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from soak.member import GO, STOP, Job, Message
 from soak.plan import Part, Plan
 

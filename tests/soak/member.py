@@ -17,8 +17,8 @@ from itertools import count
 from typing import Any, Protocol
 
 import gradring
-from gradring.communicator import Communicator
 from gradring.errors import GradringError
+from gradring.group.communicator import Communicator
 from soak import collectives
 from soak.belongings import Belongings, belongings, settled
 from soak.collectives import Cases, PlannedError, expected_error

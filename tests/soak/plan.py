@@ -1,4 +1,4 @@
-"""What a round is. Every process makes the same plan from the seed and the round's number."""
+"""The plan of a round. Every process makes the same one from the seed and the round's number."""
 
 from __future__ import annotations
 

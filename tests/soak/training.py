@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import CustomCollectiveStrategy
 from soak.collectives import WrongResultError, strike
 from soak.plan import Plan

@@ -1,4 +1,4 @@
-"""Whether what the processes hold has stayed flat."""
+"""The verdict whether what the processes hold has stayed flat."""
 
 from __future__ import annotations
 

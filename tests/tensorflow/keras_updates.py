@@ -1,4 +1,4 @@
-"""What Keras' own optimizers make of some weights, to compare the server's optimizers with.
+"""Updates by Keras' own optimizers, to compare the server's optimizers with.
 
 ``python tests/tensorflow/keras_updates.py`` writes ``rust/core/tests/data/keras_updates.json``,
 which ``rust/core/tests/keras_updates.rs`` reads; ``test_keras_updates.py`` says whether it is still

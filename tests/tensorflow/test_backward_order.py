@@ -1,4 +1,4 @@
-"""That the order of the backward pass can turn into a cycle neither by itself nor when merged."""
+"""The order of the backward pass turns into a cycle neither by itself nor when merged."""
 
 import logging
 from collections import Counter

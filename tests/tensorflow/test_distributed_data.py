@@ -1,4 +1,4 @@
-"""What each of two workers gets from a dataset of global batches."""
+"""Shares of two workers in a dataset of global batches."""
 
 import gc
 import os

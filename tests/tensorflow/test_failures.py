@@ -1,4 +1,4 @@
-"""What TensorFlow users see when a collective fails."""
+"""Failures of a collective, as TensorFlow users see them."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""What TensorFlow, and other code that changes graphs, may do with the ops."""
+"""Graphs with the ops, and what TensorFlow, and other code that changes them, may do."""
 
 from collections.abc import Iterator
 from functools import partial

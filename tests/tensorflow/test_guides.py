@@ -1,4 +1,4 @@
-"""What guides and notebooks do around the strategy, and the strategy must not mind.
+"""Habits of guides and notebooks around the strategy, which it must not mind.
 
 They make a strategy for each section, compile outside of its scope, and give callbacks to the chief
 alone.
@@ -18,7 +18,7 @@ from tf_worker import take_one_thread
 
 from chosen import chosen, marked
 from gradring.errors import SaveError
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 pytestmark = needs_fit

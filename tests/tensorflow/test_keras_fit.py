@@ -156,7 +156,7 @@ def test_a_killed_training_resumes_from_the_chiefs_backup(tmp_path: Path) -> Non
 @needs_fit
 @pytest.mark.slow
 def test_the_same_fit_fails_under_mwms() -> None:
-    from gradring.ports import free_ports
+    from gradring.machine.ports import free_ports
 
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     raised = run_ranks(under_mwms, 2, addresses)

@@ -1,4 +1,4 @@
-"""What Keras 3 does from one replica's gradients or batch is done from those of all.
+"""Repairs of Keras 3: what it does from one replica's gradients or batch is done from all.
 
 Each test fails when its repair in `compat_keras.py` is removed.
 """

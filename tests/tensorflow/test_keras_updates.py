@@ -1,4 +1,4 @@
-"""What the server's optimizers are compared with is what the installed Keras does."""
+"""Updates that the server's optimizers are compared with are those of the installed Keras."""
 
 from __future__ import annotations
 

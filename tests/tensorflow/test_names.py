@@ -1,11 +1,11 @@
-"""What collectives are called, and what two ranks say that call different ones."""
+"""Names of collectives, and what two ranks say that call different ones."""
 
 from typing import Any
 
 import pytest
 from tf_worker import join
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 COUNTERS = (

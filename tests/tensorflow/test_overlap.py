@@ -1,4 +1,4 @@
-"""That communication can overlap computation, and how that is measured."""
+"""Overlap of communication and computation, and how that is measured."""
 
 from collections.abc import Iterator
 from typing import Any

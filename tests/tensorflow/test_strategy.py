@@ -7,7 +7,7 @@ import pytest
 from tf_worker import join
 
 from chosen import chosen, marked
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
 Ranks = list[dict[Any, Any]]

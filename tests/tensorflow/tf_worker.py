@@ -1,4 +1,4 @@
-"""What every worker process of these tests does first."""
+"""The first steps of every worker process of these tests."""
 
 import os
 from typing import Any

@@ -52,26 +52,19 @@ def server(
     token: bytes = b"secret",
     tls: Tls | None = None,
     timeout: float = 300,
-    **rule: Any,
+    patience: float = 5.0,
+    directory: str | Path | None = None,
+    **rules: Any,
 ) -> ParameterServer:
-    values: dict[str, Any] = {
-        "staleness": None,
-        "aggregate": 1,
-        "overflow": "wait",
-        "late": "keep",
-        "backup": 0,
-        "combine": "sum",
-        "patience": 5.0,
-        "snapshot_every": 5,
-        **rule,
-    }
+    said = {"staleness": None, "late": "keep", "combine": "sum", "snapshot_every": 5, **rules}
     return ParameterServer(
         index=index,
         addresses=addresses,
-        workers=workers,
+        rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
+        directory=directory,
+        patience=patience,
         door=door(token, tls),
         settings={"timeout": str(timeout)},
-        **values,
     )
 
 

@@ -37,7 +37,7 @@ def serving(
     Yields:
         A list that has what the servers have counted, on rank 0, when all is over.
     """
-    from gradring.ports import free_ports
+    from gradring.machine.ports import free_ports
     from gradring.tensorflow.serving import make_server
 
     ports = np.array(free_ports(servers) if comm.rank == 0 else [0] * servers)

@@ -16,8 +16,8 @@ from tf_worker import join
 
 from chosen import chosen, marked
 from gradring import updates
-from gradring.demo.rules import REQUIRED_ACCURACY, RULES
 from gradring.testing import run_ranks
+from gradring.tools.demo.rules import REQUIRED_ACCURACY, RULES
 
 pytestmark = needs_fit
 
@@ -79,8 +79,8 @@ def train_by(strategy: Any, rank: int, name: str, seed: int) -> tuple[float, int
     import numpy as np
     import tensorflow as tf
 
-    from gradring.demo.train import GLOBAL_BATCH, TRAINING_IMAGES, load_data
     from gradring.tensorflow import check_replicas
+    from gradring.tools.demo.train import GLOBAL_BATCH, TRAINING_IMAGES, load_data
 
     (images, labels), (test_images, test_labels) = load_data()
     keras.utils.set_random_seed(seed)

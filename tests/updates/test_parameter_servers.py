@@ -380,27 +380,21 @@ def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("aggregate", 0),
+        ("aggregate", "0"),
         ("overflow", "spill"),
         ("late", "never"),
-        ("backup", 1),
+        ("backup", "1"),
         ("combine", "max"),
-        ("snapshot_every", 0),
-        ("replicas", 1),
+        ("snapshot_every", "0"),
+        ("replicas", "1"),
+        ("queue", "1"),
         ("index", 1),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_refused_by_name(name: str, value: Any) -> None:
-    values: dict[str, Any] = {
-        "index": 0,
-        "workers": 2,
-        "staleness": None,
-        "aggregate": 1,
-        "overflow": "wait",
-        "late": "keep",
-        "backup": 0,
-        name: value,
-    }
+    rules = {"workers": "2", "staleness": "None"}
+    values: dict[str, Any] = {"index": 0, "rules": rules}
+    (values if name == "index" else rules)[name] = value
     with pytest.raises(errors.ConfigError, match=name):
         ParameterServer(addresses=free_addresses(1), door=door(), settings={}, **values)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from keras_models import needs_fit
 
-from gradring.ports import free_ports
+from gradring.machine.ports import free_ports
 
 #: What this takes is TensorFlow's start in five processes.
 DEADLINE_S = 300

@@ -1,4 +1,4 @@
-"""How a process learns its rank: one small file per environment behind one interface.
+"""Environments that tell a process its rank: one small file for each, behind one interface.
 
 ====================  ==============================================================
 ``env``               ``GRADRING_RANK, GRADRING_WORLD_SIZE, GRADRING_RENDEZVOUS``
@@ -27,7 +27,7 @@ from gradring.clusters.detection import (
     without_cluster_variables,
 )
 from gradring.clusters.tf_config import Servers, servers_in
-from gradring.parse import Place
+from gradring.config.parse import Place
 
 __all__ = [
     "ENVIRONMENTS",

@@ -1,13 +1,13 @@
-"""What detection finds, and what each environment provides to find it."""
+"""The result of detection, and the interface of the environments that find it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gradring import parse
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 #: The rendezvous of a world of one: no process ever connects to it.
 ALONE_RENDEZVOUS = "127.0.0.1:0"

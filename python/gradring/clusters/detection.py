@@ -1,4 +1,4 @@
-"""Which cluster this process belongs to: the first environment that matches, none contradicting."""
+"""Detection of this process' cluster: the first environment that matches, none contradicting."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gradring import parse
 from gradring.clusters import (
     env,
     jax,
@@ -23,8 +22,9 @@ from gradring.clusters import (
     torchrun,
 )
 from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 #: Those that tell this process's place, in the order in which they are asked.
 ENVIRONMENTS: tuple[Environment, ...] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring import parse
 from gradring.clusters import kubernetes
 from gradring.clusters.cluster import of_pair
-from gradring.parse import Place
+from gradring.config import parse
+from gradring.config.parse import Place
 
 RANK, WORLD_SIZE = "GRADRING_RANK", "GRADRING_WORLD_SIZE"
 

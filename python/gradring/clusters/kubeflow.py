@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring import parse
 from gradring.clusters.cluster import of_pair
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 RANK, SIZE = "PET_NODE_RANK", "PET_NNODES"
 PREFIX = "PET_"

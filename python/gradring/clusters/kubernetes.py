@@ -10,10 +10,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gradring import parse
 from gradring.clusters.cluster import Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 INDEX, WORLD_SIZE = "JOB_COMPLETION_INDEX", "GRADRING_WORLD_SIZE"
 

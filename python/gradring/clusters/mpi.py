@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring import parse
 from gradring.clusters.cluster import Environment, of_pair
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 
 def unknown_rendezvous(source: str, place: Place, why: str = "") -> ConfigError:

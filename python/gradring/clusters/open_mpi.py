@@ -12,11 +12,11 @@ import socket
 import zlib
 from collections.abc import Mapping
 
-from gradring import parse
 from gradring.clusters import mpi, own_host, pmix
 from gradring.clusters.cluster import of_pair
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 RANK, SIZE, LOCAL_SIZE = (
     "OMPI_COMM_WORLD_RANK",

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-from gradring import parse
+from gradring.config import parse
 from gradring.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -34,7 +34,7 @@ def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -
             f"rank 0 cannot listen at {host}, which is no address of its host, "
             f"{socket.gethostname()}; set GRADRING_INTERFACE, or {parse.RENDEZVOUS} for all ranks"
         )
-    from gradring.ports import free_ports  # which few ranks need
+    from gradring.machine.ports import free_ports  # which few ranks need
 
     return parse.joined_address(host, parse.first_port(environ, 0) or free_ports(1, host)[0])
 
@@ -68,7 +68,7 @@ def _chosen(environ: Mapping[str, str]) -> str | None:
     interface = parse.value(environ, "GRADRING_INTERFACE")
     if interface is None:
         return None
-    from gradring.interfaces import address_of  # which few ranks need
+    from gradring.machine.interfaces import address_of  # which few ranks need
 
     return address_of(interface, "GRADRING_INTERFACE")
 

@@ -30,11 +30,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradring import parse
 from gradring.clusters import mpi, own_host
 from gradring.clusters.cluster import Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import RendezvousError
-from gradring.parse import Place
 
 RANK, SIZE, FD, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALNRANKS"
 #: How ``mpiexec`` calls this host: MPICH 5, MPICH 4, Intel MPI.
@@ -78,7 +78,7 @@ def _agreed(environ: Mapping[str, str], place: Place) -> tuple[str, str]:
 
 @functools.cache  # a table takes a key once
 def _exchanged(fd: int, place: Place, port: str | None) -> tuple[str, str]:
-    from gradring.config import Settings
+    from gradring.config.values import Settings
 
     deadline = time.monotonic() + Settings.from_environ(os.environ, token=b"-").timeout
     connection = _Connection(fd, place, deadline)

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradring import parse
 from gradring.clusters import mpi, own_host
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import RendezvousError
-from gradring.parse import Place
 
 JOB, RANK, SERVER, HOST = "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SERVER_URI41", "PMIX_HOSTNAME"
 CLIENT = Path(__file__).with_name("pmix_client.py")
@@ -41,7 +41,7 @@ def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
 def _exchanged(place: Place, port: str | None) -> str:
     import subprocess  # costs 4 ms, and few ranks need it
 
-    from gradring.config import Settings
+    from gradring.config.values import Settings
 
     timeout_s = Settings.from_environ(os.environ, token=b"-").timeout
     own = ""

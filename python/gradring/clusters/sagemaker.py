@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from gradring import parse
 from gradring.clusters.cluster import Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 HOSTS, OWN, JOB = "SM_HOSTS", "SM_CURRENT_HOST", "TRAINING_JOB_NAME"
 

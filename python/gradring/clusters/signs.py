@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring import parse
+from gradring.config import parse
 from gradring.errors import ConfigError
 
 OURS = "GRADRING_RANK, GRADRING_WORLD_SIZE and GRADRING_RENDEZVOUS"

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gradring import parse
 from gradring.clusters.cluster import Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 STEP, RANK, STEP_SIZE, SIZE = (
     "SLURM_STEP_ID",

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring import parse
 from gradring.clusters.cluster import ALONE_RENDEZVOUS, Cluster, Environment
+from gradring.config import parse
+from gradring.config.parse import Place
 from gradring.errors import ConfigError
-from gradring.parse import Place
 
 VARIABLE = "TF_CONFIG"
 JOINING = ("chief", "worker")
@@ -88,7 +88,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         return Cluster(0, 1, ALONE_RENDEZVOUS, None, ENVIRONMENT.source, _beside(own))
     moved = parse.given_rendezvous(environ)
     addresses = tuple(task.address for task in tasks)
-    # Where processes come and go, a later one may be told of others.
+    # Where processes join and leave, a later one may be told of others.
     is_elastic = parse.value(environ, parse.JOIN) is not None
     return Cluster(
         place.rank,

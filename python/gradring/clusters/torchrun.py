@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradring import parse
 from gradring.clusters.cluster import of_pair
-from gradring.parse import Place
+from gradring.config import parse
+from gradring.config.parse import Place
 
 AGENT_STORE, RUN_ID = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradring import parse
+from gradring.config import parse
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
 
 _logger = logging.getLogger("gradring")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import calls
+from gradring.group import arrays
 
 HASH_BYTES = 16
 #: What travels at once, in bytes, and has a hash. A transfer that breaks goes on after its last
@@ -120,7 +120,7 @@ def _name_of(name: str, dtype: np.dtype[Any]) -> str:
 def _check_plain(name: str, array: Any) -> None:
     """Raises TypeError if a mask or a unit would be lost."""
     try:
-        calls.check_plain(array)
+        arrays.check_plain(array)
     except TypeError as error:
         raise TypeError(f"a State cannot keep {name!r}: {error}") from error
 

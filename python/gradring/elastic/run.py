@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import logging
@@ -17,17 +18,6 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from gradring import _native
-from gradring.collectives import all_gather_bytes
-from gradring.communicator import (
-    Agreement,
-    Communicator,
-    core_of,
-    form_again,
-    is_open,
-    participant_of,
-)
-from gradring.elastic.alike import Standing, compare
-from gradring.elastic.latecomer import ends_with_the_job
 from gradring.elastic.state import State
 from gradring.errors import (
     AbortedError,
@@ -39,7 +29,18 @@ from gradring.errors import (
     ProtocolError,
     RendezvousError,
 )
-from gradring.steps import described
+from gradring.group.collectives import all_gather_bytes, named
+from gradring.group.communicator import (
+    Agreement,
+    Communicator,
+    core_of,
+    form_again,
+    open_groups,
+    participant_of,
+)
+from gradring.group.latecomer import ends_with_the_job
+from gradring.group.require_equal import must_match, require_equal
+from gradring.group.steps import described
 
 _log = logging.getLogger("gradring")
 
@@ -55,6 +56,15 @@ _WORKERS_MAX = 2048
 _ID_BYTES = 16
 #: What a rank says at a commit, if not 1 for a new group, and 0 for none.
 _UNSAVED = 2
+
+
+class _Standing(enum.IntEnum):
+    """Of a rank: those that have the highest say what has to be the same."""
+
+    JOINS = 0
+    #: It has the job's values, and has yet to show that it does the same with them.
+    ON_TRIAL = 1
+    OF_JOB = 2
 
 
 class Strategy(Protocol):
@@ -181,8 +191,8 @@ class _Job:
         least, most, self._patience_s = workers
         self._workers = (least, _WORKERS_MAX if most is None else most)
         #: What has to be the same on all ranks, by name.
-        self._alike = {"min_workers": str(least), "max_workers": str(most)}
-        self._alike |= self._communicator._alike | state._alike()
+        self._must_match = {"min_workers": str(least), "max_workers": str(most)}
+        self._must_match |= must_match(self._communicator) | state._must_match()
         self._state = state
         self._leaves = _Terminated()
         self._participant: _native.Participant | None = None
@@ -291,11 +301,11 @@ class _Job:
 
     def _take_part(self) -> _native.Participant:
         communicator = self._communicator
-        seeds = communicator._joins
+        seeds = open_groups.yet_to_join(communicator)
         if not seeds:
             self._has_state = True
             # First of all, because it says what is wrong with a group that has failed.
-            compare(communicator, self._alike, Standing.OF_JOB)
+            require_equal(communicator, self._must_match, standing=_Standing.OF_JOB)
         participant = participant_of(communicator, seeds, self._patience_s)
         self._participant = participant
         if seeds:
@@ -310,7 +320,7 @@ class _Job:
 
     def _agree(self, participant: _native.Participant) -> Agreement | None:
         """Waits for the next group; None if all have come to the end."""
-        if not self._communicator._joins:
+        if not open_groups.yet_to_join(self._communicator):
             return participant.agree()
         with ends_with_the_job():
             return participant.agree()
@@ -327,8 +337,7 @@ class _Job:
             self._id, self._has_state = own_id, False
         if generation != self._founded:
             form_again(communicator, participant, agreement)
-            communicator._joins = ()
-            self._of_job = compare(communicator, self._alike, self._standing)
+            self._of_job = require_equal(communicator, self._must_match, standing=self._standing)
             self._trial = _TRIAL_COMMITS * (len(self._of_job) < communicator.world_size)
             if communicator.rank in self._of_job:
                 self._own_trial = 0
@@ -372,7 +381,7 @@ class _Job:
             self._state._raise_failures()
         elif found[0]:
             told = all_gather_bytes(communicator, wish.encode(), "elastic/wishes")
-            wishes = [f"{communicator._named(r)} {w.decode()}" for r, w in enumerate(told) if w]
+            wishes = [f"{named(communicator, r)} {w.decode()}" for r, w in enumerate(told) if w]
             raise Regroup("; ".join(wishes))
 
     def _wish(self, participant: _native.Participant) -> str:
@@ -398,7 +407,7 @@ class _Job:
     def _is_survivable(self, error: Exception) -> bool:
         """Whether the group has failed so that another one may do better."""
         failure = error if isinstance(error, GradringError) else _behind(error)
-        if failure is None or not is_open(self._communicator):
+        if failure is None or self._communicator not in open_groups:
             return False
         if self._has_formed:
             has_failed = core_of(self._communicator).has_failed
@@ -425,10 +434,10 @@ class _Job:
         _log.warning("rank %d on %s %s: %s", who.rank, who.host, what, why)
 
     @property
-    def _standing(self) -> Standing:
+    def _standing(self) -> _Standing:
         if not self._has_state:
-            return Standing.JOINS
-        return Standing.ON_TRIAL if self._own_trial else Standing.OF_JOB
+            return _Standing.JOINS
+        return _Standing.ON_TRIAL if self._own_trial else _Standing.OF_JOB
 
     def _is_others_fault(self, failure: GradringError) -> bool:
         """Whether one that is on trial has done something else than the job: it ends by that."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradring import parse
-from gradring.communicator import Communicator
+from gradring.config import parse
 from gradring.elastic import commit as commits
-from gradring.elastic.alike import Standing, compare
 from gradring.elastic.checkpoints import Checkpoints
 from gradring.elastic.commit import HASH_BYTES, Commit, hash_of
 from gradring.errors import ConfigError, MismatchError, ProtocolError, RestoreError, SaveError
-from gradring.together import agreed
+from gradring.group.communicator import Communicator
+from gradring.group.require_equal import require_equal
+from gradring.group.together import agreed
 
 #: The number of the newest commit of a rank that cannot tell.
 _UNREAD = -2
@@ -143,11 +143,11 @@ class State:
             gradring.errors.ProtocolError: A piece changed on its way.
             gradring.errors.GradringError: A rank was lost meanwhile.
         """
-        compare(communicator, self._alike(), Standing.OF_JOB)
+        require_equal(communicator, self._must_match())
         self._sync(communicator, counts=True)
 
-    def _alike(self) -> dict[str, str]:
-        """What has to be the same on all ranks, as the program has made it; for `compare`."""
+    def _must_match(self) -> dict[str, str]:
+        """What has to be the same on all ranks, as the program has made it."""
         # Those of a model have dtype and shape in their names.
         return {f"State.{name.partition(':')[0]}": str(kind) for name, kind in self._arrays.items()}
 

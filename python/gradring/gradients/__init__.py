@@ -1,4 +1,4 @@
-"""What every front end needs to reduce gradients, whatever framework computes them.
+"""Parts that every front end needs to reduce gradients, whatever framework computes them.
 
 * `buckets`: which tensors travel together;
 * `names`: what collectives are called, in messages and in the comparison between ranks;

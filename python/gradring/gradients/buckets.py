@@ -1,4 +1,4 @@
-"""Which gradients travel together.
+"""Buckets: gradients that travel together.
 
 A collective costs a fixed time, whatever its size, so small gradients are fused into buckets. A
 bucket can start only when its last gradient is ready, so buckets must not be too large either, or

@@ -1,4 +1,4 @@
-"""What is to be done about gradients that contain NaN or infinity.
+"""Checks of gradients for NaN and infinity, and what follows from a finding.
 
 The ops look, before the reduction: afterwards all ranks have the same NaN, and none can tell
 whose it was.

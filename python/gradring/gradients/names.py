@@ -1,4 +1,4 @@
-"""What collectives are called: in messages, and in the comparison between ranks.
+"""Names of collectives: in messages, and in the comparison between ranks.
 
 A bucket of gradients is called after its variables, so that a message can say which gradients two
 ranks have paired wrongly. The names that Keras makes up contain counters of the process: on a rank
@@ -109,8 +109,8 @@ class Names:
 def with_gaps(label: str, gradients: Sequence[object]) -> str:
     """The name of a reduction of those that are not None, and which of them are.
 
-    Without it, those of one rank could meet others' of other variables, where these have no names,
-    or such that are the same but for their counters.
+    Without it, a rank's gradients could meet those of other variables, where these have no names,
+    or names that differ in their counters only.
 
     >>> with_gaps("gradients", [1.0, None, 2.0, None])
     'gradients without 1, 3'

@@ -1,14 +1,14 @@
-"""What a front end describes to have tensors reduced; every function on the way hands it on."""
+"""The description of a reduction by a front end; every function on the way hands it on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradring.communicator import Communicator
 from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES, Entry, pack
 from gradring.gradients.checks import NO_CHECK, Check
 from gradring.gradients.names import Label, Names
+from gradring.group.communicator import Communicator
 
 #: Names of what `Communicator.all_reduce` can do.
 REDUCE_OPS = ("sum", "mean", "min", "max", "product")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import gradring
-from gradring.communicator import Communicator, is_open
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator, open_groups
 
 _communicator: Communicator | None = None
 #: Process sets, in the order in which they were connected.
@@ -68,7 +68,7 @@ def shutdown() -> None:
     for part in _parts:
         part.disconnect()
     _parts.clear()
-    if group is not None and is_open(group):
+    if group is not None and group in open_groups:
         group.close()
 
 
@@ -80,7 +80,7 @@ def keep(part: Part) -> int:
 
 def is_initialized() -> bool:
     """Whether this process is in a group."""
-    return _communicator is not None and is_open(_communicator)
+    return _communicator is not None and _communicator in open_groups
 
 
 def communicator() -> Communicator:
@@ -89,7 +89,7 @@ def communicator() -> Communicator:
     Raises:
         gradring.errors.ConfigError: `init` has not been called, or `shutdown` since.
     """
-    if _communicator is None or not is_open(_communicator):
+    if _communicator is None or _communicator not in open_groups:
         raise ConfigError("this process is in no group; call hvd.init() before")
     return _communicator
 

@@ -1,14 +1,14 @@
-"""Which processes take part in a collective."""
+"""Process sets: the processes that take part in a collective."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
 
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError, MismatchError
+from gradring.group.communicator import Communicator
 from gradring.horovod import basics
-from gradring.horovod.agreement import Call, compare, differing, joined
+from gradring.horovod.negotiation import Call, differing, joined, negotiate
 
 
 class ProcessSet:
@@ -66,7 +66,7 @@ class ProcessSet:
             raise ConfigError(f"{self} is connected already")
         if not ranks or len(set(ranks)) < len(ranks) or set(ranks) - set(range(basics.size())):
             raise ValueError(f"{self}: give different ranks below {basics.size()}")
-        calls = compare(communicator, Call("add_process_set", how=str(ranks)))
+        calls = negotiate(communicator, Call("add_process_set", how=str(ranks)))
         pair = differing(calls)
         if pair is not None:
             raise MismatchError(
@@ -83,7 +83,7 @@ class ProcessSet:
                 host=communicator.hosts[absent[0]],
             )
         color = 0 if self.included() else None
-        self._group = communicator._split(color, own, f"the process set of ranks {ranks}")
+        self._group = communicator.split(color, own, name=f"the process set of ranks {ranks}")
         self.process_set_id = basics.keep(self)
 
     def disconnect(self) -> None:

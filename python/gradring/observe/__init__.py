@@ -1,4 +1,4 @@
-"""What a rank shows of itself and its training, and what it records for later.
+"""Views of a rank and its training, and records for later.
 
 ====================  ===================================================================
 ``monitor``           where the time of steps goes, while they run

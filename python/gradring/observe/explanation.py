@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 
 from gradring import _native
-from gradring.records import Collective, Record
+from gradring.observe.records import Collective, Record
 
 
 def explain(records: Sequence[Record]) -> list[str]:

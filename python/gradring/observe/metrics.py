@@ -1,4 +1,4 @@
-"""What a rank has counted, for Prometheus: its text format over HTTP.
+"""Metrics of a rank for Prometheus: its text format over HTTP.
 
 Only processes of this machine can ask, unless another address is chosen. There is neither a
 password nor encryption: where these are wanted, an agent or a tunnel on each machine has them.
@@ -15,10 +15,10 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradring._native import build_info
-from gradring.communicator import Communicator, core_of
+from gradring.config.parse import joined_address
+from gradring.group.communicator import Communicator, core_of
 from gradring.observe import update_report
 from gradring.observe.step_report import Totals
-from gradring.parse import joined_address
 
 if TYPE_CHECKING:
     from gradring._native import ServerStats
@@ -123,7 +123,7 @@ class _ServerOfIPv6(_Server):
 def serve(
     communicator: Communicator, port: int, address: str, text: Callable[[], str]
 ) -> MetricsServer | None:
-    """Serves at ``port`` plus the local rank; None, and a warning, if that cannot be had.
+    """Serves at ``port`` plus the local rank; None, and a warning, if that is taken.
 
     In an elastic job local ranks change, and ports do not. So a process that comes later takes the
     first port that is left, if another process has that of its local rank.

@@ -1,4 +1,4 @@
-"""Where the time of training steps goes, while they run: a line now and then, a table at the end.
+"""The monitor of training steps: where time goes, as a line now and then and a table at the end.
 
 Steps are not measured one by one. The communicator counts all the time, and a line shows what has
 been added since the last one, divided by the number of steps; so a step costs two looks at a clock.
@@ -16,9 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
-from gradring import parse, steps
-from gradring.communicator import Communicator, at_new_group, core_of
+from gradring.config import parse
 from gradring.errors import ConfigError
+from gradring.group import steps
+from gradring.group.communicator import Communicator, at_new_group, core_of
 from gradring.observe import step_report, update_report
 from gradring.observe.observer import observer_of, serve_metrics
 from gradring.observe.step_report import Totals
@@ -106,7 +107,7 @@ class Monitor:
         if not every_s > 0:
             raise ConfigError(f"every_s={every_s} must be above 0")
         if prometheus_address is not None:
-            from gradring.interfaces import address_of  # most programs need none
+            from gradring.machine.interfaces import address_of  # most programs need none
 
             prometheus_address = address_of(prometheus_address, "prometheus_address")
         observer = observer_of(communicator)
@@ -141,7 +142,7 @@ class Monitor:
         self._finished = False
         me = weakref.ref(self)
         observer.counted = lambda: None if (m := me()) is None else (m.totals, m.loss)
-        at_new_group(communicator, lambda: None if (m := me()) is None else m._begin_anew())
+        at_new_group(communicator, self._begin_anew)
         if prometheus_port is not None:
             serve_metrics(communicator, prometheus_port, prometheus_address)
 
@@ -268,7 +269,7 @@ class Monitor:
                 what = f"its step after {self._step}"
                 steps.abort(self._communicator, what, launched, steps.described(error))
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, _: Communicator) -> None:
         """The communicator counts from 0, and the ranks may be others."""
         self._since = None
         self._launched = 0

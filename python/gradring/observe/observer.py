@@ -1,4 +1,4 @@
-"""What observes one communicator from when it is joined to its end: metrics and a timeline."""
+"""The observer of one communicator from when it is joined to its end: metrics and a timeline."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradring.communicator import (
+from gradring.config.values import DEFAULTS, Settings
+from gradring.group.communicator import (
     TRACE_LIMIT,
     Communicator,
     around_close,
     at_new_group,
     core_of,
+    open_groups,
 )
-from gradring.config import DEFAULTS, Settings
 from gradring.observe.paths import part_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     observer.metrics_address = settings.prometheus_address
     if settings.flight_dir is not None or settings.trace is not None:
         _record(communicator, settings)
-        at_new_group(communicator, lambda: _record(communicator, settings))
+        at_new_group(communicator, lambda group: _record(group, settings))
     if settings.prometheus_port is not None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
@@ -111,9 +112,9 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
         port: The port of the host's first rank; the local rank is added, or the worker's number.
         address: The IP address to listen at; None: the one of the settings.
     """
-    if communicator._joins:
+    if open_groups.yet_to_join(communicator):
         # It gets its local rank, and so its port, when it has joined.
-        at_new_group(communicator, lambda: _serve(communicator, port, address))
+        at_new_group(communicator, lambda group: _serve(group, port, address))
     else:
         _serve(communicator, port, address)
 

@@ -1,4 +1,4 @@
-"""Where ranks leave their records."""
+"""Paths of the records that ranks leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `gradring.Monitor` counts, and how it says so: lines, JSON, a table, a verdict."""
+"""Counts of a `gradring.Monitor`, and how it reports them: lines, JSON, a table, a verdict."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradring import lateness
-from gradring.observe import update_report
+from gradring.observe import lateness, update_report
 
 #: For so many peers a rank tells the others how long it waited.
 LATE_MAX = 8

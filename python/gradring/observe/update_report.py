@@ -1,4 +1,4 @@
-"""What parameter servers have made of gradients, for people: in lines, logs and metrics."""
+"""Reports of what parameter servers have made of gradients: in lines, logs and metrics."""
 
 from __future__ import annotations
 

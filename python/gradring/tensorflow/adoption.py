@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
 
 

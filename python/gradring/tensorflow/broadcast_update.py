@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Collective
-from gradring.steps import described
+from gradring.group.communicator import Communicator
+from gradring.group.steps import described
 from gradring.tensorflow.dtypes import as_native_bits
 from gradring.tensorflow.start_wait import start, wait
 

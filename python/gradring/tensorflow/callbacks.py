@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 import tensorflow as tf
 
-from gradring import parse
+from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 import gradring
-from gradring import errors, parse
+from gradring import errors
 from gradring.clusters import Place, Servers, servers_in, tf_config
-from gradring.communicator import Communicator, open_communicators
-from gradring.initialize import resolve
+from gradring.config import parse
+from gradring.group.communicator import Communicator, open_groups
+from gradring.group.init import resolve
 from gradring.tensorflow import compat
 
 EVALUATOR, SERVER = "evaluator", "ps"
@@ -70,7 +71,7 @@ def served_of(resolver: ClusterResolver | None) -> Served:
 def alone() -> Communicator:
     """A group of one, for a worker that is in no other; the same for all its strategies."""
     global _alone
-    if _alone is None or _alone not in open_communicators():
+    if _alone is None or _alone not in open_groups:
         _alone = Communicator(rank=0, world_size=1)
     return _alone
 
@@ -101,7 +102,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
     Raises:
         gradring.errors.ConfigError: The resolver names no task for this process.
     """
-    before = open_communicators()
+    before = list(open_groups)
     communicator = gradring.init(**_arguments(resolver))
     if communicator in before:
         # A strategy is a guest of those who joined, and does not close the group.

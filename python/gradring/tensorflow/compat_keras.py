@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership
 from gradring.errors import ConfigError
+from gradring.group.communicator import open_groups
 from gradring.tensorflow import (
     empty_batches,
     fit_agreement,
@@ -183,7 +183,7 @@ def _is_ours(model: Any) -> bool:
 def _trains_alone(model: Any) -> bool:
     """Whether each rank trains this model for itself, though it has a group."""
     alone = model.distribute_strategy.num_replicas_in_sync == 1
-    return alone and any(group.world_size > 1 for group in membership.kept())
+    return alone and any(group.world_size > 1 for group in open_groups.kept())
 
 
 def _trains_under_ours(callback: Any) -> bool:

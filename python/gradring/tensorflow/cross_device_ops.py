@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
 from gradring.tensorflow.dtypes import as_tensor
 from gradring.tensorflow.model_variables import with_known_shapes

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
 
 _logger = logging.getLogger("gradring")

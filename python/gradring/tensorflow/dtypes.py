@@ -1,4 +1,4 @@
-"""Which element types the engine takes, and how the others are carried in them."""
+"""Element types that the engine takes, and how the others are carried in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import calls
+from gradring.group import arrays
 
 #: Element types that the engine reduces.
 NATIVE_DTYPES = (
@@ -54,7 +54,7 @@ def as_tensor(value: Any, label: str) -> tf.Tensor:
         )
     if not isinstance(value, (tf.Tensor, tf.Variable)):
         try:
-            calls.check_plain(value)
+            arrays.check_plain(value)
         except TypeError as error:
             raise TypeError(f"{label}: {error}") from error
     try:

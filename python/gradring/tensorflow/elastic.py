@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring import elastic, parse
+from gradring import elastic
+from gradring.config import parse
 from gradring.elastic import run
 from gradring.errors import ConfigError
 from gradring.tensorflow.adoption import of_tensorflow

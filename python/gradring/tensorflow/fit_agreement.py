@@ -1,4 +1,4 @@
-"""What all ranks do together in Keras' `fit`, whatever callbacks each of them has.
+"""Agreement of all ranks in Keras' `fit`, whatever callbacks each of them has.
 
 A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
 ranks. So no callback has collectives of its own; the ranks meet where each of them comes by in any
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import MismatchError
+from gradring.group.communicator import Communicator
+from gradring.group.together import agreed
 from gradring.tensorflow.ops import broadcast_variables
 from gradring.tensorflow.rules.replicas import sync_model
-from gradring.together import agreed
 
 _log = logging.getLogger("gradring")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import Label, Names, with_gaps
 from gradring.gradients.reduction import Collective, Reduction
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.dtypes import accumulator, as_tensor
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import current_communicator

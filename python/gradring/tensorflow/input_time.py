@@ -1,4 +1,4 @@
-"""How long this process has stood still for batches of the datasets that strategies distribute.
+"""The time that this process has stood still for batches of strategies' distributed datasets.
 
 Keras' `fit`, and many a loop, takes a batch inside a `tf.function`, where Python sees nothing of
 it. So the graph itself looks at the clock, before and after, once somebody has asked for it.

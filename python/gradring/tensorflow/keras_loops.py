@@ -13,8 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership
-from gradring.communicator import Communicator
+from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow import compat, data_order, empty_batches, sample_shares
 from gradring.tensorflow.adoption import adopt, communicator_of
 from gradring.tensorflow.rules.replicas import sync_model, updates_of
@@ -119,7 +118,7 @@ def warn_of_training_alone(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The most likely mistake of a newcomer; but some models are meant for one rank."""
-    group = next(group for group in membership.kept() if group.world_size > 1)
+    group = next(group for group in open_groups.kept() if group.world_size > 1)
     _logger.warning(
         "rank %d of %d trains the model %r alone, because it was made outside of the strategy's "
         "scope; make it inside of `with strategy.scope():` to train it with all ranks",

@@ -11,13 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership
-from gradring.calls import check_root
-from gradring.communicator import Communicator, open_communicators
 from gradring.errors import ConfigError
 from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
 from gradring.gradients.reduction import REDUCE_OPS, Collective, Reduction
+from gradring.group.arrays import check_root
+from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.dtypes import as_native, as_native_bits, as_tensor
@@ -287,7 +286,7 @@ def current_communicator() -> Communicator:
         communicator = communicator_of(tf.distribute.get_strategy())
         if communicator is not None:
             return communicator
-    candidates = open_communicators()
+    candidates = list(open_groups)
     if len(candidates) > 1:
         raise ConfigError(
             f"{len(candidates)} communicators are open in this process of rank "
@@ -295,5 +294,5 @@ def current_communicator() -> Communicator:
         )
     if not candidates:
         candidates = [cluster.communicator_of(None)]
-        membership.keep(candidates[0])
+        open_groups.keep(candidates[0])
     return candidates[0]

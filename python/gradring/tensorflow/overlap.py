@@ -1,4 +1,4 @@
-"""How much of the time in collectives was hidden behind computation."""
+"""Overlap: how much of the time in collectives was hidden behind computation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gradring.communicator import Communicator
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.ops import current_communicator
 
 

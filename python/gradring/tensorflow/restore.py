@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
+from gradring.group.communicator import Communicator
+from gradring.group.together import agreed
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.model_variables import build, check_built, local_parts, variables_of
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of, sync
-from gradring.together import agreed
 
 #: What a checkpoint can have beside variables.
 _STATES = (

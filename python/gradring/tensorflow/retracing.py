@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 
-from gradring.communicator import Communicator, core_of, follow
+from gradring.group.communicator import Communicator, at_new_group, core_of
 from gradring.tensorflow import compat
 
 
@@ -16,7 +16,7 @@ def watch(communicator: Communicator) -> None:
     """Has functions traced for the places in this group, from the present one on."""
     if communicator not in _places.first:
         _places.first[communicator] = communicator.rank, communicator.world_size
-        follow(communicator, _places)
+        at_new_group(communicator, _places.follow)
 
 
 class _Places:
@@ -31,7 +31,7 @@ class _Places:
         self._changed: dict[int, tuple[int, int]] = {}
 
     def follow(self, communicator: Communicator) -> None:
-        """The place has changed."""
+        """The place may have changed."""
         place = communicator.rank, communicator.world_size
         self._changed[core_of(communicator).id] = place
         if place == self.first[communicator]:

@@ -18,13 +18,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
+from gradring.group.communicator import Communicator
+from gradring.group.together import agreed
 from gradring.tensorflow.adoption import communicator_of, strategy_of
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.rules.replicas import sync_replicas
 from gradring.tensorflow.whole_files import put
-from gradring.together import agreed
 
 CHIEF = 0
 

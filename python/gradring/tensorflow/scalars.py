@@ -1,4 +1,4 @@
-"""What a `gradring.Monitor` tells, as scalars for TensorBoard."""
+"""Scalars for TensorBoard from a `gradring.Monitor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task of type ``ps`` does in place of making a strategy: it serves, and ends."""
+"""Serving: what a task of type ``ps`` does in place of making a strategy, until it ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypedDict
 
-from gradring import _native, parse, updates
+from gradring import _native, updates
 from gradring.clusters import Servers, tf_config
-from gradring.config import Settings
+from gradring.config import parse
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.observe.update_report import mean_staleness
 from gradring.updates.rules import check_servers
@@ -52,25 +53,17 @@ def make_server(
     """A server that listens.
 
     Raises:
-        gradring.errors.ConfigError: Its port or its directory cannot be had, or it needs more
+        gradring.errors.ConfigError: Its port or its directory cannot be used, or it needs more
             servers beside it.
     """
     check_servers(rule, len(addresses))
     return _native.ParameterServer(
         index=index,
         addresses=addresses,
-        workers=workers,
-        staleness=rule.staleness,
-        aggregate=rule.aggregate,
-        overflow=rule.overflow,
-        late=rule.late,
-        backup=rule.backup,
-        combine="sum" if rule.is_sum else "mean",
-        snapshot_every=rule.snapshot_every,
-        replicas=rule.replicas,
+        rules={"workers": str(workers), **rule.texts()},
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
-        patience=rule.patience,
+        patience=rule.worker_timeout,
         **door_and_settings(addresses),
     )
 

@@ -25,8 +25,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator, core_of
 from gradring.gradients.reduction import Collective, Reduction
+from gradring.group.communicator import Communicator, core_of
 from gradring.tensorflow import row_owners
 from gradring.tensorflow.dtypes import as_native
 from gradring.tensorflow.rows import add_rows, gather_rows, numbers_of_all

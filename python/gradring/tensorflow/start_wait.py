@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import _native
-from gradring.calls import Place
-from gradring.communicator import Communicator, core_of
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
+from gradring.group.arrays import Place
+from gradring.group.communicator import Communicator, core_of, open_groups
 from gradring.tensorflow import compat, failures, retracing, vectorize
 
 #: With more ranks, not all are connected with one another; `MESH_RANKS_MAX` of the core.
@@ -359,8 +359,8 @@ def _linear(collective: Collective, derivative: str) -> Collective:
 
 
 def _communicator(number: int) -> Communicator:
-    """The communicator of this number; one that has started something has a token."""
-    for communicator in list(_tokens):
+    """The open communicator of this number."""
+    for communicator in open_groups:
         if core_of(communicator).id == number:
             return communicator
     raise LookupError(

@@ -10,13 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import membership, updates
+from gradring import updates
 from gradring.clusters import Place
-from gradring.communicator import Communicator, follow
-from gradring.config import Settings
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
+from gradring.group.communicator import Communicator, at_new_group, open_groups
+from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow import (
     cluster,
@@ -103,9 +104,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 which one is for whom.
 
         Raises:
-            gradring.errors.ConfigError: `check_gradients` is something else, or cannot be had with
-                `update`; or `update` is no rule, or needs one local device; or `bucket_bytes` is
-                not above 0; or `cluster_resolver` and `communicator` contradict each other; or
+            gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
+                with `update`; or `update` is no rule, or needs one local device; or `bucket_bytes`
+                is not above 0; or `cluster_resolver` and `communicator` contradict each other; or
                 `devices` names none, one twice, one that does not exist, or not as many as on the
                 other ranks.
             gradring.errors.MismatchError: Another rank has another `update`.
@@ -129,12 +130,12 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             communicator = cluster.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
             cluster.check(cluster_resolver, communicator)
-        membership.keep(communicator)
+        open_groups.keep(communicator)
         retracing.watch(communicator)
         self.communicator = communicator
         #: How optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)
-        communicator._alike["update"] = repr(self.update_rule)
+        must_match(communicator)["update"] = repr(self.update_rule)
         place = served.place if served else Place(communicator.rank, communicator.world_size)
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
@@ -328,7 +329,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             cluster_resolver, worker_device=""
         )
         self._num_devices_per_worker = len(local_devices)
-        self._communicator._alike["local_devices"] = str(len(local_devices))
+        must_match(self._communicator)["local_devices"] = str(len(local_devices))
         self._worker_device = compat.canonical_device("/device:CPU:0")
         self._host_input_device = compat.host_input_device(self._worker_device)
         self._collective_keys = compat.CollectiveKeys()
@@ -337,11 +338,13 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._initialize_single_worker(local_devices)
         # Variables and ops go where TensorFlow puts them by default.
         self._default_device = None
-        follow(self._communicator, self)
+        at_new_group(self._communicator, self.follow)
 
     def follow(self, communicator: Communicator) -> None:
-        """The group has formed again, and has other members."""
+        """The group has formed again, and may have other members."""
         place = Place(communicator.rank, communicator.world_size)
+        if place == Place(self._id_in_cluster, self._num_workers):
+            return
         self._cluster_resolver = cluster.resolver_of(place)
         self._take_place(self._cluster_resolver)
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.group.collectives import named
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat_keras, empty_batches
 from gradring.tensorflow.ops import current_communicator
 
@@ -75,7 +76,7 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
         if not found[:, 1].all():
             rank = int(np.flatnonzero(found[:, 1] == 0)[0])
             raise ConfigError(
-                f"join: {comm._named(rank)} has no batch at all, so it cannot know "
+                f"join: {named(comm, rank)} has no batch at all, so it cannot know "
                 "what an empty one looks like; give it a batch, or all ranks a tf.data.Dataset "
                 "of dense tensors",
                 rank=rank,

@@ -1,4 +1,4 @@
-"""How a function is named so that a fresh interpreter finds it again.
+"""The name of a function by which a fresh interpreter finds it again.
 
 A test file need not be importable, and a script's functions live in ``__main__``: both are loaded
 by path. The parent knows the script as ``__main__`` and the child as `SCRIPT`, so that its

@@ -19,9 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradring import machine
-from gradring.launch.processes import RankProcess, RankProcesses
-from gradring.launch.ranks import rank_environments
+from gradring.machine import resources
 from gradring.testing.function import FunctionName, load_from_rank
 from gradring.testing.network import Host
 from gradring.testing.outcome import (
@@ -32,6 +30,8 @@ from gradring.testing.outcome import (
     first_failure,
 )
 from gradring.testing.worker import DUMP_SIGNAL, Call, Report
+from gradring.tools.launch.processes import RankProcess, RankProcesses
+from gradring.tools.launch.ranks import rank_environments
 
 POLL_S = 0.01
 #: How long the other ranks may go on when one has failed: time to report their own errors.
@@ -179,7 +179,7 @@ class _World:
         if out_of_time:
             self.unfinished = sorted(self._stopped)
         # To a rank that does not handle the signal yet, it is deadly.
-        asked = [process for process in running if machine.handles(process.pid, DUMP_SIGNAL)]
+        asked = [process for process in running if resources.handles(process.pid, DUMP_SIGNAL)]
         before = {process.rank: self._output_size(process.rank) for process in asked}
         for process in asked:
             os.kill(process.pid, DUMP_SIGNAL)

@@ -34,8 +34,9 @@ class Host:
     name: str
     #: IPv4 address of the interface.
     address: str
-    _switch: str
-    _port: str
+    #: Namespace of the bridge that connects the hosts, and this host's interface there.
+    switch: str
+    port: str
 
     def command(self, *command: str) -> list[str]:
         """What runs `command` on this host, as the same process."""
@@ -50,8 +51,8 @@ class Host:
         self._set("forwarding")
 
     def _set(self, state: str) -> None:
-        bridge = ("bridge", "link", "set", "dev", self._port, "state", state)
-        _run("ip", "netns", "exec", self._switch, *bridge)
+        bridge = ("bridge", "link", "set", "dev", self.port, "state", state)
+        _run("ip", "netns", "exec", self.switch, *bridge)
 
 
 def why_unavailable() -> str | None:
@@ -105,13 +106,13 @@ def simulated_hosts(
 
 
 def _connect(host: Host, rate: str | None, flow_rate: str | None) -> None:
-    inside, outside = ("-n", host.name), ("-n", host._switch)
-    _run("ip", *outside, "link", "add", host._port, "type", "veth",
+    inside, outside = ("-n", host.name), ("-n", host.switch)
+    _run("ip", *outside, "link", "add", host.port, "type", "veth",
          "peer", "name", "eth0", "netns", host.name)  # fmt: skip
-    _run("ip", *outside, "link", "set", host._port, "master", "switch", "up")
+    _run("ip", *outside, "link", "set", host.port, "master", "switch", "up")
     _run("ip", *inside, "address", "add", f"{host.address}/24", "dev", "eth0")
     _run("ip", *inside, "link", "set", "eth0", "up")
-    ends = [(outside, host._port)]
+    ends = [(outside, host.port)]
     if flow_rate is None:
         ends.append((inside, "eth0"))
     else:

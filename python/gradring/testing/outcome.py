@@ -1,4 +1,4 @@
-"""What became of a rank, and the exceptions that report it."""
+"""Outcomes of ranks, and the exceptions that report them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring.launch.processes import describe_exit
-from gradring.launch.report import first_cause
+from gradring.tools.launch.processes import describe_exit
+from gradring.tools.launch.report import first_cause
 
 #: Last lines of a failed rank's output that its report shows.
 OUTPUT_LINES = 30

@@ -1,4 +1,4 @@
-"""What each interpreter of ``run_ranks`` runs: find the function, call it, write what became of it.
+"""The program of each interpreter of ``run_ranks``: find the function, call it, write what came.
 
 The files it reads and writes are private to the harness and its children; nothing here ever
 unpickles data from elsewhere.

@@ -1,4 +1,4 @@
-"""How the ranks of a training update their variables.
+"""Update rules: how the ranks of a training update their variables.
 
 ====================  ===========================================================================
 `AllReduce`           every step applies the sum of all ranks' gradients, on every rank
@@ -14,9 +14,16 @@ A rule is a word for a strategy, ``CustomCollectiveStrategy(update=updates.Prima
 no framework. docs/choosing-an-update-rule.md compares them.
 """
 
-from gradring.updates.agreement import agree
 from gradring.updates.compression import Bits16, Compression, Int8, PowerSGD, TopK
-from gradring.updates.rules import AllReduce, LocalSGD, Nesterov, ParameterServer, Primary, Rule
+from gradring.updates.rules import (
+    AllReduce,
+    LocalSGD,
+    Nesterov,
+    ParameterServer,
+    Primary,
+    Rule,
+    agree,
+)
 
 __all__ = [
     "AllReduce",

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TypeAlias
 
+from gradring.config.parse import shown
 from gradring.errors import ConfigError
-from gradring.parse import shown
 
 #: What `Bits16` can send.
 TYPES_OF_16_BITS = ("bfloat16", "float16")

@@ -8,8 +8,8 @@ use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
 use crate::error::{Damage, Result};
+use crate::schedule::algorithm_rules::Rules;
 use crate::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy};
-use crate::schedule::wishes::Rules;
 
 /// How often the small and the large buffer are reduced; the fastest time counts.
 const SMALL: (usize, usize) = (MEASURED_SIZES.0, 8);

@@ -4,7 +4,6 @@
 //! variables, the arguments of `init()` and `Communicator()`, the stub, the table of
 //! docs/command-line.md, and the text that ranks compare when they meet.
 
-use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
@@ -13,8 +12,8 @@ use std::time::Duration;
 
 use crate::dtype::DType;
 use crate::error::{Error, Part, Result, Unusable};
+use crate::schedule::algorithm_rules::Rules;
 use crate::schedule::choice::MESH_RANKS_MAX;
-use crate::schedule::wishes::Rules;
 
 /// Most TCP connections to each peer in each direction.
 pub const STREAMS_MAX: usize = 16;
@@ -53,9 +52,9 @@ pub struct Setting {
 pub enum Reader {
     /// The detection of clusters.
     Clusters,
-    /// `gradring.config.Settings`, for [`Settings`].
+    /// `gradring.config.values.Settings`, for [`Settings`].
     Group,
-    /// `gradring.config.Settings`, for Python's own use.
+    /// `gradring.config.values.Settings`, for Python's own use.
     Program,
     /// The code that uses it, whatever group it is for.
     User,
@@ -63,8 +62,10 @@ pub enum Reader {
 
 use Reader::{Clusters, Program, User};
 
+pub(crate) mod table;
 pub mod timing;
 
+use table::{Value, table, wrong};
 use timing::Timing;
 
 /// Whether all ranks need the same value, or each may have its own.
@@ -155,40 +156,10 @@ macro_rules! settings {
             meaning: $meaning,
         }),*];
 
-        /// How a rank talks to the others: a field for each row of [`GROUP`].
-        #[derive(Debug, Clone)]
-        pub struct Settings {
-            $(#[doc = $meaning] pub $name: $type,)*
-        }
-
-        impl Default for Settings {
-            fn default() -> Self {
-                Self { $($name: <$type>::read(stringify!($name), $default).expect("a default can be used"),)* }
-            }
-        }
-
-        impl Settings {
-            /// The defaults, but for what these texts say, by name.
-            ///
-            /// # Errors
-            /// `Config` when there is no such setting, or no such value of it.
-            pub fn of(texts: &BTreeMap<String, String>) -> Result<Self> {
-                let mut settings = Self::default();
-                for (name, text) in texts {
-                    match name.as_str() {
-                        $(stringify!($name) => settings.$name = <$type>::read(name, text)?,)*
-                        _ => return Err(Unusable::NoSuchSetting { name: name.as_str().into() }.into()),
-                    }
-                }
-                Ok(settings)
-            }
-
-            /// What must be equal on all ranks, as text.
-            pub(crate) fn compared(&self) -> String {
-                let all = [$(($agreed, stringify!($name), self.$name.shown())),*];
-                let agreed = all.into_iter().filter(|(agreed, ..)| *agreed);
-                let texts: Vec<_> = agreed.map(|(_, name, text)| format!("{name}={text}")).collect();
-                texts.join(", ")
+        table! {
+            /// How a rank talks to the others: a field for each row of [`GROUP`].
+            pub struct Settings {
+                $($name: $type = $default, $agreed, $meaning;)*
             }
         }
     };
@@ -214,63 +185,6 @@ settings! {
         "stall that is logged";
 }
 
-/// What a setting can be: it is read from text, and shown to people.
-trait Value: Sized {
-    /// The value that `text` says for the setting `name`.
-    fn read(name: &str, text: &str) -> Result<Self>;
-
-    /// The value as ranks compare it.
-    fn shown(&self) -> String;
-}
-
-fn wrong(name: &str, value: &str, wanted: &str) -> Error {
-    let (name, value, wanted) = (name.into(), value.into(), wanted.into());
-    Unusable::Value {
-        name,
-        value,
-        wanted,
-    }
-    .into()
-}
-
-impl Value for usize {
-    fn read(name: &str, text: &str) -> Result<Self> {
-        text.parse()
-            .map_err(|_| wrong(name, text, "a whole number"))
-    }
-
-    fn shown(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Value for bool {
-    fn read(name: &str, text: &str) -> Result<Self> {
-        match text {
-            "1" => Ok(true),
-            "0" => Ok(false),
-            _ => Err(wrong(name, text, "1 or 0")),
-        }
-    }
-
-    fn shown(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Value for Duration {
-    fn read(name: &str, text: &str) -> Result<Self> {
-        let seconds = text.parse::<f64>().ok();
-        seconds
-            .and_then(|seconds| Self::try_from_secs_f64(seconds.min(LONGEST_S)).ok())
-            .ok_or_else(|| wrong(name, text, "a number of seconds"))
-    }
-
-    fn shown(&self) -> String {
-        self.as_secs_f64().to_string()
-    }
-}
-
 impl Value for Rules {
     fn read(_: &str, text: &str) -> Result<Self> {
         Self::parse(text)
@@ -293,17 +207,6 @@ impl Value for Option<DType> {
 
     fn shown(&self) -> String {
         self.map_or("None", DType::name).into()
-    }
-}
-
-/// A name that is known where it is used.
-impl Value for String {
-    fn read(_name: &str, text: &str) -> Result<Self> {
-        Ok(text.into())
-    }
-
-    fn shown(&self) -> String {
-        self.clone()
     }
 }
 

@@ -145,14 +145,8 @@ pub fn pairing(mut bytes: &[u8]) {
     while let Ok(said) = wire_pairing::read(&mut bytes) {
         assert!(bytes.len() < left, "a message without bytes");
         left = bytes.len();
-        let (again, expected) = match said {
-            Ok(content) => (wire_pairing::go_on(&content), Ok(content)),
-            Err(reason) => {
-                let (again, reason) = wire_pairing::refusal(reason);
-                (again, Err(reason))
-            }
-        };
-        assert_eq!(wire_pairing::read(&mut &again[..]).ok(), Some(expected));
+        let again = wire_pairing::encode(&said);
+        assert_eq!(wire_pairing::read(&mut &again[..]).ok(), Some(said));
     }
 }
 
@@ -374,8 +368,8 @@ fn state_samples() -> Vec<Vec<u8>> {
 }
 
 fn pairing_samples() -> Vec<Vec<u8>> {
-    let (refusal, _) = wire_pairing::refusal("different hosts or network namespaces".into());
-    let conversation = [wire_pairing::go_on(&[7; 32]), wire_pairing::go_on(&[])];
+    let refusal = wire_pairing::encode(&Err("different hosts or network namespaces".into()));
+    let conversation = [&[7; 32][..], &[]].map(|it| wire_pairing::encode(&Ok(it.into())));
     vec![conversation.concat(), refusal]
 }
 

@@ -68,6 +68,8 @@ pub mod collective;
 pub mod communicator;
 pub mod config;
 #[doc(hidden)]
+pub mod cost_model;
+#[doc(hidden)]
 pub mod drive;
 pub mod dtype;
 pub mod elastic;
@@ -92,8 +94,6 @@ pub mod schedule;
 #[doc(hidden)]
 pub mod serving;
 mod session;
-#[doc(hidden)]
-pub mod timing;
 pub mod wire;
 pub mod work;
 

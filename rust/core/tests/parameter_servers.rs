@@ -13,10 +13,9 @@ use gradring_core::error::{Error, ErrorKind, NotServed, Result};
 use gradring_core::parameters::identity::{Incarnation, PushId};
 use gradring_core::parameters::log::{Contribution, Entry};
 use gradring_core::parameters::optimizer::{Hyper, Optimizer};
-use gradring_core::parameters::rules::Treatment;
+use gradring_core::parameters::rules::{Late, Rules, Treatment};
 use gradring_core::parameters::shard::{Gradient, Push, Shard, Spec};
 use gradring_core::serving::model::{Given, Model, Variable};
-use gradring_core::serving::rule::Rule;
 use gradring_core::serving::server::{Place, Server};
 use gradring_core::serving::worker::Worker;
 
@@ -33,20 +32,13 @@ const SGD: Optimizer = Optimizer::Sgd {
     is_nesterov: false,
 };
 
-fn rule(workers: usize, staleness: Option<u64>) -> Rule {
-    Rule {
+fn rules(workers: u32, staleness: Option<u64>) -> Rules {
+    Rules {
         workers,
         staleness,
-        aggregate: 1,
-        overflow: "wait".into(),
-        late: "keep".into(),
-        backup: 0,
-        combine: "mean".into(),
-        queue: None,
-        late_after: None,
-        compensation: 0.0,
+        late: Late::Keep,
         snapshot_every: 3,
-        replicas: 0,
+        ..Rules::default()
     }
 }
 
@@ -70,23 +62,23 @@ struct Served {
     thread: JoinHandle<Result<()>>,
 }
 
-fn serve(addresses: &[String], server: usize, rule: &Rule, directory: Option<&Path>) -> Served {
+fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
     let place = Place {
         server,
         addresses: addresses.to_vec(),
     };
     let patience = Duration::from_secs(2);
-    let server = Server::new(place, rule, directory, patience, &config()).unwrap();
+    let server = Server::new(place, rules, directory, patience, &config()).unwrap();
     let server = Arc::new(server);
     let other = Arc::clone(&server);
     let thread = std::thread::spawn(move || other.serve(&mut || false));
     Served { server, thread }
 }
 
-fn serve_all(addresses: &[String], rule: &Rule) -> Vec<Served> {
+fn serve_all(addresses: &[String], rules: &Rules) -> Vec<Served> {
     let servers = 0..addresses.len();
     servers
-        .map(|server| serve(addresses, server, rule, None))
+        .map(|server| serve(addresses, server, rules, None))
         .collect()
 }
 
@@ -186,7 +178,7 @@ fn expected(steps: usize) -> Vec<f32> {
 fn a_synchronous_training_has_the_bits_of_the_pure_code_and_ends_by_itself() {
     const STEPS: usize = 20;
     let addresses = addresses(2);
-    let served = serve_all(&addresses, &rule(2, Some(0)));
+    let served = serve_all(&addresses, &rules(2, Some(0)));
     let train = |index: usize| {
         let addresses = addresses.clone();
         std::thread::spawn(move || {
@@ -220,7 +212,7 @@ fn a_synchronous_training_has_the_bits_of_the_pure_code_and_ends_by_itself() {
 fn asynchronous_gradients_count_once_each() {
     const STEPS: usize = 30;
     let addresses = addresses(2);
-    let served = serve_all(&addresses, &rule(3, None));
+    let served = serve_all(&addresses, &rules(3, None));
     let train = |index: usize| {
         let addresses = addresses.clone();
         std::thread::spawn(move || {
@@ -257,7 +249,7 @@ fn asynchronous_gradients_count_once_each() {
 #[test]
 fn a_lost_worker_stops_nobody_and_comes_back_under_its_index() {
     let addresses = addresses(2);
-    let served = serve_all(&addresses, &rule(2, Some(0)));
+    let served = serve_all(&addresses, &rules(2, Some(0)));
     let stays = worker(&addresses, 0, SGD);
     let goes = worker(&addresses, 1, SGD);
     let comes = std::thread::spawn({
@@ -292,12 +284,12 @@ fn a_lost_worker_stops_nobody_and_comes_back_under_its_index() {
 #[test]
 fn a_lost_server_is_restored_from_its_directory_and_workers_go_on() {
     let addresses = addresses(2);
-    let rule = rule(1, Some(0));
+    let rules = rules(1, Some(0));
     let directories = ["0", "1"].map(|it| {
         let name = format!("gradring-servers-{}-{it}", std::process::id());
         std::env::temp_dir().join(name)
     });
-    let start = |server: usize| serve(&addresses, server, &rule, Some(&directories[server]));
+    let start = |server: usize| serve(&addresses, server, &rules, Some(&directories[server]));
     let mut served = [Some(start(0)), Some(start(1))];
     let worker = worker(&addresses, 0, ADAM);
     let mut version = 0;
@@ -346,7 +338,7 @@ fn kind(error: Error) -> NotServed {
 #[test]
 fn workers_that_train_something_else_or_are_too_many_are_turned_away_by_name() {
     let addresses = addresses(1);
-    let served = serve_all(&addresses, &rule(2, None));
+    let served = serve_all(&addresses, &rules(2, None));
     let first = worker(&addresses, 0, SGD);
     while served[0].server.stats().unwrap().connections == 0 {
         std::thread::yield_now();

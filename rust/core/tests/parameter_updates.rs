@@ -147,13 +147,14 @@ fn rows_change_weights_as_if_all_others_were_zero() {
             let (mut sparse, mut dense) = (Vec::new(), Vec::new());
             for worker in 0..WORKERS {
                 let (rows, all) = (rows_of(step, worker), values(step * WORKERS + worker));
-                let (mut some, mut zeros) = (Vec::new(), vec![0.0; all.len()]);
+                let (mut some, mut zeros) = (Vec::<f32>::new(), vec![0.0; all.len()]);
                 for row in &rows {
                     let place = *row as usize * WIDTH..(*row as usize + 1) * WIDTH;
                     some.extend(&all[place.clone()]);
                     zeros[place.clone()].copy_from_slice(&all[place]);
                 }
-                sparse.push(Gradient::Rows { rows, values: some });
+                let values = some.into();
+                sparse.push(Gradient::Rows { rows, values });
                 dense.push(Gradient::Dense(zeros.into()));
             }
             let version = step as u64 + 1;
@@ -172,7 +173,7 @@ fn gradients_that_do_not_fit_are_told_from_those_that_do() {
     let shard = shard(optimizers()[0]);
     let rows = |rows: Vec<u32>, count| Gradient::Rows {
         rows,
-        values: vec![0.0; count],
+        values: vec![0.0; count].into(),
     };
     for (gradient, fits) in [
         (Gradient::Dense(vec![0.0; ROWS * WIDTH].into()), true),

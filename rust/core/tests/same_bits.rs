@@ -8,7 +8,7 @@ use gradring_core::communicator::Communicator;
 use gradring_core::config::{Config, Settings};
 use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::wishes::Rules;
+use gradring_core::schedule::algorithm_rules::Rules;
 
 use common::free_address;
 

@@ -334,7 +334,7 @@ impl Communicator {
     }
 }
 
-/// The table of settings, as `gradring.settings.Setting` has its rows.
+/// The table of settings, as `gradring.config.settings.Setting` has its rows.
 #[pyfunction]
 pub(crate) fn settings(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let row = |setting: &Setting| {

@@ -7,9 +7,9 @@ use std::time::Duration;
 use gradring_core::config::{Config, LONGEST_S, Settings};
 use gradring_core::error::{Result, Unusable};
 use gradring_core::parameters::optimizer::{Hyper, Optimizer};
+use gradring_core::parameters::rules::Rules;
 use gradring_core::serving::message::Counted;
 use gradring_core::serving::model::{Given, Model, Variable};
-use gradring_core::serving::rule::Rule;
 use gradring_core::serving::server::{Place, Server};
 use gradring_core::serving::worker::Worker;
 use numpy::{PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn, PyUntypedArrayMethods as _};
@@ -37,26 +37,13 @@ pub(crate) struct ParameterClient {
 #[pymethods]
 impl ParameterServer {
     #[new]
-    #[pyo3(signature = (*, index, addresses, workers, staleness, aggregate, overflow, late, backup,
-        combine="mean", queue=None, late_after=None, compensation=0.04, snapshot_every=100,
-        replicas=0, directory=None, patience=60.0, door, settings))]
+    #[pyo3(signature = (*, index, addresses, rules, directory=None, patience=60.0, door, settings))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
         index: usize,
         addresses: Vec<String>,
-        workers: usize,
-        staleness: Option<u64>,
-        aggregate: usize,
-        overflow: String,
-        late: String,
-        backup: usize,
-        combine: &str,
-        queue: Option<usize>,
-        late_after: Option<u64>,
-        compensation: f64,
-        snapshot_every: u64,
-        replicas: usize,
+        rules: BTreeMap<String, String>,
         directory: Option<PathBuf>,
         patience: f64,
         door: Door,
@@ -64,28 +51,15 @@ impl ParameterServer {
     ) -> PyResult<Self> {
         enter(py, || {
             let config = config_of(py, door, &settings)?;
-            let rule = Rule {
-                workers,
-                staleness,
-                aggregate,
-                overflow,
-                late,
-                backup,
-                combine: combine.into(),
-                queue,
-                late_after,
-                compensation,
-                snapshot_every,
-                replicas,
-            };
             let made = check_server(index, addresses.len()).and_then(|()| {
                 let place = Place {
                     server: index,
                     addresses,
                 };
                 let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
+                let rules = Rules::of(&rules)?;
                 detached(py, || {
-                    Server::new(place, &rule, directory.as_deref(), patience, &config)
+                    Server::new(place, &rules, directory.as_deref(), patience, &config)
                 })
             });
             let inner = made.map_err(|error| to_python(py, &error))?;

@@ -1,4 +1,4 @@
-//! What a communicator has done, as dictionaries.
+//! Statistics of a communicator, as dictionaries.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
 //! `_native.time_all_reduce`: how long an all-reduce would take.
 
 use gradring_core::collective::Call;
+use gradring_core::cost_model::{self, Network, Path, Timing, Uplink};
 use gradring_core::error::Result;
 use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::wishes::Rules;
-use gradring_core::timing::{self, Network, Path, Timing, Uplink};
+use gradring_core::schedule::algorithm_rules::Rules;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -95,13 +95,13 @@ fn times(
     let rules = Rules::parse(algorithm)?;
     let policy = match Algorithm::from_name(algorithm) {
         Some(_) => None,
-        None => Some(timing::policy(rules, network, program)?),
+        None => Some(cost_model::policy(rules, network, program)?),
     };
     let mut time = |&bytes: &usize| {
-        let wished = Algorithm::from_name(algorithm);
+        let ruled = Algorithm::from_name(algorithm);
         let chosen = policy.as_ref().map(|p| p.choose(&Call::float_sum(bytes)));
-        let chosen = wished.or(chosen).expect("there is a policy without a wish");
-        let timing = timing::time(bytes, chosen, network, program)?;
+        let chosen = ruled.or(chosen).expect("there is a policy without a rule");
+        let timing = cost_model::time(bytes, chosen, network, program)?;
         Ok((chosen, timing))
     };
     sizes.iter().map(&mut time).collect()

@@ -1,4 +1,4 @@
-//! What the ops have done in this process, for reports and for tests.
+//! Counters of what the ops have done in this process, for reports and for tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

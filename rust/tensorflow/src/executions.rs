@@ -1,4 +1,4 @@
-//! Which executions of graphs have collectives in flight: one at a time, or their order is chance.
+//! Executions of graphs with collectives in flight: one at a time, or their order is chance.
 
 use std::collections::{BTreeMap, VecDeque};
 

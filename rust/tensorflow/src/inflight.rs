@@ -1,4 +1,4 @@
-//! What is between a Start and its Wait, found by the handle that travels through the graph.
+//! Collectives between Start and Wait, found by the handle that travels through the graph.
 //!
 //! The memory belongs to the entry here, not to the graph: a Wait returns what its entry holds,
 //! whatever tensors it is handed. An entry lives until its Wait takes it, or else as long as its

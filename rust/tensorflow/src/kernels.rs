@@ -1,4 +1,4 @@
-//! What the ops do.
+//! Kernels of the ops.
 //!
 //! All kernels are synchronous: completing an asynchronous kernel of the C API from another thread
 //! crashes, because TensorFlow frees its callback as soon as the compute function returns. A Start

@@ -7,7 +7,6 @@ use gradring_core::buffer::Slice;
 use gradring_core::dtype::DType;
 
 use crate::api::{Api, DataType, RawTensor};
-use crate::inflight::Number;
 use crate::status::{Code, Failure};
 
 /// TensorFlow's number and gradring's type for every element type of the ops.
@@ -63,9 +62,10 @@ impl Tensor {
         Self { api, raw }
     }
 
-    /// An int64 scalar that TensorFlow drops with the last reference to it.
-    pub(crate) fn scalar(api: &'static Api, number: Number) -> Result<Self, Failure> {
-        let memory = Box::into_raw(Box::new(Aligned(number)));
+    /// An int64 scalar whose memory is `value`, dropped with TensorFlow's last reference to it.
+    pub(crate) fn scalar<T: Send + 'static>(api: &'static Api, value: T) -> Result<Self, Failure> {
+        const { assert!(size_of::<T>() == size_of::<i64>()) };
+        let memory = Box::into_raw(Box::new(Aligned(value)));
         // SAFETY: the memory is that of one int64, and is given back by the function, once.
         let raw = unsafe {
             (api.new_tensor)(
@@ -74,7 +74,7 @@ impl Tensor {
                 0,
                 memory.cast(),
                 size_of::<i64>(),
-                drop_number,
+                drop_scalar::<T>,
                 std::ptr::null_mut(),
             )
         };
@@ -159,11 +159,11 @@ impl Tensor {
 
 /// TensorFlow copies memory that is less aligned than its widest vectors, and lets go of it.
 #[repr(C, align(64))]
-struct Aligned(Number);
+struct Aligned<T>(T);
 
-unsafe extern "C" fn drop_number(memory: *mut c_void, _length: usize, _argument: *mut c_void) {
+unsafe extern "C" fn drop_scalar<T>(memory: *mut c_void, _length: usize, _argument: *mut c_void) {
     // SAFETY: `Tensor::scalar` made the box, and TensorFlow calls this once, after its last use.
-    drop(unsafe { Box::from_raw(memory.cast::<Aligned>()) });
+    drop(unsafe { Box::from_raw(memory.cast::<Aligned<T>>()) });
 }
 
 impl Drop for Tensor {

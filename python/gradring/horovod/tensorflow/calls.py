@@ -7,10 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.errors import MismatchError
-from gradring.horovod import agreement, basics
-from gradring.horovod.agreement import JOIN, Call
+from gradring.group.collectives import named
+from gradring.group.communicator import Communicator
+from gradring.horovod import basics
+from gradring.horovod.negotiation import JOIN, Call, differing, joined, negotiate
 from gradring.tensorflow import all_reduce
 from gradring.tensorflow.failures import as_both
 
@@ -35,7 +36,7 @@ def check_happens_now(function: str) -> None:
         )
 
 
-def agree(
+def require_equal_calls(
     communicator: Communicator,
     kind: str,
     name: str,
@@ -67,22 +68,22 @@ def agree(
     if rows_differ:
         shapes = [[None, *shape[1:]] for shape in shapes]
     own = Call(kind, name, how, [tensor.dtype.name for tensor in tensors], shapes, variables)
-    calls = agreement.compare(communicator, own)
-    pair = agreement.differing(calls)
+    calls = negotiate(communicator, own)
+    pair = differing(calls)
     if pair is not None:
         one, other = ((rank, communicator.hosts[rank], calls[rank]) for rank in pair)
         error = _mismatch(
-            f"{communicator._named(one[0])} calls {one[2]}, and {communicator._named(other[0])} "
+            f"{named(communicator, one[0])} calls {one[2]}, and {named(communicator, other[0])} "
             f"calls {other[2]}; every rank must call the same in the same order, with the same "
             "shapes and dtypes",
             other,
         )
         raise error
-    absent = agreement.joined(calls)
+    absent = joined(calls)
     if absent and not _takes_zeros(own):
         rank = absent[0]
         error = _mismatch(
-            f"{communicator._named(rank)} has called join(), and cannot take part in "
+            f"{named(communicator, rank)} has called join(), and cannot take part in "
             f"{own}: only allreduce with hvd.Sum and hvd.Average goes on without it",
             (rank, communicator.hosts[rank], own),
         )
@@ -109,12 +110,12 @@ def join() -> tf.Tensor:
     communicator = basics.communicator()
     rounds = 0
     while communicator.world_size > 1:
-        calls = agreement.compare(communicator, JOIN)
+        calls = negotiate(communicator, JOIN)
         present = [call for call in calls if call.kind != JOIN.kind]
         if not present:
             break
         rounds += 1
-        if agreement.differing(calls) is None and _takes_zeros(present[0]):
+        if differing(calls) is None and _takes_zeros(present[0]):
             _contribute_zeros(communicator, present[0])
     waited = communicator.all_gather(rounds, name="horovod/join")
     last = max(rank for rank, count in enumerate(waited) if count == waited.min())

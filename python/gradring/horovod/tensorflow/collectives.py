@@ -11,12 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
+from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.process_sets import ProcessSet, global_process_set
-from gradring.horovod.tensorflow.calls import agree, check_happens_now, executing_eagerly
+from gradring.horovod.tensorflow.calls import (
+    check_happens_now,
+    executing_eagerly,
+    require_equal_calls,
+)
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow import all_gather, all_reduce, all_to_all, reduce_scatter
@@ -128,7 +132,7 @@ def reduce_dense(
     before, after = factors
     compressed = [compression.compress(as_tensor(tensor, name)) for tensor in tensors]
     scaled = [_scaled(tensor, before) for tensor, _ in compressed]
-    agree(communicator, "allreduce", name, scaled, how=op.value, variables=variables)
+    require_equal_calls(communicator, "allreduce", name, scaled, how=op.value, variables=variables)
     reduced = all_reduce(scaled, op.value, name, communicator, variables=variables)
     return [
         compression.decompress(_scaled(tensor, after), ctx)
@@ -169,7 +173,7 @@ def grouped_allgather(
     communicator = process_set.group()
     label = name or "grouped_allgather"
     values = [as_tensor(tensor, label) for tensor in tensors]
-    agree(communicator, "allgather", label, values, rows_differ=True)
+    require_equal_calls(communicator, "allgather", label, values, rows_differ=True)
     return [
         _scaling_gradient(
             all_gather(value, f"{label}/{i}", communicator), 1 / communicator.world_size
@@ -202,7 +206,7 @@ def broadcast(
     root = process_set.place_of(root_rank)
     label = name or "broadcast"
     value = as_tensor(tensor, label)
-    agree(communicator, "broadcast", label, [value], how=f"root {root_rank}")
+    require_equal_calls(communicator, "broadcast", label, [value], how=f"root {root_rank}")
     return _broadcast(value, root, label, communicator)
 
 
@@ -227,7 +231,7 @@ def broadcast_(
     root = process_set.place_of(root_rank)
     label = name or "broadcast_"
     values = [as_tensor(variable, label) for variable in variables]
-    agree(communicator, "broadcast_", label, values, how=f"root {root_rank}")
+    require_equal_calls(communicator, "broadcast_", label, values, how=f"root {root_rank}")
     for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
         variable.assign(_broadcast(value, root, f"{label}/{i}", communicator))
     return [tf.convert_to_tensor(variable) for variable in variables]
@@ -327,7 +331,7 @@ def grouped_reducescatter(
     compression = checked(compression)
     compressed = [compression.compress(as_tensor(tensor, label)) for tensor in tensors]
     scaled = [_scaled(tensor, prescale_factor) for tensor, _ in compressed]
-    agree(communicator, "reducescatter", label, scaled, how=op.value)
+    require_equal_calls(communicator, "reducescatter", label, scaled, how=op.value)
     parts = [
         reduce_scatter(tensor, op.value, f"{label}/{i}", communicator)
         for i, tensor in enumerate(scaled)
@@ -375,7 +379,7 @@ def alltoall(
     if value.shape.rank == 0:
         raise ValueError(f"{label}: a scalar has no rows; reshape it to [1]")
     counts = _counts(value, splits, communicator.world_size, label)
-    agree(communicator, "alltoall", label, [value], rows_differ=True)
+    require_equal_calls(communicator, "alltoall", label, [value], rows_differ=True)
     pairs = numbers_of_all(counts, Collective(communicator, Label.of(label)))  # [to, from]
     most = tf.reduce_max(pairs)
     received_counts = pairs[communicator.rank]
@@ -394,7 +398,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank has called it; not inside a `tf.function`."""
     check_happens_now("barrier")
     communicator = process_set.group()
-    agree(communicator, "barrier", "", [])
+    require_equal_calls(communicator, "barrier", "", [])
     communicator.barrier()
 
 
@@ -442,7 +446,9 @@ def _joined_slices(
     slices: tf.IndexedSlices, op: ReduceOp, label: str, communicator: Communicator
 ) -> tf.IndexedSlices:
     parts = [slices.values, slices.indices]
-    agree(communicator, "allreduce of rows", label, parts, how=op.value, rows_differ=True)
+    require_equal_calls(
+        communicator, "allreduce of rows", label, parts, how=op.value, rows_differ=True
+    )
     values = all_gather(slices.values, f"{label}/values", communicator)
     if op is Average:
         values /= tf.cast(communicator.world_size, values.dtype)

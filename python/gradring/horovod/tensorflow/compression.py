@@ -1,4 +1,4 @@
-"""What gradients are made of before they travel."""
+"""Compression of gradients before they travel."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar, cast
 
 import gradring.elastic
 import gradring.tensorflow.elastic
-from gradring.communicator import Communicator
 from gradring.elastic.run import Regroup
 from gradring.errors import ConfigError, GradringError
+from gradring.group.communicator import Communicator, open_groups
 from gradring.horovod import basics
 from gradring.horovod.tensorflow.optimizer import forget_sums
 
@@ -162,7 +162,7 @@ def run(func: _Train) -> _Train:
                 "called; give State what has to be equal, or make it so in reset()"
             )
         communicator = basics.communicator()
-        joins, first = bool(communicator._joins), communicator.generation + 1
+        joins, first = bool(open_groups.yet_to_join(communicator)), communicator.generation + 1
 
         @gradring.elastic.run(communicator)
         @functools.wraps(func)

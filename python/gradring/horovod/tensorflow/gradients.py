@@ -11,7 +11,7 @@ import tensorflow as tf
 from gradring.gradients.names import Names, name_of, with_gaps, without_counters
 from gradring.gradients.reduction import Reduction
 from gradring.horovod.process_sets import ProcessSet, global_process_set
-from gradring.horovod.tensorflow.calls import agree
+from gradring.horovod.tensorflow.calls import require_equal_calls
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
@@ -122,7 +122,7 @@ def reduce_gradients(
     )
     if sparse:
         rows = [results[i] for i in sparse]
-        agree(
+        require_equal_calls(
             communicator,
             "rows of gradients",
             with_gaps("", results).strip(),

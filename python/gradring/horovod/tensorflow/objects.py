@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradring.horovod.process_sets import ProcessSet, global_process_set
-from gradring.horovod.tensorflow.calls import agree, check_happens_now
+from gradring.horovod.tensorflow.calls import check_happens_now, require_equal_calls
 
 
 def broadcast_object(
@@ -39,7 +39,7 @@ def broadcast_object(
     check_happens_now("broadcast_object")
     communicator = process_set.group()
     label = name or "broadcast_object"
-    agree(communicator, "broadcast_object", label, [], how=f"root {root_rank}")
+    require_equal_calls(communicator, "broadcast_object", label, [], how=f"root {root_rank}")
     root = process_set.place_of(root_rank)
     return communicator.broadcast_object(obj, root, pickle=True, name=label)
 
@@ -76,5 +76,5 @@ def allgather_object(
     check_happens_now("allgather_object")
     communicator = process_set.group()
     label = name or "allgather_object"
-    agree(communicator, "allgather_object", label, [])
+    require_equal_calls(communicator, "allgather_object", label, [])
     return communicator.all_gather_object(obj, pickle=True, name=label)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring import parse
+from gradring.config import parse
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.compression import Compression, Compressor
 from gradring.horovod.tensorflow.gradients import (

@@ -1,4 +1,4 @@
-"""What the update rules of `gradring.updates` do under TensorFlow.
+"""The update rules of `gradring.updates` under TensorFlow.
 
 ====================  ===========================================================================
 ``updates``           `Updates`, the hooks of a rule: this is all that Keras' optimizers know

@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring import updates
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rules.updates import (

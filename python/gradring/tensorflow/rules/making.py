@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gradring import updates
-from gradring.communicator import Communicator
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.rules.accumulation import Accumulated
 from gradring.tensorflow.rules.compression.compressed import Compressed
@@ -26,7 +26,7 @@ def make(
     """What a strategy does by this rule; takes its arguments, number of local devices, and servers.
 
     Raises:
-        gradring.errors.ConfigError: The rule cannot be had together with these.
+        gradring.errors.ConfigError: The rule cannot be combined with these.
     """
     if rule == updates.AllReduce():
         return Updates()

@@ -91,7 +91,7 @@ class Pushed(Updates):
         if self._optimizer is None:
             is_other = self._begin(optimizer)
             if is_other and tf.executing_eagerly():
-                _log.info("the first batch of %s counts for nothing: others began", self._name)
+                _log.info("the first batch of %s is not used: others began", self._name)
                 return
         elif self._optimizer is not optimizer:
             raise ConfigError(

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients.names import Names
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.broadcast_update import CHIEF, broadcast_tensors
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.rules.updates import (

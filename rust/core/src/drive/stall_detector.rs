@@ -131,7 +131,7 @@ impl<'a> StallDetector<'a> {
                 peer,
                 received,
                 text,
-            } => match contract::way(&received) {
+            } => match contract::endpoints(&received) {
                 way if way == (peer, execution.rank()) => {
                     let own = &self.launched.header;
                     Suspicion::HeadersDiffer {

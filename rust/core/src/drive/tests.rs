@@ -19,6 +19,8 @@ const LIMITS: Limits = Limits {
 struct Clueless {
     abort: AbortSwitch,
     suspicions: RefCell<Vec<Suspicion>>,
+    /// After how long people were warned.
+    warnings: RefCell<Vec<Duration>>,
 }
 
 impl Supervisor for Clueless {
@@ -30,7 +32,9 @@ impl Supervisor for Clueless {
         self.abort.raise(cause);
     }
 
-    fn warn(&self, _: &Stall<'_>) {}
+    fn warn(&self, stall: &Stall<'_>) {
+        self.warnings.borrow_mut().push(stall.idle);
+    }
 }
 
 /// Steps until a drive is done or blocked: whether anything has moved, and whether it is done.
@@ -161,6 +165,57 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         drop(drive);
         assert!(waits.now().is_none());
     }
+}
+
+#[test]
+fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_suspected() {
+    let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
+    let waits = Waits::default();
+    let mut memory = Memory::default();
+    let (call, buffer) = all_reduce();
+    let mut operand = memory.operand(buffer, &call).unwrap();
+    let started = Instant::now();
+    let mut context = context(0, &topology, &supervisor, &waits);
+    context.limits.stall_warning = TIMEOUT / 4;
+    let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
+    let seconds = [7.0, 7.5, 8.0, 16.0, 17.0, 30.0].map(Duration::from_secs_f64);
+    for idle in seconds {
+        drive.look(started + idle);
+    }
+    assert_eq!(*supervisor.warnings.borrow(), [seconds[1], seconds[3]]);
+    assert_eq!(supervisor.suspicions.borrow().len(), 1);
+}
+
+#[test]
+fn when_the_last_peer_had_entered_is_noted_once() {
+    let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
+    let waits = Waits::default();
+    let mut memories = [Memory::default(), Memory::default()];
+    let calls = [all_reduce().0, all_reduce().0];
+    let started = Instant::now();
+    let mut links = memory::mesh(2, 100).into_iter();
+    let mut links = [links.next().unwrap(), links.next().unwrap()];
+    let [first, second] = &mut memories;
+    let mut operands = [
+        first.operand(all_reduce().1, &calls[0]).unwrap(),
+        second.operand(all_reduce().1, &calls[1]).unwrap(),
+    ];
+    let [first, second] = &mut operands;
+    let of = |rank| context(rank, &topology, &supervisor, &waits);
+    let mut other = Drive::new(of(1), &calls[1], second, started).unwrap();
+    let mut drive = Drive::new(of(0), &calls[0], first, started).unwrap();
+    let at = |seconds| started + Duration::from_secs(seconds);
+    go_on(&mut drive, &mut links[0], at(1));
+    assert!(drive.measured(at(9)).everyone_entered.is_none());
+    for seconds in 2..100 {
+        go_on(&mut other, &mut links[1], at(seconds));
+        if go_on(&mut drive, &mut links[0], at(seconds)).1 {
+            assert!(seconds > 2, "it takes several turns");
+            assert_eq!(drive.measured(at(99)).everyone_entered, Some((at(2), 1)));
+            return;
+        }
+    }
+    panic!("it ends");
 }
 
 /// A send and its receive through pipes of so few bytes, under these names: which rank is done, and what

@@ -80,7 +80,7 @@ facts! {
              transport=\"auto\""
         )]
         TooManyForReproducible { world_size: usize, most: usize },
-        #[error("{name} is no setting of a group")]
+        #[error("there is no setting {name}")]
         NoSuchSetting { name: Text },
         #[error("{name}={value} is not {wanted}")]
         Value { name: Text, value: Text, wanted: Text },
@@ -108,15 +108,15 @@ facts! {
         NotThere { algorithm: Text },
         #[error(
             "an all-reduce of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
-             to play; choose fewer ranks or a smaller size; a ring without stragglers, of {even} bytes or \
-             a multiple, may have more, as its ranks do the same"
+             to simulate; choose fewer ranks or a smaller size; a ring without stragglers, of {even} bytes \
+             or a multiple, may have more, as its ranks do the same"
         )]
-        TooLargeToPlay { bytes: usize, world_size: usize, pieces: usize, even: usize },
+        TooLargeToSimulate { bytes: usize, world_size: usize, pieces: usize, even: usize },
         #[error(
             "an all-reduce of {bytes} bytes by {world_size} ranks takes more than half a year there; \
              check the units of times and rates"
         )]
-        TooLongToPlay { bytes: usize, world_size: usize },
+        TooLongToSimulate { bytes: usize, world_size: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]
         SettingsDiffer { theirs: Text, ours: Text },
         #[error(
@@ -464,10 +464,6 @@ facts! {
         NotDecoded { error: Text },
         #[error("a message could not be encoded: {error}")]
         NotEncoded { error: Text },
-        #[error("a control message of {bytes} bytes was announced; at most {most} are accepted")]
-        ControlTooLong { bytes: usize, most: usize },
-        #[error("a control message is malformed: {error}")]
-        ControlMalformed { error: Text },
         #[error("no random numbers from the system: {error}")]
         NoRandomNumbers { error: Text },
         #[error("something else than {wanted} arrived")]

@@ -312,7 +312,7 @@ impl<'a> Execution<'a> {
         let mut parts = [IoSlice::new(&[]); PARTS + 2];
         let mut filled = 0;
         if header_sent < HEADER_BYTES {
-            header = contract::on_way(self.header, self.rank, peer);
+            header = contract::with_endpoints(self.header, self.rank, peer);
             parts[0] = IoSlice::new(&header[header_sent..]);
             filled = 1;
         }
@@ -418,7 +418,7 @@ impl<'a> Execution<'a> {
         let of_header = received.unwrap_or(0).min(*header_left);
         *header_left -= of_header;
         if *header_left <= text_bytes
-            && *header != contract::on_way(self.header, peer, self.rank)
+            && *header != contract::with_endpoints(self.header, peer, self.rank)
             && (*header_left == 0 || !contract::is_header(header))
         {
             return Err(Fault::Header {

@@ -3,7 +3,7 @@
 
 use super::plan::{Pipe, Plan, block_elements};
 use crate::collective::Call;
-use crate::schedule::likeness::Likeness;
+use crate::schedule::symmetry::Symmetry;
 use crate::schedule::topology::Topology;
 use crate::schedule::{Action, Algorithm};
 
@@ -41,7 +41,7 @@ pub(crate) enum Work {
 /// Pieces that keep their order.
 pub(crate) struct Route {
     pub(crate) way: Way,
-    /// As `Likeness` means it, if several ranks share an outline.
+    /// As `Symmetry` means it, if several ranks share an outline.
     pub(crate) peer: usize,
     pub(crate) pieces: Vec<u32>,
 }
@@ -59,9 +59,9 @@ pub(crate) enum Way {
 
 impl Outline {
     /// Which ranks have the same outline in `call`.
-    pub(crate) fn likeness(call: &Call, algorithm: Algorithm, topology: &Topology) -> Likeness {
+    pub(crate) fn symmetry(call: &Call, algorithm: Algorithm, topology: &Topology) -> Symmetry {
         let block = block_elements(call, call.dtype, topology);
-        Likeness::of(algorithm, &call.collective, topology, call.count, block)
+        Symmetry::of(algorithm, &call.collective, topology, call.count, block)
     }
 
     /// Into how many blocks `call` is cut.

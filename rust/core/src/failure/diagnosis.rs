@@ -242,8 +242,9 @@ impl Diagnosis {
             (Problem::Different, Some((right, odd))) => {
                 call = Some(right[0].1.call.clone());
                 Error::new(ErrorKind::Mismatch {
-                    theirs: told(&odd, &right).into(),
-                    others: format!("{} (rank {})", told(&right, &odd), names(&right)).into(),
+                    theirs: describe_call(&odd, &right).into(),
+                    others: format!("{} (rank {})", describe_call(&right, &odd), names(&right))
+                        .into(),
                 })
             }
             (Problem::Different, None) => Error::new(ErrorKind::Mismatch {
@@ -397,7 +398,7 @@ impl Diagnosis {
 type Side<'a> = Vec<(usize, &'a Entered)>;
 
 /// What a side called; with its step, if that is another one than elsewhere.
-fn told(side: &Side<'_>, other: &Side<'_>) -> String {
+fn describe_call(side: &Side<'_>, other: &Side<'_>) -> String {
     let (entered, elsewhere) = (side[0].1, other[0].1);
     match entered.step == elsewhere.step {
         true => entered.call.clone(),

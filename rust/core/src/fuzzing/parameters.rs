@@ -265,13 +265,10 @@ fn new_sequencer(keepers: Keepers, random: u64, now: Instant) -> Sequencer {
     let rules = Rules {
         workers: 2,
         staleness: None,
-        aggregate: 1,
-        queue_max: 4,
+        queue_max: Some(4),
         overflow: Overflow::DropOldest,
-        late: Late::Compensate(0.5),
-        late_after: 0,
-        backup: 0,
-        is_mean: true,
+        late: Late::Compensate,
+        ..Rules::default()
     };
     Sequencer::new(rules, timing(), keepers, random, now)
 }
@@ -312,7 +309,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         None,
         Some(Gradient::Rows {
             rows: vec![0, 1],
-            values: vec![1.0; 4],
+            values: vec![1.0; 4].into(),
         }),
     ];
     let hyper = HYPER;

@@ -108,6 +108,11 @@ impl Entry {
 }
 
 impl FlightRecorder {
+    /// The generation of its group.
+    pub(crate) const fn generation(&self) -> u32 {
+        self.generation
+    }
+
     /// That of a group of this generation.
     #[must_use]
     pub fn new(generation: u32) -> Self {

@@ -22,6 +22,8 @@ struct File<'a> {
     format: u32,
     rank: usize,
     world_size: usize,
+    /// How many groups of an elastic job there were before.
+    generation: u32,
     host: &'a str,
     pid: u32,
     reason: &'a str,
@@ -115,6 +117,7 @@ pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_n
         format: FORMAT,
         rank: journal.rank,
         world_size: journal.hosts.len(),
+        generation: journal.recorder.generation(),
         host: &journal.hosts[journal.rank],
         pid: std::process::id(),
         reason,

@@ -6,6 +6,8 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::lock::lock;
 
 /// The C library itself keeps what is smaller.
@@ -130,6 +132,20 @@ impl Drop for Floats {
 impl Clone for Floats {
     fn clone(&self) -> Self {
         Self::copied(self)
+    }
+}
+
+/// The numbers travel behind the head of a message. There one byte stands for all of them, so that no
+/// head has more of these than bytes.
+impl Serialize for Floats {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Floats {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        u8::deserialize(deserializer).map(|_| Self::default())
     }
 }
 

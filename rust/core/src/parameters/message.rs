@@ -2,9 +2,6 @@
 //!
 //! Every message may be lost, come twice, late, or after one that was sent later. What gets no answer
 //! is said again.
-//!
-//! Gradients and weights are too long to be written down with the rest of a message, so what carries
-//! messages has its own way for the two that have some.
 
 use std::sync::Arc;
 
@@ -58,7 +55,6 @@ pub enum Ask {
     /// To be counted out.
     Leave(Incarnation),
     /// To keep this until it is applied.
-    #[serde(skip)]
     Stage {
         /// Which gradient.
         id: PushId,
@@ -116,7 +112,6 @@ pub enum Reply {
         dropped: u64,
     },
     /// What was pulled.
-    #[serde(skip)]
     Weights {
         /// Which pull.
         round: u64,
@@ -166,7 +161,6 @@ pub enum Order {
     /// Say all that you have there, for others.
     Give(Start),
     /// Go on from there, with what another server has.
-    #[serde(skip)]
     Fill(Start, Arc<Snapshot>),
 }
 
@@ -207,7 +201,6 @@ pub enum Report {
     /// It is in no term, or cannot go on in this one.
     Lost(Term),
     /// What others go on with.
-    #[serde(skip)]
     Given {
         /// Of the start.
         question: u64,

@@ -267,7 +267,7 @@ impl Queue {
         if self.rules.is_synchronous() {
             usize::MAX
         } else {
-            self.rules.queue_max.max(self.rules.aggregate)
+            self.rules.queue_max()
         }
     }
 

@@ -1,57 +1,81 @@
-//! What distinguishes the update rules of a parameter server.
+//! The update rules of a parameter server, in one table.
+//!
+//! A row of [`Rules`] is also a field of `gradring.updates.ParameterServer`, or follows from some.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::identity::Version;
+use crate::config::table::{named_values, table, wrong};
+use crate::error::Result;
+use crate::names::named;
 
-/// The rule by which gradients become updates, as the program has it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rules {
-    /// Workers at the start.
-    pub workers: u32,
-    /// How far a worker may run ahead of the slowest, in pushes; 0 is synchronous, `None` asynchronous.
-    pub staleness: Option<u64>,
-    /// Gradients of which an update is the mean, unless it is synchronous.
-    pub aggregate: usize,
-    /// Bound on the gradients that wait to be applied.
-    pub queue_max: usize,
-    /// What becomes of one that does not fit into the queue.
-    pub overflow: Overflow,
-    /// What becomes of one that was computed with older weights.
-    pub late: Late,
-    /// Updates by which weights may be older before a gradient is late.
-    pub late_after: u64,
-    /// Workers without which a synchronous update goes on.
-    pub backup: u32,
-    /// Whether an update is the mean of its gradients, or their sum.
-    pub is_mean: bool,
+/// The strength of the correction of late gradients: lambda of DC-ASGD.
+const COMPENSATION: f32 = 0.04;
+
+/// All servers need the same values.
+const ALL: bool = true;
+
+table! {
+    /// The rule by which gradients become updates, as the program says it.
+    pub struct Rules {
+        workers: u32 = "1", ALL, "Workers at the start.";
+        staleness: Option<u64> = "0", ALL,
+            "How far a worker may run ahead of the slowest, in pushes; 0 is synchronous, `None` asynchronous.";
+        aggregate: usize = "1", ALL, "Gradients of which an update is made, unless it is synchronous.";
+        overflow: Overflow = "wait", ALL, "What becomes of one that does not fit into the queue.";
+        late: Late = "weight", ALL, "What becomes of one that was computed with older weights.";
+        backup: u32 = "0", ALL, "Workers without which a synchronous update goes on.";
+        combine: Combine = "mean", ALL, "What an update is of its gradients.";
+        snapshot_every: Version = "100", ALL, "Updates between two snapshots.";
+        replicas: usize = "0", ALL, "On how many servers each shard is, beside the first.";
+    } and {
+        /// Bound on the gradients that wait to be applied, if it is not the usual one.
+        queue_max: Option<usize>,
+        /// Updates by which weights may be older before a gradient is late, if not as many as usual.
+        late_after: Option<u64>,
+    }
 }
 
-/// What happens when the queue is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Overflow {
-    /// The worker waits.
-    Wait,
-    /// The one that has waited longest is dropped.
-    DropOldest,
-    /// The new one is dropped.
-    DropNewest,
+named! {
+    /// What happens when the queue is full.
+    pub enum Overflow {
+        /// The worker waits.
+        Wait: "wait",
+        /// The one that has waited longest is dropped.
+        DropOldest: "drop_oldest",
+        /// The new one is dropped.
+        DropNewest: "drop_newest",
+    }
 }
 
-/// What happens to a late gradient.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Late {
-    /// It counts like any other.
-    Keep,
-    /// It counts 1 / (1 + staleness).
-    Weight,
-    /// It is corrected for what has changed since, with this strength.
-    Compensate(f32),
-    /// It is dropped.
-    Drop,
+named! {
+    /// What happens to a late gradient.
+    pub enum Late {
+        /// It counts 1 / (1 + staleness).
+        Weight: "weight",
+        /// It is corrected for what has changed since.
+        Compensate: "compensate",
+        /// It is dropped.
+        Drop: "drop",
+        /// It counts like any other.
+        Keep: "keep",
+    }
 }
+
+named! {
+    /// What an update is of its gradients.
+    pub enum Combine {
+        /// Their mean.
+        Mean: "mean",
+        /// Their sum.
+        Sum: "sum",
+    }
+}
+
+named_values!(Overflow, Late, Combine);
 
 /// How long the servers wait for what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +100,87 @@ pub struct Treatment {
 }
 
 impl Rules {
+    /// Whether so many servers can apply it.
+    ///
+    /// # Errors
+    /// `Config` for what cannot be used, or not together; names it.
+    pub fn check(&self, servers: usize) -> Result<()> {
+        let says = |is_right: bool, name: &str, value: &dyn Display, wanted: &str| match is_right {
+            true => Ok(()),
+            false => Err(wrong(name, &value.to_string(), wanted)),
+        };
+        let at_least_one = "a whole number from 1 up";
+        says(self.workers >= 1, "workers", &self.workers, at_least_one)?;
+        says(
+            self.aggregate >= 1,
+            "aggregate",
+            &self.aggregate,
+            at_least_one,
+        )?;
+        says(
+            self.snapshot_every >= 1,
+            "snapshot_every",
+            &self.snapshot_every,
+            at_least_one,
+        )?;
+        says(
+            self.aggregate == 1 || !self.is_synchronous(),
+            "aggregate",
+            &self.aggregate,
+            "1, as it must be with staleness=0, whose updates have a gradient of each worker",
+        )?;
+        says(
+            self.backup == 0 || self.is_synchronous(),
+            "backup",
+            &self.backup,
+            "0, as it must be without staleness=0: only then does an update wait for all workers",
+        )?;
+        says(
+            self.backup < self.workers,
+            "backup",
+            &self.backup,
+            "less than the number of workers",
+        )?;
+        says(
+            self.replicas < servers,
+            "replicas",
+            &self.replicas,
+            "less than the number of parameter servers: no two copies are on the same one",
+        )?;
+        says(
+            self.replicas == 0 || !self.compensates(),
+            "late",
+            &self.late.name(),
+            "weight or drop, as it must be with replicas, which do not know what workers pulled",
+        )
+    }
+
+    /// Bound on the gradients that wait to be applied; those of one update always fit.
+    #[must_use]
+    pub fn queue_max(&self) -> usize {
+        let usual = || 2 * self.aggregate.max(self.workers as usize);
+        self.queue_max.unwrap_or_else(usual).max(self.aggregate)
+    }
+
+    /// Updates by which weights may be older before a gradient is late. Where workers do not wait for
+    /// each other, nearly every gradient is a little stale.
+    #[must_use]
+    pub fn late_after(&self) -> u64 {
+        let usual = || match self.late {
+            Late::Drop if !self.is_synchronous() => {
+                self.staleness.unwrap_or(0).max(self.workers.into())
+            }
+            _ => 0,
+        };
+        self.late_after.unwrap_or_else(usual)
+    }
+
+    /// Whether late gradients are corrected.
+    #[must_use]
+    pub const fn compensates(&self) -> bool {
+        matches!(self.late, Late::Compensate)
+    }
+
     /// Whether an update has a gradient of each worker, but for backups.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
@@ -99,7 +204,7 @@ impl Rules {
             weight: 1.0,
             compensation: None,
         };
-        if staleness <= self.late_after {
+        if staleness <= self.late_after() {
             return Some(whole);
         }
         match self.late {
@@ -108,8 +213,8 @@ impl Rules {
                 weight: 1.0 / (1 + staleness) as f32,
                 ..whole
             }),
-            Late::Compensate(strength) => Some(Treatment {
-                compensation: Some(strength),
+            Late::Compensate => Some(Treatment {
+                compensation: Some(COMPENSATION),
                 ..whole
             }),
             Late::Drop => None,
@@ -119,10 +224,9 @@ impl Rules {
     /// By what the sum of so many gradients is multiplied.
     #[must_use]
     pub fn scale(&self, count: usize) -> f32 {
-        if self.is_mean {
-            1.0 / count as f32
-        } else {
-            1.0
+        match self.combine {
+            Combine::Mean => 1.0 / count as f32,
+            Combine::Sum => 1.0,
         }
     }
 }

@@ -9,6 +9,7 @@ use super::identity::{Incarnation, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
 use super::log::{Entry, IN_FLIGHT_MAX};
 use super::message::{Ask, Order, Reply, Report, Request};
+use super::optimizer::Hyper;
 use super::queue::{Counts, Pending, Queue};
 use super::restoring::{Plan, Status};
 use super::rules::{Rules, Timing};
@@ -202,113 +203,161 @@ impl Sequencer {
 
     /// A keeper answers.
     pub fn heard(&mut self, keeper: usize, report: Report, now: Instant) {
-        match (&mut self.phase, report) {
-            (
-                Phase::Looking { question, answers },
-                Report::Status {
-                    question: asked,
-                    terms,
-                    points,
-                    at,
-                    entries,
-                },
-            ) if asked == *question => {
+        match report {
+            Report::Status {
+                question,
+                terms,
+                points,
+                at,
+                entries,
+            } => {
                 let status = Status {
                     terms,
                     points: points.into_iter().collect(),
                     at,
                     entries,
                 };
-                answers.insert(keeper, status);
-                if answers.len() == self.keepers.count() {
-                    let plan = Plan::of(self.keepers, *question, answers, self.heard_of);
-                    let missing = plan.missing(self.keepers).into_iter();
-                    self.phase = Phase::Installing {
-                        given: missing.map(|shard| (shard, None)).collect(),
-                        plan,
-                        installed: BTreeMap::new(),
-                        applied: Vec::new(),
-                    };
-                    self.say_again();
-                }
+                self.status(keeper, question, status);
             }
-            (Phase::Installing { plan, given, .. }, Report::Given { question, state })
-                if question == plan.start.question && state.point == plan.start.point =>
-            {
-                let shard = self.keepers.shard(keeper);
-                if let Some(given) = given.get_mut(&shard) {
-                    *given = Some(state);
-                }
-                if given.values().all(Option::is_some) {
-                    self.say_again();
-                }
-            }
-            (
-                Phase::Installing {
-                    plan,
-                    installed,
-                    applied,
-                    ..
-                },
-                Report::Installed {
-                    term,
-                    applied: theirs,
-                    saved,
-                },
-            ) if term == plan.start.terms.term() => {
-                let version = plan.start.point.version;
-                let is_first = installed.is_empty();
-                installed.insert(keeper, saved.min(version));
-                *applied = theirs;
-                if installed.len() == self.keepers.count() {
-                    let saved = installed.values();
-                    let open = Open {
-                        since: now,
-                        queue: Queue::new(self.rules.clone(), version, applied),
-                        log: VecDeque::new(),
-                        progress: saved.map(|saved| (version, *saved)).collect(),
-                        heard: BTreeMap::new(),
-                        incarnations: 0,
-                        terms: plan.start.terms.clone(),
-                        keepers: self.keepers,
-                    };
-                    // Those who had to wait need not find out by themselves.
-                    self.out.extend((0..self.rules.workers).map(|worker| {
-                        let terms = open.terms.clone();
-                        Output::Worker(worker, Reply::OtherTerm(terms))
-                    }));
-                    self.phase = Phase::Open(Box::new(open));
-                    self.restored += 1;
-                    self.say_again();
-                } else if is_first {
-                    self.say_again();
-                }
-            }
-            (Phase::Installing { plan, .. }, Report::Lost(term))
-                if term == plan.start.terms.term() =>
-            {
-                self.look();
-            }
-            (Phase::Open(open), Report::Lost(term)) if term == open.terms.term() => self.look(),
-            (
-                Phase::Open(open),
-                Report::Applied {
-                    term,
-                    version,
-                    saved,
-                },
-            ) if term == open.terms.term() => {
-                // No correct server is ahead of the log.
-                let version = version.min(open.queue.version());
-                let known = &mut open.progress[keeper];
-                *known = (known.0.max(version), known.1.max(saved.min(version)));
-                let least = open.progress.iter().map(|(version, _)| *version).min();
-                let first = open.queue.version() - open.log.len() as u64;
-                let done = least.unwrap_or(first).saturating_sub(first);
-                open.log.drain(..done as usize);
-                self.order(now);
-            }
-            _ => {}
+            Report::Given { question, state } => self.given(keeper, question, state),
+            Report::Installed {
+                term,
+                applied,
+                saved,
+            } => self.installed(keeper, term, applied, saved, now),
+            Report::Applied {
+                term,
+                version,
+                saved,
+            } => self.applied(keeper, term, version, saved, now),
+            Report::Lost(term) => self.lost(term),
+        }
+    }
+
+    /// When all keepers have said what they have, it is clear where they go on.
+    fn status(&mut self, keeper: usize, asked: u64, status: Status) {
+        let Phase::Looking { question, answers } = &mut self.phase else {
+            return;
+        };
+        if asked != *question {
+            return;
+        }
+        answers.insert(keeper, status);
+        if answers.len() == self.keepers.count() {
+            let plan = Plan::of(self.keepers, *question, answers, self.heard_of);
+            let missing = plan.missing(self.keepers).into_iter();
+            self.phase = Phase::Installing {
+                given: missing.map(|shard| (shard, None)).collect(),
+                plan,
+                installed: BTreeMap::new(),
+                applied: Vec::new(),
+            };
+            self.say_again();
+        }
+    }
+
+    /// When all shards that some keepers lack are here, those get them.
+    fn given(&mut self, keeper: usize, question: u64, state: Arc<Snapshot>) {
+        let Phase::Installing { plan, given, .. } = &mut self.phase else {
+            return;
+        };
+        if question != plan.start.question || state.point != plan.start.point {
+            return;
+        }
+        let shard = self.keepers.shard(keeper);
+        if let Some(given) = given.get_mut(&shard) {
+            *given = Some(state);
+        }
+        if given.values().all(Option::is_some) {
+            self.say_again();
+        }
+    }
+
+    /// When all keepers are in the new term, it is open.
+    fn installed(
+        &mut self,
+        keeper: usize,
+        term: Term,
+        theirs: Vec<PushId>,
+        saved: Version,
+        now: Instant,
+    ) {
+        let Phase::Installing {
+            plan,
+            installed,
+            applied,
+            ..
+        } = &mut self.phase
+        else {
+            return;
+        };
+        if term != plan.start.terms.term() {
+            return;
+        }
+        let version = plan.start.point.version;
+        let is_first = installed.is_empty();
+        installed.insert(keeper, saved.min(version));
+        *applied = theirs;
+        if installed.len() == self.keepers.count() {
+            let saved = installed.values();
+            let open = Open {
+                since: now,
+                queue: Queue::new(self.rules.clone(), version, applied),
+                log: VecDeque::new(),
+                progress: saved.map(|saved| (version, *saved)).collect(),
+                heard: BTreeMap::new(),
+                incarnations: 0,
+                terms: plan.start.terms.clone(),
+                keepers: self.keepers,
+            };
+            // Those who had to wait need not find out by themselves.
+            self.out.extend((0..self.rules.workers).map(|worker| {
+                let terms = open.terms.clone();
+                Output::Worker(worker, Reply::OtherTerm(terms))
+            }));
+            self.phase = Phase::Open(Box::new(open));
+            self.restored += 1;
+            self.say_again();
+        } else if is_first {
+            self.say_again();
+        }
+    }
+
+    /// What all keepers have applied leaves the log.
+    fn applied(
+        &mut self,
+        keeper: usize,
+        term: Term,
+        version: Version,
+        saved: Version,
+        now: Instant,
+    ) {
+        let Phase::Open(open) = &mut self.phase else {
+            return;
+        };
+        if term != open.terms.term() {
+            return;
+        }
+        // No correct server is ahead of the log.
+        let version = version.min(open.queue.version());
+        let known = &mut open.progress[keeper];
+        *known = (known.0.max(version), known.1.max(saved.min(version)));
+        let least = open.progress.iter().map(|(version, _)| *version).min();
+        let first = open.queue.version() - open.log.len() as u64;
+        let done = least.unwrap_or(first).saturating_sub(first);
+        open.log.drain(..done as usize);
+        self.order(now);
+    }
+
+    /// A keeper cannot go on in the term: all begin another.
+    fn lost(&mut self, term: Term) {
+        let current = match &self.phase {
+            Phase::Looking { .. } => return,
+            Phase::Installing { plan, .. } => plan.start.terms.term(),
+            Phase::Open(open) => open.terms.term(),
+        };
+        if term == current {
+            self.look();
         }
     }
 
@@ -330,75 +379,34 @@ impl Sequencer {
                 return self.look();
             }
         }
-        let member = open.queue.incarnation(worker);
-        let said = match &request.ask {
+        let replies = match &request.ask {
             Ask::Join { nonce, claim } => {
-                // It may have been counted out, and in again, since it came under this number.
-                let is_known = open.heard.get(&worker).is_some_and(|(_, it)| it == nonce);
-                let is_same = |member: &Incarnation| claim.is_none_or(|claim| claim == *member);
-                let joined = if let Some(incarnation) = member.filter(|it| is_known && is_same(it))
-                {
-                    Ok((incarnation, open.queue.latest(worker)))
-                } else {
-                    open.join(worker, *claim)
-                };
-                let (incarnation, latest) = match joined {
-                    Ok(joined) => joined,
-                    Err(claim) => {
-                        let reply = Reply::NotMember(term, claim);
-                        return self.out.push(Output::Worker(worker, reply));
-                    }
-                };
-                open.heard.insert(worker, (now, *nonce));
-                let joined = Reply::Joined {
-                    term,
-                    nonce: *nonce,
-                    incarnation,
-                    latest,
-                    replicas: open.keepers.replicas,
-                };
-                self.out.push(Output::Worker(worker, joined));
-                incarnation
+                let joined = open.join(worker, *nonce, *claim, now);
+                joined.map(|joined| (Some(joined), open.go_again(worker)))
             }
-            Ask::Submit { id, .. } => id.incarnation,
-            Ask::Alive(incarnation) | Ask::Leave(incarnation) => *incarnation,
-            Ask::Stage { .. } | Ask::Pull { .. } => return,
-        };
-        if open.queue.incarnation(worker) != Some(said) {
-            let reply = Reply::NotMember(term, said);
-            return self.out.push(Output::Worker(worker, reply));
-        }
-        if let Some((heard, _)) = open.heard.get_mut(&worker) {
-            *heard = now;
-        }
-        match &request.ask {
-            Ask::Submit { id, base, hyper } if id.number > open.queue.latest(worker) => {
-                let pending = Pending {
-                    id: *id,
-                    base: *base,
-                    hyper: *hyper,
-                };
-                open.queue.submit(pending);
+            Ask::Submit { id, base, hyper } => {
+                let is_member = open.check_member(worker, id.incarnation, now);
+                is_member.map(|()| (None, open.submit(worker, *id, *base, *hyper)))
+            }
+            Ask::Alive(incarnation) => {
+                let is_member = open.check_member(worker, *incarnation, now);
+                is_member.map(|()| (None, open.go_again(worker)))
             }
             Ask::Leave(incarnation) => {
-                open.remove(worker);
-                let left = Reply::Left {
-                    term,
-                    incarnation: *incarnation,
-                    dropped: open.queue.dropped(worker),
-                };
-                self.out.push(Output::Worker(worker, left));
+                let is_member = open.check_member(worker, *incarnation, now);
+                is_member.map(|()| (Some(open.leave(worker, *incarnation)), None))
             }
-            // It may not have heard that it may go on, or what is settled since.
-            Ask::Submit { .. } | Ask::Join { .. } | Ask::Alive(_)
-                if open.queue.computes(worker) =>
-            {
-                let go = open.go(worker);
-                self.out.extend(go);
+            Ask::Stage { .. } | Ask::Pull { .. } => return,
+        };
+        let to_worker = |reply| Output::Worker(worker, reply);
+        match replies {
+            Ok((first, second)) => {
+                self.out
+                    .extend(first.into_iter().chain(second).map(to_worker));
+                self.order(now);
             }
-            _ => {}
+            Err(not_member) => self.out.push(to_worker(not_member)),
         }
-        self.order(now);
     }
 
     /// Makes entries of what is due, and tells who may go on.
@@ -425,7 +433,8 @@ impl Sequencer {
             let members: Vec<_> = open.queue.members().map(|(worker, _)| worker).collect();
             for worker in members {
                 if !open.queue.computes(worker) {
-                    self.out.extend(open.go(worker));
+                    let go = open.go(worker);
+                    self.out.extend(go.map(|go| Output::Worker(worker, go)));
                 }
             }
         }
@@ -462,18 +471,84 @@ fn installing(
 }
 
 impl Open {
-    /// A worker as a member: under which incarnation, and its last push that is over.
+    /// A worker wants to be a member.
     fn join(
         &mut self,
         worker: u32,
+        nonce: u64,
         claim: Option<Incarnation>,
-    ) -> Result<(Incarnation, u64), Incarnation> {
-        let incarnation = claim.unwrap_or_else(|| {
-            self.incarnations += 1;
-            Incarnation(self.terms.term(), self.incarnations)
-        });
-        let latest = self.queue.join(worker, incarnation).ok_or(incarnation)?;
-        Ok((incarnation, latest))
+        now: Instant,
+    ) -> Result<Reply, Reply> {
+        let term = self.term();
+        // It may have been counted out, and in again, since it came under this number.
+        let is_known = self.heard.get(&worker).is_some_and(|(_, it)| *it == nonce);
+        let is_same = |member: &Incarnation| claim.is_none_or(|claim| claim == *member);
+        let member = self
+            .queue
+            .incarnation(worker)
+            .filter(|it| is_known && is_same(it));
+        let (incarnation, latest) = if let Some(incarnation) = member {
+            (incarnation, self.queue.latest(worker))
+        } else {
+            let incarnation = claim.unwrap_or_else(|| {
+                self.incarnations += 1;
+                Incarnation(term, self.incarnations)
+            });
+            let latest = self.queue.join(worker, incarnation);
+            (
+                incarnation,
+                latest.ok_or(Reply::NotMember(term, incarnation))?,
+            )
+        };
+        self.heard.insert(worker, (now, nonce));
+        Ok(Reply::Joined {
+            term,
+            nonce,
+            incarnation,
+            latest,
+            replicas: self.keepers.replicas,
+        })
+    }
+
+    /// A member has staged a gradient.
+    fn submit(&mut self, worker: u32, id: PushId, base: Version, hyper: Hyper) -> Option<Reply> {
+        if id.number <= self.queue.latest(worker) {
+            return self.go_again(worker);
+        }
+        self.queue.submit(Pending { id, base, hyper });
+        None
+    }
+
+    /// A member leaves.
+    fn leave(&mut self, worker: u32, incarnation: Incarnation) -> Reply {
+        self.remove(worker);
+        Reply::Left {
+            term: self.term(),
+            incarnation,
+            dropped: self.queue.dropped(worker),
+        }
+    }
+
+    /// Whether a worker is a member under this incarnation, of which something was heard now.
+    fn check_member(
+        &mut self,
+        worker: u32,
+        incarnation: Incarnation,
+        now: Instant,
+    ) -> Result<(), Reply> {
+        if self.queue.incarnation(worker) != Some(incarnation) {
+            return Err(Reply::NotMember(self.term(), incarnation));
+        }
+        if let Some((heard, _)) = self.heard.get_mut(&worker) {
+            *heard = now;
+        }
+        Ok(())
+    }
+
+    /// A member may not have heard that it may go on, or what is settled since.
+    fn go_again(&mut self, worker: u32) -> Option<Reply> {
+        let computes = self.queue.computes(worker);
+        computes.then(|| self.go(worker)).flatten()
     }
 
     fn remove(&mut self, worker: u32) {
@@ -527,18 +602,17 @@ impl Open {
         first.map_or(over, |first| over.min(first - 1))
     }
 
-    fn go(&mut self, worker: u32) -> Option<Output> {
+    fn go(&mut self, worker: u32) -> Option<Reply> {
         let incarnation = self.queue.incarnation(worker)?;
         let over = self.queue.go(worker)?;
-        let go = Reply::Go {
+        Some(Reply::Go {
             term: self.term(),
             incarnation,
             number: self.queue.latest(worker),
             settled: self.settled(worker, over),
             dropped: self.queue.dropped(worker),
             version: self.queue.version(),
-        };
-        Some(Output::Worker(worker, go))
+        })
     }
 }
 

@@ -28,21 +28,22 @@ pub struct Spec {
 pub type Weights = Arc<Floats>;
 
 /// The gradient of a part.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Gradient {
     /// Of all elements.
     Dense(Floats),
     /// Of some rows, the others being zero.
     Rows {
-        /// Which, each once, in order.
+        /// Which, each once, in order. They travel behind the head of a message, as floats do.
+        #[serde(skip)]
         rows: Vec<u32>,
         /// Their elements.
-        values: Vec<f32>,
+        values: Floats,
     },
 }
 
 /// What a worker stages on one server.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Payload {
     /// The initial weights.
     Initial {
@@ -65,7 +66,7 @@ pub struct Push<'a> {
 }
 
 /// One part with its slots.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Part {
     spec: Spec,
     weights: Weights,
@@ -73,7 +74,7 @@ struct Part {
 }
 
 /// All parts on one server. A clone shares the values until one of the two changes.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Shard {
     optimizer: Optimizer,
     parts: Vec<Part>,
@@ -140,41 +141,27 @@ impl Shard {
         sizes.all(|(said, there)| said == Some(there))
     }
 
-    /// How it changes.
-    #[must_use]
-    pub const fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
-    }
-
-    /// What its parts are.
-    pub fn specs(&self) -> impl Iterator<Item = Spec> {
-        self.parts.iter().map(|part| part.spec)
-    }
-
     /// All values: of each part the weights, and then its slots.
     pub fn arrays(&self) -> impl Iterator<Item = &Weights> {
         let parts = self.parts.iter();
         parts.flat_map(|part| std::iter::once(&part.weights).chain(&part.slots))
     }
 
-    /// One that had these parts and `arrays`; nothing if they do not fit.
+    /// The same, to be filled.
+    pub fn arrays_mut(&mut self) -> impl Iterator<Item = &mut Weights> {
+        let parts = self.parts.iter_mut();
+        parts.flat_map(|part| std::iter::once(&mut part.weights).chain(&mut part.slots))
+    }
+
+    /// Whether its values are as many as its parts and its optimizer say.
     #[must_use]
-    pub fn restored(optimizer: Optimizer, specs: &[Spec], arrays: Vec<Weights>) -> Option<Self> {
-        let count = 1 + optimizer.initial_slots().len();
-        let fits = |(spec, array): (&Spec, &Weights)| array.len() == spec.elements();
-        let each = specs
-            .iter()
-            .flat_map(|spec| std::iter::repeat_n(spec, count));
-        if arrays.len() != specs.len() * count || !zip(each, &arrays).all(fits) {
-            return None;
-        }
-        let part = |(spec, arrays): (&Spec, &[Weights])| Part {
-            spec: *spec,
-            weights: arrays[0].clone(),
-            slots: arrays[1..].to_vec(),
-        };
-        let parts = zip(specs, arrays.chunks_exact(count)).map(part).collect();
-        Some(Self { optimizer, parts })
+    pub fn fits_itself(&self) -> bool {
+        let slots = self.optimizer.initial_slots().len();
+        self.parts.iter().all(|part| {
+            let count = part.spec.rows.checked_mul(part.spec.width);
+            let mut arrays = std::iter::once(&part.weights).chain(&part.slots);
+            part.slots.len() == slots && arrays.all(|it| Some(it.len()) == count)
+        })
     }
 
     /// Whether these can be gradients of it.
@@ -312,7 +299,8 @@ fn sum<'a>(gradients: Vec<Cow<'a, Gradient>>, spec: &Spec) -> Option<Cow<'a, Gra
         }
     }
     let rows = total.keys().map(|&row| row as u32).collect();
-    let values = total.into_values().flatten().collect();
+    let values: Vec<_> = total.into_values().flatten().collect();
+    let values = values.into();
     Some(Cow::Owned(Gradient::Rows { rows, values }))
 }
 

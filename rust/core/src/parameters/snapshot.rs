@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::identity::{Incarnation, Point};
 use super::log::History;
 use super::shard::Shard;
 
 /// Everything about a copy of a shard at one point, as a disk or another server gets it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Which.
     pub point: Point,

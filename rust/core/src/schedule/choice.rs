@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Algorithm;
+use super::algorithm_rules::Rules;
 use super::topology::Topology;
-use super::wishes::Rules;
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 
@@ -156,7 +156,7 @@ pub struct Policy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     /// The user wants it.
-    Wish,
+    Rule,
     /// There is no other for this collective.
     NoOther,
     /// It fits into a packet.
@@ -186,7 +186,7 @@ pub(super) enum Reason {
 }
 
 impl Policy {
-    /// A policy without wishes or measurements.
+    /// A policy without rules or measurements.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         Self {
@@ -264,14 +264,14 @@ impl Policy {
 
     /// The algorithm for `call`, and why.
     pub(super) fn decide(&self, call: &Call) -> (Algorithm, Reason) {
-        let wished = self.rules.choose(call, &self.topology);
+        let ruled = self.rules.choose(call, &self.topology);
         // What is asked for by name is worth the connections that it takes.
         let can_be = |algorithm| {
             let connects = self.connects(algorithm) || self.connects_on_demand;
             connects && self.sums_as_asked(algorithm, call)
         };
-        if let Some(chosen) = wished.filter(|&algorithm| can_be(algorithm)) {
-            return (chosen, Reason::Wish);
+        if let Some(chosen) = ruled.filter(|&algorithm| can_be(algorithm)) {
+            return (chosen, Reason::Rule);
         }
         match call.collective {
             Collective::AllToAll
@@ -341,9 +341,7 @@ impl Policy {
     /// Whether a group of so many ranks has the links for `algorithm` from its start.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
         let needs_few = match algorithm {
-            Algorithm::Ring | Algorithm::TwoRings | Algorithm::Halving | Algorithm::Doubling => {
-                true
-            }
+            Algorithm::Ring | Algorithm::Halving | Algorithm::Doubling => true,
             Algorithm::Hierarchical => self.topology.has_even_racks(),
             Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => false,
         };
@@ -437,10 +435,7 @@ impl Policy {
         match algorithm {
             Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => true,
             Algorithm::Ring => self.ring_is_direct(call),
-            Algorithm::Hierarchical
-            | Algorithm::Halving
-            | Algorithm::Doubling
-            | Algorithm::TwoRings => false,
+            Algorithm::Hierarchical | Algorithm::Halving | Algorithm::Doubling => false,
         }
     }
 
@@ -514,20 +509,20 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_levels_is_granted_where_there_are_any() {
+    fn a_rule_for_levels_is_followed_where_there_are_any() {
         let large = call(DType::F32, 1 << 20);
         let rules = Rules::parse("one_shot:64KiB,hierarchical").unwrap();
-        let wishing = |policy: Policy| Policy {
+        let ruled = |policy: Policy| Policy {
             rules: rules.clone(),
             ..policy
         };
         let small = call(DType::U8, 64 << 10);
-        assert_eq!(wishing(on_hosts(3, 2)).choose(&small), Algorithm::OneShot);
+        assert_eq!(ruled(on_hosts(3, 2)).choose(&small), Algorithm::OneShot);
         assert_eq!(
-            wishing(on_hosts(3, 2)).choose(&large),
+            ruled(on_hosts(3, 2)).choose(&large),
             Algorithm::Hierarchical
         );
-        assert_eq!(wishing(on_hosts(1, 6)).choose(&large), Algorithm::Direct);
+        assert_eq!(ruled(on_hosts(1, 6)).choose(&large), Algorithm::Direct);
     }
 
     #[test]

@@ -15,9 +15,49 @@
 
 use std::ops::Range;
 
-use super::{Action, Contents, Receive, Schedule, Send, Step, even_parts, fold_in_rank_order};
+use super::{
+    Action, Contents, Part, Receive, Schedule, Send, Step, chunks_of, even_parts,
+    fold_in_rank_order,
+};
+use crate::collective::Collective;
 
-pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
+pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
+    let (rank, world_size) = (part.rank, part.world_size());
+    Some(match collective {
+        Collective::AllReduce { .. } => part.in_blocks(
+            |block| reduce_scatter(rank, &part.chunks(block)),
+            |block| all_gather(rank, &part.chunks(block)),
+        ),
+        Collective::Reduce { root, .. } => part.in_blocks(
+            |block| reduce_scatter(rank, &part.chunks(block)),
+            |block| {
+                let chunks = part.chunks(block);
+                gather(rank, *root, chunks[rank].clone(), &chunks)
+            },
+        ),
+        Collective::ReduceScatter { counts, .. } => reduce_scatter(rank, &chunks_of(counts)),
+        Collective::AllGather { counts } => all_gather(rank, &chunks_of(counts)),
+        Collective::AllToAll => all_to_all(rank, world_size, part.count),
+        Collective::Gather { root, chunk } => gather(
+            rank,
+            *root,
+            0..*chunk,
+            &part.chunks(&(0..chunk * world_size)),
+        ),
+        Collective::Scatter { root, chunk } => scatter(
+            rank,
+            *root,
+            0..*chunk,
+            &part.chunks(&(0..chunk * world_size)),
+        ),
+        Collective::Send { .. } | Collective::Receive { .. } if world_size == 2 => {
+            from_first_to_second(rank, part.count)
+        }
+        _ => return None,
+    })
+}
+
+fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     let world_size = chunks.len();
     let mut steps: Schedule = others(rank, world_size)
         .map(|peer| Step::send(peer, chunks[peer].clone(), Contents::Contribution))
@@ -26,7 +66,7 @@ pub(super) fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     steps
 }
 
-pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
+fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     let world_size = chunks.len();
     others(rank, world_size)
         .map(|peer| {
@@ -48,12 +88,7 @@ pub(super) fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
 }
 
 /// Gives `root` the chunk that each rank has in `own`, in its place among `chunks`.
-pub(super) fn gather(
-    rank: usize,
-    root: usize,
-    own: Range<usize>,
-    chunks: &[Range<usize>],
-) -> Schedule {
+fn gather(rank: usize, root: usize, own: Range<usize>, chunks: &[Range<usize>]) -> Schedule {
     if rank != root {
         return vec![Step::send(root, own, Contents::Final)];
     }
@@ -63,12 +98,7 @@ pub(super) fn gather(
 }
 
 /// Gives every rank its one of the `chunks` of `root`, in `own`.
-pub(super) fn scatter(
-    rank: usize,
-    root: usize,
-    own: Range<usize>,
-    chunks: &[Range<usize>],
-) -> Schedule {
+fn scatter(rank: usize, root: usize, own: Range<usize>, chunks: &[Range<usize>]) -> Schedule {
     if rank != root {
         return vec![Step::receive(root, own, Action::Copy)];
     }
@@ -78,7 +108,7 @@ pub(super) fn scatter(
 }
 
 /// Gives the second of two ranks what the first one has.
-pub(super) fn from_first_to_second(rank: usize, count: usize) -> Schedule {
+fn from_first_to_second(rank: usize, count: usize) -> Schedule {
     vec![match rank {
         0 => Step::send(1, 0..count, Contents::Final),
         _ => Step::receive(0, 0..count, Action::Copy),
@@ -88,7 +118,7 @@ pub(super) fn from_first_to_second(rank: usize, count: usize) -> Schedule {
 /// Chunk c of the first half of each rank's buffer goes to rank c; what comes from there goes into
 /// chunk c of the second half. Halves, because two ranks that swap chunks in place would each have
 /// to send before it receives. Sends S(N-1)/N bytes for S bytes in a half.
-pub(super) fn all_to_all(rank: usize, world_size: usize, count: usize) -> Schedule {
+fn all_to_all(rank: usize, world_size: usize, count: usize) -> Schedule {
     let (source, target) = (0..count / 2, count / 2..count);
     let chunks = |half| even_parts(&half, world_size);
     let (source, target) = (chunks(source), chunks(target));
@@ -117,17 +147,6 @@ const fn mirrored(rank: usize, peer: usize, world_size: usize) -> usize {
 }
 
 /// All other ranks, the next one first, so that not everybody sends to the same one at once.
-fn others(rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
+pub(super) fn others(rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
     (1..world_size).map(move |distance| (rank + distance) % world_size)
-}
-
-/// One step: every rank sends all of its contribution to every other, and all fold what they have
-/// in the order of ranks. Sends S(N-1) bytes, so it is for small buffers, where only the number of
-/// messages in a row counts.
-pub(super) fn one_shot(rank: usize, world_size: usize, count: usize) -> Schedule {
-    let mut steps: Schedule = others(rank, world_size)
-        .map(|peer| Step::send(peer, 0..count, Contents::Contribution))
-        .collect();
-    steps.extend(fold_in_rank_order(world_size, &(0..count)));
-    steps
 }

@@ -23,16 +23,32 @@
 use std::ops::Range;
 
 use super::pairs::Pairs;
-use super::{Action, Contents, Schedule, Step};
+use super::{Action, Contents, Part, Schedule, Step};
+use crate::collective::Collective;
+
+/// A reduce is an all-reduce whose result the others do not look at: the same bits.
+pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
+    let doubling = Doubling::new(part.rank, part.world_size());
+    matches!(
+        collective,
+        Collective::AllReduce { .. } | Collective::Reduce { .. }
+    )
+    .then(|| {
+        part.in_blocks(
+            |block| doubling.reduce(block),
+            |block| doubling.spread(block),
+        )
+    })
+}
 
 /// One rank's part.
-pub(super) struct Doubling {
+struct Doubling {
     rank: usize,
     pairs: Pairs,
 }
 
 impl Doubling {
-    pub(super) const fn new(rank: usize, world_size: usize) -> Self {
+    const fn new(rank: usize, world_size: usize) -> Self {
         Self {
             rank,
             pairs: Pairs::new(rank, world_size),
@@ -40,7 +56,7 @@ impl Doubling {
     }
 
     /// Leaves each of those that take part with all of `block`, final.
-    pub(super) fn reduce(&self, block: &Range<usize>) -> Schedule {
+    fn reduce(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::send(host, block.clone(), Contents::Partial)];
         }
@@ -59,7 +75,7 @@ impl Doubling {
     }
 
     /// Gives guests what their hosts' `reduce` of `block` left.
-    pub(super) fn spread(&self, block: &Range<usize>) -> Schedule {
+    fn spread(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::receive(host, block.clone(), Action::Copy)];
         }

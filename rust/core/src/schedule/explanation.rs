@@ -24,7 +24,7 @@ struct Range {
 }
 
 impl Policy {
-    /// For each algorithm that sums of float32 use or were wished to use: for which sizes, and
+    /// For each algorithm that sums of float32 use or have a rule for: for which sizes, and
     /// why.
     #[must_use]
     pub fn explain(&self) -> BTreeMap<&'static str, String> {
@@ -85,8 +85,8 @@ impl Policy {
             }
             None => vec![Some(ONE_SHOT_BYTES_MAX)],
         };
-        let wished = self.rules.parts().iter().map(|rule| rule.1);
-        let mut bounds: Vec<usize> = wished
+        let ruled = self.rules.parts().iter().map(|rule| rule.1);
+        let mut bounds: Vec<usize> = ruled
             .filter(|&limit| limit < usize::MAX)
             .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
@@ -120,7 +120,7 @@ impl Policy {
 
     fn words(&self, reason: Reason) -> String {
         match (reason, self.measured) {
-            (Reason::Wish, _) => format!("algorithm={}", self.rules),
+            (Reason::Rule, _) => format!("algorithm={}", self.rules),
             (Reason::NoOther, _) => "there is no other".into(),
             (Reason::OnePacket, _) => "one packet".into(),
             (Reason::FewerSteps, None) => "fewer steps".into(),
@@ -212,9 +212,9 @@ fn size(bytes: usize) -> String {
 mod tests {
     use std::time::Duration;
 
+    use super::super::algorithm_rules::Rules;
     use super::super::choice::Measured;
     use super::super::topology::Topology;
-    use super::super::wishes::Rules;
     use super::*;
 
     fn explained(policy: &Policy) -> Vec<(&'static str, String)> {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_that_cannot_be_granted_is_told() {
+    fn a_rule_that_cannot_be_followed_is_told() {
         let mut policy = Policy::new(Topology::one_host(4));
         policy.rules = Rules::parse("ring:1KiB,hierarchical").unwrap();
         assert_eq!(
@@ -293,13 +293,13 @@ mod tests {
                     two_steps: cost(1000, 5e-9),
                     star: Some(cost(100, 20e-9)),
                 };
-                for (wish, measured) in [
+                for (rules, measured) in [
                     ("auto", None),
                     ("auto", Some(measured)),
                     ("one_shot:100,ring:64KiB,hierarchical", None),
                 ] {
                     policy.measured = measured;
-                    policy.rules = Rules::parse(wish).unwrap();
+                    policy.rules = Rules::parse(rules).unwrap();
                     let ranges = policy.ranges();
                     for bytes in
                         (0..24).flat_map(|power| [(1 << power) - 1, 1 << power, 3 << power])
@@ -309,7 +309,7 @@ mod tests {
                             .iter()
                             .find(|range| range.up_to.is_none_or(|up_to| call.bytes() <= up_to))
                             .unwrap();
-                        assert_eq!(told.algorithm, policy.choose(&call), "{wish} {bytes}");
+                        assert_eq!(told.algorithm, policy.choose(&call), "{rules} {bytes}");
                     }
                 }
             }

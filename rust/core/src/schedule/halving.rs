@@ -21,10 +21,26 @@
 use std::ops::Range;
 
 use super::pairs::Pairs;
-use super::{Action, Contents, Receive, Schedule, Send, Step, even_parts};
+use super::{Action, Contents, Part, Receive, Schedule, Send, Step, even_parts};
+use crate::collective::Collective;
+
+/// A reduce is an all-reduce whose result the others do not look at: the same bits.
+pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
+    let halving = Halving::new(part.rank, part.world_size());
+    matches!(
+        collective,
+        Collective::AllReduce { .. } | Collective::Reduce { .. }
+    )
+    .then(|| {
+        part.in_blocks(
+            |block| halving.reduce_scatter(block),
+            |block| halving.all_gather(block),
+        )
+    })
+}
 
 /// One rank's part.
-pub(super) struct Halving {
+struct Halving {
     pairs: Pairs,
 }
 
@@ -36,14 +52,14 @@ struct Exchange {
 }
 
 impl Halving {
-    pub(super) const fn new(rank: usize, world_size: usize) -> Self {
+    const fn new(rank: usize, world_size: usize) -> Self {
         Self {
             pairs: Pairs::new(rank, world_size),
         }
     }
 
     /// Leaves each of the members with a part of `block` that is final.
-    pub(super) fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
+    fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::send(host, block.clone(), Contents::Partial)];
         }
@@ -62,7 +78,7 @@ impl Halving {
     }
 
     /// Gives every rank what all ranks' `reduce_scatter` of `block` left.
-    pub(super) fn all_gather(&self, block: &Range<usize>) -> Schedule {
+    fn all_gather(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::receive(host, block.clone(), Action::Copy)];
         }

@@ -32,7 +32,25 @@ use std::ops::Range;
 use super::choice::MESH_RANKS_MAX;
 use super::ring::Ring;
 use super::topology::Topology;
-use super::{Action, Contents, Schedule, Step, even_parts};
+use super::{Action, Contents, Part, Schedule, Step, even_parts};
+use crate::collective::Collective;
+
+pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
+    if !part.topology.has_levels() {
+        return None;
+    }
+    let levels = Levels::of(part.rank, part.topology);
+    let reduce_scatter = |block: &Range<usize>| levels.reduce_scatter(block);
+    match collective {
+        Collective::AllReduce { .. } => {
+            Some(part.in_blocks(reduce_scatter, |block| levels.all_gather(block)))
+        }
+        Collective::Reduce { root, .. } => {
+            Some(part.in_blocks(reduce_scatter, |block| levels.gather(block, *root)))
+        }
+        _ => None,
+    }
+}
 
 /// One rank's place in all levels.
 pub(super) struct Levels<'a> {
@@ -72,17 +90,17 @@ impl<'a> Levels<'a> {
     }
 
     /// Reduces `block` up to the chunks of this rank's shards that are final on this rank.
-    pub(super) fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
+    fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
         self.reduce_scatter_from(0, &self.ranks, block)
     }
 
     /// Gives every rank what all ranks' `reduce_scatter` of `block` left.
-    pub(super) fn all_gather(&self, block: &Range<usize>) -> Schedule {
+    fn all_gather(&self, block: &Range<usize>) -> Schedule {
         self.all_gather_from(0, &self.ranks, block)
     }
 
     /// Gives rank `root` what all ranks' `reduce_scatter` of `block` left.
-    pub(super) fn gather(&self, block: &Range<usize>, root: usize) -> Schedule {
+    fn gather(&self, block: &Range<usize>, root: usize) -> Schedule {
         let owned = self.owned_from(0, &self.ranks, block).into_iter();
         if self.rank == root {
             return owned

@@ -17,30 +17,27 @@ use crate::collective::Collective;
 use crate::dtype::ReduceOp;
 use crate::names::named;
 
+pub mod algorithm_rules;
 pub mod choice;
 mod direct;
 mod doubling;
 mod explanation;
 mod halving;
 mod hierarchical;
-pub(crate) mod likeness;
+mod one_shot;
 mod pairs;
 mod ring;
 mod star;
+pub(crate) mod symmetry;
 pub mod topology;
-mod two_rings;
 #[cfg(test)]
 mod verify;
-pub mod wishes;
 
 use choice::MESH_RANKS_MAX;
-use doubling::Doubling;
-use halving::Halving;
 use hierarchical::Levels;
 use pairs::Pairs;
 use ring::Ring;
 use topology::Topology;
-use two_rings::TwoRings;
 
 /// The part of one rank in one collective.
 pub type Schedule = Vec<Step>;
@@ -214,8 +211,6 @@ named! {
         Halving: "halving",
         /// Every rank exchanges everything with one other, then with the next.
         Doubling: "doubling",
-        /// As a ring, but half of the elements travel it backwards.
-        TwoRings: "two_rings",
     }
 }
 
@@ -236,17 +231,9 @@ impl Algorithm {
                 collective,
                 Collective::Broadcast { .. } | Collective::Barrier
             ),
-            Self::OneShot | Self::Star => matches!(
+            Self::OneShot | Self::Star | Self::Halving | Self::Doubling => matches!(
                 collective,
                 Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
-            ),
-            Self::Halving | Self::Doubling => matches!(
-                collective,
-                Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
-            ),
-            Self::TwoRings => matches!(
-                collective,
-                Collective::AllReduce { .. } | Collective::Reduce { .. }
             ),
             Self::Hierarchical => {
                 topology.has_levels()
@@ -255,6 +242,18 @@ impl Algorithm {
                         Collective::AllReduce { .. } | Collective::Reduce { .. }
                     )
             }
+        }
+    }
+
+    const fn builder(self) -> Builder {
+        match self {
+            Self::Ring => ring::build,
+            Self::Direct => direct::build,
+            Self::OneShot => one_shot::build,
+            Self::Hierarchical => hierarchical::build,
+            Self::Star => star::build,
+            Self::Halving => halving::build,
+            Self::Doubling => doubling::build,
         }
     }
 }
@@ -294,148 +293,75 @@ pub fn build(
     count: usize,
     block: usize,
 ) -> Schedule {
-    let world_size = topology.world_size();
-    if world_size == 1 {
+    if topology.world_size() == 1 {
         return Schedule::new();
     }
-    let ring = Ring::through_all(topology, rank);
-    let chunks = |block: &Range<usize>| even_parts(block, world_size);
-    let ahead = blocks_ahead(topology);
-    match (algorithm, collective) {
-        (Algorithm::Ring, Collective::AllReduce { .. }) => in_blocks(
-            count,
-            block,
-            ahead,
-            |block| ring.reduce_scatter(&chunks(block)),
-            |block| ring.all_gather(&chunks(block)),
-        ),
-        (Algorithm::Ring, Collective::Reduce { root, .. }) => in_blocks(
-            count,
-            block,
-            ahead,
-            |block| ring.reduce_scatter(&chunks(block)),
-            |block| ring.gather(&chunks(block), *root),
-        ),
-        (Algorithm::Ring, Collective::ReduceScatter { counts, .. }) => {
-            ring.reduce_scatter(&ring.in_order(&chunks_of(counts)))
-        }
-        (Algorithm::Ring, Collective::AllGather { counts }) => {
-            ring.all_gather(&ring.in_order(&chunks_of(counts)))
-        }
-        (Algorithm::Ring, Collective::Broadcast { root }) => ring.broadcast(count, *root),
+    let part = Part {
+        rank,
+        topology,
+        count,
+        block,
+    };
+    let built = match collective {
         // Everybody's contribution to one element passes through everybody.
-        (
-            Algorithm::Ring | Algorithm::Star | Algorithm::Halving | Algorithm::Doubling,
-            Collective::Barrier,
-        ) => {
-            let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
-            build(algorithm, &all_reduce, rank, topology, 1, block)
-        }
-        (Algorithm::Direct, Collective::AllReduce { .. }) => in_blocks(
-            count,
-            block,
-            ahead,
-            |block| direct::reduce_scatter(rank, &chunks(block)),
-            |block| direct::all_gather(rank, &chunks(block)),
+        Collective::Barrier => algorithm.builder()(
+            &Collective::AllReduce { op: ReduceOp::Max },
+            &Part { count: 1, ..part },
         ),
-        (Algorithm::Direct, Collective::Reduce { root, .. }) => in_blocks(
-            count,
-            block,
-            ahead,
-            |block| direct::reduce_scatter(rank, &chunks(block)),
-            |block| {
-                let chunks = chunks(block);
-                direct::gather(rank, *root, chunks[rank].clone(), &chunks)
-            },
-        ),
-        (Algorithm::Direct, Collective::ReduceScatter { counts, .. }) => {
-            direct::reduce_scatter(rank, &chunks_of(counts))
+        _ => algorithm.builder()(collective, &part),
+    };
+    built.unwrap_or_else(|| {
+        let (algorithm, collective) = (algorithm.name(), collective.name());
+        panic!("{algorithm} does not perform {collective} here")
+    })
+}
+
+/// Makes the schedule of a part, unless the algorithm does not perform such a collective.
+type Builder = fn(&Collective, &Part<'_>) -> Option<Schedule>;
+
+/// One rank's part in a collective over `count` elements, of which a block is reduced at a time.
+struct Part<'a> {
+    rank: usize,
+    topology: &'a Topology,
+    count: usize,
+    block: usize,
+}
+
+impl Part<'_> {
+    fn world_size(&self) -> usize {
+        self.topology.world_size()
+    }
+
+    fn blocks(&self) -> Vec<Range<usize>> {
+        let blocks = self.count.div_ceil(self.block).max(1);
+        even_parts(&(0..self.count), blocks)
+    }
+
+    /// `whole`, cut into a chunk for each rank.
+    fn chunks(&self, whole: &Range<usize>) -> Vec<Range<usize>> {
+        even_parts(whole, self.world_size())
+    }
+
+    /// A reduction made of reduce-scatters and gatherings of one block after the other.
+    ///
+    /// What a rank has sent of a block is still in its cache when the results overwrite it, so a large
+    /// buffer passes through memory twice (read and written once), and not three times.
+    fn in_blocks(
+        &self,
+        reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
+        gather: impl Fn(&Range<usize>) -> Schedule,
+    ) -> Schedule {
+        let (blocks, ahead) = (self.blocks(), blocks_ahead(self.topology));
+        let mut steps = Schedule::new();
+        for number in 0..blocks.len() + ahead {
+            if let Some(block) = blocks.get(number) {
+                steps.extend(reduce_scatter(block));
+            }
+            if number >= ahead {
+                steps.extend(gather(&blocks[number - ahead]));
+            }
         }
-        (Algorithm::Direct, Collective::AllGather { counts }) => {
-            direct::all_gather(rank, &chunks_of(counts))
-        }
-        (Algorithm::Direct, Collective::AllToAll) => direct::all_to_all(rank, world_size, count),
-        (Algorithm::Direct, Collective::Gather { root, chunk }) => {
-            direct::gather(rank, *root, 0..*chunk, &chunks(&(0..chunk * world_size)))
-        }
-        (Algorithm::Direct, Collective::Scatter { root, chunk }) => {
-            direct::scatter(rank, *root, 0..*chunk, &chunks(&(0..chunk * world_size)))
-        }
-        (Algorithm::Direct, Collective::Send { .. } | Collective::Receive { .. })
-            if world_size == 2 =>
-        {
-            direct::from_first_to_second(rank, count)
-        }
-        // One step of which only the root sees the end.
-        (Algorithm::OneShot | Algorithm::Star, Collective::Reduce { root, .. }) => {
-            let gather = |block: &Range<usize>| star::gather(rank, world_size, *root, block);
-            in_blocks(count, block, 0, gather, |_| Schedule::new())
-        }
-        (Algorithm::OneShot, Collective::AllReduce { .. }) => {
-            direct::one_shot(rank, world_size, count)
-        }
-        (Algorithm::OneShot, Collective::Barrier) => direct::one_shot(rank, world_size, 1),
-        (Algorithm::Star, Collective::AllReduce { .. }) => in_blocks(
-            count,
-            block,
-            ahead,
-            |block| star::gather(rank, world_size, star::CENTRE, block),
-            |block| star::spread(rank, world_size, block),
-        ),
-        // A reduce is an all-reduce whose result the others do not look at: the same bits.
-        (Algorithm::Halving, Collective::AllReduce { .. } | Collective::Reduce { .. }) => {
-            let halving = Halving::new(rank, world_size);
-            in_blocks(
-                count,
-                block,
-                ahead,
-                |block| halving.reduce_scatter(block),
-                |block| halving.all_gather(block),
-            )
-        }
-        (Algorithm::Doubling, Collective::AllReduce { .. } | Collective::Reduce { .. }) => {
-            let doubling = Doubling::new(rank, world_size);
-            in_blocks(
-                count,
-                block,
-                ahead,
-                |block| doubling.reduce(block),
-                |block| doubling.spread(block),
-            )
-        }
-        (Algorithm::TwoRings, Collective::AllReduce { .. } | Collective::Reduce { .. }) => {
-            let rings = TwoRings::through_all(topology, rank);
-            in_blocks(
-                count,
-                block,
-                ahead,
-                |block| rings.reduce_scatter(block),
-                |block| match collective.root() {
-                    None => rings.all_gather(block),
-                    Some(root) => rings.gather(block, root),
-                },
-            )
-        }
-        (Algorithm::Hierarchical, Collective::AllReduce { .. } | Collective::Reduce { .. })
-            if topology.has_levels() =>
-        {
-            let levels = Levels::of(rank, topology);
-            in_blocks(
-                count,
-                block,
-                ahead,
-                |block| levels.reduce_scatter(block),
-                |block| match collective.root() {
-                    None => levels.all_gather(block),
-                    Some(root) => levels.gather(block, root),
-                },
-            )
-        }
-        _ => panic!(
-            "{} does not perform {} here",
-            algorithm.name(),
-            collective.name()
-        ),
+        steps
     }
 }
 
@@ -448,30 +374,6 @@ fn blocks_ahead(topology: &Topology) -> usize {
         (1, 2) => 0,
         _ => 2,
     }
-}
-
-/// A reduction made of reduce-scatters and gatherings of one block after the other.
-///
-/// What a rank has sent of a block is still in its cache when the results overwrite it, so a large
-/// buffer passes through memory twice (read and written once), and not three times.
-fn in_blocks(
-    count: usize,
-    block: usize,
-    ahead: usize,
-    reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
-    gather: impl Fn(&Range<usize>) -> Schedule,
-) -> Schedule {
-    let blocks = even_parts(&(0..count), count.div_ceil(block).max(1));
-    let mut steps = Schedule::new();
-    for number in 0..blocks.len() + ahead {
-        if let Some(block) = blocks.get(number) {
-            steps.extend(reduce_scatter(block));
-        }
-        if number >= ahead {
-            steps.extend(gather(&blocks[number - ahead]));
-        }
-    }
-    steps
 }
 
 /// The steps in which one rank folds all contributions to `range`.

@@ -24,7 +24,28 @@ use std::ops::Range;
 
 use super::choice::MESH_RANKS_MAX;
 use super::topology::Topology;
-use super::{Action, Contents, Receive, Schedule, Send, Step, even_parts};
+use super::{Action, Contents, Part, Receive, Schedule, Send, Step, chunks_of, even_parts};
+use crate::collective::Collective;
+
+pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
+    let ring = Ring::through_all(part.topology, part.rank);
+    Some(match collective {
+        Collective::AllReduce { .. } => part.in_blocks(
+            |block| ring.reduce_scatter(&part.chunks(block)),
+            |block| ring.all_gather(&part.chunks(block)),
+        ),
+        Collective::Reduce { root, .. } => part.in_blocks(
+            |block| ring.reduce_scatter(&part.chunks(block)),
+            |block| ring.gather(&part.chunks(block), *root),
+        ),
+        Collective::ReduceScatter { counts, .. } => {
+            ring.reduce_scatter(&ring.in_order(&chunks_of(counts)))
+        }
+        Collective::AllGather { counts } => ring.all_gather(&ring.in_order(&chunks_of(counts))),
+        Collective::Broadcast { root } => ring.broadcast(part.count, *root),
+        _ => return None,
+    })
+}
 
 /// Ranks that each talk to the next one of them, seen from one of them.
 pub(super) struct Ring {
@@ -48,12 +69,6 @@ impl Ring {
             _ => (0..world_size).collect(),
         };
         Self::through(members, rank)
-    }
-
-    /// The same ring the other way round.
-    pub(super) fn backwards(&self) -> Self {
-        let members = self.members.iter().rev().copied().collect();
-        Self::through(members, self.members[self.position])
     }
 
     /// `whole`, cut into a chunk for each member.

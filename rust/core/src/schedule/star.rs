@@ -11,24 +11,35 @@
 
 use std::ops::Range;
 
-use super::{Action, Contents, Schedule, Step, fold_in_rank_order};
+use super::{Action, Contents, Part, Schedule, Step, fold_in_rank_order};
+use crate::collective::Collective;
+
+pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
+    let (rank, world_size) = (part.rank, part.world_size());
+    match collective {
+        Collective::AllReduce { .. } => Some(part.in_blocks(
+            |block| gather(rank, world_size, CENTRE, block),
+            |block| spread(rank, world_size, block),
+        )),
+        Collective::Reduce { root, .. } => {
+            let gather = |block| gather(rank, world_size, *root, &block);
+            Some(part.blocks().into_iter().flat_map(gather).collect())
+        }
+        _ => None,
+    }
+}
 
 /// Who folds for all.
-pub(super) const CENTRE: usize = 0;
+const CENTRE: usize = 0;
 
-pub(super) fn gather(
-    rank: usize,
-    world_size: usize,
-    centre: usize,
-    range: &Range<usize>,
-) -> Schedule {
+fn gather(rank: usize, world_size: usize, centre: usize, range: &Range<usize>) -> Schedule {
     if rank == centre {
         return fold_in_rank_order(world_size, range);
     }
     vec![Step::send(centre, range.clone(), Contents::Contribution)]
 }
 
-pub(super) fn spread(rank: usize, world_size: usize, range: &Range<usize>) -> Schedule {
+fn spread(rank: usize, world_size: usize, range: &Range<usize>) -> Schedule {
     if rank != CENTRE {
         return vec![Step::receive(CENTRE, range.clone(), Action::Copy)];
     }

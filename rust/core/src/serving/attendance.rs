@@ -12,15 +12,15 @@ pub(super) struct Attendance {
     pub(super) left: BTreeSet<u32>,
     has_come: bool,
     patience: Duration,
-    workers: usize,
+    workers: u32,
     pub(super) since: Instant,
     timeout: Duration,
 }
 
 impl Attendance {
-    pub(super) fn new(workers: usize, patience: Duration, timeout: Duration, now: Instant) -> Self {
+    pub(super) fn new(workers: u32, patience: Duration, timeout: Duration, now: Instant) -> Self {
         Self {
-            away: (0..workers as u32).map(|it| (it, (now, timeout))).collect(),
+            away: (0..workers).map(|it| (it, (now, timeout))).collect(),
             left: BTreeSet::new(),
             has_come: false,
             patience,
@@ -51,7 +51,7 @@ impl Attendance {
 
     /// Whether nobody is there and nobody will come.
     pub(super) fn is_over(&self, server: usize, now: Instant) -> Result<bool> {
-        let are_there = self.workers - self.away.len() - self.left.len();
+        let are_there = self.workers as usize - self.away.len() - self.left.len();
         let mut away = self.away.values();
         let is_late =
             |(since, limit): &(Instant, Duration)| now.saturating_duration_since(*since) >= *limit;

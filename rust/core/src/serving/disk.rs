@@ -25,9 +25,13 @@ use crate::lock::lock;
 use crate::parameters::identity::{Point, Terms, Version};
 use crate::parameters::server::Disk;
 use crate::parameters::snapshot::Snapshot;
+use crate::wire::codec;
 use crate::wire::frame::checksum;
 
-/// Whose directory it is, and the terms; the checksum is that of the two as bytes.
+/// Grows whenever what is in a directory changes. Versions that had none wrote a server's index there.
+const FORMAT: u32 = 0x1_0002;
+
+/// Whose directory it is, and the terms; before it are the checksum of the rest, and its format.
 #[derive(Serialize, Deserialize)]
 struct Known {
     server: usize,
@@ -265,7 +269,12 @@ impl Files {
         if u32::from_le_bytes(*sum) != checksum([rest]) {
             return Err(damaged());
         }
-        let known: Known = postcard::from_bytes(rest).map_err(|_| damaged())?;
+        let format: u32 = codec::decode(rest).map_err(|_| damaged())?;
+        if format != FORMAT {
+            let error = io::Error::other("another version of gradring wrote it");
+            return Err(trouble("read", &path, &error));
+        }
+        let (_, known): (u32, Known) = codec::decode(rest).map_err(|_| damaged())?;
         if (known.server, known.servers) != self.who {
             return Err(NotServed::OtherDirectory {
                 directory: Text::of(self.directory.display()),
@@ -285,7 +294,7 @@ impl Files {
             servers,
             terms: terms.clone(),
         };
-        let bytes = postcard::to_stdvec(&known).expect("memory takes all bytes");
+        let bytes = codec::encode(&(FORMAT, known), usize::MAX)?;
         let sum = checksum([&bytes[..]]).to_le_bytes();
         write(&self.directory.join("terms"), &[&sum, &bytes])
     }
@@ -318,7 +327,7 @@ impl Writer {
     ) {
         let point = snapshot.point;
         let path = self.directory.join(name_of(point));
-        let message = Outgoing::new(Message::Snapshot(snapshot), true);
+        let message = Outgoing::new(Message::Snapshot(Arc::new(snapshot)), true);
         let attempt = || write(&path, &message.as_ref().map_err(Error::clone)?.slices());
         let mut is_last = false;
         let mut failures = 0_u64;
@@ -415,9 +424,34 @@ fn read(path: &Path) -> Result<Snapshot> {
         }
         let filled = incoming.filled(count, u64::MAX);
         match filled.map_err(|_| torn(&io::Error::other("it is damaged")))? {
-            Some(Message::Snapshot(snapshot)) => return Ok(snapshot),
+            Some(Message::Snapshot(snapshot)) => return Ok(Arc::unwrap_or_clone(snapshot)),
             Some(_) => return Err(torn(&io::Error::other("it is no snapshot"))),
             None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(directory: &Path) -> Result<Store> {
+        let wake_up = Arc::new(WakeUp::new().unwrap());
+        Store::open(Some(directory), (0, 2), wake_up, |_| {})
+    }
+
+    #[test]
+    fn a_directory_of_another_version_is_refused_by_name() {
+        let directory = std::env::temp_dir().join(format!("gradring-disk-{}", std::process::id()));
+        let mut store = open(&directory).unwrap();
+        store.begin(&Terms::default().followed_by(1, 0));
+        drop(store);
+        assert_eq!(open(&directory).unwrap().terms.term(), 1);
+        let known = codec::encode(&(0_usize, 2_usize, Terms::default()), usize::MAX).unwrap();
+        let sum = checksum([&known[..]]).to_le_bytes();
+        fs::write(directory.join("terms"), [&sum, &known[..]].concat()).unwrap();
+        let error = open(&directory).err().unwrap();
+        fs::remove_dir_all(&directory).unwrap();
+        assert!(error.to_string().contains("another version"), "{error}");
     }
 }

@@ -1,44 +1,46 @@
-//! Messages as bytes: what is said, and behind it the values of gradients and weights as they lie in
-//! memory.
+//! Messages as bytes: a head, and behind it the values of gradients and weights as they lie in memory.
 //!
-//! Layout of the header, little-endian, 28 bytes: checksum u32 of a magic word and the other fields,
-//! length of what is said u32, length of the values in bytes u64, checksum of what is said u32,
-//! checksum of the values u32, 1 if that counts u32. Checksums are CRC-32C. All lengths are bounded
-//! before memory is taken, and memory for values is taken as they arrive.
+//! The head is the message without its values (`wire::codec`), and before it how long each array of
+//! them is. In front of both is a header, little-endian, 28 bytes: checksum u32 of a magic word and
+//! the other fields, length of the head u32, length of the values in bytes u64, checksum of the head
+//! u32, checksum of the values u32, 1 if that counts u32. Checksums are CRC-32C. All lengths are
+//! bounded before memory is taken, and memory for values is taken as they arrive.
 
 use std::collections::BTreeMap;
+use std::iter::zip;
 use std::mem;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Breach, Error, Result, Text};
+use crate::error::{Breach, Error, Result};
 use crate::parameters::floats::{self, Floats};
-use crate::parameters::identity::{Incarnation, Point, PushId, Term, Version};
-use crate::parameters::log::History;
-use crate::parameters::message::{Ask, Order, Reply, Report, Request, Start};
-use crate::parameters::optimizer::Optimizer;
+use crate::parameters::identity::Version;
+use crate::parameters::message::{Ask, Order, Reply, Report, Request};
 use crate::parameters::queue::Counts;
-use crate::parameters::shard::{Gradient, Payload, Shard, Spec, Weights};
+use crate::parameters::shard::{Gradient, Payload, Shard, Weights};
 use crate::parameters::snapshot::Snapshot;
+use crate::wire::codec;
 use crate::wire::frame::checksum;
 
-use super::values::Values;
+use super::values::Values as _;
 
 /// Length of a header.
 pub(crate) const HEADER_BYTES: usize = 28;
-/// Bound on what is said, without values.
-const SAID_BYTES_MAX: usize = 1 << 20;
+/// Bound on a head.
+const HEAD_BYTES_MAX: usize = 1 << 20;
 /// Bound on the values of one message: far more than the memory of a host.
 const VALUES_BYTES_MAX: u64 = 1 << 44;
 /// Values for which memory is taken before they are there; what arrives doubles it.
-const ROOM: usize = (256 << 10) / size_of::<f32>();
+const ROOM: usize = (256 << 10) / VALUE_BYTES;
+/// All values are numbers of so many bytes.
+const VALUE_BYTES: usize = 4;
 
-const MAGIC: &[u8] = b"GRP1";
+const MAGIC: &[u8] = b"GRP2";
 
 /// What travels between workers and servers. Where there is a number, it is that of the copy among
 /// those of its shard, which says for which keeper of a server a message is, or from which.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Message {
     /// From a worker.
     Request(usize, Request),
@@ -55,7 +57,7 @@ pub enum Message {
     /// The worker has left, as it wanted; or, to a server, all workers have.
     Over,
     /// A server's snapshot; on its way to a disk.
-    Snapshot(Snapshot),
+    Snapshot(Arc<Snapshot>),
     /// From server 0 to a worker, for people to see.
     Counted(Counted),
 }
@@ -75,239 +77,132 @@ pub struct Counted {
     pub staleness: BTreeMap<u64, u64>,
 }
 
-/// A message without values: how many of them follow.
-#[derive(Serialize, Deserialize)]
-enum Said {
-    Request(usize, Request),
-    Reply(usize, Reply),
-    Order(usize, Order),
-    Report(usize, Report),
-    Unheard(usize),
-    Alive,
-    Over,
-    Stage {
-        copy: usize,
-        term: Term,
-        worker: u32,
-        id: PushId,
-        base: Version,
-        shape: Shape,
-    },
-    Weights {
-        round: u64,
-        point: Point,
-        lengths: Vec<u64>,
-    },
-    Snapshot(SaidSnapshot),
-    Counted(Counted),
-    Fill(usize, Start, SaidSnapshot),
-    Given(usize, u64, SaidSnapshot),
-}
-
-/// A snapshot without its arrays: how long they are.
-#[derive(Serialize, Deserialize)]
-struct SaidSnapshot {
-    point: Point,
-    history: History,
-    applied: BTreeMap<u32, (Incarnation, u64)>,
-    shard: Option<(Optimizer, Vec<Spec>, Vec<u64>)>,
-}
-
-#[derive(Serialize, Deserialize)]
-enum Shape {
-    Initial {
-        optimizer: Optimizer,
-        specs: Vec<(Spec, u64)>,
-    },
-    Gradients(Vec<GradientShape>),
-}
-
-#[derive(Serialize, Deserialize)]
-enum GradientShape {
-    None,
-    Dense(u64),
-    Rows { rows: u64, values: u64 },
-}
-
-/// What holds the values of a message.
-enum Source {
-    Nothing,
-    Payload(Arc<Payload>),
-    /// Of a pull, or of a snapshot.
-    Weights(Vec<Weights>),
-}
-
 /// A message on its way out.
 pub(crate) struct Outgoing {
-    head: Vec<u8>,
-    source: Source,
+    /// Header and head.
+    front: Vec<u8>,
+    message: Message,
 }
 
 impl Outgoing {
     /// Encodes a message; the values stay where they are.
     pub(crate) fn new(message: Message, checks_values: bool) -> Result<Self> {
-        let (said, source) = taken_apart(message);
-        let said = postcard::to_stdvec(&said).map_err(|error| {
-            let error = Text::of(error);
-            Error::from(Breach::NotEncoded { error })
-        })?;
-        if said.len() > SAID_BYTES_MAX {
-            return Err(Breach::TooLongToSend.into());
-        }
-        let values: usize = source.slices().iter().map(|it| it.len()).sum();
-        let checks_values = checks_values && values > 0;
-        let of_values = if checks_values {
-            checksum(source.slices())
-        } else {
-            0
+        let arrays = message.arrays();
+        let length = |it: &&[u8]| (it.len() / VALUE_BYTES) as u64;
+        let lengths: Vec<_> = arrays.iter().map(length).collect();
+        let head = codec::encode(&(lengths, &message), HEAD_BYTES_MAX)?;
+        let values_bytes = arrays.iter().map(|it| it.len() as u64).sum();
+        let header = Header {
+            head_bytes: head.len(),
+            values_bytes,
+            head_checksum: checksum([&head[..]]),
+            values_checksum: (checks_values && values_bytes > 0).then(|| checksum(arrays)),
         };
-        let mut head = vec![0; 4];
-        head.extend((said.len() as u32).to_le_bytes());
-        head.extend((values as u64).to_le_bytes());
-        head.extend(checksum([&said[..]]).to_le_bytes());
-        head.extend(of_values.to_le_bytes());
-        head.extend(u32::from(checks_values).to_le_bytes());
-        let own = checksum([MAGIC, &head[4..]]);
-        head[..4].copy_from_slice(&own.to_le_bytes());
-        head.extend(said);
-        Ok(Self { head, source })
+        let front = [&header.encode()[..], &head].concat();
+        Ok(Self { front, message })
     }
 
     /// All its bytes, in order.
     pub(crate) fn slices(&self) -> Vec<&[u8]> {
-        let mut slices = vec![&self.head[..]];
-        slices.extend(self.source.slices());
+        let mut slices = vec![&self.front[..]];
+        let arrays = self.message.arrays().into_iter();
+        slices.extend(arrays.filter(|it| !it.is_empty()));
         slices
     }
 }
 
-impl Source {
-    fn slices(&self) -> Vec<&[u8]> {
-        let slices: Vec<&[u8]> = match self {
-            Self::Nothing => vec![],
-            Self::Weights(parts) => parts.iter().map(|it| it.bytes()).collect(),
-            Self::Payload(payload) => match &**payload {
-                Payload::Initial { parts, .. } => {
-                    parts.iter().map(|(_, weights)| weights.bytes()).collect()
-                }
-                Payload::Gradients(gradients) => {
-                    let mut slices = Vec::new();
-                    for gradient in gradients.iter().flatten() {
-                        match gradient {
-                            Gradient::Dense(values) => slices.push(values.bytes()),
-                            Gradient::Rows { rows, values } => {
-                                slices.push(rows.as_slice().bytes());
-                                slices.push(values.as_slice().bytes());
-                            }
-                        }
-                    }
-                    slices
-                }
+/// Where the values of an array belong.
+enum Place<'a> {
+    Floats(&'a mut Floats),
+    Rows(&'a mut Vec<u32>),
+}
+
+impl Message {
+    /// The values that travel behind its head.
+    fn arrays(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Request(_, request) => match &request.ask {
+                Ask::Stage { payload, .. } => arrays_of(payload),
+                _ => vec![],
             },
-        };
-        slices.into_iter().filter(|it| !it.is_empty()).collect()
+            Self::Reply(_, Reply::Weights { parts, .. }) => {
+                parts.iter().map(|it| it.bytes()).collect()
+            }
+            _ => {
+                let shard = self.snapshot().and_then(|it| it.shard.as_ref());
+                let arrays = shard.into_iter().flat_map(Shard::arrays);
+                arrays.map(|it| it.bytes()).collect()
+            }
+        }
+    }
+
+    /// Where they belong in a message that nobody else has yet, in the same order.
+    fn places(&mut self) -> Vec<Place<'_>> {
+        match self {
+            Self::Request(_, request) => match &mut request.ask {
+                Ask::Stage { payload, .. } => Arc::get_mut(payload).map_or(vec![], places_of),
+                _ => vec![],
+            },
+            Self::Reply(_, Reply::Weights { parts, .. }) => {
+                parts.iter_mut().filter_map(Place::of).collect()
+            }
+            Self::Snapshot(state)
+            | Self::Order(_, Order::Fill(_, state))
+            | Self::Report(_, Report::Given { state, .. }) => {
+                let shard = Arc::get_mut(state).and_then(|it| it.shard.as_mut());
+                let arrays = shard.into_iter().flat_map(Shard::arrays_mut);
+                arrays.filter_map(Place::of).collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    fn snapshot(&self) -> Option<&Snapshot> {
+        match self {
+            Self::Snapshot(state)
+            | Self::Order(_, Order::Fill(_, state))
+            | Self::Report(_, Report::Given { state, .. }) => Some(state),
+            _ => None,
+        }
     }
 }
 
-fn taken_apart(message: Message) -> (Said, Source) {
-    let said = match message {
-        Message::Request(
-            copy,
-            Request {
-                term,
-                worker,
-                ask: Ask::Stage { id, base, payload },
-            },
-        ) => {
-            let said = Said::Stage {
-                copy,
-                term,
-                worker,
-                id,
-                base,
-                shape: shape_of(&payload),
-            };
-            return (said, Source::Payload(payload));
-        }
-        Message::Reply(
-            _,
-            Reply::Weights {
-                round,
-                point,
-                parts,
-            },
-        ) => {
-            let said = Said::Weights {
-                round,
-                point,
-                lengths: parts.iter().map(|it| it.len() as u64).collect(),
-            };
-            return (said, Source::Weights(parts));
-        }
-        Message::Snapshot(snapshot) => {
-            let (said, arrays) = without_arrays(&snapshot);
-            return (Said::Snapshot(said), arrays);
-        }
-        Message::Order(copy, Order::Fill(start, state)) => {
-            let (said, arrays) = without_arrays(&state);
-            return (Said::Fill(copy, start, said), arrays);
-        }
-        Message::Report(copy, Report::Given { question, state }) => {
-            let (said, arrays) = without_arrays(&state);
-            return (Said::Given(copy, question, said), arrays);
-        }
-        Message::Request(copy, request) => Said::Request(copy, request),
-        Message::Reply(copy, reply) => Said::Reply(copy, reply),
-        Message::Order(copy, order) => Said::Order(copy, order),
-        Message::Report(copy, report) => Said::Report(copy, report),
-        Message::Unheard(copy) => Said::Unheard(copy),
-        Message::Alive => Said::Alive,
-        Message::Over => Said::Over,
-        Message::Counted(counted) => Said::Counted(counted),
-    };
-    (said, Source::Nothing)
+impl<'a> Place<'a> {
+    fn of(weights: &'a mut Weights) -> Option<Self> {
+        Arc::get_mut(weights).map(Self::Floats)
+    }
 }
 
-fn without_arrays(snapshot: &Snapshot) -> (SaidSnapshot, Source) {
-    let arrays = snapshot.shard.iter().flat_map(Shard::arrays);
-    let arrays: Vec<_> = arrays.cloned().collect();
-    let shard = snapshot.shard.as_ref().map(|shard| {
-        let lengths = arrays.iter().map(|it| it.len() as u64).collect();
-        (*shard.optimizer(), shard.specs().collect(), lengths)
+fn arrays_of(payload: &Payload) -> Vec<&[u8]> {
+    let gradients = match payload {
+        Payload::Initial { parts, .. } => return parts.iter().map(|it| it.1.bytes()).collect(),
+        Payload::Gradients(gradients) => gradients.iter().flatten(),
+    };
+    let arrays = gradients.flat_map(|gradient| match gradient {
+        Gradient::Dense(values) => [None, Some(values.bytes())],
+        Gradient::Rows { rows, values } => [Some(rows.bytes()), Some(values.bytes())],
     });
-    let said = SaidSnapshot {
-        point: snapshot.point,
-        history: snapshot.history,
-        applied: snapshot.applied.clone(),
-        shard,
-    };
-    (said, Source::Weights(arrays))
+    arrays.flatten().collect()
 }
 
-fn shape_of(payload: &Payload) -> Shape {
-    match payload {
-        Payload::Initial { optimizer, parts } => Shape::Initial {
-            optimizer: *optimizer,
-            specs: parts
-                .iter()
-                .map(|(spec, values)| (*spec, values.len() as u64))
-                .collect(),
-        },
-        Payload::Gradients(gradients) => {
-            let shape = |gradient: &Option<Gradient>| match gradient {
-                None => GradientShape::None,
-                Some(Gradient::Dense(values)) => GradientShape::Dense(values.len() as u64),
-                Some(Gradient::Rows { rows, values }) => GradientShape::Rows {
-                    rows: rows.len() as u64,
-                    values: values.len() as u64,
-                },
-            };
-            Shape::Gradients(gradients.iter().map(shape).collect())
+fn places_of(payload: &mut Payload) -> Vec<Place<'_>> {
+    let gradients = match payload {
+        Payload::Initial { parts, .. } => {
+            return parts
+                .iter_mut()
+                .filter_map(|it| Place::of(&mut it.1))
+                .collect();
         }
-    }
+        Payload::Gradients(gradients) => gradients.iter_mut().flatten(),
+    };
+    let places = gradients.flat_map(|gradient| match gradient {
+        Gradient::Dense(values) => [None, Some(Place::Floats(values))],
+        Gradient::Rows { rows, values } => [Some(Place::Rows(rows)), Some(Place::Floats(values))],
+    });
+    places.flatten().collect()
 }
 
-/// Values that arrive.
+/// An array that arrives.
 enum Array {
     Floats(Vec<f32>),
     Rows(Vec<u32>),
@@ -326,14 +221,14 @@ enum Stage {
         bytes: [u8; HEADER_BYTES],
         filled: usize,
     },
-    Said {
+    Head {
         header: Header,
         bytes: Vec<u8>,
         filled: usize,
     },
     Values {
         header: Header,
-        said: Box<Said>,
+        message: Box<Message>,
         /// With how many numbers each will have.
         arrays: Vec<(Array, usize)>,
         /// Which one is being filled, and how many of its bytes are there.
@@ -343,13 +238,25 @@ enum Stage {
 
 #[derive(Clone, Copy)]
 struct Header {
-    said_bytes: usize,
+    head_bytes: usize,
     values_bytes: u64,
-    said_checksum: u32,
+    head_checksum: u32,
     values_checksum: Option<u32>,
 }
 
 impl Header {
+    fn encode(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[4..8].copy_from_slice(&(self.head_bytes as u32).to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.values_bytes.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.head_checksum.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.values_checksum.unwrap_or(0).to_le_bytes());
+        bytes[24..].copy_from_slice(&u32::from(self.values_checksum.is_some()).to_le_bytes());
+        let own = checksum([MAGIC, &bytes[4..]]);
+        bytes[..4].copy_from_slice(&own.to_le_bytes());
+        bytes
+    }
+
     fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
         let word = |at: usize| {
             let mut word = [0; 4];
@@ -359,19 +266,19 @@ impl Header {
         if word(0) != checksum([MAGIC, &bytes[4..]]) {
             return Err(unexpected("the header of a message"));
         }
-        let said_bytes = word(4) as usize;
+        let head_bytes = word(4) as usize;
         let values_bytes = u64::from(word(8)) | u64::from(word(12)) << 32;
-        if said_bytes == 0 {
+        if head_bytes == 0 {
             return Err(unexpected("a message"));
         }
-        if said_bytes > SAID_BYTES_MAX || values_bytes > VALUES_BYTES_MAX {
-            let (bytes, most) = (said_bytes, SAID_BYTES_MAX);
+        if head_bytes > HEAD_BYTES_MAX || values_bytes > VALUES_BYTES_MAX {
+            let (bytes, most) = (head_bytes, HEAD_BYTES_MAX);
             return Err(Breach::TooLong { bytes, most }.into());
         }
         Ok(Self {
-            said_bytes,
+            head_bytes,
             values_bytes,
-            said_checksum: word(16),
+            head_checksum: word(16),
             values_checksum: (word(24) == 1).then_some(word(20)),
         })
     }
@@ -389,7 +296,7 @@ impl Incoming {
     pub(crate) fn room(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Stage::Header { bytes, filled } => &mut bytes[*filled..],
-            Stage::Said { bytes, filled, .. } => &mut bytes[*filled..],
+            Stage::Head { bytes, filled, .. } => &mut bytes[*filled..],
             Stage::Values { arrays, at, .. } => {
                 let (index, filled) = *at;
                 let (array, length) = &mut arrays[index];
@@ -413,15 +320,15 @@ impl Incoming {
                     let (bytes, most) = (header.values_bytes as usize, values_max as usize);
                     return Err(Breach::TooLong { bytes, most }.into());
                 }
-                let bytes = vec![0; header.said_bytes];
-                self.0 = Stage::Said {
+                let bytes = vec![0; header.head_bytes];
+                self.0 = Stage::Head {
                     header,
                     bytes,
                     filled: 0,
                 };
                 Ok(None)
             }
-            Stage::Said {
+            Stage::Head {
                 header,
                 bytes,
                 filled,
@@ -431,11 +338,11 @@ impl Incoming {
                     return Ok(None);
                 }
                 let (header, bytes) = (*header, mem::take(bytes));
-                self.said(header, &bytes)
+                self.head(header, &bytes)
             }
             Stage::Values { arrays, at, .. } => {
                 at.1 += count;
-                if at.1 == arrays[at.0].1 * size_of::<f32>() {
+                if at.1 == arrays[at.0].1 * VALUE_BYTES {
                     *at = (at.0 + 1, 0);
                     // Empty ones have no bytes that could come.
                     while arrays.get(at.0).is_some_and(|it| it.1 == 0) {
@@ -451,30 +358,26 @@ impl Incoming {
     }
 
     /// All is there but the values.
-    fn said(&mut self, header: Header, bytes: &[u8]) -> Result<Option<Message>> {
-        if checksum([bytes]) != header.said_checksum {
+    fn head(&mut self, header: Header, bytes: &[u8]) -> Result<Option<Message>> {
+        if checksum([bytes]) != header.head_checksum {
             return Err(unexpected("what its checksum says"));
         }
-        let said: Said = postcard::from_bytes(bytes).map_err(|error| {
-            let error = Text::of(error);
-            Error::from(Breach::NotDecoded { error })
-        })?;
-        let arrays = announced(&said);
-        let said = Box::new(said);
-        let total = arrays.iter().try_fold(0_u64, |total, (_, length)| {
-            total.checked_add(length.checked_mul(size_of::<f32>() as u64)?)
+        let (lengths, message): (Vec<u64>, Message) = codec::decode(bytes)?;
+        let mut message = Box::new(message);
+        let total = lengths.iter().try_fold(0_u64, |total, length| {
+            total.checked_add(length.checked_mul(VALUE_BYTES as u64)?)
         });
-        if total != Some(header.values_bytes) {
+        let places = message.places();
+        if total != Some(header.values_bytes) || places.len() != lengths.len() {
             return Err(unexpected("as many values as announced"));
         }
-        let arrays: Vec<_> = arrays
-            .into_iter()
-            .map(|(array, length)| (array, length as usize))
-            .collect();
+        let lengths = lengths.into_iter().map(|it| it as usize);
+        let arrays: Vec<_> = zip(places.iter().map(Array::of), lengths).collect();
+        drop(places);
         let first = arrays.iter().position(|it| it.1 > 0);
         self.0 = Stage::Values {
             header,
-            said,
+            message,
             at: (first.unwrap_or(arrays.len()), 0),
             arrays,
         };
@@ -488,7 +391,7 @@ impl Incoming {
     fn values(&mut self) -> Result<Option<Message>> {
         let Stage::Values {
             header,
-            said,
+            mut message,
             arrays,
             ..
         } = mem::replace(&mut self.0, Stage::NEW)
@@ -500,11 +403,29 @@ impl Incoming {
         {
             return Err(unexpected("the values that their checksum says"));
         }
-        put_together(*said, arrays.into_iter().map(|it| it.0)).map(Some)
+        for (place, (array, _)) in zip(message.places(), arrays) {
+            match (place, array) {
+                (Place::Floats(place), Array::Floats(values)) => *place = values.into(),
+                (Place::Rows(place), Array::Rows(values)) => *place = values,
+                _ => return Err(unexpected("an array for its place")),
+            }
+        }
+        let shard = message.snapshot().and_then(|it| it.shard.as_ref());
+        if !shard.is_none_or(Shard::fits_itself) {
+            return Err(unexpected("arrays that fit"));
+        }
+        Ok(Some(*message))
     }
 }
 
 impl Array {
+    const fn of(place: &Place<'_>) -> Self {
+        match place {
+            Place::Floats(_) => Self::Floats(Vec::new()),
+            Place::Rows(_) => Self::Rows(Vec::new()),
+        }
+    }
+
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Floats(values) => values.as_slice().bytes(),
@@ -540,135 +461,97 @@ impl Array {
     }
 }
 
-/// The arrays that follow, and how long they will be.
-fn announced(said: &Said) -> Vec<(Array, u64)> {
-    let floats = || Array::Floats(Vec::new());
-    match said {
-        Said::Weights { lengths, .. } => lengths.iter().map(|it| (floats(), *it)).collect(),
-        Said::Snapshot(said) | Said::Fill(_, _, said) | Said::Given(_, _, said) => {
-            let lengths = said.shard.iter().flat_map(|(_, _, lengths)| lengths);
-            lengths.map(|it| (floats(), *it)).collect()
-        }
-        Said::Stage { shape, .. } => match shape {
-            Shape::Initial { specs, .. } => specs.iter().map(|it| (floats(), it.1)).collect(),
-            Shape::Gradients(shapes) => {
-                let mut arrays = Vec::new();
-                for shape in shapes {
-                    match shape {
-                        GradientShape::None => {}
-                        GradientShape::Dense(values) => arrays.push((floats(), *values)),
-                        GradientShape::Rows { rows, values } => {
-                            arrays.push((Array::Rows(Vec::new()), *rows));
-                            arrays.push((floats(), *values));
-                        }
-                    }
-                }
-                arrays
-            }
-        },
-        _ => vec![],
-    }
-}
-
-fn put_together(said: Said, mut arrays: impl Iterator<Item = Array>) -> Result<Message> {
-    let mut floats = || match arrays.next() {
-        Some(Array::Floats(values)) => Ok(Floats::from(values)),
-        _ => Err(unexpected("floats")),
-    };
-    Ok(match said {
-        Said::Request(copy, request) => Message::Request(copy, request),
-        Said::Reply(copy, reply) => Message::Reply(copy, reply),
-        Said::Order(copy, order) => Message::Order(copy, order),
-        Said::Report(copy, report) => Message::Report(copy, report),
-        Said::Unheard(copy) => Message::Unheard(copy),
-        Said::Alive => Message::Alive,
-        Said::Over => Message::Over,
-        Said::Counted(counted) => Message::Counted(counted),
-        Said::Snapshot(said) => Message::Snapshot(with_arrays(said, floats)?),
-        Said::Fill(copy, start, said) => {
-            let state = Arc::new(with_arrays(said, floats)?);
-            Message::Order(copy, Order::Fill(start, state))
-        }
-        Said::Given(copy, question, said) => {
-            let state = Arc::new(with_arrays(said, floats)?);
-            Message::Report(copy, Report::Given { question, state })
-        }
-        Said::Weights {
-            round,
-            point,
-            lengths,
-        } => {
-            let parts: Result<_> = lengths.iter().map(|_| floats().map(Arc::new)).collect();
-            let parts = parts?;
-            let weights = Reply::Weights {
-                round,
-                point,
-                parts,
-            };
-            Message::Reply(0, weights)
-        }
-        Said::Stage {
-            copy,
-            term,
-            worker,
-            id,
-            base,
-            shape,
-        } => {
-            let payload = match shape {
-                Shape::Initial { optimizer, specs } => {
-                    let part = |(spec, _)| Ok((spec, Arc::new(floats()?)));
-                    let parts: Result<_> = specs.into_iter().map(part).collect();
-                    Payload::Initial {
-                        optimizer,
-                        parts: parts?,
-                    }
-                }
-                Shape::Gradients(shapes) => {
-                    let mut gradients = Vec::with_capacity(shapes.len());
-                    for shape in shapes {
-                        gradients.push(match shape {
-                            GradientShape::None => None,
-                            GradientShape::Dense(_) => match arrays.next() {
-                                Some(Array::Floats(values)) => Some(Gradient::Dense(values.into())),
-                                _ => return Err(unexpected("floats")),
-                            },
-                            GradientShape::Rows { .. } => match (arrays.next(), arrays.next()) {
-                                (Some(Array::Rows(rows)), Some(Array::Floats(values))) => {
-                                    Some(Gradient::Rows { rows, values })
-                                }
-                                _ => return Err(unexpected("rows")),
-                            },
-                        });
-                    }
-                    Payload::Gradients(gradients)
-                }
-            };
-            let payload = Arc::new(payload);
-            let ask = Ask::Stage { id, base, payload };
-            Message::Request(copy, Request { term, worker, ask })
-        }
-    })
-}
-
-fn with_arrays(said: SaidSnapshot, mut floats: impl FnMut() -> Result<Floats>) -> Result<Snapshot> {
-    let shard = match said.shard {
-        None => None,
-        Some((optimizer, specs, lengths)) => {
-            let arrays: Result<Vec<_>> = lengths.iter().map(|_| floats().map(Arc::new)).collect();
-            let shard = Shard::restored(optimizer, &specs, arrays?);
-            Some(shard.ok_or_else(|| unexpected("arrays that fit"))?)
-        }
-    };
-    Ok(Snapshot {
-        point: said.point,
-        history: said.history,
-        applied: said.applied,
-        shard,
-    })
-}
-
 fn unexpected(wanted: &str) -> Error {
     let wanted = wanted.into();
     Breach::Unexpected { wanted }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::identity::Point;
+    use crate::parameters::optimizer::Optimizer;
+    use crate::parameters::shard::Spec;
+
+    const SGD: Optimizer = Optimizer::Sgd {
+        momentum: 0.0,
+        is_nesterov: false,
+    };
+
+    fn snapshot(rows: usize, weights: usize) -> Message {
+        let (width, decays) = (2, true);
+        let spec = Spec {
+            rows,
+            width,
+            decays,
+        };
+        let weights = Arc::new(vec![1.5; weights].into());
+        let mut snapshot = Snapshot::empty();
+        snapshot.shard = Some(Shard::new(SGD, &[(spec, weights)]));
+        Message::Snapshot(Arc::new(snapshot))
+    }
+
+    fn weights(lengths: &[usize]) -> Message {
+        let parts = lengths.iter().map(|&it| Arc::new(vec![2.5; it].into()));
+        let weights = Reply::Weights {
+            round: 7,
+            point: Point::default(),
+            parts: parts.collect(),
+        };
+        Message::Reply(0, weights)
+    }
+
+    fn received(mut bytes: &[u8]) -> Result<Option<Message>> {
+        let mut incoming = Incoming::NEW;
+        while !bytes.is_empty() {
+            let room = incoming.room();
+            let count = room.len().min(bytes.len());
+            room[..count].copy_from_slice(&bytes[..count]);
+            bytes = &bytes[count..];
+            if let Some(message) = incoming.filled(count, u64::MAX)? {
+                assert!(bytes.is_empty());
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
+    #[test]
+    fn arrays_arrive_where_they_belong_whatever_their_lengths() {
+        let lengths = [0, 1, 0, ROOM, 3 * ROOM + 1, 0];
+        for checks in [false, true] {
+            let sent = Outgoing::new(weights(&lengths), checks).unwrap();
+            let message = received(&sent.slices().concat()).unwrap();
+            let Some(Message::Reply(0, Reply::Weights { parts, .. })) = message else {
+                panic!("something else arrived: {message:?}");
+            };
+            assert_eq!(parts.iter().map(|it| it.len()).collect::<Vec<_>>(), lengths);
+            assert!(parts.iter().all(|it| it.iter().all(|&it| it == 2.5)));
+        }
+    }
+
+    #[test]
+    fn a_snapshot_whose_arrays_do_not_fit_its_parts_is_refused() {
+        let pass = |message| received(&Outgoing::new(message, true).unwrap().slices().concat());
+        assert!(pass(snapshot(3, 6)).is_ok_and(|it| it.is_some()));
+        for (rows, weights) in [(3, 5), (0, 1), (usize::MAX, 6)] {
+            // Without slots, nothing else is as long as the parts say.
+            assert!(pass(snapshot(rows, weights)).is_err(), "{rows} {weights}");
+        }
+    }
+
+    #[test]
+    fn a_head_that_announces_other_arrays_than_it_has_is_refused() {
+        let message = weights(&[2]);
+        for lengths in [vec![], vec![1, 1], vec![u64::MAX], vec![1 << 62]] {
+            let head = codec::encode(&(&lengths, &message), HEAD_BYTES_MAX).unwrap();
+            let header = Header {
+                head_bytes: head.len(),
+                values_bytes: 8,
+                head_checksum: checksum([&head[..]]),
+                values_checksum: None,
+            };
+            assert!(received(&[&header.encode()[..], &head].concat()).is_err());
+        }
+    }
 }

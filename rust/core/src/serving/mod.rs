@@ -21,7 +21,6 @@ mod door;
 mod entrance;
 pub mod message;
 pub mod model;
-pub mod rule;
 pub mod server;
 mod values;
 pub mod worker;

@@ -13,6 +13,7 @@ use crate::parameters::optimizer::Optimizer;
 use crate::parameters::shard::{Gradient, Payload, Spec};
 use crate::parameters::shards::{Part, Shape, place};
 use crate::parameters::worker::Pulled;
+use crate::wire::codec;
 
 /// A variable of the program.
 #[derive(Debug, Clone, Serialize)]
@@ -67,7 +68,7 @@ impl Model {
         servers: usize,
     ) -> Self {
         let shapes: Vec<_> = variables.iter().map(Variable::rows).collect();
-        let all = postcard::to_stdvec(&(&variables, &optimizer, placed, servers));
+        let all = codec::encode(&(&variables, &optimizer, placed, servers), usize::MAX);
         Self {
             shards: place(&shapes, placed, servers),
             fingerprint: Sha256::digest(all.expect("memory takes all bytes")).into(),
@@ -197,7 +198,7 @@ fn rows_of(part: &Part, width: usize, sorted: &[(usize, usize)], values: &[f32])
     }
     Gradient::Rows {
         rows,
-        values: summed,
+        values: summed.into(),
     }
 }
 

@@ -13,7 +13,6 @@ use super::disk::Store;
 use super::door::Dialler;
 use super::entrance::Admission;
 use super::message::{Counted, Message};
-use super::rule::Rule;
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
 use crate::error::{Abort, Error, NotServed, Result};
@@ -25,7 +24,7 @@ use crate::parameters::floats::forget_kept;
 use crate::parameters::identity::{Incarnation, Term, Version};
 use crate::parameters::keepers::Keepers;
 use crate::parameters::message::{Ask, Order, Report, Request};
-use crate::parameters::rules::Timing;
+use crate::parameters::rules::{Rules, Timing};
 use crate::parameters::sequencer::{Output, Sequencer};
 use crate::parameters::server::Server as Protocol;
 use crate::session::credentials::Credentials;
@@ -97,18 +96,18 @@ impl Server {
     /// `Config` for what cannot be used; `Rendezvous` for an address that cannot be listened at.
     pub fn new(
         place: Place,
-        rule: &Rule,
+        rules: &Rules,
         directory: Option<&Path>,
         patience: Duration,
         config: &Config,
     ) -> Result<Self> {
-        let rules = rule.parse(place.addresses.len())?;
+        rules.check(place.addresses.len())?;
         check_loopback(&place.addresses[place.server])?;
         let credentials = Credentials::of(config)?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let wake_up = Arc::new(wake_up);
         let servers = place.addresses.len();
-        let replicas = rule.replicas;
+        let replicas = rules.replicas;
         let keepers = Keepers { servers, replicas };
         let who = (place.server, servers);
         let store = Store::open(directory, who, Arc::clone(&wake_up), config.on_warning)?;
@@ -118,15 +117,15 @@ impl Server {
             stores.push(Store::open(None, who, wake_up, config.on_warning)?);
         }
         let copy = |(copy, store)| {
-            let every = (copy == 0).then_some(rule.snapshot_every);
-            Protocol::new(store, every, rule.compensates())
+            let every = (copy == 0).then_some(rules.snapshot_every);
+            Protocol::new(store, every, rules.compensates())
         };
         let copies = stores.into_iter().enumerate().map(copy).collect();
         let admission = Arc::new(Admission {
             credentials: Arc::clone(&credentials),
             server: place.server,
-            workers: rule.workers,
-            rules: rule.text(),
+            workers: rules.workers as usize,
+            rules: rules.compared(),
             present: Mutex::default(),
             guests: Mutex::default(),
             owner: Arc::clone(&wake_up),
@@ -138,17 +137,23 @@ impl Server {
             again: BEAT,
             silence: config.timing.silence,
             start: config.settings.timeout,
-            snapshot_every: rule.snapshot_every,
+            snapshot_every: rules.snapshot_every,
         };
         let now = Instant::now();
         let drawn = || random().map(u64::from_le_bytes);
         let sequencer = match place.server {
-            0 => Some(Sequencer::new(rules, timing, keepers, drawn()?, now)),
+            0 => Some(Sequencer::new(
+                rules.clone(),
+                timing,
+                keepers,
+                drawn()?,
+                now,
+            )),
             _ => None,
         };
         let guest = Guest::Sequencer {
             process: drawn()?,
-            rules: rule.text(),
+            rules: rules.compared(),
         };
         let published = Arc::<Mutex<Stats>>::default();
         let core = Core {
@@ -166,7 +171,7 @@ impl Server {
             upstream: None,
             downstream: (0..servers).map(|_| None).collect(),
             said: BTreeMap::new(),
-            attendance: Attendance::new(rule.workers, patience, config.settings.timeout, now),
+            attendance: Attendance::new(rules.workers, patience, config.settings.timeout, now),
             upstream_away: now,
             ending: None,
             told: vec![false; servers],

@@ -97,7 +97,7 @@ impl Contract {
 /// # Panics
 /// When a rank is not below 65,536; groups are much smaller.
 #[must_use]
-pub fn on_way(mut header: Header, from: usize, to: usize) -> Header {
+pub fn with_endpoints(mut header: Header, from: usize, to: usize) -> Header {
     for (at, rank) in [(12, from), (14, to)] {
         let rank = u16::try_from(rank).expect("a group has at most 2048 ranks");
         header[at..at + 2].copy_from_slice(&rank.to_le_bytes());
@@ -107,7 +107,7 @@ pub fn on_way(mut header: Header, from: usize, to: usize) -> Header {
 
 /// Who sent a header to whom.
 #[must_use]
-pub fn way(header: &Header) -> (usize, usize) {
+pub fn endpoints(header: &Header) -> (usize, usize) {
     let rank = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]).into();
     (rank(12), rank(14))
 }
@@ -136,14 +136,14 @@ pub fn text_of(call: &Call) -> Option<Vec<u8>> {
 pub fn called(text: &[u8], theirs: &Header, own: &Header) -> String {
     let text = String::from_utf8_lossy(text);
     match text.trim_end_matches('\0') {
-        "" => told(theirs, own),
-        text if text.ends_with(CUT) => format!("{text}, {}", told(theirs, own)),
+        "" => describe_difference(theirs, own),
+        text if text.ends_with(CUT) => format!("{text}, {}", describe_difference(theirs, own)),
         text => text.into(),
     }
 }
 
 /// What a header says of its call, for one who has called something else.
-fn told(theirs: &Header, own: &Header) -> String {
+fn describe_difference(theirs: &Header, own: &Header) -> String {
     let word = |header: &Header, at: usize| {
         let bytes = header[at..at + 8].try_into().expect("eight bytes");
         u64::from_le_bytes(bytes)
@@ -224,12 +224,15 @@ mod tests {
         assert_ne!(base, call.header(0, 2, 0));
         assert_ne!(base, call.header(1, 1, 0));
         assert_ne!(base, call.header(0, 1, 1));
-        let sent = on_way(base, 2, 513);
-        assert_eq!(way(&sent), (2, 513));
-        assert!(is_header(&sent) && sent != on_way(base, 513, 2));
+        let sent = with_endpoints(base, 2, 513);
+        assert_eq!(endpoints(&sent), (2, 513));
+        assert!(is_header(&sent) && sent != with_endpoints(base, 513, 2));
         assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
             assert!(is_header(other));
+            let (mut foreign, mut kindless) = (*other, *other);
+            (foreign[0], kindless[4]) = (!foreign[0], KIND_MAX + 1);
+            assert!(!is_header(&foreign) && !is_header(&kindless));
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));
         }
@@ -265,6 +268,11 @@ mod tests {
         assert!(
             long.starts_with("send(dest=3) '\u{e9}") && long.ends_with(&format!("{CUT}{told}"))
         );
+        // As much as fits, and not less.
+        let around = "send(dest=3) '' float32".len();
+        assert!(called(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));
+        let cut = called(&"x".repeat(TEXT_BYTES + 1 - around));
+        assert_eq!(cut.len(), TEXT_BYTES + told.len());
         assert_eq!(text_of(&Call::float_sum(24)), None);
     }
 

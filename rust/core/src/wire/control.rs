@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Breach, Error, Text};
+use crate::error::Error;
+use crate::wire::codec;
 use crate::wire::gossip::{Gossip, Tick};
 
 /// Bound on one message. The longest holds the description of a bucket.
@@ -89,8 +90,7 @@ impl Message {
 
 /// A message with its length in front.
 pub(crate) fn encode(message: &Message) -> Vec<u8> {
-    let body = postcard::to_stdvec(message).expect("control messages can be encoded");
-    [&(body.len() as u32).to_le_bytes()[..], &body].concat()
+    codec::with_length(message, usize::MAX).expect("control messages can be encoded")
 }
 
 /// Takes the first complete message out of `bytes`.
@@ -98,24 +98,15 @@ pub(crate) fn encode(message: &Message) -> Vec<u8> {
 /// # Errors
 /// `Protocol` when the bytes are no message or announce an excessive length.
 pub(crate) fn decode(bytes: &mut Vec<u8>) -> Result<Option<Message>, Error> {
-    let Some(length) = bytes.first_chunk::<4>() else {
+    let Some(length) = bytes.first_chunk() else {
         return Ok(None);
     };
-    let length = u32::from_le_bytes(*length) as usize;
-    if length > MESSAGE_BYTES_MAX {
-        return Err(Breach::ControlTooLong {
-            bytes: length,
-            most: MESSAGE_BYTES_MAX,
-        }
-        .into());
-    }
-    let Some(body) = bytes.get(4..4 + length) else {
+    let end = 4 + codec::length(*length, MESSAGE_BYTES_MAX)?;
+    let Some(body) = bytes.get(4..end) else {
         return Ok(None);
     };
-    let message = postcard::from_bytes(body).map_err(|error| Breach::ControlMalformed {
-        error: Text::of(error),
-    })?;
-    bytes.drain(..4 + length);
+    let message = codec::decode(body)?;
+    bytes.drain(..end);
     Ok(Some(message))
 }
 
@@ -152,5 +143,7 @@ mod tests {
     #[test]
     fn a_giant_length_is_refused() {
         assert!(decode(&mut u32::MAX.to_le_bytes().to_vec()).is_err());
+        let longest = MESSAGE_BYTES_MAX as u32;
+        assert_eq!(decode(&mut longest.to_le_bytes().to_vec()), Ok(None));
     }
 }

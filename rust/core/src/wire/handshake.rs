@@ -19,10 +19,11 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text, Unusable};
+use crate::wire::codec;
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 17;
+pub(crate) const PROTOCOL_VERSION: u32 = 18;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -236,7 +237,7 @@ impl Hello {
 
 /// The initiator's side.
 pub(crate) fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
-    let transcript = encode(&hello)?;
+    let transcript = codec::encode(&hello, MESSAGE_BYTES_MAX)?;
     let meant = (!hello.purpose.is_of_no_rank()).then_some(hello.responder);
     let (initiator, version) = (hello.initiator(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
@@ -279,11 +280,11 @@ pub(crate) fn respond(
         write_message(stream, &Message::OtherVersion(PROTOCOL_VERSION))?;
         return Err(other_version(theirs, PROTOCOL_VERSION));
     }
-    let Message::Hello(hello) = decode(&greeting)? else {
+    let Message::Hello(hello) = codec::decode(&greeting)? else {
         return Err(unexpected("a greeting"));
     };
     let nonce = random()?;
-    let transcript = continued(&encode(&hello)?, rank, &nonce);
+    let transcript = continued(&codec::encode(&hello, MESSAGE_BYTES_MAX)?, rank, &nonce);
     let proof = prove(token, b"callee", &transcript);
     write_message(stream, &Message::Welcome { rank, nonce, proof })?;
     let checked = match hear(stream)? {
@@ -330,24 +331,19 @@ fn continued(hello: &[u8], rank: usize, nonce: &[u8; 32]) -> Vec<u8> {
 
 /// Writes one length-prefixed message.
 pub(crate) fn write_message(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
-    let body = encode(message)?;
-    let length = u32::try_from(body.len())
-        .ok()
-        .filter(|&length| length as usize <= MESSAGE_BYTES_MAX)
-        .ok_or_else(|| Error::from(Breach::TooLongToSend))?;
-    let bytes = [&length.to_le_bytes()[..], &body].concat();
+    let bytes = codec::with_length(message, MESSAGE_BYTES_MAX)?;
     stream.write_all(&bytes).map_err(|error| broken(&error))
 }
 
 /// Reads one length-prefixed message of a member; its length is bounded before anything is
 /// allocated.
 pub(crate) fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
-    decode(&read_body(stream, MESSAGE_BYTES_MAX)?)
+    codec::decode(&read_body(stream, MESSAGE_BYTES_MAX)?)
 }
 
 /// The other side's next message, while it may be a stranger.
 pub(crate) fn hear(stream: &mut impl Read) -> Result<Message> {
-    decode(&read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?)
+    codec::decode(&read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?)
 }
 
 fn read_body(stream: &mut impl Read, bytes_max: usize) -> Result<Vec<u8>> {
@@ -355,33 +351,11 @@ fn read_body(stream: &mut impl Read, bytes_max: usize) -> Result<Vec<u8>> {
     stream
         .read_exact(&mut length)
         .map_err(|error| broken(&error))?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > bytes_max {
-        return Err(Breach::TooLong {
-            bytes: length,
-            most: bytes_max,
-        }
-        .into());
-    }
-    let mut body = vec![0; length];
+    let mut body = vec![0; codec::length(length, bytes_max)?];
     stream
         .read_exact(&mut body)
         .map_err(|error| broken(&error))?;
     Ok(body)
-}
-
-fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    postcard::from_bytes(body).map_err(|error| {
-        let error = Text::of(error);
-        Breach::NotDecoded { error }.into()
-    })
-}
-
-fn encode(message: &impl Serialize) -> Result<Vec<u8>> {
-    postcard::to_stdvec(message).map_err(|error| {
-        let error = Text::of(error);
-        Breach::NotEncoded { error }.into()
-    })
 }
 
 fn mac(token: &[u8], role: &[u8], transcript: &[u8]) -> Hmac<Sha256> {

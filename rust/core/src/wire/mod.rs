@@ -1,5 +1,6 @@
 //! What travels between ranks, as bytes; no socket in sight.
 
+pub(crate) mod codec;
 pub mod contract;
 pub(crate) mod control;
 pub(crate) mod frame;

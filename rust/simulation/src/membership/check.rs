@@ -1,13 +1,12 @@
 //! What must be true of every history, and how often histories come to what they are for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 
-use super::super::time::{Moment, SECOND};
-use super::scenario::{Fault, Harm, Trigger};
-use super::world::{Group, State, World};
-use gradring_core::agreement::message::Reply;
-use gradring_core::agreement::quorum::{Ballot, Id, Peer, Roster};
+use super::job::{Group, Job, State};
+use super::scenario::{Fault, Harm};
+use crate::world::faults::Trigger;
+use crate::world::time::{Moment, NEVER, SECOND};
+use gradring_core::agreement::quorum::{Ballot, Roster};
 use gradring_core::error::{Error, ErrorKind, NotAgreed};
 
 /// A group without a step for so long, when all is well again, is stuck.
@@ -16,122 +15,7 @@ const STUCK_AFTER: Moment = 20 * SECOND;
 /// Who can reach a group for so long has been told what to do.
 const REACHED_FOR: Moment = 15 * SECOND;
 
-/// If one that has accepted a roster dies, and nothing else goes wrong, the others are at the next one
-/// by then. To wait until they have connected in vain takes longer.
-const MADE_GOOD_WITHIN: Moment = 3 * SECOND;
-
-/// What happened so far, as far as something must be true of it.
-#[derive(Default)]
-pub(super) struct Record {
-    /// Groups that made steps, in the order of their first ones.
-    progressed: Vec<Roster>,
-    /// Steps of all groups.
-    steps: usize,
-    last_step: Moment,
-    /// By roster: its members, and those that have accepted it.
-    accepted: BTreeMap<Ballot, (usize, BTreeSet<Id>)>,
-    /// Who dies after it has accepted a roster, and nothing else goes wrong: when, and which.
-    death: Option<(Moment, Ballot)>,
-    minorities: u64,
-    /// From which state of a process to which.
-    pub(super) moves: BTreeSet<(&'static str, &'static str)>,
-    counts: BTreeMap<&'static str, u64>,
-}
-
-impl Record {
-    pub(super) fn count(&mut self, what: &'static str) {
-        *self.counts.entry(what).or_default() += 1;
-    }
-
-    /// What this history is an example of.
-    pub(super) fn examples(&self) -> impl Iterator<Item = &'static str> {
-        self.counts.keys().copied()
-    }
-
-    /// The group that made the last step.
-    pub(super) fn last(&self) -> Option<Ballot> {
-        self.progressed.last().map(|roster| roster.ballot)
-    }
-
-    pub(super) fn accepted(&mut self, roster: &Roster, by: Id, now: Moment) -> Result<(), String> {
-        let accepted = self.accepted.entry(roster.ballot).or_default();
-        accepted.0 = roster.members.len();
-        accepted.1.insert(by);
-        let is_whole = accepted.0 == accepted.1.len();
-        let Some((died, _)) = self
-            .death
-            .take_if(|(_, at)| is_whole && roster.ballot > *at)
-        else {
-            return Ok(());
-        };
-        let after = now - died;
-        self.count(match after.div_ceil(SECOND) {
-            0 | 1 => "a death after acceptance, made good within 1 s",
-            2 => "a death after acceptance, made good within 2 s",
-            _ => "a death after acceptance, made good later",
-        });
-        if after > MADE_GOOD_WITHIN {
-            let seconds = after as f64 / SECOND as f64;
-            return Err(format!("a death is made good after {seconds:.1} s only"));
-        }
-        Ok(())
-    }
-
-    pub(super) fn gave_up_connecting(&mut self, ballot: Ballot) {
-        let (members, by) = &self.accepted[&ballot];
-        let is_half = by.len() < *members;
-        self.count("a group did not connect");
-        if is_half {
-            self.count("a roster was half installed");
-        }
-    }
-
-    /// Members of both rosters keep their order. They keep their ranks too, if one follows on the other
-    /// and as many have joined as were lost. Whether somebody did join at the rank of another.
-    fn keep_their_ranks(&self, last: &Roster, next: &Roster) -> Result<bool, String> {
-        let mut stay = next.members.iter().filter_map(|it| last.position(it.id));
-        if !stay.clone().is_sorted() {
-            return Err(format!("{:?} has another order", next.ballot));
-        }
-        let between = (Bound::Excluded(last.ballot), Bound::Excluded(next.ballot));
-        let follows = last.ballot < next.ballot
-            && stay.next().is_some()
-            && self.accepted.range(between).next().is_none();
-        if !follows || next.members.len() < last.members.len() {
-            return Ok(false);
-        }
-        let mut kept = last.members.iter().zip(&next.members);
-        let has_moved = |(before, after): (&Peer, &Peer)| before != after && next.has(before.id);
-        if kept.clone().any(has_moved) {
-            return Err(format!("{:?} has other ranks", next.ballot));
-        }
-        Ok(kept.any(|(before, after)| before != after))
-    }
-
-    pub(super) fn replied(&mut self, reply: &Reply) {
-        match reply {
-            Reply::Busy => self.count("a member was busy"),
-            Reply::Behind(_) => self.count("two proposals met"),
-            Reply::OtherProcess => self.count("another process answered"),
-            _ => {}
-        }
-    }
-
-    pub(super) fn failed(&mut self, error: &Error) {
-        match &error.kind {
-            ErrorKind::Membership(NotAgreed::Minority { .. }) => {
-                self.minorities += 1;
-                self.count("a minority stopped");
-            }
-            ErrorKind::Membership(NotAgreed::TooFewWorkers { .. }) => {
-                self.count("too few workers were left");
-            }
-            _ => self.count("a joiner found nobody"),
-        }
-    }
-}
-
-impl World {
+impl Job {
     /// At no time are all members of two rosters in the groups of these.
     pub(super) fn only_one_is_alive(&self) -> Result<(), String> {
         let running = self.hosts.iter().enumerate();
@@ -160,7 +44,7 @@ impl World {
 
     /// All members of a roster have made a step together.
     pub(super) fn progress(&mut self, roster: &Roster, hosts: &[usize]) -> Result<(), String> {
-        let now = self.clock.now();
+        let now = self.world.now();
         if self.record.last() != Some(roster.ballot) {
             self.first_progress(roster, hosts)?;
         }
@@ -206,7 +90,7 @@ impl World {
             roster.members.len(),
         );
         let backwards = last.is_some_and(|last| last.ballot.round >= ballot.round);
-        self.trace.say(|| format!("{ballot:?} makes steps"));
+        self.world.say(|| format!("{ballot:?} makes steps"));
         self.record.progressed.push(roster.clone());
         let seen = [
             (
@@ -234,12 +118,9 @@ impl World {
         let ErrorKind::Membership(NotAgreed::Minority { .. }) = &error.kind else {
             return Ok(());
         };
-        let now = self.clock.now();
+        let now = self.world.now();
         let lately = now.saturating_sub(REACHED_FOR);
-        let is_cut = |(from, to, until): &(usize, usize, Moment)| {
-            (*from == host || *to == host) && *until > lately
-        };
-        let is_alone = self.hosts[host].resumed > lately || self.cuts.iter().any(is_cut);
+        let is_alone = self.hosts[host].resumed > lately || self.world.was_cut_since(host, lately);
         if !is_alone && self.record.last_step + 2 * SECOND > now {
             return Err(format!(
                 "host {host} stops beside a group that it can reach: {error}"
@@ -256,13 +137,13 @@ impl World {
             &fault.harm,
             self.hosts[host].at(),
         ) {
-            self.record.death = Some((self.clock.now(), at));
+            self.record.death = Some((self.world.now(), at));
         }
         let has_triggered = !matches!(fault.trigger, Trigger::At(_));
         let ends = matches!(fault.harm, Harm::Kill | Harm::Replace(_) | Harm::Vanish);
-        let lives = |it: &super::world::Host| it.state == State::Lives;
+        let lives = |it: &super::job::Host| it.state == State::Lives;
         let mut living = self.hosts.iter().filter(|it| lives(it));
-        let is_outside = |it: &super::world::Host| it.group == Group::None;
+        let is_outside = |it: &super::job::Host| it.group == Group::None;
         let reforms = living.clone().any(|it| {
             is_outside(it)
                 && it
@@ -275,15 +156,9 @@ impl World {
             .member
             .as_ref()
             .is_some_and(|it| it.standpoint().is_none());
-        let losses = self
-            .scenario
-            .faults
-            .iter()
-            .zip(&self.struck)
-            .filter(|(fault, struck)| {
-                struck.is_some()
-                    && matches!(fault.harm, Harm::Kill | Harm::Replace(_) | Harm::Vanish)
-            });
+        let losses = self.faults.struck().filter(|(fault, _)| {
+            matches!(fault.harm, Harm::Kill | Harm::Replace(_) | Harm::Vanish)
+        });
         let several = losses.count() > 1;
         let is_long = fault.harm.lasts() > 40 * SECOND;
         let seen = [
@@ -304,7 +179,7 @@ impl World {
 
     /// What must be true at the end, long after the last fault.
     pub(super) fn verify(&mut self) -> Result<(), String> {
-        let now = self.clock.now();
+        let now = self.world.now();
         let mut rings = BTreeSet::new();
         let mut waiting = 0;
         for (number, host) in self.hosts.iter().enumerate() {
@@ -334,28 +209,26 @@ impl World {
         } else if waiting > 0 {
             return Err("joiners wait for nobody".into());
         }
-        let is_silent =
-            |(fault, struck): (&Fault, &Option<usize>)| struck.is_some() && fault.harm.is_silence();
-        let mut faults = self.scenario.faults.iter().zip(&self.struck);
-        if self.record.minorities > 0 && !faults.any(is_silent) {
+        let was_silent = self
+            .faults
+            .struck()
+            .any(|(fault, _)| fault.harm.is_silence());
+        if self.record.minorities > 0 && !was_silent {
             return Err("a minority stopped though nobody was silent".into());
         }
         self.the_majority_goes_on(!rings.is_empty())
     }
 
     fn is_cut_for_good(&self) -> bool {
-        let mut struck = self.scenario.faults.iter().zip(&self.struck);
-        struck.any(|(fault, struck)| {
-            struck.is_some() && matches!(fault.harm, Harm::Divide(_, super::super::time::NEVER))
-        })
+        let mut struck = self.faults.struck();
+        struck.any(|(fault, _)| matches!(fault.harm, Harm::Divide(_, NEVER)))
     }
 
     /// Hosts of the first group that no fault hit, and that are more than half of all there ever
     /// were, are a group at the end.
     fn the_majority_goes_on(&mut self, is_ring: bool) -> Result<(), String> {
         let mut hit = vec![false; self.hosts.len()];
-        for (fault, struck) in self.scenario.faults.iter().zip(&self.struck) {
-            let Some(host) = struck else { continue };
+        for (fault, host) in self.faults.struck() {
             match &fault.harm {
                 Harm::Divide(parts, _) | Harm::Fray(parts, _) => {
                     let size = |part| parts.iter().filter(|it| **it == part).count();
@@ -365,12 +238,12 @@ impl World {
                     }
                 }
                 Harm::Break => {}
-                _ => hit[*host] = true,
+                _ => hit[host] = true,
             }
         }
         let founders = self.scenario.founders;
         let spared = hit[..founders].iter().filter(|hit| !**hit).count();
-        let replaced = self.struck.iter().flatten().count();
+        let replaced = self.faults.struck().count();
         let all = self.hosts.len() + replaced;
         if 2 * spared > all && spared >= *self.scenario.workers.start() {
             self.record.count("a majority was spared");
@@ -390,10 +263,10 @@ impl World {
 
     /// How it ended, in a few words.
     pub(super) fn ending(&self) -> &'static str {
-        let lives = |host: &&super::world::Host| host.state == State::Lives;
+        let lives = |host: &&super::job::Host| host.state == State::Lives;
         let living = self.hosts.iter().filter(lives).count();
         let running =
-            |host: &&super::world::Host| matches!(host.group, Group::Running(_)) && lives(host);
+            |host: &&super::job::Host| matches!(host.group, Group::Running(_)) && lives(host);
         match (self.hosts.iter().filter(running).count(), living) {
             (0, 0) => "all ended",
             (running, living) if running < living => "a group, and joiners that wait",

@@ -1,40 +1,66 @@
 //! Histories of an elastic job: its processes agree on the members of each next group, over a
 //! network and among faults that chance is responsible for.
 //!
-//! What runs is the core's `agreement`. The scenario says who is there and what goes wrong, the world
+//! What runs is the core's `agreement`. The scenario says who is there and what goes wrong, the job
 //! lets it happen, and the check says what must be true.
 
-use std::collections::BTreeSet;
+use crate::world::every::{Every, History, Without};
 
 mod check;
+mod job;
+mod record;
 mod scenario;
-mod world;
 
-/// How a history ended, what it was an example of, and from which states of a process to which.
-pub(crate) struct Outcome {
-    pub(crate) ending: &'static str,
-    pub(crate) examples: Vec<&'static str>,
-    pub(crate) moves: BTreeSet<(&'static str, &'static str)>,
-}
+/// What histories must be examples of, or they are no test of the agreement.
+pub(crate) const EXAMPLES: [&str; 29] = [
+    "a death after acceptance, made good within 1 s",
+    "a death after acceptance, made good within 2 s",
+    "a death between two messages",
+    "a group did not connect",
+    "a joiner found nobody",
+    "a joiner's death",
+    "a loss while connecting",
+    "a loss while re-forming",
+    "a majority was spared",
+    "a member was busy",
+    "a minority stopped",
+    "a roster was half installed",
+    "a stop longer than all limits",
+    "another process answered",
+    "both parts of a divided network tried",
+    "divide",
+    "gave its id up to join anew",
+    "grew",
+    "joiners took the ranks of others",
+    "leave",
+    "mute",
+    "replace",
+    "shrank",
+    "slow",
+    "stop",
+    "too few workers were left",
+    "two losses",
+    "two proposals met",
+    "went on without silent members",
+];
 
-/// Runs a history.
-///
-/// # Errors
-/// What should never have happened.
-pub(crate) fn outcome(seed: u64) -> Result<Outcome, String> {
-    let (world, result) = world::run(seed, false);
-    result?;
-    Ok(Outcome {
-        ending: world.ending(),
-        examples: world.record.examples().collect(),
-        moves: world.record.moves,
-    })
-}
+pub(crate) const EVERY: Every = Every {
+    variable: "MEMBERS_SEED",
+    make,
+};
 
-/// A history line by line, and how it ended.
-pub(crate) fn replay(seed: u64) -> (Vec<String>, Result<&'static str, String>) {
-    let (world, result) = world::run(seed, true);
-    let mut lines = vec![format!("{:?}", world.scenario)];
-    lines.extend(world.trace.take());
-    (lines, result.map(|()| world.ending()))
+/// Moves from a state of a process to another one are examples, too.
+fn make(seed: u64, without: &Without, traced: bool) -> History {
+    let (job, result) = job::run(seed, without, traced);
+    let moves = job.record.moves.iter();
+    let moves = moves.map(|(from, to)| format!("{from} --> {to}"));
+    let examples = job.record.examples().chain([job.ending()]);
+    let examples = examples.map(str::to_owned).chain(moves).collect();
+    let mut lines = vec![format!("{:?}", job.scenario)];
+    lines.extend(job.world.trace.take());
+    History {
+        lines,
+        examples,
+        result,
+    }
 }

@@ -3,8 +3,10 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::super::random::Random;
-use super::super::time::{MILLISECOND, Moment, NEVER, SECOND};
+use crate::world::faults::{self, Hits, Trigger};
+use crate::world::network::Weather;
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND};
 use gradring_core::agreement::timing::Timing;
 
 /// Everything about a history that is settled before it begins.
@@ -16,30 +18,11 @@ pub(super) struct Scenario {
     pub(super) joiners: Vec<Moment>,
     pub(super) workers: RangeInclusive<usize>,
     pub(super) faults: Vec<Fault>,
-    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
-    pub(super) delay_max: Moment,
+    pub(super) weather: Weather,
     /// Whether who connects with a dead process sees that at once, or only that it takes too long.
     pub(super) sees_deaths: bool,
     /// Whether all that goes wrong is the death of one that has just accepted a roster.
     pub(super) is_death_after_acceptance: bool,
-    /// One message in so many is lost, comes twice, or is slow.
-    pub(super) one_in: [u64; 3],
-}
-
-/// When a fault strikes.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Trigger {
-    At(Moment),
-    /// Right after so many messages of a kind were sent by anybody, whom it then hits.
-    Sent {
-        kind: Kind,
-        number: u64,
-    },
-    /// Right after so many messages of a kind were answered, by whom it then hits.
-    Answered {
-        kind: Kind,
-        number: u64,
-    },
 }
 
 /// Kinds of messages whose sending can trigger a fault.
@@ -53,13 +36,8 @@ pub(super) enum Kind {
     Complete,
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct Fault {
-    pub(super) trigger: Trigger,
-    /// Whom it hits, if the trigger does not say.
-    pub(super) host: usize,
-    pub(super) harm: Harm,
-}
+/// A fault that hits a host.
+pub(super) type Fault = faults::Fault<Kind, usize, Harm>;
 
 /// Something that goes wrong.
 #[derive(Debug, Clone)]
@@ -185,16 +163,18 @@ impl Scenario {
             random.below(6)
         };
         let is_death_after_acceptance = aim == 2 && more == 0 && quiet;
-        faults.extend((0..more).map(|_| Fault::new(random, hosts, founders)));
+        faults.extend((0..more).map(|_| any_fault(random, hosts, founders)));
         Self {
             founders,
             joiners,
             workers: least..=most,
             faults,
-            delay_max: random.pick(&[2, 20, 150]) * MILLISECOND,
+            weather: Weather {
+                delay_max: random.pick(&[2, 20, 150]) * MILLISECOND,
+                one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            },
             sees_deaths: !is_death_after_acceptance && random.once_in(2),
             is_death_after_acceptance,
-            one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
         }
     }
 
@@ -214,9 +194,9 @@ fn lost_majority(random: &mut Random, founders: usize) -> Vec<Fault> {
         .iter()
         .map(|dies| if *dies { soon(random) } else { FRAYED_MAX });
     let harm = Harm::Fray(parts, back.collect());
-    let at = |at, host, harm| Fault {
+    let at = |at, who, harm| Fault {
         trigger: Trigger::At(at),
-        host,
+        who,
         harm,
     };
     let mut faults = vec![at(start, 0, harm)];
@@ -233,8 +213,12 @@ fn lost_growth(random: &mut Random, founders: usize) -> Vec<Fault> {
     let sent = |random: &mut Random, harm| {
         let (kind, number) = (random.pick(&kinds), random.between(1, 10));
         Fault {
-            trigger: Trigger::Sent { kind, number },
-            host: 0,
+            trigger: Trigger::Message {
+                kind,
+                number,
+                hits: Hits::Sender,
+            },
+            who: 0,
             harm,
         }
     };
@@ -269,76 +253,74 @@ fn lost_acceptor(random: &mut Random, founders: usize) -> Vec<Fault> {
     let number = random.between(1, founders as u64 - 1);
     let fault = |trigger, harm| Fault {
         trigger,
-        host: 0,
+        who: 0,
         harm,
     };
     vec![
         fault(Trigger::At(at), Harm::Break),
         fault(
-            Trigger::Answered {
+            Trigger::Message {
                 kind: Kind::Install,
                 number,
+                hits: Hits::Answerer,
             },
             Harm::Kill,
         ),
     ]
 }
 
-impl Fault {
-    fn new(random: &mut Random, hosts: usize, founders: usize) -> Self {
-        let kinds = [
-            Kind::Gather,
-            Kind::Install,
-            Kind::Install,
-            Kind::Watch,
-            Kind::Join,
-            Kind::Ready,
-            Kind::Complete,
-        ];
-        let trigger = match random.below(4) {
-            0 | 1 => Trigger::At(random.between(0, WINDOW)),
-            2 => Trigger::Sent {
-                kind: random.pick(&kinds),
-                number: random.between(1, 12),
-            },
-            _ => Trigger::Answered {
-                kind: random.pick(&kinds),
-                number: random.between(1, 12),
-            },
-        };
-        let host = if random.once_in(4) {
-            random.below(hosts)
-        } else {
-            random.below(founders)
-        };
-        let lasts = match random.below(3) {
-            0 => random.between(1, 3 * SECOND),
-            1 => random.between(1, 15 * SECOND),
-            _ => random.between(10 * SECOND, 60 * SECOND),
-        };
-        let harm = match random.below(12) {
-            0 | 1 => Harm::Kill,
-            2 => Harm::Replace(random.between(1, 5 * SECOND)),
-            3 => Harm::Vanish,
-            4 | 5 => Harm::Stop(lasts),
-            6 => Harm::Leave,
-            7 => Harm::Break,
-            8 => Harm::Slow(random.between(SECOND, 25 * SECOND), lasts),
-            9 => {
-                let parts = 2 + random.below(2);
-                let lasts = if random.once_in(4) { NEVER } else { lasts };
-                Harm::Divide((0..hosts).map(|_| random.below(parts)).collect(), lasts)
-            }
-            10 => Harm::Divide(
-                (0..hosts).map(|it| usize::from(it == host)).collect(),
-                lasts,
-            ),
-            _ => Harm::Mute((0..hosts).map(|_| random.once_in(2)).collect(), lasts),
-        };
-        Self {
-            trigger,
-            host,
-            harm,
+fn any_fault(random: &mut Random, hosts: usize, founders: usize) -> Fault {
+    let kinds = [
+        Kind::Gather,
+        Kind::Install,
+        Kind::Install,
+        Kind::Watch,
+        Kind::Join,
+        Kind::Ready,
+        Kind::Complete,
+    ];
+    let message = |random: &mut Random, hits| Trigger::Message {
+        kind: random.pick(&kinds),
+        number: random.between(1, 12),
+        hits,
+    };
+    let trigger = match random.below(4) {
+        0 | 1 => Trigger::At(random.between(0, WINDOW)),
+        2 => message(random, Hits::Sender),
+        _ => message(random, Hits::Answerer),
+    };
+    let host = if random.once_in(4) {
+        random.below(hosts)
+    } else {
+        random.below(founders)
+    };
+    let lasts = match random.below(3) {
+        0 => random.between(1, 3 * SECOND),
+        1 => random.between(1, 15 * SECOND),
+        _ => random.between(10 * SECOND, 60 * SECOND),
+    };
+    let harm = match random.below(12) {
+        0 | 1 => Harm::Kill,
+        2 => Harm::Replace(random.between(1, 5 * SECOND)),
+        3 => Harm::Vanish,
+        4 | 5 => Harm::Stop(lasts),
+        6 => Harm::Leave,
+        7 => Harm::Break,
+        8 => Harm::Slow(random.between(SECOND, 25 * SECOND), lasts),
+        9 => {
+            let parts = 2 + random.below(2);
+            let lasts = if random.once_in(4) { NEVER } else { lasts };
+            Harm::Divide((0..hosts).map(|_| random.below(parts)).collect(), lasts)
         }
+        10 => Harm::Divide(
+            (0..hosts).map(|it| usize::from(it == host)).collect(),
+            lasts,
+        ),
+        _ => Harm::Mute((0..hosts).map(|_| random.once_in(2)).collect(), lasts),
+    };
+    Fault {
+        trigger,
+        who: host,
+        harm,
     }
 }

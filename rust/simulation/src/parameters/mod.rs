@@ -1,28 +1,51 @@
 //! Histories of a parameter server: workers push and pull, servers apply and save, over a network and
 //! among faults that chance is responsible for.
 //!
-//! What runs is the core's `parameters`. The scenario says who is there and what goes wrong, the world
+//! What runs is the core's `parameters`. The scenario says who is there and what goes wrong, the training
 //! lets it happen, and the record says what must be true.
+
+use crate::world::every::{Every, History, Without};
 
 mod disk;
 mod record;
 mod scenario;
-mod world;
+mod training;
 
-/// What a history was an example of.
-///
-/// # Errors
-/// What should never have happened.
-pub(crate) fn outcome(seed: u64) -> Result<Vec<&'static str>, String> {
-    let (world, result) = world::run(seed, false);
-    result?;
-    Ok(world.record.examples())
-}
+/// What histories must be examples of, or they are no test of the protocol.
+pub(crate) const EXAMPLES: [&str; 18] = [
+    "a copy was filled from another server",
+    "a gradient was not worth pushing",
+    "a late gradient counted less",
+    "a late gradient was dropped",
+    "a lost worker's gradient was dropped",
+    "a server was killed",
+    "a server went on with what it had",
+    "a snapshot was restored",
+    "a straggler was folded in",
+    "a worker was killed",
+    "an update was taken back",
+    "cut",
+    "initial weights came twice",
+    "kill",
+    "nothing was lost with a server",
+    "stop",
+    "the queue was full",
+    "the servers were restored",
+];
 
-/// A history line by line, and what should not have happened in it.
-pub(crate) fn replay(seed: u64) -> (Vec<String>, Result<(), String>) {
-    let (world, result) = world::run(seed, true);
-    let mut lines = vec![format!("{:?}", world.scenario)];
-    lines.extend(world.trace.take());
-    (lines, result)
+pub(crate) const EVERY: Every = Every {
+    variable: "UPDATES_SEED",
+    make,
+};
+
+fn make(seed: u64, without: &Without, traced: bool) -> History {
+    let (training, result) = training::run(seed, without, traced);
+    let examples = training.record.examples().into_iter();
+    let mut lines = vec![format!("{:?}", training.scenario)];
+    lines.extend(training.world.trace.take());
+    History {
+        lines,
+        examples: examples.map(str::to_owned).collect(),
+        result,
+    }
 }

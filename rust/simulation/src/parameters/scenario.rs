@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use crate::random::Random;
-use crate::time::{MILLISECOND, Moment, SECOND};
+use crate::world::faults::{self, Hits, Trigger};
+use crate::world::network::Weather;
+use crate::world::random::Random;
+use crate::world::time::{MILLISECOND, Moment, SECOND};
 use gradring_core::parameters::keepers::Keepers;
-use gradring_core::parameters::rules::{Late, Overflow, Rules, Timing};
+use gradring_core::parameters::rules::{Combine, Late, Overflow, Rules, Timing};
 
 /// Faults strike in this time, unless messages trigger them.
 const WINDOW: Moment = 6 * SECOND;
@@ -16,10 +18,7 @@ pub(super) struct Scenario {
     pub(super) rules: Rules,
     pub(super) keepers: Keepers,
     pub(super) faults: Vec<Fault>,
-    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
-    pub(super) delay_max: Moment,
-    /// One message in so many is lost, comes twice, or is slow.
-    pub(super) one_in: [u64; 3],
+    pub(super) weather: Weather,
     /// Longest that a snapshot takes.
     pub(super) save_max: Moment,
     /// Longest that a worker computes, by worker.
@@ -31,6 +30,16 @@ pub(super) struct Scenario {
 pub(super) enum Who {
     Server(usize),
     Worker(usize),
+}
+
+impl Who {
+    /// Servers have even numbers, workers odd ones.
+    pub(super) const fn process(self) -> usize {
+        match self {
+            Self::Server(server) => 2 * server,
+            Self::Worker(worker) => 2 * worker + 1,
+        }
+    }
 }
 
 /// Kinds of messages whose sending can trigger a fault.
@@ -67,24 +76,8 @@ const KINDS: [Kind; 13] = [
     Kind::Given,
 ];
 
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Trigger {
-    At(Moment),
-    /// Right after so many messages of a kind; hits who sent it, or whom it was for.
-    Sent {
-        kind: Kind,
-        number: u64,
-        hits_sender: bool,
-    },
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Fault {
-    pub(super) trigger: Trigger,
-    /// Whom it hits, if the trigger does not say.
-    pub(super) who: Who,
-    pub(super) harm: Harm,
-}
+/// A fault that hits a process.
+pub(super) type Fault = faults::Fault<Kind, Who, Harm>;
 
 #[derive(Debug, Clone)]
 pub(super) enum Harm {
@@ -135,14 +128,16 @@ impl Scenario {
             1 + random.below(4)
         };
         let faults = (0..count)
-            .map(|_| Fault::new(random, workers, servers))
+            .map(|_| any_fault(random, workers, servers))
             .collect();
         Self {
             rules: rules(random, workers),
             keepers: Keepers { servers, replicas },
             faults,
-            delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
-            one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            weather: Weather {
+                delay_max: random.pick(&[2, 20, 100]) * MILLISECOND,
+                one_in: if quiet { [u64::MAX; 3] } else { [30, 20, 40] },
+            },
             save_max: random.pick(&[1, 200, 1500]) * MILLISECOND,
             paces,
         }
@@ -156,38 +151,41 @@ fn rules(random: &mut Random, workers: usize) -> Rules {
         workers: workers as u32,
         staleness,
         aggregate,
-        queue_max: aggregate + random.below(3),
+        queue_max: Some(aggregate + random.below(3)),
         overflow: random.pick(&[Overflow::Wait, Overflow::DropOldest, Overflow::DropNewest]),
         late: random.pick(&[Late::Keep, Late::Weight, Late::Drop]),
-        late_after: random.pick(&[0, workers as u64]),
+        late_after: Some(random.pick(&[0, workers as u64])),
         backup: if random.once_in(3) { 1 } else { 0 },
-        is_mean: random.once_in(2),
+        combine: if random.once_in(2) {
+            Combine::Mean
+        } else {
+            Combine::Sum
+        },
+        ..Rules::default()
     }
 }
 
-impl Fault {
-    fn new(random: &mut Random, workers: usize, servers: usize) -> Self {
-        let trigger = if random.once_in(3) {
-            Trigger::At(random.between(0, WINDOW))
-        } else {
-            Trigger::Sent {
-                kind: random.pick(&KINDS),
-                number: random.between(1, 40),
-                hits_sender: random.once_in(2),
-            }
-        };
-        let who = if random.once_in(2) {
-            Who::Server(random.below(servers))
-        } else {
-            Who::Worker(random.below(workers))
-        };
-        let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
-        let lasts = random.between(1, longest);
-        let harm = match random.below(6) {
-            0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
-            4 => Harm::Stop(lasts),
-            _ => Harm::Cut(lasts),
-        };
-        Self { trigger, who, harm }
-    }
+fn any_fault(random: &mut Random, workers: usize, servers: usize) -> Fault {
+    let trigger = if random.once_in(3) {
+        Trigger::At(random.between(0, WINDOW))
+    } else {
+        Trigger::Message {
+            kind: random.pick(&KINDS),
+            number: random.between(1, 40),
+            hits: random.pick(&[Hits::Sender, Hits::Receiver]),
+        }
+    };
+    let who = if random.once_in(2) {
+        Who::Server(random.below(servers))
+    } else {
+        Who::Worker(random.below(workers))
+    };
+    let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
+    let lasts = random.between(1, longest);
+    let harm = match random.below(6) {
+        0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
+        4 => Harm::Stop(lasts),
+        _ => Harm::Cut(lasts),
+    };
+    Fault { trigger, who, harm }
 }

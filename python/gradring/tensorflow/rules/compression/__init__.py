@@ -1,4 +1,4 @@
-"""What `gradring.updates.AllReduce.compression` does under TensorFlow.
+"""The methods of `gradring.updates.AllReduce.compression` under TensorFlow.
 
 ==================  =============================================================================
 ``compressed``      `Compressed`, the rule: which gradients are compressed, and together

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from gradring.communicator import Communicator
 from gradring.gradients.reduction import Collective
+from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
 from gradring.tensorflow.start_wait import wait
 

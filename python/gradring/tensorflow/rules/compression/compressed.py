@@ -12,10 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import updates
-from gradring.communicator import Communicator
 from gradring.gradients.buckets import Entry
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
+from gradring.group.communicator import Communicator
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.reduction import reduce_leaves
 from gradring.tensorflow.rules.compression.bits16 import Bits16

@@ -323,12 +323,12 @@ struct Talk<'a> {
 
 impl Talk<'_> {
     fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
-        self.line().write_all(&wire::go_on(content))
+        self.line().write_all(&wire::encode(&Ok(content.to_vec())))
     }
 
     fn refuse(&mut self, reason: String) -> io::Result<Result<ShmLink, String>> {
-        let (message, reason) = wire::refusal(reason);
-        self.line().write_all(&message)?;
+        let reason = wire::cut(reason);
+        self.line().write_all(&wire::encode(&Err(reason.clone())))?;
         Ok(Err(reason))
     }
 

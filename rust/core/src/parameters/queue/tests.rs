@@ -10,13 +10,9 @@ fn rules(staleness: Option<u64>) -> Rules {
     Rules {
         workers: 3,
         staleness,
-        aggregate: 1,
-        queue_max: 2,
-        overflow: Overflow::Wait,
+        queue_max: Some(2),
         late: Late::Keep,
-        late_after: 0,
-        backup: 0,
-        is_mean: true,
+        ..Rules::default()
     }
 }
 

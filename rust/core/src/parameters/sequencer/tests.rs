@@ -19,15 +19,11 @@ impl Served {
     fn new(keepers: Keepers) -> Self {
         let now = Instant::now();
         let rules = Rules {
-            workers: 1,
             staleness: None,
-            aggregate: 1,
-            queue_max: 1,
+            queue_max: Some(1),
             overflow: Overflow::DropNewest,
             late: Late::Keep,
-            late_after: 0,
-            backup: 0,
-            is_mean: true,
+            ..Rules::default()
         };
         let timing = Timing {
             again: Duration::from_secs(1),

@@ -1,0 +1,1 @@
+"""Settings: the table, values from arguments and variables, checked text."""

@@ -1,0 +1,323 @@
+"""Settings that are no part of the cluster: an argument beats a variable, a variable a default."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradring.config import parse
+from gradring.config.settings import GROUP, READ, Setting, meant, variables
+from gradring.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradring._native import SettingValues
+
+TLS_VARIABLES = tuple(variables("tls"))
+_SECRET_REMEDY = (
+    "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"
+)
+#: First among the addresses of a running job: it may not run yet.
+AUTO = "auto"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files with what a rank needs for TLS.
+
+    Attributes:
+        ca: Path of the certificates of the authorities whose certificates are accepted.
+        cert: Path of this rank's certificate, followed by those that lead to an authority. It must
+            be for the name or address at which others reach this rank, and serve for servers and
+            clients.
+        key: Path of its private key, which nobody else may read.
+    """
+
+    ca: str
+    cert: str
+    key: str
+
+
+def check_token(rank: int, world_size: int, token: bytes | None, required: bool | None) -> None:
+    """Refuses to join a group without a token where one is required.
+
+    Args:
+        rank: For the message.
+        world_size: A world of one needs no token.
+        token: The job's secret, if there is one.
+        required: Whether there must be one; None: what ``GRADRING_REQUIRE_AUTH`` says.
+
+    Raises:
+        ConfigError: A token is required and there is none.
+    """
+    if world_size > 1 and not token and _read(os.environ, READ["require_auth"], required):
+        raise ConfigError(
+            f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {rank} has no token; "
+            "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
+        )
+
+
+def check_tls(given: object) -> TlsFiles | None:
+    """The argument ``tls``, once it is known to be one.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if given is None or isinstance(given, TlsFiles):
+        return given
+    raise ConfigError(f"tls={parse.shown(given)} is not a gradring.TlsFiles; give one")
+
+
+def _read(environ: Mapping[str, str], setting: Setting, given: object = None) -> Any:
+    """The value of a setting: of the argument if there is one, else of its variable.
+
+    Raises:
+        ConfigError: It cannot be used; names the argument or the variable.
+    """
+    by_name = {"token": _token, "tls": _tls}.get(setting.name)
+    if by_name is not None:
+        return by_name(environ, given)
+    if given is not None:
+        try:
+            return _READERS[setting.kind](setting.name, given, setting)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:  # an array, which has no truth, or the like
+            wrong = parse.shown(given)
+            raise ConfigError(f"{setting.name}={wrong} is no value for it; correct it") from error
+    text = environ.get(setting.variable, "").strip() or setting.default
+    return _READERS[setting.kind](setting.variable, text, setting) if text else None
+
+
+def _flag(name: str, found: object, setting: Setting) -> bool:
+    if name == setting.variable:
+        word = str(found).lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        raise ConfigError(f"{name}={parse.shown(found)} is neither 1 nor 0; correct it")
+    if found not in (False, True):
+        raise ConfigError(f"{name}={parse.shown(found)} is neither True nor False; correct it")
+    return bool(found)
+
+
+def _one_of(name: str, found: object, setting: Setting) -> str:
+    if not isinstance(found, str) or found not in setting.choices:
+        words = ", ".join(setting.choices)
+        raise ConfigError(f"{name}={parse.shown(found)} is not one of {words}; correct it")
+    return found
+
+
+def _number(name: str, found: Any, setting: Setting) -> int:
+    least, most = map(int, setting.choices)
+    read = parse.whole_number if name == setting.variable else parse.integer
+    return read(found, name, minimum=least, maximum=most)
+
+
+def _seconds(name: str, found: Any, setting: Setting) -> float:
+    try:
+        seconds = float(found)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        wrong = parse.shown(found)
+        raise ConfigError(f"{name}={wrong} is not a number of seconds above 0; correct it")
+    return seconds
+
+
+def _text(name: str, found: object, setting: Setting) -> str:
+    if not isinstance(found, str) or not found.isascii():
+        raise ConfigError(
+            f"{name}={parse.shown(found)} is no text; give {setting.kind} {setting.meaning}"
+        )
+    return found
+
+
+def _path(name: str, found: Any, setting: Setting) -> Path:
+    # A program may change its directory before the path is used.
+    return Path(found).absolute()
+
+
+def _addresses(name: str, found: object, setting: Setting) -> tuple[str, ...]:
+    given = found.split(",") if isinstance(found, str) else found
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(
+            f"{name}={parse.shown(found)} is neither {AUTO} nor host:port of members of a running "
+            "job; correct it"
+        )
+    first = AUTO if given[0] == AUTO else parse.address(given[0], name)
+    return (first, *(parse.address(each, name) for each in given[1:]))
+
+
+def _port(name: str, found: Any, setting: Setting) -> int:
+    return parse.whole_number(found, name, minimum=1, maximum=parse.MAX_PORT)
+
+
+def _interface(name: str, found: Any, setting: Setting) -> str | None:
+    if not found or found == setting.default:
+        return found or None
+    from gradring.machine.interfaces import address_of  # most groups need none
+
+    return address_of(found, name)
+
+
+def _level(name: str, found: Any, setting: Setting) -> int:
+    plausible = found.isdecimal() and len(found) <= parse.MAX_DIGITS
+    level = int(found) if plausible else logging.getLevelName(found.upper())
+    if isinstance(level, int):
+        return level
+    raise ConfigError(
+        f"{name}={parse.shown(found)} is not one of DEBUG, INFO, WARNING, ERROR, CRITICAL, nor a "
+        "number; correct it"
+    )
+
+
+#: How a value is read, by what the table calls its kind: the name to blame, what was found under
+#: it, and the row.
+_READERS: dict[str, Callable[[str, Any, Setting], Any]] = {
+    "0 or 1": _flag,
+    "`auto` or addresses": _addresses,
+    "directory": _path,
+    "file": _path,
+    "from": _number,
+    "level": _level,
+    "name or IP": _interface,
+    "names": _text,
+    "one of": _one_of,
+    "port": _port,
+    "port or range": lambda name, found, _: parse.ports(found, name),
+    "seconds": _seconds,
+    "text": _text,
+}
+
+
+def _token(environ: Mapping[str, str], given: object) -> bytes | None:
+    if given is not None:
+        return _token_from_argument(given)
+    text, path = environ.get("GRADRING_TOKEN"), environ.get("GRADRING_TOKEN_FILE")
+    if text and path:
+        raise ConfigError("GRADRING_TOKEN and GRADRING_TOKEN_FILE are both set; unset one of them")
+    if path:
+        return _token_from_file(Path(path))
+    return os.fsencode(text) if text else None
+
+
+def _token_from_argument(given: object) -> bytes:
+    if not isinstance(given, str | bytes):
+        kind = type(given).__name__
+        raise ConfigError(f"token is of type {kind}; give str, bytes, or None for no token")
+    try:
+        token = given.encode() if isinstance(given, str) else given
+    except UnicodeEncodeError:
+        # Its message would repeat a part of the secret.
+        raise ConfigError("token cannot be encoded as UTF-8; give it as bytes") from None
+    if not token:
+        raise ConfigError("token is empty; give a secret, or None for no authentication")
+    return token
+
+
+def _token_from_file(path: Path) -> bytes:
+    _check_private(path, "GRADRING_TOKEN_FILE")
+    try:
+        token = path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(
+            f"GRADRING_TOKEN_FILE={str(path)!r} cannot be read ({error.strerror}); "
+            "correct the path or its permissions"
+        ) from error
+    if not token:
+        raise ConfigError(f"GRADRING_TOKEN_FILE={str(path)!r} is empty; write a secret into it")
+    return token
+
+
+def _check_private(path: Path, name: str) -> None:
+    """Refuses a secret that every user of the machine can read or replace."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # reading it fails, too, and says why
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        # Kubernetes mounts a Secret by this link, and read-only.
+        is_secret = (path.parent / "..data").is_symlink()
+        remedy = _SECRET_REMEDY if is_secret else f"type: chmod 600 {path}"
+        raise ConfigError(
+            f"{name}={str(path)!r} can be read or written by every user (mode {mode & 0o777:o}); "
+            f"{remedy}"
+        )
+
+
+def _tls(environ: Mapping[str, str], given: object) -> TlsFiles | None:
+    if given is None:
+        paths = {name: environ.get(name, "").strip() for name in TLS_VARIABLES}
+        missing = [name for name, path in paths.items() if not path]
+        if len(missing) == len(paths):
+            return None
+        if missing:
+            present = [name for name in paths if name not in missing]
+            raise ConfigError(
+                f"{' and '.join(present)} set but {' and '.join(missing)} not; "
+                "set all three for TLS, or none"
+            )
+        given = TlsFiles(*paths.values())
+    files = check_tls(given)
+    assert files is not None
+    _check_private(Path(files.key), TLS_VARIABLES[-1])
+    return files
+
+
+if not TYPE_CHECKING:
+    SettingValues = make_dataclass(
+        "SettingValues",
+        [
+            (name, Any, field(default=_read({}, setting), repr=name != "token"))
+            for name, setting in READ.items()
+        ],
+        frozen=True,
+    )
+
+
+class Settings(SettingValues):
+    """How a rank talks to the others, and what Python does beside.
+
+    It has a field for each row of the table that is for a group or for Python.
+    """
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ, **given: object) -> Settings:
+        """Reads the ``GRADRING_*`` settings; an argument that is not None wins over its variable.
+
+        Args:
+            environ: The variables to read.
+            given: Arguments, by name.
+
+        Raises:
+            ConfigError: A value cannot be used; the message names the variable or argument.
+            TypeError: There is no such setting.
+        """
+        for name in given.keys() - READ.keys():
+            advice = meant(name, READ)
+            remedy = f"; did you mean {advice}?" if advice else ""
+            raise TypeError(f"{name} is no setting{remedy}")
+        return cls(
+            **{name: _read(environ, setting, given.get(name)) for name, setting in READ.items()}
+        )
+
+    def of_group(self) -> dict[str, str]:
+        """What the core gets: texts, by name."""
+        values = {setting.name: getattr(self, setting.name) for setting in GROUP}
+        return {name: _as_text(value) for name, value in values.items()}
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+#: What counts where neither an argument nor a variable says anything.
+DEFAULTS = Settings()

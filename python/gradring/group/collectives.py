@@ -1,0 +1,597 @@
+"""What the ranks of a group do with arrays and objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradring import _native
+from gradring.config import parse
+from gradring.errors import ConfigError
+from gradring.group import arrays, objects
+from gradring.group.arrays import all_reducing, check_root
+
+if TYPE_CHECKING:
+    from gradring._native import Door
+
+T = TypeVar("T")
+
+#: Of an object that travels.
+_PIECE_BYTES = 4 << 20
+
+
+class Collectives:
+    """The collectives of a group, for whatever has one."""
+
+    rank: int
+    world_size: int
+    host: str
+    hosts: list[str]
+    _door: Door
+    _rendezvous: str
+    #: Of a group of `split`: its name, and what its ranks are in the world.
+    _part: tuple[str, Sequence[int]] | None
+    #: The group as the core has it.
+    _native: _native.Communicator
+    _place: arrays.Place
+
+    def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
+        """Reduces ``x`` over all ranks, in place.
+
+        Ring all-reduce of P. Patarasuk and X. Yuan (J. Parallel Distrib. Comput. 69, 2009).
+
+        Args:
+            x: An array, or a list of arrays of one dtype. A Python or numpy number is accepted
+                too; it cannot change in place, so use the returned one.
+            op: ``sum``, ``mean``, ``min``, ``max`` or ``product``.
+            name: Compared across ranks and used in messages.
+
+        Returns:
+            ``x``, which holds the same bits on every rank.
+
+        Raises:
+            TypeError: The dtype is not supported.
+            ValueError: An array is read-only or not contiguous, shares memory with another of the
+                bucket or of a work under way, or ``op`` is unknown.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        # The first test spares arrays the second, which takes longer.
+        if type(x) is not np.ndarray and isinstance(x, int | float | np.generic):
+            number = np.array(x)
+            self._native.all_reduce(number, op, name)
+            # item() is a Python number, [()] a numpy one: the program gets the kind it gave.
+            return cast(T, number[()] if isinstance(x, np.generic) else number.item())
+        self._native.all_reduce(x, op, name)
+        return x
+
+    def all_reduce_async(self, x: T, op: str = "sum", *, name: str = "") -> Work[T]:
+        """As `all_reduce`, but returns at once; asynchronous collectives run in launch order.
+
+        Args:
+            x: As in `all_reduce`, but no number: it could not change in place.
+            op: As in `all_reduce`.
+            name: As in `all_reduce`.
+
+        Returns:
+            The work. Its ``wait()`` returns ``x``, which must be left alone until then.
+
+        Raises:
+            TypeError: ``x`` cannot be reduced in place; nothing is sent then.
+            ValueError: As in `all_reduce`.
+            GradringError: The group failed before; what fails later is raised by ``wait()``.
+        """
+        return Work(self._native.start(all_reducing(op), x, name), x)
+
+    def reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[Any] | None = None,
+        name: str = "",
+    ) -> NDArray[Any] | None:
+        """Reduces ``x`` over all ranks, for rank ``root``.
+
+        Args:
+            x: An array of the same shape and dtype on every rank; it is not changed. A number
+                counts as an array without dimensions. Any dtype that `all_reduce` takes.
+            op: As in `all_reduce`; default "sum".
+            root: The rank that gets the result; default 0.
+            out: Memory for the result, a C-contiguous numpy array like ``x``, or ``x`` itself; on
+                other ranks than ``root``, what it holds is lost. Default: new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            On ``root``, the same bits as `all_reduce` gives; None on all other ranks.
+
+        Raises:
+            TypeError: As in `all_reduce`; or ``out`` is no numpy array of this dtype.
+            ValueError: ``root`` is not a rank; ``out`` has another shape or cannot be written; or
+                as in `all_reduce`.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(arrays.reduce(x, op, root, out, self._place), name)
+
+    def reduce_async(
+        self,
+        x: Any,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[Any] | None = None,
+        name: str = "",
+    ) -> Work[NDArray[Any] | None]:
+        """As `reduce`, but returns at once: the work's ``wait()`` returns what `reduce` does."""
+        return self._start(arrays.reduce(x, op, root, out, self._place), name)
+
+    def reduce_scatter(
+        self, x: Any, op: str = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
+        """Reduces ``x`` over all ranks and gives each rank its part.
+
+        Args:
+            x: An array of at least one dimension, of the same shape and dtype on every rank; it is
+                not changed. Any dtype that `all_reduce` takes.
+            op: As in `all_reduce`; default "sum".
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
+                new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            Part ``rank`` of ``numpy.array_split(reduced, world_size)``: the first axis is divided,
+            and the first parts are one longer if it does not divide evenly.
+
+        Raises:
+            TypeError: As in `reduce`.
+            ValueError: As in `reduce`.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(arrays.reduce_scatter(x, op, out, self._place), name)
+
+    def reduce_scatter_async(
+        self, x: Any, op: str = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `reduce_scatter`, but returns at once: ``wait()`` returns its result."""
+        return self._start(arrays.reduce_scatter(x, op, out, self._place), name)
+
+    def all_gather(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
+        """Joins the arrays of all ranks along the first axis.
+
+        Args:
+            x: An array; the ranks' arrays may differ in the length of the first axis, in nothing
+                else. A number counts as an array of one element.
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
+                new memory.
+            name: Compared across ranks and used in messages.
+
+        Returns:
+            ``numpy.concatenate`` of the arrays in rank order.
+
+        Raises:
+            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it; nothing
+                is sent then.
+            ValueError: ``out`` cannot be written, or has another shape. If it is the number of rows
+                that does not fit, the collective has taken place: the other ranks go on.
+            GradringError: As in `all_reduce`.
+        """
+        array = np.atleast_1d(arrays.contents(x))
+        _native.check_dtype(array.dtype)  # before the lengths travel
+        rest = array.shape[1:]
+        if out is not None:
+            arrays.check_out(out, (None, *rest), array.dtype, "all_gather")
+        counted = np.zeros(self.world_size, np.int64)
+        counted[self.rank] = array.shape[0]
+        of_lengths = f"{name}/lengths" if name else "lengths"
+        one_each = _native.Collective.all_gather([1] * self.world_size)
+        self._native.run(one_each, counted, of_lengths)
+        lengths: list[int] = counted.tolist()
+        shape = (sum(lengths), *rest)
+        fits = out is None or out.shape == shape
+        try:
+            call = arrays.all_gather(array, lengths, out if fits else None, self._place)
+        except (MemoryError, ValueError):  # too much for numpy, too
+            # The others wait for this rank by now.
+            of_ranks = f"all_gather {name!r}"
+            self._native.fail_without_memory(math.prod(shape) * array.itemsize, of_ranks)
+        gathered = self._run(call, name)
+        if out is not None:
+            arrays.check_out(out, shape, array.dtype, "all_gather")
+        return gathered
+
+    def all_gather_async(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `all_gather` of arrays of one shape, but returns at once.
+
+        Args:
+            x: An array of the same shape and dtype on every rank: to learn of other lengths, it
+                would have to wait.
+            out: As in `all_gather`.
+            name: As in `all_gather`.
+
+        Returns:
+            The work. Its ``wait()`` returns what `all_gather` does; until then, ``out`` must be
+            left alone.
+
+        Raises:
+            TypeError: As in `all_gather`.
+            ValueError: ``out`` cannot be written, or has another shape.
+            GradringError: The group failed before; what fails later is raised by ``wait()``.
+        """
+        return self._start(arrays.all_gather_of_equals(x, out, self._place), name)
+
+    def gather(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any] | None:
+        """Joins the arrays of all ranks along the first axis, for rank ``root``.
+
+        Args:
+            x: An array of the same shape and dtype on every rank. A number counts as an array of
+                one element.
+            root: The rank that gets the result; default 0.
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; counts on
+                ``root`` only. Default: new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            On ``root``, ``numpy.concatenate`` of the arrays in rank order; None on all other ranks.
+
+        Raises:
+            TypeError: As in `reduce`.
+            ValueError: As in `reduce`.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(arrays.gather(x, root, out, self._place), name)
+
+    def gather_async(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any] | None]:
+        """As `gather`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
+        return self._start(arrays.gather(x, root, out, self._place), name)
+
+    def scatter(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
+        """Gives every rank its part of rank ``root``'s ``x``.
+
+        Args:
+            x: An array of the same shape and dtype on every rank, of which only ``root``'s contents
+                travel; elsewhere it may be None if ``out`` is given. Its first axis is divided
+                among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank ``r``.
+            root: The rank that has the parts; default 0.
+            out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
+                new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            This rank's part, on ``root`` too.
+
+        Raises:
+            TypeError: As in `reduce`.
+            ValueError: The first axis does not divide evenly; or as in `reduce`.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(arrays.scatter(x, root, out, self._place), name)
+
+    def scatter_async(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `scatter`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
+        return self._start(arrays.scatter(x, root, out, self._place), name)
+
+    def all_to_all(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]:
+        """Gives every rank its part of ``x``, and returns the parts that all have for this one.
+
+        Args:
+            x: An array of the same shape and dtype on every rank; it is not changed. Its first axis
+                is divided among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank
+                ``r``. Any dtype that `all_reduce` takes.
+            out: Memory for the result, a C-contiguous numpy array like ``x``, which shares no
+                memory with it; default: new memory.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            An array like ``x``: in part ``r``, what rank ``r`` had for this one.
+
+        Raises:
+            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it; nothing
+                is sent then.
+            ValueError: The first axis does not divide evenly, or as in `reduce`; nothing is sent
+                then.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(arrays.all_to_all(x, out, self._place), name)
+
+    def all_to_all_async(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]:
+        """As `all_to_all`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        return self._start(arrays.all_to_all(x, out, self._place), name)
+
+    def broadcast(self, x: T, root: int = 0, *, name: str = "") -> T:
+        """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.
+
+        Args:
+            x: An array, or a list of arrays of one dtype, of the same shapes on every rank.
+            root: The rank whose contents win; default 0.
+            name: Compared across ranks and used in messages; default empty.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            TypeError: As in `all_reduce`.
+            ValueError: ``root`` is not a rank; or as in `all_reduce`.
+            GradringError: As in `all_reduce`.
+        """
+        return self._run(arrays.broadcast(x, root, self._place), name)
+
+    def broadcast_async(self, x: T, root: int = 0, *, name: str = "") -> Work[T]:
+        """As `broadcast`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        return self._start(arrays.broadcast(x, root, self._place), name)
+
+    def send(self, x: Any, dest: int, *, name: str = "") -> None:
+        """Sends ``x`` to rank ``dest``, which calls `recv`; other ranks need not know of it.
+
+        Ends once the other rank is in its `recv` and all has been handed over, so two ranks that
+        both send first wait for each other, as do ranks in a circle; use `send_async` there. What
+        goes from one rank to another arrives in the order in which it was sent; it has no order
+        with what goes elsewhere or the other way, and none with collectives. The first use between
+        two ranks connects them.
+
+        Args:
+            x: An array, or a list of arrays of one dtype, which are not changed; or a number, which
+                counts as an array without dimensions. Any dtype that `all_reduce` takes.
+            dest: The rank that receives.
+            name: Compared with that of the `recv`, and used in messages; default empty.
+
+        Raises:
+            TypeError: As in `all_reduce`.
+            ValueError: ``dest`` is not another rank; or as in `all_reduce`.
+            MismatchError: The `recv` has another dtype, shape or name; it ends the group.
+            CollectiveTimeoutError: The other rank lives, but calls no `recv` within
+                ``stall_timeout``.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        self._run(arrays.send(x, dest, self._place), name)
+
+    def send_async(self, x: Any, dest: int, *, name: str = "") -> Work[None]:
+        """As `send`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        return self._start(arrays.send(x, dest, self._place), name)
+
+    def recv(self, x: T, source: int, *, name: str = "") -> T:
+        """Receives into ``x`` what rank ``source`` sends.
+
+        Args:
+            x: An array, or a list of arrays of one dtype, of the shapes that are sent.
+            source: The rank that sends.
+            name: Compared with that of the `send`, and used in messages; default empty.
+
+        Returns:
+            ``x``.
+
+        Raises:
+            ValueError: ``source`` is not another rank; or as in `all_reduce`.
+            GradringError: As in `send`.
+        """
+        return self._run(arrays.receive(x, source, self._place), name)
+
+    def recv_async(self, x: T, source: int, *, name: str = "") -> Work[T]:
+        """As `recv`, but returns at once; ``x`` must be left alone until ``wait()`` returns it."""
+        return self._start(arrays.receive(x, source, self._place), name)
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it.
+
+        Raises:
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        self._native.barrier()
+
+    def barrier_async(self) -> Work[None]:
+        """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it."""
+        return Work(self._native.start_barrier(), None)
+
+    def _check_trusted(self, of: str) -> None:
+        """Refuses pickles where a stranger could be a rank.
+
+        Raises:
+            ConfigError: One could.
+        """
+        # Names of hosts prove nothing by themselves: without a token, a stranger says any.
+        on_one = len(set(self.hosts)) == 1 and parse.is_loopback(self._rendezvous)
+        if self.world_size > 1 and not (self._door["token"] or self._door["tls"] or on_one):
+            raise ConfigError(
+                f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
+                f"ports could be a rank; rank {self.rank} on {self.host} has no token and no TLS: "
+                "set GRADRING_TOKEN or GRADRING_TOKEN_FILE on all ranks, or send what JSON can "
+                "say, without pickle=True",
+                rank=self.rank,
+                host=self.host,
+            )
+
+    def _run(self, call: arrays.Call[T], name: str) -> T:
+        self._native.run(call.collective, call.arrays, name, call.shape)
+        return call.result
+
+    def _start(self, call: arrays.Call[T], name: str) -> Work[T]:
+        work = self._native.start(call.collective, call.arrays, name, call.shape)
+        return Work(work, call.result)
+
+    def broadcast_object(
+        self, value: Any, root: int = 0, *, pickle: bool = False, name: str = ""
+    ) -> Any:
+        """Gives every rank the object of rank ``root``.
+
+        Args:
+            value: On ``root``, None, a bool, a number, text, or a list, or a dict with text for
+                keys, of such: what JSON gives back as it is, so no tuples, bytes or arrays, and no
+                subclasses. NaN and infinities travel, too. On other ranks it does not count.
+            root: The rank whose object it is; default 0.
+            pickle: True, on every rank, for any object that can be pickled. To unpickle is to run
+                what the sender likes: who can join the group, or change what travels, can run
+                code on all ranks. So a group needs a token or TLS for it, unless its rendezvous is
+                at 127.0.0.1, ::1 or localhost; across networks that others use, take TLS.
+            name: Compared across ranks and used in messages; default "object".
+
+        Returns:
+            The object; on ``root`` it is ``value`` itself.
+
+        Raises:
+            TypeError: JSON cannot say it, or would silently change it; nothing is sent then. Or
+                this rank cannot unpickle it.
+            ValueError: ``root`` is not a rank.
+            ConfigError: ``pickle`` without a token and TLS, in a group that others could join;
+                nothing is sent then.
+            GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
+        """
+        check_root(root, self.world_size, "broadcast_object")
+        if pickle:
+            self._check_trusted("broadcast_object")
+        is_root = self.rank == root
+        own = objects.encode(value, pickle, "broadcast_object") if is_root else ""
+        received = broadcast_bytes(self, own, root, _name_of_object(name, pickle))
+        return value if is_root else objects.decode(received, pickle, root, "broadcast_object")
+
+    def all_gather_object(self, value: Any, *, pickle: bool = False, name: str = "") -> list[Any]:
+        """Gives every rank the objects of all ranks.
+
+        Args:
+            value: As in `broadcast_object`; ranks may have quite different ones.
+            pickle: As in `broadcast_object`.
+            name: As in `broadcast_object`.
+
+        Returns:
+            The objects, in rank order; at this rank's place it is ``value`` itself.
+
+        Raises:
+            TypeError: As in `broadcast_object`.
+            ConfigError: As in `broadcast_object`.
+            GradringError: As in `broadcast_object`.
+        """
+        if pickle:
+            self._check_trusted("all_gather_object")
+        own = objects.encode(value, pickle, "all_gather_object")
+        own = _in_bytes(own) if isinstance(own, str) else own
+        gathered = all_gather_bytes(self, own, _name_of_object(name, pickle))
+        own.clear()
+        of = "all_gather_object"
+        return [
+            value if rank == self.rank else objects.decode(received, pickle, rank, of)
+            for rank, received in enumerate(gathered)
+        ]
+
+
+class Work(Generic[T]):
+    """An asynchronous collective under way."""
+
+    def __reduce__(self) -> NoReturn:
+        """A work cannot be pickled or copied."""
+        raise TypeError("a work cannot be pickled or copied; wait for it in its own process")
+
+    def __init__(self, native: _native.Work, x: T) -> None:
+        self._native = native
+        self._x = x
+
+    def done(self) -> bool:
+        """Whether the collective has ended, well or badly."""
+        return self._native.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Waits for the end of the collective.
+
+        Args:
+            timeout: Seconds to wait; without it, or with infinity, as long as the communicator's
+                ``stall_timeout`` allows.
+
+        Returns:
+            What the collective itself would return.
+
+        Raises:
+            CollectiveTimeoutError: ``timeout`` is over; the collective goes on, and ``rank`` is
+                None, because no rank is to blame.
+            ValueError: ``timeout`` is negative or not a number.
+            GradringError: The group failed; see `gradring.errors`.
+        """
+        self._native.wait(timeout)
+        return self._x
+
+
+def named(communicator: Collectives, rank: int) -> str:
+    """A rank as messages call it."""
+    text = f"rank {rank} on {communicator.hosts[rank]}"
+    if communicator._part is None:
+        return text
+    name, of_world = communicator._part
+    return f"{text} (in {name}; rank {of_world[rank]} of the world)"
+
+
+def all_gather_bytes(
+    communicator: Collectives, own: bytes | bytearray, name: str
+) -> list[bytearray]:
+    """The bytes of every rank, by rank; they may differ in number.
+
+    A `bytearray` of this rank is among them itself.
+    """
+    sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes").tolist()
+    own = own if isinstance(own, bytearray) else bytearray(own)
+    parts = [own] * len(sizes)
+    try:
+        for rank in set(range(len(sizes))) - {communicator.rank}:
+            parts[rank] = bytearray(sizes[rank])
+    except (MemoryError, OverflowError):
+        # The others wait for this rank by now.
+        communicator._native.fail_without_memory(sum(sizes), f"all_gather {name!r}")
+    collective = _native.Collective.all_gather(sizes)
+    return communicator._run(arrays.Call(collective, parts, parts, (sum(sizes),)), name)
+
+
+def broadcast_bytes(
+    communicator: Collectives, own: str | bytearray, root: int, name: str
+) -> bytearray:
+    """What one rank has, bytes or text in ASCII, on every other rank; on that one, nothing.
+
+    It travels in pieces, so that text is never whole in memory as bytes, too.
+    """
+    size = np.array([len(own)])
+    communicator.broadcast(size, root, name=f"{name}/size")
+    total, is_root = int(size[0]), communicator.rank == root
+    try:
+        received = bytearray(0 if is_root else total)
+    except (MemoryError, OverflowError):
+        # The others wait for this rank by now.
+        communicator._native.fail_without_memory(total, f"broadcast {name!r}")
+    for start in range(0, total, _PIECE_BYTES):
+        communicator.broadcast(_piece(own if is_root else received, start), root, name=name)
+    return received
+
+
+def _piece(of: str | bytearray, start: int) -> bytearray | memoryview:
+    """Bytes of the piece that begins there; those of text are a copy."""
+    part = slice(start, start + _PIECE_BYTES)
+    return bytearray(of[part], "ascii") if isinstance(of, str) else memoryview(of)[part]
+
+
+def _in_bytes(text: str) -> bytearray:
+    """Text in ASCII, without the second copy that Python would make meanwhile."""
+    found = bytearray(len(text))
+    for start in range(0, len(text), _PIECE_BYTES):
+        found[start : start + _PIECE_BYTES] = _piece(text, start)
+    return found
+
+
+def _name_of_object(name: str, pickled: bool) -> str:
+    """What ranks compare: those that pickle do not understand those that do not."""
+    return (name or "object") + ("/pickled" if pickled else "")

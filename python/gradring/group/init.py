@@ -1,0 +1,279 @@
+"""``gradring.init()``: find the cluster, read the settings, join the group."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradring.clusters import Cluster, detect
+from gradring.clusters.joining import members_to_join
+from gradring.config import parse
+from gradring.config.settings import GROUP, READ, SETTINGS, meant, takes_settings
+from gradring.config.values import Settings, TlsFiles
+from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator, core_of, open_groups
+from gradring.group.open_groups import Membership
+from gradring.observe.observer import observe
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gradring._native import Options
+
+_PREFIX = "GRADRING_"
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+@takes_settings
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+    listen: str | None = None,
+    announce: str | None = None,
+    token: bytes | str | None = None,
+    require_auth: bool | None = None,
+    tls: TlsFiles | None = None,
+    interface: str | None = None,
+    port: int | str | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    algorithm: str | None = None,
+    reproducible: bool | None = None,
+    wire_dtype: str | None = None,
+    job_id: str | None = None,
+    join: str | Sequence[str] | None = None,
+    **settings: Unpack[Options],
+) -> Communicator:
+    """Joins the group that the arguments or the environment describe.
+
+    Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, torch-style
+    or JAX variables, a Slurm step, Open MPI, MPICH or Intel MPI, Kubeflow's ``PET_*`` variables,
+    SageMaker, a Kubernetes Indexed Job; a lone process is a world of one. ``gradring env`` prints
+    the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of the
+    logger ``gradring``.
+
+    A process that is in this group already, by an earlier ``init()`` or a strategy, gets that
+    communicator; it stays open until each ``init()`` that returned it has closed it, and, if a
+    strategy formed it, to the end of the process. A group that has failed is closed, and a new one
+    formed. For a second group of the same ranks, give another ``rendezvous``.
+
+    Args:
+        rank: This process's index; goes with ``world_size``.
+        world_size: Number of processes, at most 2048; goes with ``rank``.
+        rendezvous: ``host:port`` at which rank 0 listens; by itself it only moves the rendezvous
+            of the detected cluster.
+        listen: ``host:port`` at which this rank listens; by default a free port, or the address in
+            ``TF_CONFIG``.
+        port: The port at which this rank listens, or a range such as ``"29500-29515"`` of which it
+            takes the first that is free, for firewalls; default ``GRADRING_PORT``, or any. Rank 0
+            listens where ``rendezvous`` says; where the launcher leaves its port open, at the first
+            of these. ``listen`` and the addresses in ``TF_CONFIG`` have ports of their own.
+        announce: ``host:port`` by which the others reach this rank, where that is not where it
+            listens: behind a forwarded port.
+        token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
+        require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
+        tls: Certificates for TLS between all ranks; default ``GRADRING_TLS_CA``,
+            ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``, or no TLS.
+        interface: Name or IP address of the network interface on which this rank listens; default
+            ``GRADRING_INTERFACE``, or the one that the rendezvous or ``listen`` names.
+        transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
+        timeout: Seconds for forming the group; default ``GRADRING_TIMEOUT_S``, or 300.
+        algorithm: The all-reduce algorithm; ``auto`` chooses by size; default
+            ``GRADRING_ALGORITHM``, or ``auto``.
+        reproducible: Sum in rank order, whatever the algorithm and the number of streams; default
+            ``GRADRING_REPRODUCIBLE``, or no.
+        wire_dtype: Type to which float32 is rounded on the wire, ``bfloat16`` or ``float16``, in
+            reductions of 64 KiB and more; default ``GRADRING_WIRE_DTYPE``, or no rounding.
+        job_id: What tells this job from others that may use the same addresses; ranks with
+            different ones do not form a group. Default ``GRADRING_JOB_ID``, or what the launcher
+            has set, if it has.
+        join: For a process of an elastic job that may be running already (`gradring.elastic.run`):
+            ``host:port`` of its members, or ``auto`` to look for them where the cluster says that
+            they listen, or ``auto,host:port,...`` there. If one is there, this process is alone
+            until `gradring.elastic.run` has joined them; if none is there, ``auto`` forms the first
+            group. Default ``GRADRING_JOIN``, or no.
+        settings: Any other setting of a group, by its name; default its variable.
+
+            * ``streams``: TCP connections with each peer, 1 to 16, for networks in which one cannot
+              fill the link.
+            * ``checksum``: turn bytes that a link corrupted into a `ProtocolError` on every rank,
+              instead of a wrong result.
+            * ``stall_timeout``: seconds of stall after which a collective fails although all
+              ranks live: longer than the longest time that one rank evaluates or saves while the
+              others wait for it; 1800 by default.
+            * ``stall_warning``: seconds of stall in a collective after which the log (logger
+              ``gradring``, by default stderr) names the late ranks, again at doubled intervals; 30
+              by default.
+
+    Returns:
+        The connected communicator; close it, or use it in a ``with`` statement.
+
+    Raises:
+        ConfigError: The cluster or a setting cannot be used; or this process is in the group
+            already, with other settings.
+        RendezvousError: The other ranks were not there in time.
+        AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
+    """
+    arguments = {**locals(), **settings}
+    given = {
+        name: arguments[name] for name in {**READ, **settings} if arguments.get(name) is not None
+    }
+    _warn_of_misspelt_variables()
+    cluster = resolve(
+        os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port, join=join
+    )
+    wanted = Settings.from_environ(os.environ, **given)
+    if job_id is not None:
+        cluster = replace(cluster, job_id=job_id)
+    present = _existing(cluster)
+    if present is not None:
+        membership, communicator = present
+        membership.check(wanted, given)
+        open_groups.use_of(communicator).users += 1
+        return communicator
+    _check_guards(cluster, wanted)
+    if cluster.advice is not None:
+        _warn(f"this process trains alone: {cluster.advice}")
+    if wanted.log is not None:
+        logging.getLogger("gradring").setLevel(wanted.log)
+
+    members = members_to_join(cluster, wanted)
+    membership = Membership(cluster, wanted, members)
+    if members and cluster.job_id is None:
+        cluster = replace(cluster, job_id=parse.given_job_id(os.environ))
+    with _ending_with_the_job(wanted):
+        communicator = Communicator(
+            rank=0 if members else cluster.rank,
+            world_size=1 if members else cluster.world_size,
+            rendezvous=cluster.rendezvous,
+            listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+            interface=wanted.interface,
+            ports=wanted.port,
+            announce=parse.address(announce, "announce") if announce is not None else None,
+            addresses=cluster.addresses,
+            job_id=cluster.job_id,
+            token=wanted.token,
+            tls=wanted.tls,
+            require_auth=wanted.require_auth,
+            **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
+        )
+    open_groups.use_of(communicator).membership = membership
+    try:
+        observe(communicator, wanted)
+    except BaseException:  # Ctrl-C, too: nothing else can close it
+        communicator.close()
+        raise
+    return communicator
+
+
+def _existing(cluster: Cluster) -> tuple[Membership, Communicator] | None:
+    """The open communicator of this place; one that has failed is closed and does not count."""
+    for communicator in open_groups:
+        use = open_groups.use_of(communicator)
+        if use.membership is not None and use.membership.is_of(cluster):
+            if not core_of(communicator).has_failed:
+                return use.membership, communicator
+            use.users = 1
+            communicator.close()
+    return None
+
+
+def resolve(
+    environ: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+    port: int | str | None = None,
+    join: str | Sequence[str] | None = None,
+) -> Cluster:
+    """The cluster of the explicit arguments, completed from ``environ``.
+
+    Raises:
+        ConfigError: Only one of ``rank`` and ``world_size`` is given, they contradict each other,
+            or detection fails.
+    """
+    if rendezvous is not None:
+        environ = {**environ, parse.RENDEZVOUS: parse.address(rendezvous, "rendezvous")}
+    if port is not None:
+        first, last = parse.ports(port, "port")
+        environ = {**environ, parse.PORT: f"{first}-{last}"}
+    if join is not None:
+        # Whether there is one is all that a cluster asks.
+        environ = {**environ, parse.JOIN: "auto"}
+    if rank is None and world_size is None:
+        return detect(environ)
+    if rank is None or world_size is None:
+        missing, given = ("rank", "world_size") if rank is None else ("world_size", "rank")
+        raise ConfigError(
+            f"init() has the argument {given} but not {missing}; give both or neither"
+        )
+    place = parse.argument_place(rank, world_size)
+    address = parse.given_rendezvous(environ)
+    if address is None and place.world_size > 1:
+        raise ConfigError(
+            "init() has rank and world_size but no rendezvous; give the host:port at which rank 0 "
+            f"listens, or set {parse.RENDEZVOUS}"
+        )
+    reason = "rank and world_size are arguments of init()."
+    return Cluster.of(place, address, "arguments", reason, job_id=parse.given_job_id(environ))
+
+
+def _ending_with_the_job(wanted: Settings) -> AbstractContextManager[None]:
+    """For a process that may have to join: inside, it ends if the job has ended well."""
+    if not wanted.join:
+        return nullcontext()
+    # Other processes can do without what is elastic.
+    from gradring.group.latecomer import ends_with_the_job
+
+    return ends_with_the_job()
+
+
+def _warn_of_misspelt_variables() -> None:
+    """Warns of variables that are not read, but whose names are almost those of settings."""
+    known = {setting.variable.removeprefix(_PREFIX) for setting in SETTINGS}
+    set_ = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
+    for name in sorted(set_ - known):
+        setting = meant(name, known)
+        if setting is not None:
+            text = f"{_PREFIX}{name} is set, but is no setting; did you mean {_PREFIX}{setting}?"
+            _warn(text)
+
+
+def _check_guards(cluster: Cluster, settings: Settings) -> None:
+    """Warns about a group that anybody on the network could join.
+
+    Raises:
+        ConfigError: Ranks of another job could join it by accident.
+    """
+    if settings.token or cluster.world_size == 1 or parse.is_loopback(cluster.rendezvous):
+        return
+    if cluster.job_id is None:
+        raise ConfigError(
+            f"rank {cluster.rank} would meet the others at {cluster.rendezvous} with neither a "
+            "token nor a job id, so two jobs at this address would mix; give all ranks the same "
+            f"GRADRING_TOKEN_FILE, or a {parse.JOB_ID} that no other job has",
+            rank=cluster.rank,
+        )
+    if not (settings.tls or settings.require_auth):
+        _warn(
+            f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
+            "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE"
+        )
+
+
+def _warn(text: str) -> None:
+    """Warns of a line of the program: the one that called this package."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

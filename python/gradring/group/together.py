@@ -1,0 +1,39 @@
+"""A failure of one rank that is a failure of all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from gradring.errors import GradringError, SaveError
+from gradring.group.collectives import Collectives, all_gather_bytes, named
+
+
+@contextlib.contextmanager
+def agreed(
+    communicator: Collectives,
+    verb: str,
+    what: str | Path,
+    error_type: type[GradringError] = SaveError,
+) -> Iterator[None]:
+    """Leaves when every rank has left, and raises on all of them if one has raised."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    words = f"{type(failure).__name__}: {failure}".encode() if failure else b""
+    try:
+        said = all_gather_bytes(communicator, words, f"{verb}/failure")
+    except GradringError as error:
+        # One rank failed in the middle of a collective, and the group with it.
+        raise error from failure
+    for rank, text in enumerate(said):
+        if text:
+            # Who is first must not end the group before all have been told.
+            with contextlib.suppress(GradringError):
+                communicator.barrier()
+            host = communicator.hosts[rank]
+            sentence = f"{named(communicator, rank)} could not {verb} {what}: {text.decode()}"
+            raise error_type(sentence, rank=rank, host=host) from failure

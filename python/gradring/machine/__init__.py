@@ -1,0 +1,1 @@
+"""The machine: its resources, network interfaces and free ports."""

@@ -1,0 +1,158 @@
+"""Facts from Linux about this machine: what it is, how busy it is, and its processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+#: Of the first line of /proc/stat after its name: idle, and idle with a disk at work.
+_IDLE_COLUMNS = (3, 4)
+
+
+def date() -> str:
+    """Of now, to the minute, with the time zone."""
+    return f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+
+
+def machine() -> str:
+    """Processor, cores that this process may use, and system; nothing that names the host."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}"
+
+
+def cores() -> float:
+    """How many cores this process may use at a time: those of its affinity, or its quota of them.
+
+    Containers and batch systems give a quota that no affinity shows, such as half a core.
+    """
+    own = Path("/proc/self/cgroup")
+    return min(len(os.sched_getaffinity(0)), quota(own.read_text() if own.exists() else ""))
+
+
+def quota(own: str, root: Path = _CGROUPS) -> float:
+    """The lowest quota of cores that control groups set; infinite if they set none.
+
+    Args:
+        own: What /proc says of the groups of a process.
+        root: Where the groups are.
+    """
+    found = [math.inf]
+    for line in own.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        tree = root / controllers
+        # A container may see its own group as the root, and has the name that it has outside.
+        within = [tree / part for part in (Path(path.strip("/")), *Path(path.strip("/")).parents)]
+        found.extend(_quota_of(group) for group in within)
+    return min(found)
+
+
+def _quota_of(group: Path) -> float:
+    """Of one group: microseconds of a period, in one file or, in the first version, in two."""
+    try:
+        if (group / "cpu.max").exists():
+            most, period = (group / "cpu.max").read_text().split()
+        else:
+            most = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
+        return int(most) / int(period) if int(most) > 0 else math.inf
+    except (OSError, ValueError):  # "max", or no such controller
+        return math.inf
+
+
+def load() -> float:
+    """Processes that wanted a core in the last minute; well below one on a quiet machine."""
+    return round(os.getloadavg()[0], 1)
+
+
+def available_memory() -> int | None:
+    """Bytes that programs may take before the system swaps; None if it does not say."""
+    kibibytes = _fact("/proc/meminfo", "MemAvailable")
+    return None if kibibytes is None else int(kibibytes.split()[0]) << 10
+
+
+def cpu_model() -> str:
+    """The processor's own name, or else its architecture."""
+    return _fact("/proc/cpuinfo", "model name") or platform.machine()
+
+
+def congestion_control() -> str:
+    """The kernel's default for new TCP connections, on which bandwidth over loopback depends."""
+    try:
+        return _CONGESTION.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor time in seconds, and the moment at which it was read."""
+
+    machine_s: float
+    children_s: float
+    moment_s: float
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Of the whole machine, and of this process's children that have ended."""
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return cls(
+            machine_s=busy_s(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK")),
+            children_s=children.ru_utime + children.ru_stime,
+            moment_s=time.monotonic(),
+        )
+
+
+def busy_s(stat: str, ticks_per_s: int) -> float:
+    """Busy seconds of all processors since boot, from the text of /proc/stat."""
+    # The last two columns, guests, are contained in the first two.
+    ticks = [int(text) for text in stat.splitlines()[0].split()[1:9]]
+    busy = sum(count for column, count in enumerate(ticks) if column not in _IDLE_COLUMNS)
+    return busy / ticks_per_s
+
+
+def share_of_others(before: Usage, after: Usage, cores: int) -> float:
+    """The fraction of the processors' time that went to anything but this process's children."""
+    others_s = (after.machine_s - before.machine_s) - (after.children_s - before.children_s)
+    available_s = (after.moment_s - before.moment_s) * cores
+    return min(1.0, max(0.0, others_s / available_s))
+
+
+def processes() -> list[int]:
+    """The numbers of all processes that can be seen."""
+    return sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
+
+
+def group_if_running(process: int) -> int | None:
+    """Its process group; None if it has ended, whether or not anybody has collected it."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, _parent, group = stat.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else int(group)
+
+
+def handles(process: int, signum: int) -> bool:
+    """Whether it has a handler for a signal."""
+    caught = _fact(f"/proc/{process}/status", "SigCgt") or "0"
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+def _fact(path: str, name: str) -> str | None:
+    """What follows a name and a colon in a file of /proc."""
+    try:
+        rows = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((row.partition(":")[2].strip() for row in rows if row.startswith(name)), None)

@@ -1,0 +1,189 @@
+"""The records of all ranks as one timeline, in Chrome's trace format (JSON).
+
+One process per rank. On its track ``collectives`` lies a slice for each collective, and inside it
+one for waiting for the last peer and one for moving bytes: collectives of a rank run one after the
+other, so slices never overlap. Above it, as asynchronous slices because they do overlap: the time a
+collective was ``queued`` before its turn came, and the time the program ``awaited`` it. An
+arrow leads from the start of the rank that was late to where a rank that waited for it goes on.
+On the track ``program``, ``compute`` is whenever it did not stand still for a collective. What two
+ranks send each other alone is on a track for each partner and direction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradring.observe.records import Channel, Collective, Record
+
+#: Shorter waits get no arrow: they are the time on the way.
+ARROW_NS = 50_000
+
+#: The tracks of a rank; those of its channels follow.
+COLLECTIVES, PROGRAM, CHANNELS = 0, 1, 2
+
+Event = dict[str, Any]
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Writes the timeline; there is at least one record.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(timeline(records), separators=(",", ":")))
+
+
+def timeline(records: Sequence[Record]) -> dict[str, Any]:
+    """The timeline as a JSON object: times in microseconds from the first call of any rank."""
+    calls = [call.launched_ns for record in records for _, call in _calls(record)]
+    start_ns = min(calls, default=0)
+    events = [event for record in records for event in _events(record, start_ns)]
+    events += _arrows(records, start_ns)
+    # Slices that begin together are nested, the longer one outside.
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    names = [event for record in records for event in _names(record)]
+    clocks = {
+        f"rank {record.rank}": "not compared"
+        if record.clock_within_ns is None
+        else f"within {record.clock_within_ns / 1000:.0f} us of rank 0"
+        for record in records
+    }
+    forgotten = {f"rank {record.rank}": record.forgotten for record in records if record.forgotten}
+    return {
+        "traceEvents": names + events,
+        "displayTimeUnit": "ms",
+        "otherData": {"clocks": clocks, "forgotten collectives": forgotten},
+    }
+
+
+def _names(record: Record) -> Iterator[Event]:
+    for kind, argument in (
+        ("process_name", {"name": f"rank {record.rank} {record.host}"}),
+        ("process_sort_index", {"sort_index": record.rank}),
+    ):
+        yield {"ph": "M", "pid": record.rank, "tid": 0, "name": kind, "args": argument}
+    channels = [f"{_direction(channel)} rank {channel.partner}" for channel in record.channels]
+    for track, name in enumerate(["collectives", "program", *channels]):
+        at = {"ph": "M", "pid": record.rank, "tid": track}
+        yield {**at, "name": "thread_name", "args": {"name": name}}
+
+
+def _events(record: Record, start_ns: int) -> Iterator[Event]:
+    for span_ns in _computing(record):
+        event = _slice(record, "compute", span_ns, start_ns)
+        yield {**event, "tid": PROGRAM, "cat": "program"}
+    for track, call in _calls(record):
+        for event in _events_of(record, call, start_ns):
+            # Each track has its own ordinals.
+            known = {"id": f"{event['id']}.{track}"} if "id" in event else {}
+            yield {**event, **known, "tid": track}
+
+
+def _calls(record: Record) -> Iterator[tuple[int, Collective]]:
+    """What the rank did, with the track that it belongs on."""
+    yield from ((COLLECTIVES, call) for call in record.collectives)
+    for track, channel in enumerate(record.channels, CHANNELS):
+        yield from ((track, call) for call in channel.calls)
+
+
+def _direction(channel: Channel) -> str:
+    return "send to" if any(call.call.startswith("send") for call in channel.calls) else "recv from"
+
+
+def _events_of(record: Record, call: Collective, start_ns: int) -> Iterator[Event]:
+    started_ns = call.started_ns or record.written_ns
+    # A blocking call has its turn at once.
+    if started_ns > call.launched_ns:
+        yield from _pair(record, call, "queued", (call.launched_ns, started_ns), start_ns)
+    if call.awaited_ns is not None:
+        yield from _pair(record, call, "awaited", call.awaited_ns, start_ns)
+    if call.started_ns is None:
+        return
+    ended_ns = call.ended_ns or max(record.written_ns, call.started_ns)
+    details = {
+        "sequence": call.sequence,
+        "bytes": call.bytes,
+        "algorithm": call.algorithm,
+        "state": call.state,
+    }
+    yield _slice(record, call.call, (call.started_ns, ended_ns), start_ns, details)
+    if call.entered_ns is not None:
+        name = f"waiting for rank {call.last}"
+        yield _slice(record, name, (call.started_ns, call.entered_ns), start_ns)
+        yield _slice(record, "moving", (call.entered_ns, ended_ns), start_ns)
+
+
+def _computing(record: Record) -> Iterator[tuple[int, int]]:
+    """When the program went on, between two times in which it stood still for a collective."""
+    still = [span for _, call in _calls(record) if (span := _standing_still(record, call))]
+    gone_on_ns: int | None = None
+    for begin_ns, end_ns in sorted(still):
+        if gone_on_ns is not None and begin_ns > gone_on_ns:
+            yield gone_on_ns, begin_ns
+        # Threads of a program may stand still together.
+        gone_on_ns = max(end_ns, gone_on_ns or end_ns)
+
+
+def _standing_still(record: Record, call: Collective) -> tuple[int, int] | None:
+    """From when to when the program waited for a collective, as far as that is known."""
+    if call.awaited_ns is not None or call.started_ns != call.launched_ns:
+        return call.awaited_ns
+    # The program performed it itself.
+    return call.launched_ns, call.ended_ns or record.written_ns
+
+
+def _slice(
+    record: Record,
+    name: str,
+    span_ns: tuple[int, int],
+    start_ns: int,
+    details: dict[str, Any] | None = None,
+) -> Event:
+    event = {
+        **_at(record.rank, span_ns[0], start_ns),
+        "ph": "X",
+        "name": name,
+        "cat": "collective",
+        "dur": (span_ns[1] - span_ns[0]) / 1000,
+    }
+    return {**event, "args": details} if details else event
+
+
+def _pair(
+    record: Record, call: Collective, kind: str, span_ns: tuple[int, int], start_ns: int
+) -> Iterator[Event]:
+    for phase, at_ns in zip("be", span_ns, strict=True):
+        yield {
+            **_at(record.rank, at_ns, start_ns),
+            "ph": phase,
+            "name": f"{kind}: {call.call}",
+            "cat": kind,
+            "id": f"{record.rank}.{call.sequence}",
+        }
+
+
+def _arrows(records: Sequence[Record], start_ns: int) -> Iterator[Event]:
+    starts = {
+        (record.rank, call.sequence): call.started_ns
+        for record in records
+        for call in record.collectives
+    }
+    for record in records:
+        for call in record.collectives:
+            if call.last is None or call.entered_ns is None or call.started_ns is None:
+                continue
+            cause_ns = starts.get((call.last, call.sequence))
+            late = call.entered_ns - call.started_ns >= ARROW_NS
+            if not late or cause_ns is None or cause_ns > call.entered_ns:
+                continue
+            arrow = {"name": "late", "cat": "late", "id": f"{call.sequence}.{record.rank}"}
+            yield {**_at(call.last, cause_ns, start_ns), **arrow, "ph": "s"}
+            yield {**_at(record.rank, call.entered_ns, start_ns), **arrow, "ph": "f", "bp": "e"}
+
+
+def _at(rank: int, at_ns: int, start_ns: int) -> Event:
+    return {"pid": rank, "tid": 0, "ts": (at_ns - start_ns) / 1000}

@@ -1,4 +1,0 @@
-"""How long all-reduces take on machines that nobody has here: in virtual time, by the core's model.
-
-``options`` checks what is asked, ``simulation`` asks the core and prints, ``picture`` draws.
-"""

@@ -1,0 +1,1 @@
+"""Commands: `gradring run`, `doctor`, `bench`, `demo`, `simulate`."""

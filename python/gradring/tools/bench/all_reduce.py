@@ -1,0 +1,130 @@
+"""Starts the ranks of a benchmark and prints what they measure, as they measure it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gradring.testing import run_ranks
+from gradring.tools.bench import rank, table
+from gradring.tools.bench.measurement import Measurement
+from gradring.tools.bench.network import AS_THE_SYSTEM, network
+from gradring.tools.bench.options import Options
+from gradring.tools.bench.record import Record
+from gradring.tools.launch import exec_rank
+
+#: Time for the ranks to start, and a slow peer's library with them.
+START_UP_S = 120.0
+#: Time for one size, of which all systems together normally take less than a minute.
+SIZE_S = 600.0
+#: Time for one iteration of all systems at the largest sizes.
+ITERATION_S = 2.0
+POLL_S = 0.2
+
+
+def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
+    """Measures all that the options name, with one fresh interpreter per rank on this machine.
+
+    Args:
+        options: What to measure; checked.
+        say: Called with each line of the report.
+
+    Returns:
+        The run, with one measurement per system and size, and one of the raw links at each size of
+        4 MiB or more.
+
+    Raises:
+        RankFailure: A rank failed, or had not finished in time.
+    """
+    command = options.command()
+    say(f"# {command}")
+    options, reasons = options.measurable()
+    for reason in reasons:
+        say(f"# left out: {reason}")
+    record = Record.begin(command, options.congestion, options.peers)
+    say(f"# {record.date}, {record.machine}, load {record.load_at_start} at the start")
+    say(f"# TCP congestion control {record.tcp_congestion_control}")
+    say(f"# {record.versions}")
+    say(f"# {options.world_size} ranks on {options.where()}; time of rank 0 after a barrier")
+    say("# every result of every rank compared with the exact one, by element: column wrong")
+    if options.disturb:
+        say("# disturbed: one more process computes all the time")
+    say(table.header())
+
+    def show(measured: list[Measurement]) -> None:
+        for line in table.rows(measured, options.op):
+            say(line)
+
+    with (
+        network(options.congestion, options.hosts, options.rate) as hosts,
+        disturbed(options.disturb),
+        _following(show) as progress,
+    ):
+        record.measurements[:] = run_ranks(
+            rank.measure,
+            options.world_size,
+            options,
+            str(progress),
+            timeout=_timeout_s(options),
+            env=AS_THE_SYSTEM if options.congestion else None,
+            hosts=[host for host in hosts for _ in range(options.ranks_per_host)],
+        )[0]
+    say("")
+    for line in table.compared(record.measurements):
+        say(line)
+    return record
+
+
+def _timeout_s(options: Options) -> float:
+    iterations = (options.iterations or 0) * ITERATION_S
+    return START_UP_S + len(options.sizes) * (SIZE_S + iterations)
+
+
+@contextlib.contextmanager
+def disturbed(wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A process that wants a core for itself, as something else on a host of ranks may."""
+    if not wanted:
+        yield None
+        return
+    # It has to end with this process, even when that is killed.
+    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
+    with subprocess.Popen([*tied, sys.executable, "-I", "-S", "-c", "while True: pass"]) as busy:
+        try:
+            yield busy
+        finally:
+            busy.kill()
+
+
+@contextlib.contextmanager
+def _following(show: Callable[[list[Measurement]], None]) -> Iterator[Path]:
+    """A file for rank 0; whatever measurements are appended to it are shown soon after."""
+    with tempfile.TemporaryDirectory(prefix="gradring-bench-") as directory:
+        path = Path(directory) / "measured.jsonl"
+        path.touch()
+        ended = threading.Event()
+        follower = threading.Thread(target=_follow, args=(path, ended, show), daemon=True)
+        follower.start()
+        try:
+            yield path
+        finally:
+            ended.set()
+            follower.join()
+
+
+def _follow(path: Path, ended: threading.Event, show: Callable[[list[Measurement]], None]) -> None:
+    with path.open() as file:
+        unfinished = ""
+        while True:
+            last = ended.wait(POLL_S)
+            *lines, unfinished = (unfinished + file.read()).split("\n")
+            for line in lines:
+                show([Measurement(**measured) for measured in json.loads(line)])
+            if last:
+                return

@@ -1,0 +1,277 @@
+"""Options of a measurement, parsed and checked before any rank starts."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from dataclasses import dataclass, replace
+
+from gradring import build_info
+from gradring.config.values import TLS_VARIABLES, Settings
+from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
+from gradring.machine import resources
+from gradring.tools.bench import systems, values
+
+DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
+TLS = "tls"
+TRANSPORTS = ("auto", "tcp", "shm", TLS)
+ALGORITHMS = (
+    *("auto", "ring", "direct", "one_shot", "hierarchical", "star", "halving", "doubling"),
+)
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
+_RATE_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_DECIMAL = re.compile(r"\d+ ?[kmg]b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run of ``gradring bench all-reduce``.
+
+    Attributes:
+        world_size: Number of ranks.
+        sizes: Of the buffer on each rank, in bytes.
+        dtype: Element type by numpy's name.
+        op: The reduce op.
+        transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``, without TLS
+            whatever the environment says; ``tls`` is ``tcp`` inside TLS.
+        algorithm: One of `ALGORITHMS`; where it does not apply, ``auto`` chooses.
+        iterations: Timed iterations of each system at each size; None adapts them to the time
+            that one takes.
+        peers: Names from `gradring.tools.bench.systems.PEERS` to compare with.
+        congestion: The kernel's TCP congestion control for all systems; None leaves its default.
+        streams: gradring's TCP connections with each peer.
+        checksum: Whether gradring is also measured with checksums, once for each transport.
+        disturb: Whether a process that only computes takes part of the machine meanwhile.
+        hosts: Simulated hosts, with as many ranks on each; 1 is this machine as it is.
+        rate: Of their links in each direction, as ``tc`` writes it; None: what the machine can do.
+    """
+
+    world_size: int
+    sizes: tuple[int, ...]
+    dtype: str = "float32"
+    op: str = "sum"
+    transports: tuple[str, ...] = ("auto",)
+    algorithm: str = "auto"
+    iterations: int | None = None
+    peers: tuple[str, ...] = ()
+    congestion: str | None = None
+    streams: int = 1
+    checksum: bool = False
+    disturb: bool = False
+    hosts: int = 1
+    rate: str | None = None
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Neighbours in the ring, as the ranks of one host are."""
+        return self.world_size // self.hosts
+
+    def where(self) -> str:
+        """The place of the ranks in words."""
+        if self.hosts == 1:
+            return "this machine"
+        links = f"with links of {self.rate}" if self.rate else "with unlimited links"
+        return f"{self.hosts} simulated hosts {links}"
+
+    def check(self, *, allow_debug: bool = False) -> None:
+        """Finds whatever would make the ranks fail, or their numbers worthless.
+
+        Peers that are not installed are no such thing: see `measurable`.
+
+        Args:
+            allow_debug: Whether to measure an unoptimised build all the same.
+
+        Raises:
+            ConfigError: A size does not hold whole elements or more than the memory, the dtype
+                cannot tell so many ranks apart, gradring does not know a transport, there are no
+                certificates for ``tls``, hosts do not have equally many ranks, a rate is none or
+                has no links to limit, or the build is not optimised.
+        """
+        if not allow_debug:
+            refuse_debug_build()
+        element_bytes = values.dtype_of(self.dtype).itemsize
+        for size in self.sizes:
+            if size % element_bytes:
+                raise ConfigError(
+                    f"{format_size(size)} is no whole number of {self.dtype} elements of "
+                    f"{element_bytes} bytes; choose sizes that are multiples of {element_bytes}"
+                )
+        self._check_memory()
+        values.period(self.dtype, self.world_size)
+        self._check_network()
+        if TLS in self.transports and Settings.from_environ().tls is None:
+            raise ConfigError(
+                f"the transport {TLS} needs certificates for 127.0.0.1: set "
+                f"{', '.join(TLS_VARIABLES)} (docs/clusters.md shows how to make them)"
+            )
+        for transport in self.transports:
+            Communicator(
+                0, 1, transport=native(transport), algorithm=self.algorithm, streams=self.streams
+            ).close()
+
+    def _check_network(self) -> None:
+        if self.world_size % self.hosts or self.ranks_per_host == 0:
+            raise ConfigError(
+                f"--world-size {self.world_size} does not give {self.hosts} hosts equally many "
+                f"ranks; choose a multiple of {self.hosts}"
+            )
+        if self.hosts > 1 and "shm" in self.transports:
+            raise ConfigError(
+                "--transport shm does not reach between hosts; choose tcp, or auto for shared "
+                "memory inside each host"
+            )
+        if self.rate is None:
+            return
+        try:
+            parse_rate(self.rate)
+        except ValueError as error:
+            raise ConfigError(f"--rate: {error}") from None
+        if self.hosts == 1:
+            raise ConfigError(
+                f"--rate {self.rate} limits links between hosts, and there is one; add --hosts 2"
+            )
+
+    def _check_memory(self) -> None:
+        size = max(self.sizes)
+        communicators = len(self.transports) * (2 if self.checksum else 1)
+        # Each has its source, its buffer and its expectation; what the peers need comes on top.
+        needed = 3 * size * communicators * self.world_size
+        available = resources.available_memory()
+        if available is not None and needed > available:
+            found = format_size(available >> 20 << 20)
+            raise ConfigError(
+                f"{format_size(size)} on each of {self.world_size} ranks takes "
+                f"{format_size(needed)} of memory or more, and {found} are available; "
+                "choose smaller sizes, fewer ranks or fewer transports"
+            )
+
+    def measurable(self) -> tuple[Options, list[str]]:
+        """The same with only those peers that are installed and can do it, and why not the others.
+
+        The reasons are messages that name the peer and what to type.
+        """
+        reasons: list[str] = []
+        able: list[str] = []
+        for name in self.peers:
+            peer = systems.load_peer(name)
+            reason = peer.missing() or peer.refusal(
+                self.dtype, self.op, self.world_size, self.hosts
+            )
+            if reason is None:
+                able.append(name)
+            else:
+                reasons.append(reason)
+        return replace(self, peers=tuple(able)), reasons
+
+    def command(self) -> str:
+        """The command that repeats this run, with its defaults spelled out."""
+        options = {
+            "--world-size": self.world_size,
+            "--sizes": ",".join(format_size(size).replace(" ", "") for size in self.sizes),
+            "--transport": ",".join(self.transports),
+            "--algorithm": self.algorithm,
+            "--dtype": self.dtype,
+            "--op": self.op,
+            "--streams": self.streams if self.streams != 1 else None,
+            "--iterations": self.iterations,
+            "--compare": ",".join(self.peers),
+            "--congestion": self.congestion,
+            "--hosts": self.hosts if self.hosts != 1 else None,
+            "--rate": self.rate,
+        }
+        words = [word for name, value in options.items() if value for word in (name, str(value))]
+        flags = {"--checksum": self.checksum, "--disturb": self.disturb}
+        words += [flag for flag, given in flags.items() if given]
+        return shlex.join(["gradring", "bench", "all-reduce", *words])
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Reads ``4,64KiB,1M``: a number of bytes, or one with K, M or G (KiB, MiB, GiB), each 1024.
+
+    Returns:
+        The sizes in bytes, in the order given.
+
+    Raises:
+        ValueError: Something else, such as KB, which is 1000 to some and 1024 to others.
+    """
+    return tuple(_parse_size(word.strip()) for word in text.split(","))
+
+
+def parse_rate(text: str) -> float:
+    """Reads ``1gbit`` or ``500mbit``, as ``tc`` writes rates, in 1e9 bytes/s.
+
+    Raises:
+        ValueError: Something else.
+    """
+    found = _RATE.fullmatch(text)
+    rate = 0.0 if found is None else float(found[1]) * _RATE_UNITS[found[2]] / 8e9
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{text!r} is no rate; write it as 1gbit or 500mbit")
+    return rate
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """Reads ``tensorflow`` or a list of such names.
+
+    Raises:
+        ValueError: An unknown name; the message has the known ones.
+    """
+    return _parse_names(text, systems.PEERS, "peer", " to compare with")
+
+
+def parse_transports(text: str) -> tuple[str, ...]:
+    """Reads ``tcp`` or a list of such names.
+
+    Raises:
+        ValueError: An unknown name; the message has the known ones.
+    """
+    return _parse_names(text, TRANSPORTS, "transport")
+
+
+def native(transport: str) -> str:
+    """What `Communicator` calls one of `TRANSPORTS`."""
+    return "tcp" if transport == TLS else transport
+
+
+def format_size(size: int) -> str:
+    """``100 MiB`` for 104857600: the largest unit that divides the bytes evenly."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} B"
+
+
+def _parse_names(text: str, known: tuple[str, ...], kind: str, use: str = "") -> tuple[str, ...]:
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no {kind} {name!r}{use}; known: {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _parse_size(word: str) -> int:
+    found = _SIZE.fullmatch(word)
+    if found is None or _DECIMAL.fullmatch(word):
+        raise ValueError(f"{word!r} is no size; write bytes as 4, or 64KiB, 1MiB, 2GiB")
+    size = int(found[1]) * _UNITS[(found[2] or "").lower()]
+    if size == 0:
+        raise ValueError("a size of 0 bytes takes no time worth measuring; start at one element")
+    return size
+
+
+def refuse_debug_build() -> None:
+    """Checks that there is something to measure.
+
+    Raises:
+        ConfigError: The build is not optimised.
+    """
+    if build_info()["debug"]:
+        raise ConfigError(
+            "this is a debug build, whose times mean nothing; build it with `maturin develop "
+            "--release` (or `make setup`), or pass --allow-debug"
+        )

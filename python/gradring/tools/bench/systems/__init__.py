@@ -1,0 +1,31 @@
+"""The systems that can be measured: gradring itself, and its peers, one file each.
+
+====================  ===================================================================
+``system``            what a system and a peer's file have to provide
+``own``               gradring over numpy arrays
+``link``              the raw links below, as the limit
+``tensorflow``        TensorFlow's own collectives, and gradring inside TensorFlow
+``gloo``              Gloo, from PyTorch
+``mpi``, ``mpi_rank``  Open MPI over TCP and shared memory, in ranks of its own
+``agree``             ports that all ranks know
+====================  ===================================================================
+
+To add a peer, write its file and name it in `PEERS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from gradring.tools.bench.systems.system import LocalReduction, LocalSystem, Peer, System
+
+#: Names of the peers and of their modules in this package.
+PEERS = ("tensorflow", "gloo", "mpi")
+
+__all__ = ["PEERS", "LocalReduction", "LocalSystem", "Peer", "System", "load_peer"]
+
+
+def load_peer(name: str) -> Peer:
+    """The module of one of `PEERS`; imports nothing of the peer itself."""
+    return cast(Peer, importlib.import_module(f"{__name__}.{name}"))

@@ -1,0 +1,195 @@
+"""``gradring bench all-reduce`` and ``gradring bench link``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from gradring.clusters import outer_place
+from gradring.errors import ConfigError
+from gradring.tools.cli.arguments import check_file, count, say, usage
+
+NAME = "bench"
+HELP = "measure collectives, check every result, compare with other systems"
+
+WRONG_RESULT = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares what can be measured, and how."""
+    kinds = parser.add_subparsers(dest="measured", metavar="WHAT", required=True)
+    _add_all_reduce(kinds)
+    _add_link(kinds)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints; 1 if a result was wrong or a rank failed."""
+    from gradring.testing import RankFailure
+
+    outer = outer_place(os.environ)
+    if outer is not None:
+        source, place = outer
+        option = f" --world-size {place.world_size}" if arguments.measured == "all-reduce" else ""
+        raise ConfigError(
+            f"this is {place} ({source}), but a benchmark starts its ranks itself, on one machine; "
+            f"type, without a launcher: gradring bench {arguments.measured}{option}"
+        )
+    if arguments.json is not None:
+        check_file("--json", arguments.json)
+    measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
+    try:
+        wrong = measure(arguments)
+    except (RankFailure, OSError) as error:
+        print(f"gradring bench: {error}", file=sys.stderr)
+        return 1
+    if wrong:
+        print(f"gradring bench: {wrong} elements were wrong; see the last column", file=sys.stderr)
+        return WRONG_RESULT
+    return 0
+
+
+def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from gradring.gradients.reduction import REDUCE_OPS
+    from gradring.tools.bench import options, systems, values
+
+    sub = kinds.add_parser(
+        "all-reduce",
+        help="time, algbw and busbw over size",
+        description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
+        "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried; of link is "
+        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer; cpu "
+        "s/GB is the processor time of all ranks for 1e9 bytes of the buffer. p99 is told of 100 "
+        "iterations or more. The last table compares like with like: what is called alike (with "
+        "an array, as a TensorFlow op, through a strategy), over the same medium.",
+        allow_abbrev=False,
+    )
+    sub.add_argument(
+        "--world-size",
+        type=count("ranks"),
+        default=2,
+        metavar="N",
+        help="number of ranks (default 2)",
+    )
+    sub.add_argument(
+        "--sizes",
+        type=usage(options.parse_sizes),
+        default=options.DEFAULT_SIZES,
+        help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
+        "(default %(default)s)",
+    )
+    sub.add_argument(
+        "--transport",
+        type=usage(options.parse_transports),
+        default="auto",
+        dest="transports",
+        metavar="TRANSPORTS",
+        help=f"gradring's own, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); "
+        "tls is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY",
+    )
+    sub.add_argument(
+        "--algorithm",
+        choices=options.ALGORITHMS,
+        default="auto",
+        help="gradring's own; auto chooses where it does not apply, as hierarchical does not on "
+        "one host (default auto)",
+    )
+    sub.add_argument(
+        "--streams",
+        type=count("connections"),
+        default=1,
+        metavar="K",
+        help="gradring's TCP connections with each peer, 1 to 16 (default 1)",
+    )
+    sub.add_argument(
+        "--checksum",
+        action="store_true",
+        help="also measure gradring with checksums, in turns",
+    )
+    sub.add_argument(
+        "--disturb",
+        action="store_true",
+        help="let one more process compute all the time meanwhile",
+    )
+    sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
+    sub.add_argument("--op", choices=REDUCE_OPS, default="sum")
+    sub.add_argument(
+        "--iterations",
+        type=count("iterations"),
+        metavar="K",
+        help="timed iterations of each system at each size (default: adapted to their time)",
+    )
+    sub.add_argument(
+        "--compare",
+        type=usage(options.parse_peers),
+        default=(),
+        dest="peers",
+        metavar="PEERS",
+        help=f"also measure, in turns: {', '.join(systems.PEERS)}",
+    )
+    sub.add_argument(
+        "--hosts",
+        type=count("hosts"),
+        default=1,
+        metavar="H",
+        help="put the ranks on H simulated hosts, as many on each, with own cores where there "
+        "are enough (needs root, iproute2)",
+    )
+    sub.add_argument(
+        "--rate",
+        help="of each simulated host's link in each direction, such as 1gbit (default: unlimited)",
+    )
+    _add_common(sub)
+    sub.add_argument(
+        "--allow-debug", action="store_true", help="measure a build that is not optimised"
+    )
+
+
+def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sub = kinds.add_parser(
+        "link",
+        help="the raw TCP link between two ranks: bandwidth of both directions, round trip",
+        description="Measures what two ranks of this machine can send to each other at once "
+        "through one TCP connection, as all-reduce does, without reducing anything: its limit.",
+        allow_abbrev=False,
+    )
+    _add_common(sub)
+
+
+def _add_common(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(parser=sub)
+    sub.add_argument(
+        "--congestion",
+        metavar="NAME",
+        help="TCP congestion control of everything measured, such as reno (needs root, iproute2)",
+    )
+    sub.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the measurements to FILE too, with date, machine and congestion control",
+    )
+
+
+def _run_all_reduce(arguments: argparse.Namespace) -> int:
+    from gradring.tools.bench.all_reduce import bench_all_reduce
+    from gradring.tools.bench.options import Options
+
+    options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
+    options.check(allow_debug=arguments.allow_debug)
+    record = bench_all_reduce(options, say)
+    if arguments.json is not None:
+        record.write(arguments.json)
+    return sum(measurement.wrong for measurement in record.measurements)
+
+
+def _run_link(arguments: argparse.Namespace) -> int:
+    from gradring.tools.bench.raw_link import bench_link
+
+    measured = bench_link(say, arguments.congestion)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(asdict(measured), indent=1) + "\n")
+    return sum(bandwidth.wrong for bandwidth in measured.bandwidths)

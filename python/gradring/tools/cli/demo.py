@@ -1,0 +1,74 @@
+"""``gradring demo``: two workers train on real data on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from gradring.tools.cli.arguments import make_directory
+
+NAME = "demo"
+HELP = "train on real data with 2 ranks, check the result, and compare it with TensorFlow's own"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares where the report goes, and what to show instead."""
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("demo-report"),
+        metavar="DIR",
+        help="directory for the page, the picture and the logs; with --slow-rank and --kill, for "
+        "the logs, the times of all steps and the flight records (default %(default)s)",
+    )
+    trouble = parser.add_mutually_exclusive_group()
+    trouble.add_argument(
+        "--slow-rank",
+        type=int,
+        choices=(0, 1),
+        metavar="R",
+        help="instead, make one rank slow and show that it is named",
+    )
+    trouble.add_argument(
+        "--kill",
+        type=int,
+        choices=range(4),
+        metavar="R",
+        help="instead, kill one of 4 ranks in the middle; the others go on, and another one joins",
+    )
+    trouble.add_argument(
+        "--update",
+        metavar="RULE",
+        help="instead, train with 3 ranks and an update rule, such as all-reduce or diloco",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the demo; returns 1 when its checks fail."""
+    from gradring.tools.demo.rules import show_rule
+    from gradring.tools.demo.story import demo
+    from gradring.tools.demo.trouble import show_killed_rank, show_slow_rank
+
+    make_directory("--report", arguments.report)
+    # As an exception it ends the trainings too.
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        if arguments.slow_rank is not None:
+            return show_slow_rank(arguments.slow_rank, arguments.report)
+        if arguments.update is not None:
+            return show_rule(arguments.update, arguments.report)
+        if arguments.kill is not None:
+            return show_killed_rank(arguments.kill, arguments.report)
+        return demo(arguments.report)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except OSError as error:
+        print(f"gradring demo: {error}", file=sys.stderr)
+        return 1
+
+
+def _exit(signum: int, _frame: object) -> NoReturn:
+    sys.exit(128 + signum)

@@ -1,0 +1,46 @@
+"""``gradring explain DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+NAME = "explain"
+HELP = "say what the ranks were doing when they failed or hung, from their flight records"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the directory and the timeline."""
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="what GRADRING_FLIGHT_DIR or gradring run --log-dir named, or FILE.parts of "
+        "GRADRING_TRACE=FILE",
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="also write the records as one timeline"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the explanation."""
+    from gradring.observe import explanation, paths, records, timeline
+
+    attempts = paths.attempts(arguments.directory)
+    for directory in attempts:
+        if len(attempts) > 1:
+            print(f"{directory}:")
+        # Of several, the timeline is that of the last.
+        found = records.read(directory)
+        for sentence in explanation.explain(found):
+            print(sentence)
+    if arguments.trace is not None:
+        try:
+            timeline.write(arguments.trace, found)
+        except OSError as error:
+            print(f"gradring explain: {arguments.trace}: {error.strerror}", file=sys.stderr)
+            return 1
+        print(f"Timeline: {arguments.trace} (open it at ui.perfetto.dev)")
+    return 0

@@ -1,0 +1,297 @@
+"""``gradring run -np N -- CMD...``, here and over ssh."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from gradring.clusters import outer_place
+from gradring.config.parse import MAX_WORLD_SIZE
+from gradring.config.values import Settings
+from gradring.tools.cli.arguments import check_file, count, make_directory, seconds, usage
+from gradring.tools.launch.elastic import Elastic
+from gradring.tools.launch.first_process import in_child
+from gradring.tools.launch.hostfile import read_hosts
+from gradring.tools.launch.hosts import THIS_HOST, Host, parse_hosts, parse_port, place_ranks
+from gradring.tools.launch.launcher import DEFAULT_GRACE_S, launch
+from gradring.tools.launch.plain import Plain
+from gradring.tools.launch.program import Program
+from gradring.tools.launch.servers import Servers
+from gradring.tools.launch.slots import HOST_FAILURES, Limits
+from gradring.tools.launch.ssh import Ssh
+from gradring.tools.launch.supervisor import Policy
+
+NAME = "run"
+HELP = "start N ranks of a program, on this machine or on several"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the number of ranks, the options and the command."""
+    parser.usage = (
+        "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
+        "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
+        "[--host-cooldown SECONDS] [--ps N] "
+        "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
+        "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
+        "COMMAND..."
+    )
+    parser.add_argument(
+        "-np",
+        "-n",
+        type=count("ranks"),
+        metavar="N",
+        dest="world_size",
+        help="number of ranks; with --hosts or --hostfile, as many as they have room for by "
+        "default",
+    )
+    placement = parser.add_mutually_exclusive_group()
+    placement.add_argument(
+        "--hosts",
+        type=usage(parse_hosts),
+        default=[],
+        metavar="HOST:RANKS,...",
+        help="where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
+        "password",
+    )
+    placement.add_argument(
+        "--hostfile",
+        type=usage(lambda text: read_hosts(Path(text))),
+        default=[],
+        metavar="FILE",
+        help="the same from a file with a line for each host, such as node-a slots=2 or node-a:2",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=count("restarts", least=0),
+        metavar="R",
+        help="start all ranks again when one has failed, R times at most; GRADRING_RESTART tells "
+        "them the attempt (default 0); in an elastic job, how often single ranks start again "
+        "(default: without bound)",
+    )
+    parser.add_argument(
+        "--min-np",
+        type=count("ranks"),
+        metavar="N",
+        dest="least",
+        help="an elastic job: a rank that fails starts again by itself, and the job begins with N "
+        "ranks or more (default: as -np)",
+    )
+    parser.add_argument(
+        "--max-np",
+        type=count("ranks"),
+        metavar="N",
+        dest="most",
+        help="an elastic job, in which up to N ranks run when there is room (default: as -np)",
+    )
+    parser.add_argument(
+        "--host-discovery-script",
+        type=usage(_program),
+        metavar="FILE",
+        dest="host_script",
+        help="for an elastic job: a program that prints the hosts that there are, such as "
+        "node-a:2, one on each line; it is run every second",
+    )
+    parser.add_argument(
+        "--host-failures",
+        type=count("failures", least=0),
+        default=HOST_FAILURES,
+        metavar="N",
+        help="in an elastic job: give up a host after so many failures of a rank in a row "
+        "(default %(default)d; 0: never)",
+    )
+    parser.add_argument(
+        "--host-cooldown",
+        type=seconds,
+        metavar="SECONDS",
+        help="in an elastic job: for how long a host is given up; each further time for twice as "
+        "long (default: for good)",
+    )
+    parser.add_argument(
+        "--ps",
+        type=count("parameter servers"),
+        default=0,
+        metavar="N",
+        dest="servers",
+        help="start N parameter servers beside the ranks: tasks of type ps, which run the same "
+        "program; then a rank that fails does not end the others, and --max-restarts counts "
+        "restarts of single processes",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
+        "measures to DIR/steps.jsonl, and, when the group fails, what each rank was doing to "
+        "DIR/flight",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a timeline of all ranks' collectives, to open at ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        default=DEFAULT_GRACE_S,
+        metavar="SECONDS",
+        help="how long the other ranks may go on when one has failed (default %(default)g)",
+    )
+    parser.add_argument(
+        "-x",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        dest="forward",
+        help="a variable for ranks on other hosts; GRADRING_*, TF_*, KERAS_*, OMP_* and PYTHON* "
+        "travel anyway",
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PATH",
+        help="the interpreter on other hosts (default: the path of this one)",
+    )
+    parser.add_argument(
+        "--ssh-port",
+        type=usage(lambda text: parse_port(text, "port")),
+        metavar="PORT",
+        help="of the ssh servers (default: what ssh's configuration says, or 22)",
+    )
+    parser.add_argument(
+        "--ssh-identity-file",
+        type=usage(_existing_file),
+        metavar="FILE",
+        help="the private key for ssh (default: ssh's own)",
+    )
+    parser.add_argument(
+        "--ssh-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="ssh_options",
+        help="an option for ssh, as of ssh -o, such as ProxyJump=gateway",
+    )
+    parser.add_argument(
+        "-m", action="store_true", dest="module", help="COMMAND is a Python module, as of python -m"
+    )
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="a Python script, such as train.py, which runs under the interpreter of gradring; or "
+        "any program; then its arguments",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launches the ranks; returns the exit code of the first that fails, or 0."""
+    command: list[str] = arguments.program
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        return _misused("there is no command; type: gradring run -np 2 train.py")
+    hosts: list[Host] = arguments.hosts or arguments.hostfile
+    room = sum(host.slots for host in hosts)
+    world_size = arguments.world_size or room
+    if not world_size:
+        return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
+    if room and world_size > room and arguments.host_script is None:
+        option = "--hosts" if arguments.hosts else "--hostfile"
+        return _misused(f"-np {world_size} is more than the {room} ranks of {option}")
+    least, most = arguments.least or world_size, arguments.most or world_size
+    if not least <= world_size <= most:
+        return _misused(
+            f"--min-np {least}, -np {world_size} and --max-np {most} must grow in this order"
+        )
+    if most > MAX_WORLD_SIZE:
+        return _misused(f"{most} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
+    options = (arguments.least, arguments.most, arguments.host_script)
+    is_elastic = any(option is not None for option in options)
+    if arguments.servers and is_elastic:
+        return _misused(
+            "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
+            "parameter servers need no others, and start again by --max-restarts"
+        )
+    if arguments.log_dir is not None:
+        make_directory("--log-dir", arguments.log_dir)
+    if arguments.trace is not None:
+        check_file("--trace", arguments.trace)
+    _warn_of_outer_launcher(world_size)
+    if not hosts and arguments.host_script is None:
+        hosts = [replace(THIS_HOST, slots=world_size)]
+    policy: Policy
+    if is_elastic:
+        limits = Limits(
+            world_size,
+            least,
+            most,
+            start_s=Settings.from_environ(os.environ).timeout,
+            restarts=arguments.max_restarts,
+            host_failures=arguments.host_failures,
+            cooldown_s=arguments.host_cooldown,
+        )
+        policy = Elastic(limits, hosts, arguments.host_script)
+    else:
+        ranks, restarts = place_ranks(hosts, world_size), arguments.max_restarts or 0
+        servers = arguments.servers
+        policy = Servers(ranks, servers, restarts) if servers else Plain(ranks, restarts)
+    start = functools.partial(
+        launch,
+        Program(command, arguments.module),
+        policy,
+        log_dir=arguments.log_dir,
+        grace_s=arguments.grace,
+        ssh=_ssh(arguments),
+        forward=arguments.forward,
+        trace=arguments.trace,
+    )
+    try:
+        return in_child(start)
+    except OSError as error:
+        print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
+        return 1
+
+
+def _ssh(arguments: argparse.Namespace) -> Ssh:
+    identity = arguments.ssh_identity_file
+    options = [word for option in arguments.ssh_options for word in ("-o", option)]
+    if identity is not None:
+        options += ["-i", str(identity)]
+    return Ssh(arguments.python, arguments.ssh_port, tuple(options))
+
+
+def _warn_of_outer_launcher(world_size: int) -> None:
+    """Says that ``srun gradring run`` and the like make many groups; nested groups are possible."""
+    outer = outer_place(os.environ)
+    if outer is not None:
+        source, place = outer
+        print(
+            f"gradring run: this is {place} ({source}), and each of them starts a group of its own "
+            f"with {world_size} ranks; to make them one group, leave out gradring run",
+            file=sys.stderr,
+        )
+
+
+def _misused(problem: str) -> int:
+    print(f"gradring run: {problem}", file=sys.stderr)
+    return 2
+
+
+def _program(text: str) -> Path:
+    path = _existing_file(text)
+    if not os.access(path, os.X_OK):
+        raise ValueError(f"{text!r} cannot be executed; type: chmod +x {shlex.quote(text)}")
+    return path
+
+
+def _existing_file(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError(f"there is no file {text!r}")
+    return path

@@ -1,0 +1,64 @@
+"""``gradring demo --update RULE``: the training with another update rule."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from gradring import updates
+from gradring.errors import ConfigError
+from gradring.tools.demo.story import EPOCHS, require_packages, say, show
+
+WORKERS = 3
+REQUIRED_ACCURACY = 0.96
+#: By the word for the command line.
+RULES: dict[str, updates.Rule] = {
+    "all-reduce": updates.AllReduce(),
+    "sync-every-4": updates.AllReduce(sync_every=4),
+    "int8": updates.AllReduce(compression=updates.Int8()),
+    "bits16": updates.AllReduce(compression=updates.Bits16()),
+    "top-k": updates.AllReduce(compression=updates.TopK(0.05)),
+    "power-sgd": updates.AllReduce(compression=updates.PowerSGD(rank=4)),
+    "primary": updates.Primary(),
+    "local-sgd": updates.LocalSGD(every=16),
+    "diloco": updates.LocalSGD(every=16, outer=updates.Nesterov()),
+    "parameter-server": updates.ParameterServer(),
+    "backup-workers": updates.ParameterServer(backup=1),
+    "bounded-staleness": updates.ParameterServer(staleness=2),
+    "asynchronous": updates.ParameterServer(staleness=None),
+    "aggregation-queue": updates.ParameterServer(staleness=None, aggregate=2),
+}
+_REACHED = re.compile(r"test accuracy ([\d.]+), .* sent")
+
+
+def show_rule(name: str, report: Path, *, stream: TextIO = sys.stdout) -> int:
+    """Trains with three workers, and shows what it reaches and sends.
+
+    Args:
+        name: One of ``RULES``.
+        report: Directory for the logs.
+        stream: Where to write.
+
+    Returns:
+        0 if the training reached `REQUIRED_ACCURACY`, else 1.
+
+    Raises:
+        ConfigError: There is no such rule, or a package is missing.
+    """
+    if name not in RULES:
+        raise ConfigError(f"--update {name} is not one of {', '.join(RULES)}; choose one of them")
+    require_packages()
+    say(stream, f"{WORKERS} workers train on scikit-learn's handwritten digits with the one line")
+    say(stream, f"  CustomCollectiveStrategy(update=updates.{RULES[name]})\n")
+    launch = ["--log-dir", str(report)]
+    if isinstance(RULES[name], updates.ParameterServer):
+        launch += ["--ps", "1"]
+    exit_code, lines = show(WORKERS, launch, ["--update", name, "--epochs", str(EPOCHS)], stream)
+    accuracies = [float(found[1]) for _, line in lines if (found := _REACHED.search(line))]
+    if exit_code != 0 or accuracies[-1:] < [REQUIRED_ACCURACY]:
+        say(stream, f"\nThe training did not end, or not with an accuracy of {REQUIRED_ACCURACY}.")
+        return 1
+    say(stream, "\n`gradring demo --update all-reduce` does the same with the default.")
+    return 0

@@ -1,0 +1,307 @@
+"""Training of a small convolutional network on handwritten digits.
+
+An ordinary training script, the same for every strategy. The strategy is one line of it:
+
+```diff
+- strategy = tf.distribute.MultiWorkerMirroredStrategy()
++ strategy = gradring.tensorflow.CustomCollectiveStrategy()
+```
+
+``gradring demo`` runs it with each of them, and so can you:
+
+```
+gradring run -np 2 python -m gradring.tools.demo.train --strategy gradring
+```
+
+With ``--kill R`` it trains on when a worker is lost, and takes in another one:
+
+```
+gradring run -np 4 --min-np 2 python -m gradring.tools.demo.train --kill 1
+```
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+import gradring.elastic
+import gradring.tensorflow
+import gradring.tensorflow.elastic
+from gradring.tools.demo.rules import RULES
+from gradring.tools.demo.trouble import COMMIT_EVERY
+
+GLOBAL_BATCH = 72
+STEPS_PER_EPOCH = 20
+#: 1440 of the 1797 images; the others are never trained on.
+TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
+LOCAL_STEPS = 5
+SEED = 1
+EVERY_S = 1.0
+KILLED_AT = 57
+#: Real steps take longer than those on images of 8 x 8 pixels.
+PAUSE_S = 0.05
+
+
+def main() -> None:
+    """Trains as the command line asks for."""
+    arguments = parse_arguments()
+    keras.utils.set_random_seed(SEED)
+    strategy = choose_strategy(arguments.strategy, arguments.update)
+    if arguments.kill is None:
+        train(strategy, arguments)
+    else:
+        train_elastically(strategy, arguments.epochs * STEPS_PER_EPOCH, arguments.kill)
+
+
+def train(strategy: Any, arguments: argparse.Namespace) -> None:
+    """Trains; leaves measurements and weights in the output directory."""
+    rank = 0 if strategy.cluster_resolver is None else int(strategy.cluster_resolver.task_id)
+    training, test = load_data()
+    model, optimizer = build(strategy)
+    batches = training_batches(*training, GLOBAL_BATCH, arguments.epochs)
+    batches = iter(strategy.experimental_distribute_dataset(batches))
+    step = make_step(strategy, model, optimizer)
+    predict = tf.function(model)
+    local_step, local_batches = without_strategy(training, strategy.num_replicas_in_sync)
+    # Strategies of TensorFlow have no communicator: of them, the monitor measures whole steps only.
+    is_own = hasattr(strategy, "communicator")
+    monitored = strategy if is_own else gradring.init(rank=0, world_size=1)
+    measured: dict[str, list[float]] = {
+        name: [] for name in ("losses", "steps_s", "local_steps_s", "accuracies")
+    }
+    steps = arguments.epochs * STEPS_PER_EPOCH
+    # Workers of parameter servers form no group: each sees its own part of the loss, and of each
+    # the monitor measures its own steps.
+    apart = is_own and strategy.communicator.world_size < strategy.num_replicas_in_sync
+    share = strategy.num_replicas_in_sync if apart else 1
+    stream = io.StringIO() if apart and rank else None
+    with gradring.Monitor(
+        monitored, samples_per_step=GLOBAL_BATCH, every_s=EVERY_S, stream=stream
+    ) as monitor:
+        for number in range(1, steps + 1):
+            start_s = time.perf_counter()
+            if rank == arguments.slow_rank:
+                time.sleep(arguments.slow_ms / 1000)
+            total, own = step(batches)
+            measured["losses"].append(loss := share * float(total))
+            measured["steps_s"].append(time.perf_counter() - start_s)
+            monitor.step(loss=loss, metrics=own)
+            if number % STEPS_PER_EPOCH:
+                continue
+            monitor.pause()
+            if is_own and number == steps:
+                gradring.tensorflow.sync_replicas(model)
+            measured["accuracies"].append(reached := accuracy(predict, *test))
+            for _ in range(LOCAL_STEPS if arguments.output else 0):
+                start_s = time.perf_counter()
+                float(local_step(local_batches)[0])
+                measured["local_steps_s"].append(time.perf_counter() - start_s)
+            if rank == 0:
+                epoch = f"epoch {number // STEPS_PER_EPOCH}/{arguments.epochs}"
+                print(f"{epoch} step {number} loss {loss:.4f} test accuracy {reached:.3f}")
+            monitor.resume()
+    if rank == 0:
+        counted = strategy.communicator.stats() if is_own else {"bytes_sent": 0}
+        sent = (strategy.update_stats() if apart else counted)["bytes_sent"] / 1e6
+        print(
+            f"finished {steps} steps: loss {loss:.4f}, test accuracy {reached:.3f}, "
+            f"{sent:.1f} MB sent by rank 0"
+        )
+    if arguments.output is not None:
+        facts = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "samples_per_step": GLOBAL_BATCH // strategy.num_replicas_in_sync,
+            "totals": monitor.totals.to_note().decode(),
+        }
+        weights = [np.array(variable) for variable in model.variables]
+        np.savez(arguments.output / f"rank-{rank}.npz", *weights)
+        (arguments.output / f"rank-{rank}.json").write_text(json.dumps({**facts, **measured}))
+
+
+def train_elastically(strategy: Any, steps: int, kill: int) -> None:
+    """Trains until all steps are done, with as many workers as there are.
+
+    Args:
+        strategy: gradring's own.
+        steps: How many there are in all.
+        kill: A rank that dies once.
+    """
+    comm = strategy.communicator
+    training, test = load_data()
+    model, optimizer = build(strategy)
+    state = gradring.tensorflow.elastic.State(model=model, optimizer=optimizer, step=0)
+    step = make_step(strategy, model, optimizer)
+
+    @gradring.elastic.run(strategy)
+    def train_on(state: Any) -> None:
+        print(
+            f"generation {comm.generation}: rank {comm.rank} of {comm.world_size} trains on after "
+            f"step {state.step} at {time.monotonic():.3f} s",
+            flush=True,
+        )
+        batches = training_batches(*training, GLOBAL_BATCH, steps // STEPS_PER_EPOCH)
+        batches = iter(strategy.experimental_distribute_dataset(batches.skip(state.step)))
+        first = state.step + 1
+        while state.step < steps:
+            time.sleep(PAUSE_S)
+            if comm.generation == 1 and comm.rank == kill and state.step == KILLED_AT:
+                print(f"killed after step {state.step} at {time.monotonic():.3f} s", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss, _ = step(batches)
+            float(loss)
+            state.step += 1
+            if state.step == first:
+                print(f"step {first} ended at {time.monotonic():.3f} s", flush=True)
+            if state.step % COMMIT_EVERY == 0:
+                state.commit()
+
+    train_on(state)
+    reached = accuracy(tf.function(model), *test)
+    digest = hashlib.sha256(b"".join(np.array(each).tobytes() for each in model.weights))
+    print(
+        f"{state.step} steps: test accuracy {reached:.3f}, weights {digest.hexdigest()[:16]}",
+        flush=True,
+    )
+
+
+def choose_strategy(name: str, update: str) -> Any:
+    """The one line; the third strategy is that of a script without any."""
+    if name == "gradring":
+        return gradring.tensorflow.CustomCollectiveStrategy(update=RULES[update])
+    if name == "multi-worker-mirrored":
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.get_strategy()
+
+
+def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Images of 8 x 8 pixels in [0, 1] and their digits: those to train on, those to test with."""
+    digits = load_digits()
+    order = np.random.default_rng(SEED).permutation(len(digits.target))
+    images = (digits.images[order, :, :, np.newaxis] / 16.0).astype(np.float32)
+    labels = digits.target[order].astype(np.int32)
+    training, test = slice(TRAINING_IMAGES), slice(TRAINING_IMAGES, None)
+    return (images[training], labels[training]), (images[test], labels[test])
+
+
+def training_batches(images: Any, labels: Any, size: int, epochs: int) -> Any:
+    """Batches in the same shuffled order on every rank; tf.distribute splits each."""
+    draw = np.random.default_rng(SEED)
+    order = np.concatenate([draw.permutation(len(images)) for _ in range(epochs)])
+    dataset = tf.data.Dataset.from_tensor_slices(order).batch(size, drop_remainder=True)
+    dataset = dataset.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch)))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return dataset.with_options(options).prefetch(2)
+
+
+def build_model() -> Any:
+    """Three convolutions and two dense layers, about 73,000 weights.
+
+    Smooth functions throughout. At a kink, as of ReLU or of max pooling, rounding decides which
+    way the gradient goes, so that two trainings part ways even if each adds up correctly.
+    """
+    return keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="tanh"),
+            keras.layers.Conv2D(64, 3, padding="same", activation="tanh"),
+            keras.layers.AveragePooling2D(2),
+            keras.layers.Conv2D(64, 3, padding="same", activation="tanh"),
+            keras.layers.AveragePooling2D(2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, activation="tanh"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def build_optimizer() -> Any:
+    """Adam."""
+    return keras.optimizers.Adam(0.002)
+
+
+def build(strategy: Any) -> tuple[Any, Any]:
+    """Model and optimizer under a strategy."""
+    with strategy.scope():
+        model, optimizer = build_model(), build_optimizer()
+        optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
+    """A function that trains on the next batch.
+
+    It returns the loss of the whole batch, and metrics of the part of it that this replica had.
+    """
+    replicas = strategy.num_replicas_in_sync
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    def replica_step(images: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = model(images, training=True)
+            loss = loss_of(labels, outputs) / GLOBAL_BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        is_right = tf.argmax(outputs, axis=-1, output_type=labels.dtype) == labels
+        own = {
+            "loss": loss * replicas,
+            "accuracy": tf.reduce_mean(tf.cast(is_right, tf.float32)),
+            "gradient_norm": tf.linalg.global_norm(gradients) * replicas,
+        }
+        return loss, own
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(batches: Any) -> Any:
+        losses, own = strategy.run(replica_step, args=next(batches))
+        own = {name: strategy.experimental_local_results(own[name])[0] for name in own}
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None), own
+
+    return step
+
+
+def without_strategy(training: tuple[Any, Any], replicas: int) -> tuple[Any, Any]:
+    """The same step on a rank's share of a batch, and such batches; it trains another model.
+
+    Only for comparison: it shows what a step costs without the other ranks.
+    """
+    batches = training_batches(*training, GLOBAL_BATCH // replicas, epochs=1).repeat()
+    step = make_step(tf.distribute.get_strategy(), build_model(), build_optimizer())
+    return step, iter(batches)
+
+
+def accuracy(predict: Any, images: Any, labels: Any) -> float:
+    """The fraction of images whose digit is recognised."""
+    return float(np.mean(np.argmax(predict(images), axis=-1) == labels))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description="train a small network on handwritten digits")
+    strategies = ("gradring", "multi-worker-mirrored", "single")
+    parser.add_argument("--strategy", choices=strategies, default="gradring")
+    parser.add_argument("--update", choices=RULES, default="all-reduce", help="the update rule")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--output", type=Path, help="directory for measurements and weights")
+    parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in each step")
+    parser.add_argument("--slow-ms", type=float, default=20.0)
+    parser.add_argument("--kill", type=int, help="train elastically, and have a rank die once")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Surroundings of this process: its cluster and why, its interface, its versions."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import gradring
+from gradring.clusters import Cluster, detect
+from gradring.clusters.own_host import address_towards
+from gradring.config.values import Settings
+from gradring.machine.interfaces import interface_of
+
+PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras")
+
+
+def decision() -> list[tuple[str, str]]:
+    """The cluster that ``init()`` would join, and why, as names and texts.
+
+    Raises:
+        ConfigError: The cluster or a setting cannot be used.
+    """
+    cluster = detect()
+    settings = Settings.from_environ()
+    several = cluster.world_size > 1
+    return [
+        ("rank", str(cluster.rank)),
+        ("world size", str(cluster.world_size)),
+        ("rendezvous", cluster.rendezvous if several else "not needed"),
+        ("interface", interface_towards(cluster.rendezvous) if several else "not needed"),
+        ("listens at", _listens_at(cluster, settings)),
+        ("job", cluster.job_id or "no name"),
+        ("found in", cluster.source),
+        ("because", cluster.reason),
+        ("token", "set" if settings.token else "none"),
+        ("TLS", f"with {settings.tls.cert}" if settings.tls else "none"),
+        ("transport", settings.transport),
+        ("streams", str(settings.streams)),
+        ("checksum", "on" if settings.checksum else "off"),
+        ("timeout", f"{settings.timeout:g} s to form, {settings.stall_timeout:g} s of stall"),
+    ]
+
+
+def _listens_at(cluster: Cluster, settings: Settings) -> str:
+    if cluster.listen is not None:
+        return cluster.listen
+    if cluster.rank == 0 and cluster.world_size > 1:
+        return cluster.rendezvous
+    if settings.port is None:
+        return "a free port"
+    first, last = settings.port
+    return f"port {first}" if first == last else f"a free port from {first} to {last}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what takes part in a collective, by name."""
+    found = {
+        "gradring": gradring.__version__,
+        "Python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def interface_towards(address: str) -> str:
+    """The address and the interface from which ``host:port`` is reached, or why it is not."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        own = address_towards(host)
+    except OSError as error:
+        return f"unknown: {host} cannot be resolved or routed to ({error.strerror})"
+    return f"{own} ({interface_of(own) or 'of no known interface'})"

@@ -1,0 +1,255 @@
+"""The state of a running job, also of a stuck one, and who keeps the others waiting.
+
+Every rank answers at the port at which it met the others, from a thread that needs no Python: the
+ranks are asked one by one, so one that does not answer hides none of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gradring import _native
+from gradring.config.values import TlsFiles
+from gradring.errors import AuthenticationError, GradringError
+
+#: How long one rank may take to answer.
+LIMIT_S = 5.0
+#: A rank that has waited for less is not worth mentioning.
+WAITS_LONG_S = 1.0
+ASKED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A collective and how long ago it was entered, or ended."""
+
+    sequence: int
+    call: str
+    age_s: float
+
+    def __str__(self) -> str:
+        """The words used in reports: ``#4 all_reduce(sum) 'w' float32[98]``."""
+        return f"#{self.sequence} {self.call}"
+
+
+@dataclass(frozen=True)
+class RankState:
+    """The answer of one rank.
+
+    Attributes:
+        rank: Its rank.
+        host: Where it runs.
+        process_id: Its process there.
+        entered: The collective it is in, since ``age_s``.
+        awaited: The ranks from which it waits for something there.
+        ended: The collective that it left last, ``age_s`` ago.
+        failed: Why its group has failed, or None.
+        beside: The ``send`` or ``recv`` that keeps it from the next collective, since ``age_s``.
+    """
+
+    rank: int
+    host: str
+    process_id: int
+    entered: Entered | None
+    awaited: tuple[int, ...]
+    ended: Entered | None
+    failed: str | None
+    beside: Entered | None = None
+
+    @property
+    def reached(self) -> int:
+        """The last collective that it entered; 0 for none."""
+        return max(e.sequence if e else 0 for e in (self.entered, self.ended))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has been in a collective for longer than one should take."""
+        return self.entered is not None and self.entered.age_s >= WAITS_LONG_S
+
+    def statement(
+        self,
+    ) -> tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]:
+        """The same for `_native.diagnose`; ranks compare their calls themselves."""
+        known: list[tuple[int, str | None, int, bool]] = []
+        if self.ended is not None:
+            known.append((self.ended.sequence, None, 0, True))
+        if self.entered is not None:
+            known.append((self.entered.sequence, None, 0, not self.waits))
+        waits_in = self.entered or self.beside
+        idle_s = waits_in.age_s if waits_in else 0.0
+        return self.rank, known, list(self.awaited), idle_s
+
+    def __str__(self) -> str:
+        """One line of the report."""
+        doing = "is in no collective"
+        if self.entered is not None:
+            doing = f"is in {self.entered} since {self.entered.age_s:.1f} s"
+            if self.awaited:
+                doing += f", waits for {ranks(self.awaited)}"
+        elif self.beside is not None:
+            doing = f"is in {self.beside.call} since {self.beside.age_s:.1f} s"
+        elif self.ended is not None:
+            doing += f"; left {self.ended} {self.ended.age_s:.1f} s ago"
+        return f"rank {self.rank} on {self.host} (process {self.process_id}) {doing}"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The answers of all ranks.
+
+    Attributes:
+        world_size: Number of ranks; 0 if the process that was asked has no group.
+        states: By rank, of those that answered.
+        silent: By rank, why the others did not.
+        missing: The ranks that have not joined, while the group forms; None when it has formed.
+        joins: Whether the process that was asked waits to join an elastic job.
+    """
+
+    world_size: int
+    states: dict[int, RankState]
+    silent: dict[int, str]
+    missing: tuple[int, ...] | None = None
+    joins: bool = False
+
+    def verdict(self) -> tuple[bool, list[str]]:
+        """Whether all is well, and sentences that name who is to blame if not."""
+        if self.joins:
+            return False, [
+                "this process waits to join an elastic job, and knows nothing of it; ask one that "
+                "is in it, and look at its log if it lasts"
+            ]
+        if self.world_size == 0:
+            return False, [
+                "this process of an elastic job is between two groups: those that are left agree "
+                "on the next one; ask again, and look at its log if it lasts"
+            ]
+        if self.missing is not None:
+            if not self.missing:
+                return True, ["the group is about to form: all ranks have joined"]
+            return False, [
+                f"the group is still forming: {ranks(self.missing)} of {self.world_size} "
+                f"{'has' if len(self.missing) == 1 else 'have'} not joined"
+            ]
+        failed = next((state.failed for state in self.states.values() if state.failed), None)
+        if failed is not None:
+            return False, [f"the group has failed: {failed}"]
+        silent = [
+            f"rank {rank} does not answer ({why}): it has ended, is stopped, or its host cannot be "
+            "reached"
+            for rank, why in self.silent.items()
+        ]
+        sentences = silent + self._diagnosis() + self._waits_beside()
+        return not sentences, sentences or [self._well()]
+
+    def _waits_beside(self) -> list[str]:
+        """Who waits for one other rank, which it sends to or receives from."""
+        return [
+            f"rank {state.rank} on {state.host} waits in {state.beside.call} since "
+            f"{state.beside.age_s:.1f} s: {ranks(state.awaited)} takes no part in it"
+            for state in self.states.values()
+            if state.beside is not None and state.beside.age_s >= WAITS_LONG_S
+        ]
+
+    def _diagnosis(self) -> list[str]:
+        """What the failure monitor of the group would say, in words."""
+        found = _native.diagnose(self.world_size, [s.statement() for s in self.states.values()])
+        if found is None:
+            return []
+        # Those behind it wait for the same ranks.
+        waiting = [state for state in self.states.values() if state.waits]
+        there = next(s for s in waiting if s.entered and s.entered.sequence == found["sequence"])
+        if found["problem"] == "late":
+            return [_blame(self.states[rank], there, waiting) for rank in found["late"]]
+        if found["problem"] == "silent":
+            return []
+        blamed = found["blamed"]
+        stuck = "" if blamed is None else f"; the others wait for rank {blamed}"
+        return [
+            f"{ranks([s.rank for s in waiting])} wait in {there.entered}, which all ranks have "
+            "entered: it is long, or the network between those that wait for each other is stuck"
+            f"{stuck}"
+        ]
+
+    def _well(self) -> str:
+        reached = max((state.reached for state in self.states.values()), default=0)
+        if not reached:
+            return "all ranks answer; no collective has been called yet"
+        return (
+            f"all ranks answer and none has waited for more than {WAITS_LONG_S:g} s; the last "
+            f"collective is #{reached}"
+        )
+
+
+def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -> JobState:
+    """Asks rank 0 at ``host:port``, and then every rank at its own.
+
+    Raises:
+        AuthenticationError: The token is not that of the job, or a certificate is not accepted.
+        GradringError: Rank 0 does not answer, or is no rank of this version.
+    """
+    files = (tls.ca, tls.cert, tls.key) if tls is not None else None
+    first = _native.inquire(rendezvous, token or b"", files, LIMIT_S)
+    world_size = first["world_size"]
+    if not first["formed"]:
+        if first["missing"] is None:
+            return JobState(0, {}, {}, joins=not first["runs"])
+        return JobState(world_size, {}, {}, tuple(first["missing"]))
+    states, silent = {first["rank"]: _state(first)}, {}
+    others = {r: address for r, (address, _) in enumerate(first["members"]) if r != first["rank"]}
+
+    def ask(address: str) -> dict[str, Any] | GradringError:
+        try:
+            return _native.inquire(address, token or b"", files, LIMIT_S)
+        except GradringError as error:
+            return error
+
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        for (rank, address), answer in zip(
+            others.items(), threads.map(ask, others.values()), strict=True
+        ):
+            if isinstance(answer, AuthenticationError):
+                raise answer
+            if isinstance(answer, GradringError):
+                silent[rank] = f"{first['members'][rank][1]}, {address}: {answer}"
+            elif answer["formed"] and (answer["group"], answer["rank"]) == (first["group"], rank):
+                states[rank] = _state(answer)
+            else:
+                silent[rank] = f"a process of another group, or another rank, answers at {address}"
+    return JobState(world_size, dict(sorted(states.items())), silent)
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """The words ``rank 3`` or ``ranks 1, 2``."""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
+
+
+def _blame(late: RankState, there: RankState, waiting: Sequence[RankState]) -> str:
+    assert there.entered is not None
+    wait = "wait" if len(waiting) > 1 else "waits"
+    left = f"it left {late.ended} {late.ended.age_s:.1f} s ago and" if late.ended else "it"
+    busy = f"is in {late.beside.call}" if late.beside else "is busy elsewhere in its program"
+    return (
+        f"rank {late.rank} on {late.host} keeps the others waiting: it has not entered "
+        f"{there.entered}, in which {ranks([state.rank for state in waiting])} {wait} since "
+        f"{there.entered.age_s:.1f} s; {left} {busy} "
+        f"(py-spy dump --pid {late.process_id} on {late.host} shows where)"
+    )
+
+
+def _state(answer: dict[str, Any]) -> RankState:
+    def entered(name: str) -> Entered | None:
+        return None if answer[name] is None else Entered(*answer[name])
+
+    return RankState(
+        answer["rank"],
+        answer["host"],
+        answer["process_id"],
+        entered("entered"),
+        tuple(answer["awaited"]),
+        entered("ended"),
+        answer["failed"],
+        entered("beside"),
+    )

@@ -1,0 +1,120 @@
+"""The link between two ranks: bandwidth, round trip, and how far their clocks are apart.
+
+One connection carries both directions, as between two ranks of a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import struct
+import time
+from dataclasses import dataclass
+
+from gradring.tools.bench.systems.link import Link
+
+CONNECT_S = 10.0
+ROUND_TRIPS = 50
+CLOCK_READINGS = 20
+WRITE_BYTES = 1 << 20
+FIRST_VOLUME_BYTES, MOST_BYTES = 4 << 20, 128 << 20
+#: About how long the bandwidth is measured each time.
+AIM_S = 0.1
+#: The best counts: other programs may take the cores for a moment.
+TIMES = 3
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """What two ranks found out about each other; the lower rank's view.
+
+    Attributes:
+        round_trip_us: Median time of 4 bytes there and back, in microseconds.
+        bandwidth_gbps: In each direction, both at once, in 1e9 bytes/s; None if not measured.
+        clock_offset_ms: The higher rank's clock minus the lower rank's, in milliseconds.
+        problem: Why the two cannot reach each other, or None.
+    """
+
+    round_trip_us: float = 0.0
+    bandwidth_gbps: float | None = None
+    clock_offset_ms: float = 0.0
+    problem: str | None = None
+
+
+def initiate(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> LinkMeasurement:
+    """The lower rank's part: connects, measures, and knows the result."""
+    try:
+        with contextlib.ExitStack() as closing:
+            end = closing.enter_context(socket.create_connection(address, CONNECT_S))
+            link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
+            offset_ms = _read_clock(end)
+            trips = [link.round_trip(0, 2) for _ in range(ROUND_TRIPS)]
+            gbps = _measure_bandwidth(link, end, True) if bandwidth else None
+            return LinkMeasurement(
+                round(statistics.median(trips) * 1e6, 1), gbps, round(offset_ms, 3)
+            )
+    except OSError as error:
+        return LinkMeasurement(problem=f"{address[0]}:{address[1]}: {error}")
+
+
+def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str | None:
+    """The higher rank's part; returns why it failed, or None."""
+    server.settimeout(2 * CONNECT_S)
+    try:
+        with contextlib.ExitStack() as closing:
+            end = closing.enter_context(server.accept()[0])
+            end.settimeout(CONNECT_S)
+            link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
+            _send_clock(end)
+            for _ in range(ROUND_TRIPS):
+                link.round_trip(1, 2)
+            if bandwidth:
+                _measure_bandwidth(link, end, False)
+        return None
+    except OSError as error:
+        return str(error)
+
+
+def _read_clock(end: socket.socket) -> float:
+    """The other clock minus this one, in ms, by the reading with the shortest round trip."""
+    best = (float("inf"), 0.0)
+    for _ in range(CLOCK_READINGS):
+        sent = time.time_ns()
+        end.sendall(b"?")
+        (there,) = struct.unpack("<q", end.recv(8, socket.MSG_WAITALL))
+        received = time.time_ns()
+        best = min(best, (received - sent, (there - (sent + received) / 2) / 1e6))
+    return best[1]
+
+
+def _send_clock(end: socket.socket) -> None:
+    for _ in range(CLOCK_READINGS):
+        end.recv(1)
+        end.sendall(struct.pack("<q", time.time_ns()))
+
+
+def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
+    """Sends a little at first, and then a few times what takes `AIM_S`; in 1e9 bytes/s.
+
+    Args:
+        link: To the other rank.
+        end: Its connection, on which the rank that decides sends the other one how much.
+        decides: Whether this is that rank.
+    """
+    estimate_gbps = _exchange(link, FIRST_VOLUME_BYTES)
+    end.settimeout(CONNECT_S)
+    if decides:
+        fitting = int(estimate_gbps * 1e9 * AIM_S)
+        volume_bytes = min(max(fitting, FIRST_VOLUME_BYTES), MOST_BYTES)
+        end.sendall(struct.pack("<q", volume_bytes))
+    else:
+        (volume_bytes,) = struct.unpack("<q", end.recv(8, socket.MSG_WAITALL))
+    return round(max(_exchange(link, volume_bytes) for _ in range(TIMES)), 3)
+
+
+def _exchange(link: Link, volume_bytes: int) -> float:
+    """Sends and receives so much at once; in 1e9 bytes/s for each direction."""
+    start = time.perf_counter()
+    link.exchange(memoryview(bytes(WRITE_BYTES)), memoryview(bytearray(WRITE_BYTES)), volume_bytes)
+    return volume_bytes / (time.perf_counter() - start) / 1e9

@@ -1,0 +1,65 @@
+"""The jobs of this user on this machine, found among its processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradring.clusters import detect
+from gradring.config.values import Settings, TlsFiles
+from gradring.errors import ConfigError
+from gradring.machine import resources
+
+NATIVE_MODULE = b"gradring/_native"
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job that has a process here.
+
+    Attributes:
+        rendezvous: ``host:port`` at which its rank 0 listens.
+        token: Its secret, or None.
+        tls: Its certificates, or None.
+        processes: By rank, the process of those that run here; the first where it has several.
+    """
+
+    rendezvous: str
+    token: bytes | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
+    processes: dict[int, int] = field(default_factory=dict)
+
+
+def running_jobs() -> list[RunningJob]:
+    """The jobs with more than one rank, in no particular order.
+
+    A rank is a process that has loaded gradring, and whose variables, as it was started with them,
+    describe a cluster. The kernel shows them to the same user only.
+    """
+    jobs: dict[str, RunningJob] = {}
+    for process_id, environ in _environments():
+        try:
+            cluster = detect(environ)
+            settings = Settings.from_environ(environ)
+        except ConfigError:
+            continue
+        if cluster.world_size > 1:
+            job = RunningJob(cluster.rendezvous, settings.token, settings.tls)
+            job = jobs.setdefault(cluster.rendezvous, job)
+            job.processes.setdefault(cluster.rank, process_id)
+    return list(jobs.values())
+
+
+def _environments() -> Iterator[tuple[int, Mapping[str, str]]]:
+    for process in sorted({*resources.processes()} - {os.getpid(), os.getppid()}):
+        directory = Path("/proc", str(process))
+        try:
+            if NATIVE_MODULE not in (directory / "maps").read_bytes():
+                continue
+            entries = (directory / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+        pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+        yield process, {name: text for name, _, text in pairs}

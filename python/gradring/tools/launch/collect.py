@@ -1,0 +1,98 @@
+"""Parts of a timeline that ranks on other hosts have left there, brought here.
+
+A rank on another host leaves its part in a temporary directory that `remote_rank` makes for it.
+When all ranks have ended, ``python -m gradring.tools.launch.collect JOB`` on each host, over ssh,
+prints what is there and removes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gradring.observe.paths import parts_of
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.ssh import Ssh
+
+#: For one host: a host that is gone must not keep the launcher for long.
+LIMIT_S = 30.0
+JOB_BYTES = 8
+TRACE_NAME = "timeline.json"
+
+
+def new_job() -> str:
+    """A name for one run, which nobody can guess and prepare a directory for."""
+    return secrets.token_hex(JOB_BYTES)
+
+
+def trace_of(job: str) -> Path:
+    """The file of which ranks on this host are to leave parts.
+
+    Raises:
+        ValueError: ``job`` is none that `new_job` makes.
+    """
+    if len(bytes.fromhex(job)) != JOB_BYTES:
+        raise ValueError(f"{job!r} names no run")
+    return Path(tempfile.gettempdir(), f"gradring-{job}", TRACE_NAME)
+
+
+def make_room(job: str) -> Path:
+    """As `trace_of`, in a directory that is there now and no other user's."""
+    trace = trace_of(job)
+    trace.parent.mkdir(mode=0o700, exist_ok=True)
+    return trace
+
+
+def collect(hosts: Sequence[Host], ssh: Ssh, job: str, trace: Path) -> list[str]:
+    """Puts the parts of all ranks on ``hosts`` beside those of this machine; asks all at once.
+
+    Args:
+        hosts: Those that are reached by ssh; each once.
+        ssh: How to get there.
+        job: What `new_job` named the run.
+        trace: The file that the timeline will be.
+
+    Returns:
+        A sentence for each host whose parts could not be read.
+    """
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
+        problems = threads.map(lambda host: _bring(host, ssh, job, parts_of(trace)), hosts)
+        return [problem for problem in problems if problem]
+
+
+def _bring(host: Host, ssh: Ssh, job: str, parts: Path) -> str | None:
+    try:
+        packed = ssh.ask(host, __name__, job, limit_s=LIMIT_S)
+        found = json.loads(zlib.decompress(base64.b64decode(packed)))
+        parts.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            parts.joinpath(Path(name).name).write_text(text)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines()
+        return f"the timeline's parts on {host.name} cannot be had: {said[-1] if said else error}"
+    except (OSError, subprocess.SubprocessError, ValueError, zlib.error) as error:
+        return f"the timeline's parts on {host.name} cannot be had: {error}"
+    return None
+
+
+def main() -> None:
+    """Prints the parts on this host in one line, and removes them."""
+    trace = trace_of(sys.argv[1])
+    found = {path.name: path.read_text() for path in sorted(parts_of(trace).glob("rank-*.json"))}
+    print(json.dumps(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()))
+    shutil.rmtree(trace.parent, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

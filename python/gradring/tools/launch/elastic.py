@@ -1,0 +1,317 @@
+"""The policy of an elastic job, in which each worker may end and start by itself.
+
+`slots` decides; this does what it decides, and passes on what happens. Nothing here waits: hosts,
+and the script that names them, are asked by programs of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from gradring.clusters.own_host import address_towards, reachable_host
+from gradring.config.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
+from gradring.config.values import AUTO
+from gradring.errors import ConfigError
+from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.tools.launch.hostfile import hosts_in
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.output import say
+from gradring.tools.launch.processes import RankProcess, describe_exit
+from gradring.tools.launch.question import Question
+from gradring.tools.launch.ranks import environments_at, joining
+from gradring.tools.launch.report import has_joined, kind_left
+from gradring.tools.launch.slots import FIRST_PAUSE_S, LEFT, Limits, Slots, Start
+from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring.tools.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
+from gradring.tools.launch.world import with_token
+
+#: How often the script is asked which hosts there are, and how long it may take.
+DISCOVERY_S, DISCOVERY_LIMIT_S = 1.0, 10.0
+#: How often a process that may have come too late gets the signal that says so.
+ANNOUNCE_S = 0.5
+#: The error of a process that has found no group to join.
+APART = "RendezvousError"
+
+
+class Elastic(Policy):
+    """The workers of one job, of which each may end and start by itself."""
+
+    def __init__(self, limits: Limits, hosts: Sequence[Host], script: Path | None) -> None:
+        """Places no worker yet.
+
+        Args:
+            limits: What the user allows.
+            hosts: Those that are known from the start.
+            script: Prints the hosts that there are; None if there are no others.
+        """
+        self._limits = limits
+        self._hosts = hosts
+        self._script = script
+        self._script_asked: Question | None = None
+        self._script_failed = False
+        self._hosts_asked: dict[str, tuple[Host, Question]] = {}
+        self._founders: dict[int, dict[str, str]] = {}
+        self._joining: set[int] = set()
+        self._addresses: dict[int, str] = {}
+        self._own_name: str | None = None
+        self._kill_at: dict[RankProcess, float] = {}
+        self._announce_at = self._ask_script_at = float("-inf")
+        #: When those must end that have not joined, once the job has ended well; who had to.
+        self._end_at: float | None = None
+        self._late: set[RankProcess] = set()
+        self._failed: list[RankProcess] = []
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all hosts are known, and are this machine."""
+        return self._script is None and not _others(self._hosts)
+
+    def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
+        """Prepares to ask the hosts; `act` starts the workers.
+
+        Raises:
+            ConfigError: ``GRADRING_PORT`` has too few ports for the workers of a host.
+        """
+        super().begin(job, environ)
+        self._environ = dict(environ) if self.is_local else with_token(environ)
+        self._given_ports = _given_ports(environ)
+        for host in self._hosts:
+            if self._fitting(host) != host:
+                raise ConfigError(
+                    f"{PORT}={environ[PORT]} has fewer ports than {host.name} has ranks "
+                    f"({host.slots}); give more, or unset it"
+                )
+        discovers = self._script is not None
+        self._slots = Slots(self._limits, self._hosts, time.monotonic(), discovers=discovers)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the first workers are still to be started."""
+        return not (self._slots.founded or self._slots.over)
+
+    def name(self, number: int) -> str:
+        """The name of a process in messages: ranks change with the group."""
+        return f"worker {number}"
+
+    def act(self, now: float) -> None:
+        """Does what is due.
+
+        Raises:
+            OSError: A rank cannot be started.
+        """
+        self._discover(now)
+        self._survey(now)
+        for process, at in list(self._kill_at.items()):
+            if not process.group_is_alive:
+                del self._kill_at[process]
+            elif now >= at:
+                process.signal(SIGKILL)
+        self._announce_the_end(now)
+        self._start(now)
+
+    def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
+        """Ranks have ended; returns the failures that end the job, if it ends."""
+        leaving = self._slots.leaving
+        exits = {process.rank: process.exit_code or 0 for process in ended}
+        apart = {
+            rank
+            for rank, code in exits.items()
+            if code and rank in self._joining and kind_left(self._job.failure_of(rank)) == APART
+        }
+        words = self._slots.ended(exits, now, apart=apart)
+        for process in ended:
+            # Its children got SIGTERM when it ended; the next process is not to meet them.
+            self._kill_at[process] = now + FIRST_PAUSE_S
+            if process.rank in words:
+                left = process.rank in leaving or exits[process.rank] in LEFT
+                say(
+                    f"worker {process.rank} on {process.host} {'has left' if left else 'failed'} "
+                    f"({process.ending}); {words[process.rank]}"
+                )
+        failed = [p for p in ended if p.exit_code != 0 and p.rank not in leaving]
+        if self._slots.completed:
+            # One that came too late to take part has missed nothing.
+            return [p for p in failed if p.rank not in apart and p not in self._late]
+        self._failed += failed
+        return self._failed if self._slots.over else []
+
+    def outcome(self) -> tuple[int, str | None]:
+        """Success once a worker has ended well; else why the job has not been done."""
+        if self._slots.completed:
+            return 0, None
+        return 1, self._slots.problem or "all workers have left, and none is started again"
+
+    def close(self) -> None:
+        """Ends what has been asked and has not answered."""
+        for _, question in self._hosts_asked.values():
+            question.close()
+        if self._script_asked is not None:
+            self._script_asked.close()
+
+    def _discover(self, now: float) -> None:
+        if self._script is None or self._slots.completed:
+            return
+        try:
+            if self._script_asked is None:
+                if now >= self._ask_script_at:
+                    self._script_asked = self._ask([str(self._script)], now, DISCOVERY_LIMIT_S)
+                return
+            printed = self._script_asked.answer(now)
+            if printed is None:
+                return
+            hosts = hosts_in(printed.splitlines(), f"what {self._script} prints")
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            if isinstance(error, OSError) and self.pending:
+                raise  # there never was such a program
+            if not self._script_failed:
+                say(f"{_why(error)}; the hosts that were known last count")
+            self._script_failed = True
+        else:
+            self._script_failed = False
+            for rank in self._slots.offer([self._fitting(host) for host in hosts], now):
+                why = f"{self._script} does not name its host any more, or with fewer workers"
+                self._let_go(self._job.processes.ranks[rank], self._job.grace_s, why, now)
+        self._script_asked = None
+        self._ask_script_at = now + DISCOVERY_S
+
+    def _let_go(self, process: RankProcess, grace_s: float, why: str, now: float) -> None:
+        say(f"worker {process.rank} on {process.host} must leave within {grace_s:g} s: {why}")
+        process.signal(SIGTERM)
+        self._kill_at[process] = now + grace_s
+
+    def _announce_the_end(self, now: float) -> None:
+        """The job has ended well: those that have not joined it yet need not wait for it.
+
+        One that still imports its modules hears nothing of `JOB_HAS_ENDED`.
+        """
+        if not self._slots.completed or now < self._announce_at:
+            return
+        self._announce_at = now + ANNOUNCE_S
+        self._end_at = self._end_at or now + self._job.grace_s / 2
+        for process in self._job.processes.running():
+            if process.rank not in self._joining:
+                continue
+            process.signal(JOB_HAS_ENDED)
+            may_go_on = process in self._late or now < self._end_at
+            if not may_go_on and not has_joined(self._job.failure_of(process.rank)):
+                self._late.add(process)
+                why = "the job has ended well before it has joined"
+                self._let_go(process, self._job.grace_s / 2, why, now)
+
+    def _survey(self, now: float) -> None:
+        for host in self._slots.to_ask(now):
+            try:
+                if host.is_local:
+                    self._answered(host, free_ports(host.slots, ANY_ADDRESS))
+                else:
+                    question = self._ask(command(host, self._job.world.ssh), now, LIMIT_S)
+                    self._hosts_asked[host.name] = (host, question)
+            except OSError as error:
+                self._unanswered(host, error, now)
+        for name, (host, question) in list(self._hosts_asked.items()):
+            try:
+                printed = question.answer(now)
+                if printed is None:
+                    continue
+                self._answered(host, ports_in(printed, host))
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                self._unanswered(host, error, now)
+            del self._hosts_asked[name]
+
+    def _unanswered(self, host: Host, error: Exception, now: float) -> None:
+        follows = self._slots.unanswered(host, now)
+        say(f"{problem(error, host, self._job.world.ssh)}; {follows}")
+
+    def _ask(self, words: Sequence[str], now: float, limit_s: float) -> Question:
+        guardian = self._job.processes.guardian
+        return Question(words, self._environ, guardian, now=now, limit_s=limit_s)
+
+    def _answered(self, host: Host, found: Sequence[int]) -> None:
+        self._slots.answered(host, self._given_ports or found)
+
+    def _start(self, now: float) -> None:
+        found = self._founded if self.pending else self._joined
+        busy = {process.rank for process in self._job.processes.ranks if process.group_is_alive}
+        starts = self._slots.to_start(now, busy)
+        if not starts:
+            return
+        self._failed.clear()  # the job goes on without them
+        for start, environment in zip(starts, found(starts), strict=True):
+            own = {PORT: str(start.port), "GRADRING_RESTART": str(start.attempt)}
+            self._job.start(start.slot, {**environment, **own})
+
+    def _founded(self, starts: Sequence[Start]) -> list[dict[str, str]]:
+        """The variables of the workers that form the first group."""
+        self._own_name = self._name_of_this_machine([start.host for start in starts])
+        for start in starts:
+            self._place(start)
+        addresses = [self._addresses[start.slot] for start in starts]
+        environments = environments_at(self._environ, addresses, len(starts))
+        self._founders = dict(zip(self._addresses, environments, strict=True))
+        return environments
+
+    def _joined(self, starts: Sequence[Start]) -> list[dict[str, str]]:
+        """The variables of workers that join the group that there is."""
+        moved = [start for start in starts if self._place(start)]
+        for start in moved:
+            say(f"worker {start.slot} is started on {start.host.name}, to join the others")
+        self._joining |= {start.slot for start in starts}
+        return [self._environment_of(start, start in moved) for start in starts]
+
+    def _place(self, start: Start) -> bool:
+        """Notes where a worker is; whether it was elsewhere before, or nowhere."""
+        name = self._own_name if start.host.is_local else start.host.name
+        assert name is not None
+        address = joined_address(name, start.port)
+        if self._addresses.get(start.slot) == address:
+            return False
+        self._job.world.place(start.slot, start.host)
+        self._addresses[start.slot] = address
+        return True
+
+    def _environment_of(self, start: Start, moved: bool) -> dict[str, str]:
+        others = [address for slot, address in self._addresses.items() if slot != start.slot]
+        founder = self._founders.get(start.slot)
+        if founder is not None and not moved:
+            # The first group may not have formed yet.
+            return {**founder, JOIN: ",".join([AUTO, *others])}
+        return joining(next(iter(self._founders.values())), others)
+
+    def _name_of_this_machine(self, hosts: Sequence[Host]) -> str:
+        """The name or address under which ranks on all hosts reach those on this machine."""
+        others = _others(hosts)
+        if others:
+            return address_towards(others[0].name)
+        return LOOPBACK if self._script is None else reachable_host(self._environ, None)
+
+    def _fitting(self, host: Host) -> Host:
+        """The host with no more slots than the user gives it ports."""
+        ranks = len(self._given_ports)
+        return replace(host, slots=min(host.slots, ranks)) if ranks else host
+
+
+def _others(hosts: Sequence[Host]) -> list[Host]:
+    return [host for host in hosts if not host.is_local]
+
+
+def _given_ports(environ: Mapping[str, str]) -> list[int]:
+    text = value(environ, PORT)
+    if text is None:
+        return []
+    low, high = ports(text, PORT)
+    return list(range(low, high + 1))
+
+
+def _why(error: Exception) -> str:
+    """What a failure of the script that names the hosts was."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"{error.cmd[0]} has not ended within {error.timeout:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.strip().splitlines()[-1:] or ["nothing"]
+        return f"{error.cmd[0]} ended with {describe_exit(error.returncode)} and said: {said[0]}"
+    return str(error)

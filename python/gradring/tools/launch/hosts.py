@@ -1,0 +1,124 @@
+"""The hosts of ``gradring run --hosts h1:2,h2:2``, and which rank runs on which of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from gradring.config.parse import MAX_PORT, shown, whole_number
+from gradring.machine.ports import LOOPBACK
+
+LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host and how many ranks it gets.
+
+    Attributes:
+        target: What ssh is given: a name or an address, perhaps with ``user@`` in front.
+        slots: Number of ranks, at least 1.
+        port: Of its ssh server; None for the usual one.
+    """
+
+    target: str
+    slots: int
+    port: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name or address without the user."""
+        return self.target.rpartition("@")[2]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this machine by its name; ranks are then started without ssh."""
+        return self.target in LOCAL_NAMES or self.target == socket.gethostname()
+
+
+THIS_HOST = Host("localhost", 1)
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Reads ``h1:2,user@h2,[fd00::7]:2``; a host without a number gets one rank.
+
+    Raises:
+        ValueError: An entry is malformed, or a host is named twice.
+    """
+    hosts = [parse_host(entry.strip()) for entry in text.split(",")]
+    for host in hosts:
+        if sum(other.name == host.name for other in hosts) > 1:
+            raise ValueError(f"{host.name!r} is named twice; write {host.name}:N once")
+    return hosts
+
+
+def parse_host(entry: str, slots: str | None = None) -> Host:
+    """Reads one host.
+
+    Args:
+        entry: Such as ``node-a``, ``user@node-a:2`` or ``[fd00::7]:2``.
+        slots: The number of ranks, if it stands elsewhere; without any it is 1.
+
+    Raises:
+        ValueError: The host is malformed, or its number of ranks is missing or there twice.
+    """
+    target, tail = _without_slots(entry)
+    name = target.rpartition("@")[2]
+    malformed = not name or set(name) & set("[]/=,") or len(target.split()) != 1
+    # A name that begins with a dash would be an option of ssh.
+    if (
+        malformed
+        or not target.isprintable()
+        or target.startswith(("-", "@"))
+        or (tail and not tail.startswith(":"))
+    ):
+        raise ValueError(f"{shown(entry)} is not a host such as node-a:2")
+    if tail and slots is not None:
+        raise ValueError(f"{entry!r} has its number of ranks twice; write it once")
+    number = tail[1:] if tail else slots if slots is not None else "1"
+    try:
+        return Host(target, whole_number(number, "slots", minimum=1))
+    except ValueError:
+        raise ValueError(
+            f"{shown(entry)} has {shown(number)} ranks; write {name}:N with N of at least 1"
+        ) from None
+
+
+def parse_port(text: str, name: str) -> int:
+    """Reads a port; ``name`` is where it was found.
+
+    Raises:
+        ValueError: It is none.
+    """
+    return whole_number(text, name, minimum=1, maximum=MAX_PORT)
+
+
+def _without_slots(entry: str) -> tuple[str, str]:
+    """The target, and what follows it: a colon and a number of ranks, or nothing."""
+    user, at, rest = entry.rpartition("@")
+    if rest.startswith("[") and "]" in rest:
+        name, _, tail = rest[1:].partition("]")
+    elif rest.count(":") > 1:  # an IPv6 address
+        name, tail = rest, ""
+    else:
+        name, colon, number = rest.partition(":")
+        tail = colon + number
+    return f"{user}{at}{name}", tail
+
+
+def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
+    """The host of each rank: they are filled in the order in which they are named.
+
+    Raises:
+        ValueError: The hosts have fewer slots than there are ranks.
+    """
+    slots = (host for host in hosts for _ in range(host.slots))
+    placed = list(islice(slots, world_size))
+    if len(placed) < world_size:
+        raise ValueError(
+            f"the hosts have room for {len(placed)} ranks, not for {world_size}; give more, or "
+            "larger numbers"
+        )
+    return placed

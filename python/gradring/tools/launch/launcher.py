@@ -1,0 +1,211 @@
+"""``gradring run``: attempts at a job, until one succeeds or no restart is left, and the report.
+
+Which process failed first is decided when all have ended: the others learn of a failure while the
+one to blame may still be ending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradring.observe import paths, step_log
+from gradring.tools.launch import tracing
+from gradring.tools.launch.exec_rank import CANNOT_START
+from gradring.tools.launch.output import Logs, say
+from gradring.tools.launch.processes import RankProcesses, shell_exit_code
+from gradring.tools.launch.program import Program
+from gradring.tools.launch.report import blame_left, last_words, missing_module, room_for_failures
+from gradring.tools.launch.signals import arrived, signals_as_bytes
+from gradring.tools.launch.slots import pause_s
+from gradring.tools.launch.ssh import Ssh
+from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring.tools.launch.survey import SurveyError
+from gradring.tools.launch.world import World
+
+DEFAULT_GRACE_S = 10.0
+
+
+def launch(
+    program: Program,
+    policy: Policy,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    log_dir: Path | None = None,
+    grace_s: float = DEFAULT_GRACE_S,
+    ssh: Ssh | None = None,
+    forward: Sequence[str] = (),
+    trace: Path | None = None,
+) -> int:
+    """Runs a job and returns when all of its processes have ended.
+
+    Must be called from the main thread, because it takes over SIGINT, SIGTERM and SIGHUP: they end
+    all processes, and a second one kills them at once.
+
+    Args:
+        program: What each process runs.
+        policy: Which processes start when, and where.
+        environ: The variables from which those of the processes are made. They find in
+            ``GRADRING_RESTART`` how often they, or all, have started before.
+        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix; for
+            ``steps.jsonl``, what a `gradring.Monitor` on rank 0 measures, on rank 0's host; and,
+            without ``GRADRING_FLIGHT_DIR``, for ``flight``, each rank's flight record on its host.
+        grace_s: Seconds that the other ranks have when one has failed: half to report their own
+            errors, half to react to SIGTERM; then they are killed.
+        ssh: How other hosts are reached; default: by ssh without options, and with this
+            interpreter's path.
+        forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
+            always travel.
+        trace: The file for a timeline of all ranks, on whatever hosts; says when it is written.
+
+    Returns:
+        0, or the code of the rank that failed first (128 plus the number of the signal that killed
+        it), or 128 plus the number of the signal that ended this launcher. A rank whose error
+        blames another failed rank has not failed first, nor one that this launcher ended.
+
+    Raises:
+        OSError: There are too few free ports, or ``log_dir`` cannot be written.
+        SurveyError: A host cannot be used; it is an `OSError`, too.
+    """
+    world = World(
+        policy.ranks, ssh=ssh or Ssh(), forward=forward, trace=trace, servers=policy.servers
+    )
+    problem = program.problem(environ.get("PATH")) if policy.is_local else None
+    if problem is not None:
+        say(problem)
+        return CANNOT_START
+    job = _Job(program, policy, world, log_dir, grace_s)
+    environ = _recording(environ, log_dir, trace)
+    with signals_as_bytes() as wakeup:
+        exit_code = job.run(environ, wakeup)
+        if trace is not None:
+            for sentence in [*world.collect_parts(), tracing.merge(trace)]:
+                say(sentence)
+    return exit_code
+
+
+def _recording(
+    environ: Mapping[str, str], log_dir: Path | None, trace: Path | None
+) -> dict[str, str]:
+    """The variables that say where ranks leave records; removes those of an earlier run."""
+    environ = dict(environ)
+    if trace is not None:
+        # Perhaps of more ranks.
+        shutil.rmtree(paths.parts_of(trace), ignore_errors=True)
+        environ["GRADRING_TRACE"] = str(trace.absolute())
+    if log_dir is not None:
+        step_log.forget(log_dir)
+        environ["GRADRING_LOG_DIR"] = str(log_dir.absolute())
+        flight = paths.flight_of(log_dir.absolute())
+        environ["GRADRING_FLIGHT_DIR"] = environ.get("GRADRING_FLIGHT_DIR") or str(flight)
+    if environ.get("GRADRING_FLIGHT_DIR"):
+        paths.forget(Path(environ["GRADRING_FLIGHT_DIR"]))
+    return environ
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is run, and how; see `launch`."""
+
+    program: Program
+    policy: Policy
+    world: World
+    log_dir: Path | None
+    grace_s: float
+
+    def run(self, environ: Mapping[str, str], wakeup: socket.socket) -> int:
+        """Attempts the job, once or as often as the policy restarts it; returns its exit code."""
+        restarts, flight = self.policy.restarts, environ.get("GRADRING_FLIGHT_DIR")
+        for attempt in itertools.count():
+            numbered = {**environ, "GRADRING_RESTART": str(attempt)}
+            if restarts and flight:
+                # What the first attempt has left is of more interest than the next one's.
+                numbered["GRADRING_FLIGHT_DIR"] = str(paths.of_attempt(Path(flight), attempt))
+            try:
+                exit_code, is_stopped = self._attempt(numbered, wakeup, is_first=attempt == 0)
+            except SurveyError as error:
+                # A host that answered before may come back.
+                if attempt == 0:
+                    raise
+                say(str(error))
+                exit_code, is_stopped = 1, False
+            if exit_code == 0 or is_stopped or attempt == restarts:
+                break
+            pause = pause_s(attempt)
+            say(f"starts all ranks again in {pause:g} s (restart {attempt + 1}/{restarts})")
+            if signum := _signal_within(pause, wakeup):
+                exit_code = 128 + signum
+                break
+        return exit_code
+
+    def _attempt(
+        self, environ: Mapping[str, str], wakeup: socket.socket, *, is_first: bool
+    ) -> tuple[int, bool]:
+        """Runs the job once; the exit code, and whether a signal to the launcher ended it."""
+        with (
+            room_for_failures("gradring-run-") as failures,
+            Logs(self.log_dir, anew=is_first) as logs,
+        ):
+            with RankProcesses() as processes, contextlib.closing(self.policy):
+                attempt = Supervisor(
+                    *(self.program, self.world, self.policy, self.grace_s),
+                    *(processes, wakeup, Path(failures), logs),
+                )
+                self.policy.begin(attempt, environ)
+                attempt.run()
+            if attempt.failed:
+                return self._report(attempt, logs, environ), attempt.stopped_by is not None
+            if attempt.stopped_by is not None:
+                return 128 + attempt.stopped_by, True
+            exit_code, sentence = self.policy.outcome()
+            if sentence is not None:
+                say(sentence)
+            return exit_code, False
+
+    def _report(self, attempt: Supervisor, logs: Logs, environ: Mapping[str, str]) -> int:
+        """Repeats the last words of the process that failed first; returns its exit code."""
+        blames = {
+            process.rank: blame_left(
+                attempt.failure_of(process.rank), list(attempt.outputs[process.rank][1].tail)
+            )
+            for process in attempt.failed
+        }
+        number, elsewhere = self.policy.culprit(blames)
+        first = attempt.processes.ranks[number]
+        out, err = attempt.outputs[number]
+        lines = last_words(list(err.tail), list(out.tail))
+        log, flight = logs.path(self.world.title(number)), environ.get("GRADRING_FLIGHT_DIR")
+        advice = f"all output: {log}" if log else "--log-dir keeps all output"
+        if flight and any(paths.written(Path(flight))):
+            advice += f"; what each rank was doing: gradring explain {flight}"
+        words = f"its last words ({advice}):" if lines else "it printed nothing"
+        name = self.policy.name(number)
+        say(f"{name} on {first.host} failed first ({first.ending}){elsewhere}; {words}")
+        with contextlib.suppress(OSError):
+            sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
+            sys.stderr.buffer.flush()
+        if module := missing_module(lines):
+            python = self.world.python_of(number)
+            if sentence := self.program.advice_without(module, first.host, python):
+                say(sentence)
+        assert first.exit_code is not None
+        return shell_exit_code(first.exit_code)
+
+
+def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:
+    """Waits; the number of a signal that arrives meanwhile ends the wait."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if select.select([wakeup], [], [], left)[0]:
+            for signum in arrived(wakeup):
+                return signum
+    return None

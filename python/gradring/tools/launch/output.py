@@ -1,0 +1,202 @@
+"""Whole, prefixed lines: what many ranks print at once stays readable.
+
+A line is passed on when its end has arrived. A progress bar redraws one line with carriage returns;
+of these only the newest state is shown, at most every `PROGRESS_S` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+#: A longer line is passed on in pieces, so that memory stays bounded.
+MAX_LINE_BYTES = 64 * 1024
+PROGRESS_S = 2.0
+READ_BYTES = 64 * 1024
+#: Of a terminal, without red and what is hard to read.
+COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+#: Begins a line that is not the rank's: the far end of ssh relays what ended the rank.
+FAILURE_MARK = b"\x1egradring failure "
+#: Lines of each stream that are kept for the report of a failure.
+TAIL_LINES = 400
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into lines; they are returned without their line ends."""
+
+    def __init__(self) -> None:
+        """Makes an empty buffer."""
+        self._pending = b""
+        self._drawn: bytes | None = None
+        self._drawn_at = float("-inf")
+
+    def feed(self, data: bytes, now: float) -> list[bytes]:
+        """The lines that ``data`` completes, at time ``now`` in seconds.
+
+        A redrawn line that stays incomplete is returned as well, if it has changed and the last one
+        is long enough ago.
+        """
+        *complete, self._pending = (self._pending + data).split(b"\n")
+        lines = [line for raw in complete if (line := self._finish(raw)) is not None]
+        redrawn = b"\r" in self._pending
+        if redrawn:
+            self._pending = _newest(self._pending) + b"\r" * self._pending.endswith(b"\r")
+        while len(self._pending) > MAX_LINE_BYTES:
+            lines.append(self._pending[:MAX_LINE_BYTES])
+            self._pending = self._pending[MAX_LINE_BYTES:]
+        if redrawn and now - self._drawn_at >= PROGRESS_S:
+            newest = _newest(self._pending)
+            if newest and newest != self._drawn:
+                self._drawn, self._drawn_at = newest, now
+                lines.append(newest)
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """The last line, when it has no end."""
+        raw, self._pending = self._pending, b""
+        line = self._finish(raw) if raw else None
+        return [] if line is None else [line]
+
+    def _finish(self, raw: bytes) -> bytes | None:
+        """The visible text of a finished line; None when it has just been shown as progress."""
+        line, shown, self._drawn = _newest(raw), self._drawn, None
+        return None if shown is not None and line == shown else line
+
+
+class Logs(contextlib.ExitStack):
+    """The files for what processes print, ``rank-0.log`` and so on in one directory."""
+
+    def __init__(self, directory: Path | None, *, anew: bool) -> None:
+        """Opens none yet; without ``anew``, lines are added to what an earlier attempt wrote."""
+        super().__init__()
+        self._directory = directory
+        self._anew = anew
+        self._files: dict[str, IO[bytes] | None] = {}
+
+    def path(self, title: str) -> Path | None:
+        """The file of a process; None if there is no directory."""
+        return self._directory and self._directory / f"{title.replace(' ', '-')}.log"
+
+    def open(self, title: str) -> IO[bytes] | None:
+        """The open file of a process, if there is to be one and it can be written.
+
+        Raises:
+            OSError: Not even the first can be written.
+        """
+        path = self.path(title)
+        if path is None or title in self._files:
+            return self._files.get(title)
+        file: IO[bytes] | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = "wb" if self._anew else "ab"
+            file = self.enter_context(open(path, mode, buffering=0))  # noqa: SIM115
+        except OSError as error:
+            if self._anew and not self._files:
+                raise
+            # A job that runs does not end for want of a log.
+            say(f"{title} has no log: {error.filename}: {error.strerror}")
+        self._files[title] = file
+        return file
+
+
+class RankOutput:
+    """One of a rank's two streams: its pipe, where its lines go, and its last lines."""
+
+    def __init__(
+        self,
+        rank: int,
+        pipe: IO[bytes],
+        target: IO[bytes],
+        log: IO[bytes] | None,
+        *,
+        name: str,
+        failure: Path | None = None,
+    ) -> None:
+        """Prepares to copy.
+
+        Args:
+            rank: Whose stream it is; it has a colour of its own on a terminal.
+            pipe: The read end of the stream.
+            target: Where the prefixed lines go.
+            log: The unbuffered file for the same lines without prefix, if any.
+            name: What stands in brackets before every line.
+            failure: Where what a rank on another host has left goes; None for one on this.
+        """
+        self.pipe = pipe
+        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self.prefix = _prefix(rank, name, target)
+        self._target = target
+        self._log = log
+        self._failure = failure
+        self._buffer = LineBuffer()
+
+    def copy(self, now: float) -> bool:
+        """Copies what has arrived; returns False when the stream has ended."""
+        data = os.read(self.pipe.fileno(), READ_BYTES)
+        self._emit(self._buffer.feed(data, now) if data else self._buffer.flush())
+        return bool(data)
+
+    def finish(self) -> None:
+        """Passes on an unfinished last line and closes the pipe."""
+        self._emit(self._buffer.flush())
+        self.pipe.close()
+
+    def _emit(self, lines: list[bytes]) -> None:
+        if self._failure is not None:
+            lines = self._without_failure(lines, self._failure)
+        if not lines:
+            return
+        self.tail.extend(lines)
+        try:
+            self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in lines))
+            self._target.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # a full disk loses lines; it must not end the ranks
+            pass
+        if self._log is not None and not self._log.closed:
+            self._write_log(self._log, b"".join(line + b"\n" for line in lines))
+
+    def _write_log(self, log: IO[bytes], lines: bytes) -> None:
+        """Writes to the log of both streams; ends it, and says so once, if that fails."""
+        try:
+            log.write(lines)
+        except OSError as error:
+            log.close()
+            say(f"{log.name} cannot be written any more ({error.strerror})")
+
+    def _without_failure(self, lines: list[bytes], file: Path) -> list[bytes]:
+        """The rank's own lines, of which the last may have no end."""
+        kept = []
+        for line in lines:
+            own, mark, failure = line.partition(FAILURE_MARK)
+            if mark:
+                with contextlib.suppress(OSError):  # what the rank has printed counts then
+                    file.write_bytes(failure)
+            if own or not mark:
+                kept.append(own)
+        return kept
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence of the launcher's own."""
+    with contextlib.suppress(OSError):  # a full disk must not end the ranks
+        print(f"gradring run: {sentence}", file=sys.stderr, flush=True)
+
+
+def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:
+    """The name in brackets; on a terminal in the rank's own colour, unless NO_COLOR is set."""
+    prefix = f"[{name}]"
+    if os.environ.get("NO_COLOR") or not target.isatty():
+        return f"{prefix} ".encode()
+    return f"\x1b[{COLOURS[rank % len(COLOURS)]}m{prefix}\x1b[0m ".encode()
+
+
+def _newest(raw: bytes) -> bytes:
+    """What a terminal would show of a line with carriage returns in it."""
+    return raw.rstrip(b"\r").rpartition(b"\r")[2]

@@ -1,0 +1,58 @@
+"""The policy of a plain job: one failure ends all ranks, which may all start again together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.processes import RankProcess
+from gradring.tools.launch.report import Blame, first_cause
+from gradring.tools.launch.supervisor import Policy, Supervisor
+
+
+class Plain(Policy):
+    """Ranks that need each other."""
+
+    def __init__(self, ranks: Sequence[Host], restarts: int) -> None:
+        """Places the ranks.
+
+        Args:
+            ranks: The host of each.
+            restarts: How often all start again when one has failed.
+        """
+        self.ranks = ranks
+        self.restarts = restarts
+
+    def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
+        """Starts all ranks."""
+        super().begin(job, environ)
+        for rank, environment in enumerate(job.world.environments(environ)):
+            job.start(rank, environment)
+
+    def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
+        """Every failure ends the job."""
+        return [process for process in ended if process.exit_code != 0]
+
+    def outcome(self) -> tuple[int, str | None]:
+        """Success; says so where no rank was in a group, for nobody meant that."""
+        ranks = range(len(self.ranks))
+        # By the file that gradring makes then; a full disk may leave it empty.
+        if len(ranks) == 1 or any(self._job.failure_of(rank).exists() for rank in ranks):
+            return 0, None
+        return 0, (
+            f"no rank joined a group, so each of the {len(ranks)} processes ran alone; call "
+            "gradring.init(), or make a gradring.tensorflow.CustomCollectiveStrategy, in the "
+            "program"
+        )
+
+    def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
+        """The first that blames no other failed rank; names one that is to blame and goes on."""
+        cause = first_cause({rank: b.rank if b else None for rank, b in blames.items()})
+        blame = blames[cause]
+        if blame is None or blame.rank in blames or blame.rank >= len(self.ranks):
+            return cause, ""
+        process = self._job.processes.ranks[blame.rank]
+        ended = "had ended well" if process.exit_code == 0 else "still ran or was stopped"
+        return cause, (
+            f", but rank {blame.rank} on {process.host} is to blame ({blame.kind}), which {ended}"
+        )

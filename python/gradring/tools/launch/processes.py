@@ -1,0 +1,213 @@
+"""Rank processes, each the leader of its own session and process group.
+
+A group is signalled as a whole, so that the children of a rank (data loaders, a shell's command)
+end with it. Leaving the ``with`` block of `RankProcesses` kills whatever is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+from gradring.machine import resources
+from gradring.tools.launch import exec_rank
+from gradring.tools.launch.guardian import Guardian
+
+#: How long a killed process may take to disappear before it is left to the kernel.
+REAP_S = 5.0
+
+Stream = int | BinaryIO | None
+PIPE = subprocess.PIPE
+
+
+class GroupLeader:
+    """A process and the group it leads, which end with this process."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        guardian: Guardian,
+        *,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream,
+        stderr: Stream,
+    ) -> None:
+        """Starts the command, which dies with this process.
+
+        Args:
+            command: Program and arguments.
+            environ: All of its variables.
+            guardian: Ends the group when this process is killed.
+            stdin: As for ``subprocess.Popen``; by default it reads nothing.
+            stdout: As for ``subprocess.Popen``.
+            stderr: As for ``subprocess.Popen``.
+        """
+        self._guardian = guardian
+        self.popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command],
+            env=dict(environ),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        self.group_is_alive = True
+        guardian.watch(self.popen.pid)
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the group id."""
+        return self.popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, minus the signal's number when one killed it; None while it runs."""
+        return self.popen.returncode
+
+    @property
+    def ending(self) -> str:
+        """Words for how it has ended."""
+        assert self.exit_code is not None
+        return describe_exit(self.exit_code)
+
+    def poll(self) -> int | None:
+        """Collects the exit code once the process has ended, and asks its children to end too."""
+        if self.popen.returncode is None and self._has_ended():
+            # Not collected yet, so its number cannot have been given to another group.
+            self.signal(signal.SIGTERM)
+            self.popen.poll()
+        if self.popen.returncode is not None and self.group_is_alive and not self._group_exists():
+            self.group_is_alive = False
+            self._guardian.forget(self.pid)
+        return self.popen.returncode
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to every process of the group, if there are any."""
+        if self.group_is_alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signum)
+
+    def _has_ended(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody else collected it: Popen copes with that
+            return True
+
+    def _group_exists(self) -> bool:
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        # In a container whose first process collects no other, ended children stay for ever.
+        return any(resources.group_if_running(other) == self.pid for other in resources.processes())
+
+
+class RankProcess(GroupLeader):
+    """One rank on this machine."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        guardian: Guardian,
+        *,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream,
+        stderr: Stream,
+    ) -> None:
+        """As `GroupLeader`; ``rank`` is for messages."""
+        super().__init__(command, environ, guardian, stdin=stdin, stdout=stdout, stderr=stderr)
+        self.rank = rank
+        self.host = socket.gethostname()
+
+
+class RankProcesses:
+    """The rank processes of one world, in rank order; a context manager that leaves none behind."""
+
+    def __init__(self) -> None:
+        """Makes an empty world; `start` adds the ranks one after the other."""
+        self.ranks: list[RankProcess] = []
+        self.guardian = Guardian()
+
+    def start(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        rank: int | None = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+    ) -> RankProcess:
+        """Starts a rank on this machine: the next one, or ``rank``; further as `RankProcess`."""
+        number = len(self.ranks) if rank is None else rank
+        process = RankProcess(number, command, environ, self.guardian, stdout=stdout, stderr=stderr)
+        return self.add(process)
+
+    def add(self, process: RankProcess) -> RankProcess:
+        """Takes in a process that has been started, perhaps for one of which nothing is left."""
+        self.ranks[process.rank : process.rank + 1] = [process]
+        return process
+
+    def poll(self) -> list[RankProcess]:
+        """Collects exit codes; returns the ranks that have ended since the last call."""
+        running = [process for process in self.ranks if process.exit_code is None]
+        for process in self.ranks:
+            process.poll()
+        return [process for process in running if process.exit_code is not None]
+
+    def running(self) -> list[RankProcess]:
+        """The ranks whose process has not ended."""
+        return [process for process in self.ranks if process.exit_code is None]
+
+    def alive(self) -> bool:
+        """Whether any process of any rank's group is left."""
+        return any(process.group_is_alive for process in self.ranks)
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to every group that is left."""
+        for process in self.ranks:
+            process.signal(signum)
+
+    def close(self) -> None:
+        """Kills every group that is left and collects all exit codes."""
+        self.poll()
+        self.signal(signal.SIGKILL)
+        deadline = time.monotonic() + REAP_S
+        while self.alive() and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(0.005)
+        self.guardian.close()
+
+    def __enter__(self) -> RankProcesses:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes; also on Ctrl-C."""
+        self.close()
+
+
+def describe_exit(exit_code: int) -> str:
+    """Words for an exit code: ``exit code 3`` or ``killed by SIGKILL``."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def shell_exit_code(exit_code: int) -> int:
+    """The code that a shell would return: 128 plus the signal's number for a killed process."""
+    return exit_code if exit_code >= 0 else 128 - exit_code

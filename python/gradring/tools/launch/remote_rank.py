@@ -1,0 +1,139 @@
+"""The far end of ``ssh``: starts one rank on this host, by an order on standard input.
+
+The first line is the order, as ``ssh.RemoteRankProcess`` writes it; each further line is the number
+of a signal for the rank. When the input ends, the launcher has gone, and the rank is killed. The
+rank's output and exit code are this process's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gradring.clusters import without_cluster_variables
+from gradring.config.parse import JOIN
+from gradring.errors import ConfigError
+from gradring.tools.launch.collect import make_room
+from gradring.tools.launch.exec_rank import CANNOT_START
+from gradring.tools.launch.launcher import DEFAULT_GRACE_S
+from gradring.tools.launch.output import FAILURE_MARK
+from gradring.tools.launch.processes import RankProcesses, shell_exit_code
+from gradring.tools.launch.program import Program
+from gradring.tools.launch.ranks import with_defaults
+from gradring.tools.launch.report import left_in, room_for_failures
+from gradring.tools.launch.signals import arrived, signals_as_bytes
+from gradring.tools.launch.watch import Watch
+
+STDIN = 0
+READ_BYTES = 1 << 16
+
+
+class _Lines:
+    """Lines of standard input, without reading ahead of what has been asked for."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self.ended = False
+
+    def read(self) -> Iterator[bytes]:
+        """Waits for input once; yields the lines that are complete now."""
+        data = os.read(STDIN, READ_BYTES)
+        self.ended = not data
+        *complete, self._pending = (self._pending + data).split(b"\n")
+        yield from complete
+
+
+def main() -> int:
+    """Runs the rank; returns the exit code that a shell would."""
+    lines = _Lines()
+    first: list[bytes] = []
+    while not first and not lines.ended:
+        first = list(lines.read())
+    if not first:
+        return 128 + signal.SIGHUP
+    order: dict[str, Any] = json.loads(first[0])
+    try:
+        os.chdir(order["directory"])
+    except OSError as error:
+        host = socket.gethostname()
+        print(f"no directory {order['directory']!r} on {host}: {error.strerror}", file=sys.stderr)
+        return CANNOT_START
+    try:
+        room = room_for_failures("gradring-rank-")
+    except ConfigError as error:
+        print(f"{socket.gethostname()}: {error}", file=sys.stderr)
+        return CANNOT_START
+    inherited = without_cluster_variables(os.environ)
+    inherited.pop("GRADRING_TOKEN_FILE", None)
+    # A login shell has activated no environment: the `python` of the command is to be this one.
+    beside = os.path.dirname(sys.executable)
+    inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
+    environ = with_defaults({**inherited, **order["environ"]}, order["local_size"])
+    if order["job"] is not None:
+        environ["GRADRING_TRACE"] = str(make_room(order["job"]))
+    program = Program(order["words"], order["module"])
+    if (problem := program.problem(environ["PATH"])) is not None:
+        print(f"{socket.gethostname()}: {problem}", file=sys.stderr)
+        return CANNOT_START
+    with room as directory, signals_as_bytes() as wakeup, RankProcesses() as processes:
+        failure = Path(directory) / "failure.json"
+        environ["GRADRING_FAILURE_FILE"] = str(failure)
+        rank = processes.start(program.command(environ["PATH"]), environ)
+        for line in first[1:]:
+            processes.signal(int(line))
+        _watch(processes, lines, wakeup, failure if JOIN in environ else None)
+        _relay(failure)
+        assert rank.exit_code is not None
+        return shell_exit_code(rank.exit_code)
+
+
+def _relay(failure: Path, before: bytes = b"") -> bytes:
+    """Passes on to the launcher what the rank has left for it, if that has changed."""
+    with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
+        left = left_in(failure).replace(b"\n", b" ")
+        if left != before:
+            sys.stderr.buffer.write(FAILURE_MARK + left + b"\n")
+            sys.stderr.buffer.flush()
+        return left
+    return before
+
+
+def _watch(
+    processes: RankProcesses, lines: _Lines, wakeup: socket.socket, failure: Path | None
+) -> None:
+    """Passes signals on until no process of the rank is left; relays that it has joined others."""
+    watch = Watch(processes)
+
+    def follow_orders() -> None:
+        for line in lines.read():
+            processes.signal(int(line))
+        if lines.ended:
+            watch.ignore(STDIN)
+            watch.end(float("inf"), 0.0)
+
+    def pass_signals_on() -> None:
+        for signum in arrived(wakeup):
+            processes.signal(signum)
+
+    watch.listen(STDIN, follow_orders)
+    watch.listen(wakeup, pass_signals_on)
+    left = b""
+    while processes.alive():
+        watch.wait()
+        processes.poll()
+        if failure is not None:
+            left = _relay(failure, left)
+        if not (processes.running() or watch.is_ending):
+            watch.end(float("inf"), DEFAULT_GRACE_S)
+        watch.send_what_is_due()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

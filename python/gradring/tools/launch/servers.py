@@ -1,0 +1,94 @@
+"""The policy of a job with parameter servers, in which each process may start again by itself.
+
+Processes are numbered: the workers by their rank, and then the servers. No worker needs another
+one, so the others go on without one that is lost; a server is needed by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
+
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.output import say
+from gradring.tools.launch.processes import RankProcess
+from gradring.tools.launch.slots import pause_s
+from gradring.tools.launch.supervisor import Policy, Supervisor
+
+
+class Servers(Policy):
+    """Workers and the servers that they need; the job is done if one worker ends well."""
+
+    def __init__(self, ranks: Sequence[Host], servers: int, restarts: int) -> None:
+        """Places the processes, the servers on the workers' hosts one after the other.
+
+        Args:
+            ranks: The host of each worker.
+            servers: How many servers there are.
+            restarts: How often processes start again, all together.
+        """
+        self.ranks = ranks
+        self.servers = list(islice(cycle(dict.fromkeys(ranks)), servers))
+        self._restarts_allowed = restarts
+        self._restarted = 0
+        self._environments: list[dict[str, str]] = []
+        self._attempts: dict[int, int] = {}
+        self._due: dict[int, float] = {}
+        self._lost: list[RankProcess] = []
+        self._completed = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether a process is to be started again."""
+        return bool(self._due)
+
+    def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
+        """Starts all workers and servers."""
+        super().begin(job, environ)
+        self._environments = job.world.environments(environ)
+        for number, environment in enumerate(self._environments):
+            job.start(number, environment)
+
+    def act(self, now: float) -> None:
+        """Starts again those that are due, and ends servers that do not notice that all is over."""
+        for number, at in list(self._due.items()):
+            if now >= at and not self._job.processes.ranks[number].group_is_alive:
+                del self._due[number]
+                attempt = {"GRADRING_RESTART": str(self._attempts[number])}
+                self._job.start(number, {**self._environments[number], **attempt})
+        watch, grace_s = self._job.watch, self._job.grace_s
+        if self._over and self._job.processes.running() and not watch.is_ending:
+            watch.end(grace_s, 2 * grace_s)
+
+    def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
+        """A lost server without a restart ends the job, and so do lost workers if all are lost."""
+        fatal = []
+        for process in ended:
+            number, is_worker = process.rank, process.rank < len(self.ranks)
+            if process.exit_code == 0:
+                self._completed |= is_worker
+                continue
+            how = f"{self.name(number)} on {process.host} failed ({process.ending})"
+            if self._restarted < self._restarts_allowed:
+                self._restarted += 1
+                attempt = self._attempts[number] = self._attempts.get(number, 0) + 1
+                self._due[number] = now + pause_s(attempt - 1)
+                count = f"restart {self._restarted}/{self._restarts_allowed}"
+                say(f"{how}; it is started again ({count}), and the others go on")
+            elif is_worker:
+                self._lost.append(process)
+                if not self._over:
+                    say(f"{how}; the others go on without it")
+            else:
+                fatal.append(process)
+        if fatal:
+            self._due.clear()
+        if fatal or (self._over and not self._completed):
+            return self._lost + fatal
+        return []
+
+    @property
+    def _over(self) -> bool:
+        """Whether all workers have ended, so that servers have nothing to do."""
+        running = (process.rank < len(self.ranks) for process in self._job.processes.running())
+        return not self._due and not any(running)

@@ -1,0 +1,340 @@
+"""Slots of an elastic job: which worker starts when, and where, without processes or clock.
+
+Facts come in with the time at which they were noticed; what is to be done is asked for. The ranks
+agree among themselves who is in the next group, and with which ranks; here, a rank is only a slot:
+a number that stays, and a host and a port that stay as long as the host does. Users see the slot's
+number, as that of a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from signal import SIGTERM
+
+from gradring.tools.launch.hosts import Host
+
+#: Before the first restart, the bound to which the pause doubles, and how often it does.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
+#: A rank that fails sooner after its start has failed to start: its host may be the reason.
+LIVED_S = 60.0
+#: Failures of that kind in a row after which a host is given up.
+HOST_FAILURES = 3
+#: How a process ends that has to leave: by the signal, or by what a shell makes of it.
+LEFT = (-SIGTERM, 128 + SIGTERM)
+
+
+def pause_s(failures: int) -> float:
+    """How long to wait before the next attempt, after so many earlier failures in a row."""
+    return min(FIRST_PAUSE_S * 2.0 ** min(failures, DOUBLINGS), LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows.
+
+    Attributes:
+        founders: Ranks of the first group.
+        least: Ranks without which it does not begin.
+        most: Ranks that run at once.
+        start_s: How long hosts for the first group may take to be there.
+        restarts: Of single ranks, in the whole job; None: without bound.
+        host_failures: After so many failures of one rank in a row its host is given up.
+        cooldown_s: For how long, the first time; then for twice as long. None: for good.
+    """
+
+    founders: int
+    least: int
+    most: int
+    start_s: float
+    restarts: int | None = None
+    host_failures: int = HOST_FAILURES
+    cooldown_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rank that is to be started.
+
+    Attributes:
+        slot: Its number.
+        host: Where.
+        port: Where it listens there.
+        attempt: How often the slot has been started before.
+    """
+
+    slot: int
+    host: Host
+    port: int
+    attempt: int
+
+
+@dataclass
+class _Known:
+    """A host that is listed now."""
+
+    host: Host
+    ask_at: float
+    ports: list[int] = field(default_factory=list)
+    asked: bool = False
+    failures: int = 0
+    given_up: bool = False
+    #: When it may have ranks again, and how often it has been given up.
+    back_at: float = 0.0
+    times: int = 0
+
+    @property
+    def lacks(self) -> int:
+        return self.host.slots - len(self.ports)
+
+
+@dataclass
+class _Slot:
+    """A rank. It runs, or starts at ``due_at`` where there is a place, or never again."""
+
+    number: int
+    due_at: float | None
+    place: tuple[Host, int] | None = None
+    attempts: int = 0
+    running: bool = False
+    leaves: bool = False
+    started_at: float = 0.0
+    failures: int = 0
+
+    def is_on(self, name: str) -> bool:
+        return self.place is not None and self.place[0].name == name
+
+
+class Slots:
+    """The hosts and slots of one job."""
+
+    def __init__(self, limits: Limits, hosts: Sequence[Host], now: float, *, discovers: bool):
+        """Begins without ranks.
+
+        Args:
+            limits: What the user allows.
+            hosts: Those that are known from the start.
+            now: The time, in seconds since any moment.
+            discovers: Whether `offer` may bring others.
+        """
+        self._limits = limits
+        self._discovers = discovers
+        self._start_until = now + limits.start_s
+        self._hosts: dict[str, _Known] = {}
+        self._slots: list[_Slot] = []
+        self._restarts = 0
+        self.founded = False
+        #: Whether a rank has ended well: from then on the job only ends.
+        self.completed = False
+        #: Why the job cannot begin.
+        self.problem: str | None = None
+        self.offer(hosts, now)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be started any more and nothing runs."""
+        return self.problem is not None or (self.founded and not self._running())
+
+    @property
+    def leaving(self) -> set[int]:
+        """The slots that have to leave and still run."""
+        return {slot.number for slot in self._slots if slot.leaves}
+
+    def offer(self, hosts: Sequence[Host], now: float) -> list[int]:
+        """Takes the newest list of hosts; returns the slots that must leave theirs."""
+        if self.completed:
+            return []
+        # However many a host has room for, it is asked for no more ports than the job may need.
+        most = self._limits.most
+        listed = {host.name: replace(host, slots=min(host.slots, most)) for host in hosts}
+        self._hosts = {
+            name: self._hosts.get(name) or _Known(host, ask_at=now) for name, host in listed.items()
+        }
+        for name, known in self._hosts.items():
+            known.host = listed[name]
+        leaving = []
+        for slot in self._beyond(listed):
+            if slot.running:
+                slot.leaves = True
+                leaving.append(slot.number)
+            else:
+                slot.place = None
+        return leaving
+
+    def to_ask(self, now: float) -> list[Host]:
+        """Hosts whose free ports are wanted now, with the number of them as their slots."""
+        asked = []
+        for known in self._hosts.values():
+            known.given_up &= now < known.back_at
+            idle = not (known.asked or known.given_up or self.completed)
+            if idle and known.lacks > 0 and now >= known.ask_at:
+                known.asked = True
+                asked.append(replace(known.host, slots=known.lacks))
+        return asked
+
+    def answered(self, host: Host, ports: Sequence[int]) -> None:
+        """A host that was asked has these ports."""
+        if (known := self._hosts.get(host.name)) is not None:
+            known.asked, known.failures = False, 0
+            known.ports = list(dict.fromkeys([*known.ports, *ports]))
+
+    def unanswered(self, host: Host, now: float) -> str:
+        """A host that was asked cannot be used; returns words for what follows."""
+        if (known := self._hosts.get(host.name)) is None:
+            return "it is no longer listed"
+        known.asked = False
+        known.failures += 1
+        if known.failures >= self._limits.host_failures > 0:
+            known.failures, known.ask_at = 0, now
+            return f"it is given up{self._give_up(host.name, now)}"
+        pause = pause_s(known.failures - 1)
+        known.ask_at = now + pause
+        return f"it is asked again in {pause:g} s"
+
+    def to_start(self, now: float, busy: Collection[int] = ()) -> list[Start]:
+        """The ranks to be started now; those that found the group come all at once.
+
+        Args:
+            now: The time.
+            busy: Slots that cannot be started yet, as something of their last process is left.
+        """
+        if self.completed or self.over:
+            return []
+        if not self.founded:
+            return self._found(now)
+        starts = []
+        for slot in self._slots:
+            due = not slot.running and slot.due_at is not None and now >= slot.due_at
+            if due and slot.number not in busy:
+                slot.place = slot.place or next(self._free(), None)
+                starts += self._begin(slot, now)
+        for place in self._free(self._limits.most - len(self._slots)):
+            starts += self._begin(self._new_slot(place), now)
+        return starts
+
+    def ended(
+        self, exits: Mapping[int, int], now: float, *, apart: Collection[int] = ()
+    ) -> dict[int, str]:
+        """Ranks have ended; returns words for what follows for each, while the job goes on.
+
+        Args:
+            exits: Exit codes by slot, as `RankProcess` has them.
+            now: The time.
+            apart: Those among them that have not found the group.
+        """
+        left = {number for number in exits if self._slots[number].leaves}
+        for number in exits:
+            self._slots[number].running = self._slots[number].leaves = False
+        self.completed |= any(code == 0 and slot not in left for slot, code in exits.items())
+        if self.completed or self.over:
+            return {}
+        return {
+            number: self._after_leaving(self._slots[number], now)
+            if number in left
+            else self._after(self._slots[number], code, number in apart, now)
+            for number, code in exits.items()
+        }
+
+    def _after_leaving(self, slot: _Slot, now: float) -> str:
+        slot.place, slot.due_at, slot.failures = None, now, 0
+        return "it is started again where there is room"
+
+    def _after(self, slot: _Slot, exit_code: int, apart: bool, now: float) -> str:
+        assert slot.place is not None
+        host = slot.place[0]
+        if exit_code in LEFT:
+            pass  # those who send the signal want the rank to go, not the host
+        elif apart or now < slot.started_at + LIVED_S:
+            slot.failures += 1
+        else:
+            slot.failures = 0
+        if self._limits.restarts is not None and self._restarts >= self._limits.restarts:
+            return f"it is not started again (--max-restarts {self._limits.restarts})"
+        self._restarts += 1
+        pause = pause_s(max(0, slot.failures - 1))
+        slot.due_at = now + pause
+        if slot.failures >= self._limits.host_failures > 0:
+            for_so_long = self._give_up(host.name, now)
+            slot.failures = 0
+            return (
+                f"{host.name} is given up{for_so_long} after {self._limits.host_failures} failures "
+                "in a row, and the worker is started again where there is room"
+            )
+        if host.name not in self._hosts or self._hosts[host.name].given_up:
+            slot.place = None
+            return "it is started again where there is room"
+        return f"it is started again in {pause:g} s, to join the others"
+
+    def _give_up(self, name: str, now: float) -> str:
+        """No rank is started there; those that run there go on. Returns words for how long."""
+        for slot in self._slots:
+            if slot.is_on(name) and not slot.running:
+                slot.place = None
+        known = self._hosts.get(name)
+        if known is None:
+            return ""
+        known.given_up, known.times = True, known.times + 1
+        if self._limits.cooldown_s is None:
+            known.back_at = float("inf")
+            return ""
+        pause = self._limits.cooldown_s * 2.0 ** min(known.times - 1, DOUBLINGS)
+        known.back_at = now + pause
+        return f" for {pause:g} s"
+
+    def _found(self, now: float) -> list[Start]:
+        """The ranks of the first group, once all hosts have answered, or some for long enough."""
+        hosts = [known for known in self._hosts.values() if not known.given_up]
+        late = now >= self._start_until
+        if not late and any(known.lacks > 0 and not known.failures for known in hosts):
+            return []
+        places = list(self._free(self._limits.founders))
+        retried = any(known.lacks > 0 for known in hosts)
+        if len(places) < self._limits.founders and retried and not late:
+            return []
+        if len(places) < self._limits.least:
+            if late or not self._discovers:
+                self.problem = (
+                    f"there is room for {len(places)} workers, and the job needs "
+                    f"{self._limits.least}; give more hosts, or a smaller --min-np"
+                )
+            return []
+        self.founded = True
+        return [start for place in places for start in self._begin(self._new_slot(place), now)]
+
+    def _new_slot(self, place: tuple[Host, int]) -> _Slot:
+        slot = _Slot(len(self._slots), due_at=None, place=place)
+        self._slots.append(slot)
+        return slot
+
+    def _begin(self, slot: _Slot, now: float) -> list[Start]:
+        if slot.place is None:
+            return []
+        slot.running, slot.started_at, slot.due_at = True, now, None
+        slot.attempts += 1
+        return [Start(slot.number, *slot.place, slot.attempts - 1)]
+
+    def _free(self, most: int = 1) -> Iterator[tuple[Host, int]]:
+        """Places without a slot, host by host; ``most`` at most."""
+        found = 0
+        for name, known in self._hosts.items():
+            if known.given_up:
+                continue
+            there = [slot for slot in self._slots if slot.is_on(name)]
+            taken = {slot.place[1] for slot in there if slot.place is not None}
+            room = known.host.slots - len(there)
+            for port in [port for port in known.ports if port not in taken][: max(0, room)]:
+                if found >= most:
+                    return
+                found += 1
+                yield known.host, port
+
+    def _beyond(self, listed: Mapping[str, Host]) -> list[_Slot]:
+        """The slots that have no room any more; those that have been there longest stay."""
+        beyond = []
+        for name in {slot.place[0].name for slot in self._slots if slot.place is not None}:
+            there = [slot for slot in self._slots if slot.is_on(name) and not slot.leaves]
+            beyond += there[listed[name].slots if name in listed else 0 :]
+        return sorted(beyond, key=lambda slot: slot.number)
+
+    def _running(self) -> bool:
+        return any(slot.running for slot in self._slots)

@@ -1,0 +1,104 @@
+"""Survey of the hosts before ranks are started on them: ssh, Python, gradring, free ports.
+
+Run as ``python -m gradring.tools.launch.survey COUNT`` on each host, it prints what it found there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import gradring
+from gradring.config.parse import MAX_PORT, integer, shown
+from gradring.machine.ports import free_ports
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.ssh import Ssh, last_line, run
+
+ANY_ADDRESS = "0.0.0.0"
+LIMIT_S = 60.0
+SHOWN_LINES = 5
+
+
+class SurveyError(OSError):
+    """A host cannot run ranks; the message names it."""
+
+
+def survey(hosts: Sequence[Host], ssh: Ssh) -> dict[Host, list[int]]:
+    """Free ports on each host, one for each of its slots; all hosts are asked at once.
+
+    Args:
+        hosts: Where to look.
+        ssh: How to get to those that are not this machine.
+
+    Raises:
+        SurveyError: A host cannot be reached, or gradring cannot run there.
+    """
+    with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
+        found = threads.map(lambda host: _ports_of(host, ssh), hosts)
+        return dict(zip(hosts, found, strict=True))
+
+
+def command(host: Host, ssh: Ssh) -> list[str]:
+    """What asks a host that is not this machine; `ports_in` reads what it prints."""
+    return ssh.command(host, __name__, str(host.slots))
+
+
+def ports_in(printed: str, host: Host) -> list[int]:
+    """The free ports in what a host has printed.
+
+    Raises:
+        SurveyError: It has another gradring.
+        ValueError: It has printed something else.
+    """
+    answer = last_line(printed)
+    is_whole = isinstance(answer, dict) and answer.keys() == {"version", "ports"}
+    if not is_whole or not isinstance(answer["ports"], list):
+        raise ValueError(f"it printed {shown(printed)}, which names no ports")
+    if answer["version"] != gradring.__version__:
+        raise SurveyError(
+            f"host {host.target} has gradring {shown(answer['version'])}, this one "
+            f"{gradring.__version__}; install the same"
+        )
+    return [integer(port, "a port", minimum=1, maximum=MAX_PORT) for port in answer["ports"]]
+
+
+def problem(error: Exception, host: Host, ssh: Ssh) -> str:
+    """Says why a host that was asked cannot run ranks."""
+    if isinstance(error, SurveyError):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "there is no program 'ssh'; install an ssh client"
+    if isinstance(error, subprocess.TimeoutExpired):
+        trial = ssh.trial(host)
+        return f"host {host.target} did not answer within {LIMIT_S:g} s; try: {trial}"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = " | ".join(error.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
+        return (
+            f"host {host.target} cannot run ranks: ssh ended with exit code {error.returncode} and "
+            f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
+            "must have gradring: --python names another interpreter)"
+        )
+    trial = "" if host.is_local else f"; try: {ssh.trial(host)}"
+    return f"host {host.target} cannot run ranks: {error}{trial}"
+
+
+def _ports_of(host: Host, ssh: Ssh) -> list[int]:
+    if host.is_local:
+        return free_ports(host.slots, ANY_ADDRESS)
+    try:
+        return ports_in(run(command(host, ssh), LIMIT_S), host)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SurveyError(problem(error, host, ssh)) from None
+
+
+def main() -> None:
+    """Prints the version and free ports as JSON."""
+    ports = free_ports(int(sys.argv[1]), ANY_ADDRESS)
+    print(json.dumps({"version": gradring.__version__, "ports": ports}))
+
+
+if __name__ == "__main__":
+    main()

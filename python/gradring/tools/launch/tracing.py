@@ -1,0 +1,28 @@
+"""``gradring run --trace FILE``: the parts that ranks leave become one timeline."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gradring.errors import ConfigError
+from gradring.observe.paths import parts_of, written
+
+
+def merge(trace: Path) -> str:
+    """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
+    from gradring.observe import records, timeline
+
+    parts = parts_of(trace)
+    try:
+        found = records.read(parts)
+        timeline.write(trace, found)
+    except ConfigError as error:
+        why = error if any(written(parts)) else "no rank has closed a communicator"
+        return f"there is no timeline {trace}: {why}"
+    except OSError as error:
+        return f"the timeline {trace} cannot be written ({error.strerror}); {parts} holds its parts"
+    shutil.rmtree(parts, ignore_errors=True)
+    missing = sorted(set(range(found[0].world_size)) - {record.rank for record in found})
+    without = f", without rank {', '.join(map(str, missing))}" if missing else ""
+    return f"the timeline is {trace}{without}; open it at ui.perfetto.dev"

@@ -1,0 +1,130 @@
+"""World: the host, address and variables of each rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gradring.clusters.own_host import address_towards
+from gradring.config.parse import joined_address
+from gradring.config.values import Settings
+from gradring.tools.launch.collect import collect, new_job
+from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.processes import PIPE, RankProcess, RankProcesses
+from gradring.tools.launch.program import Program
+from gradring.tools.launch.ranks import environments_at, rank_environments, with_defaults
+from gradring.tools.launch.ssh import RemoteRankProcess, Ssh, forwarded
+from gradring.tools.launch.survey import survey
+
+
+class World:
+    """The ranks and their hosts; each start of all ranks asks it for fresh ports."""
+
+    def __init__(
+        self,
+        placed: Sequence[Host],
+        *,
+        ssh: Ssh,
+        forward: Sequence[str],
+        trace: Path | None = None,
+        servers: Sequence[Host] = (),
+    ) -> None:
+        """Notes where the ranks run.
+
+        Args:
+            placed: The host of each rank; `place` adds others.
+            ssh: How other hosts are reached.
+            forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
+            trace: The file that is to be the timeline of all ranks.
+            servers: The host of each parameter server; as processes they follow the ranks.
+        """
+        self._placed = [*placed, *servers]
+        self._servers = len(servers)
+        self.ssh = ssh
+        self._forward = forward
+        self._trace = trace
+        self._job = new_job() if trace is not None else None
+        self._used = dict.fromkeys(self._placed)
+
+    @property
+    def remote(self) -> bool:
+        """Whether a rank runs on another host."""
+        return any(not host.is_local for host in self._placed)
+
+    def place(self, rank: int, host: Host) -> None:
+        """Moves a rank to another host, or adds the next one."""
+        self._placed[rank : rank + 1] = [host]
+        self._used[host] = None
+
+    def title(self, number: int) -> str:
+        """What a process is called: ``rank 1``, or ``ps 0`` for a parameter server."""
+        ranks = len(self._placed) - self._servers
+        return f"ps {number - ranks}" if self._servers and number >= ranks else f"rank {number}"
+
+    def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
+        """The variables of each rank and then of each server, with ports that are free now.
+
+        Raises:
+            OSError: A host cannot be used, or has too few free ports.
+        """
+        ranks = len(self._placed) - self._servers
+        if not self.remote:
+            return rank_environments(environ, ranks, servers=self._servers)
+        needed = Counter(self._placed)
+        asked = [replace(host, slots=ranks) for host, ranks in needed.items()]
+        ports = dict(zip(needed, survey(asked, self.ssh).values(), strict=True))
+        addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
+        own, others = addresses[:ranks], addresses[ranks:]
+        return environments_at(with_token(environ), own, ranks, servers=others)
+
+    def start(
+        self, processes: RankProcesses, program: Program, rank: int, environ: Mapping[str, str]
+    ) -> RankProcess:
+        """Starts a rank, whose two streams are pipes: the next, or one that has ended."""
+        host = self._placed[rank]
+        # A server computes little beside the ranks.
+        ranks = self._placed[: len(self._placed) - self._servers]
+        local_size = max(1, sum(other.name == host.name for other in ranks))
+        if host.is_local:
+            environ = with_defaults(environ, local_size)
+            command = program.command(environ.get("PATH"))
+            return processes.start(command, environ, rank=rank, stdout=PIPE, stderr=PIPE)
+        remote = RemoteRankProcess(
+            *(rank, host, program, forwarded(environ, self._forward), processes.guardian),
+            ssh=self.ssh,
+            local_size=local_size,
+            job=self._job,
+        )
+        return processes.add(remote)
+
+    def python_of(self, rank: int) -> str:
+        """The interpreter with gradring where this rank runs."""
+        return sys.executable if self._placed[rank].is_local else self.ssh.python
+
+    def collect_parts(self) -> list[str]:
+        """Brings the timeline's parts here from other hosts; a sentence for each that fails."""
+        if self._trace is None or self._job is None:
+            return []
+        others = {host.target: host for host in self._used if not host.is_local}
+        return collect(list(others.values()), self.ssh, self._job, self._trace)
+
+    def _name(self, host: Host) -> str:
+        """The name under which the other hosts reach this one."""
+        if not host.is_local:
+            return host.name
+        return address_towards(next(h.name for h in self._placed if not h.is_local))
+
+
+def with_token(environ: Mapping[str, str]) -> dict[str, str]:
+    """The token itself in place of a file that other hosts do not have."""
+    changed = dict(environ)
+    if changed.get("GRADRING_TOKEN_FILE"):
+        token = Settings.from_environ(environ).token
+        assert token is not None
+        changed["GRADRING_TOKEN"] = os.fsdecode(token)
+        del changed["GRADRING_TOKEN_FILE"]
+    return changed

@@ -1,0 +1,224 @@
+"""Options of a simulation, parsed and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gradring.errors import ConfigError
+from gradring.tools.bench.options import ALGORITHMS, format_size, parse_rate
+
+#: Most ranks of a simulated group.
+MOST_RANKS = 1 << 16
+ELEMENT_BYTES = 4
+DEFAULT_SIZES = "4KiB,1MiB,100MiB"
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ns|us|ms|s)")
+_TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Network:
+    """Equal hosts, and what is between and in them; what the core's `Network` says.
+
+    The defaults of what is inside a host are this project's measurements of one host with two
+    cores (docs/scaling.md); those between hosts are of no machine.
+
+    Attributes:
+        world_size: Number of ranks.
+        ranks_per_host: On each host, in a row.
+        latency_s: Between two hosts, until the first byte arrives.
+        bytes_per_s: Of each host's line, in each direction.
+        local_latency_s: Between two ranks of a host.
+        local_bytes_per_s: Of each rank to others on its host, in each direction.
+        hosts_per_rack: How many share an uplink, if there are uplinks.
+        uplink_bytes_per_s: Of each rack to others, in each direction.
+        cores: Of each host; None: as many as it has ranks.
+        message_s: Of a processor, for each piece that is sent or received.
+        copy_s_per_byte: Of a processor, for each byte that is sent or received.
+        fold_s_per_byte: Of a processor, for each byte that is reduced.
+        stragglers: Ranks that need so many times as long.
+    """
+
+    world_size: int = 2
+    ranks_per_host: int = 1
+    latency_s: float = 20e-6
+    bytes_per_s: float = 1.25e9
+    local_latency_s: float = 3e-6
+    local_bytes_per_s: float = 5e9
+    hosts_per_rack: int | None = None
+    uplink_bytes_per_s: float | None = None
+    cores: int | None = None
+    message_s: float = 1.5e-6
+    copy_s_per_byte: float = 0.15e-9
+    fold_s_per_byte: float = 0.05e-9
+    stragglers: tuple[tuple[int, float], ...] = ()
+
+    def words(self) -> list[str]:
+        """What it is made of, a line for each part."""
+        inside = f"{_us(self.local_latency_s)}, {_gbit(self.local_bytes_per_s)} for a rank"
+        lines = [
+            f"between hosts {_us(self.latency_s)}, {_gbit(self.bytes_per_s)} each way; "
+            f"inside a host {inside}",
+            f"a processor needs {_us(self.message_s)} for a piece, {_ns(self.copy_s_per_byte)} to "
+            f"send or receive, {_ns(self.fold_s_per_byte)} to reduce",
+        ]
+        if self.cores is not None:
+            lines.append(f"{self.cores} cores on each host of {self.ranks_per_host} ranks")
+        if self.hosts_per_rack is not None and self.uplink_bytes_per_s is not None:
+            racks = f"racks of {self.hosts_per_rack} hosts"
+            lines.append(f"{racks} with an uplink of {_gbit(self.uplink_bytes_per_s)} each way")
+        lines += [f"rank {rank} needs {factor:g} times as long" for rank, factor in self.stragglers]
+        return lines
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run of ``gradring simulate``.
+
+    Attributes:
+        world_sizes: Numbers of ranks, each simulated.
+        sizes: Of the buffer on each rank, in bytes.
+        algorithms: Of `ALGORITHMS`, each simulated.
+        network: All but its number of ranks.
+    """
+
+    world_sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    network: Network
+
+    def check(self) -> None:
+        """Finds what makes no sense.
+
+        Raises:
+            ConfigError: Hosts do not have equally many ranks, a straggler is none of them, a size
+                does not hold whole elements, an uplink lacks its hosts or hosts their uplink, or
+                there are more of something than ranks could use.
+        """
+        network = self.network
+        counts = {"--cores": network.cores, "--hosts-per-rack": network.hosts_per_rack}
+        for option, number in counts.items():
+            if number is not None and number > MOST_RANKS:
+                raise ConfigError(f"{option} {number} is more than {MOST_RANKS} ranks could use")
+        if (network.hosts_per_rack is None) != (network.uplink_bytes_per_s is None):
+            raise ConfigError(
+                "--uplink and --hosts-per-rack belong together: the rate of a rack's uplink, and "
+                "how many hosts share it; give both, such as --uplink 40gbit --hosts-per-rack 8"
+            )
+        for size in self.sizes:
+            if size % ELEMENT_BYTES:
+                raise ConfigError(
+                    f"{format_size(size)} is no whole number of float32; choose sizes that are "
+                    f"multiples of {ELEMENT_BYTES}"
+                )
+        for world_size in self.world_sizes:
+            self._check_ranks(world_size)
+
+    def _check_ranks(self, world_size: int) -> None:
+        if world_size % self.network.ranks_per_host:
+            raise ConfigError(
+                f"{world_size} ranks do not fill hosts of {self.network.ranks_per_host}; choose a "
+                f"--world-size that is a multiple of --ranks-per-host"
+            )
+        for rank, _ in self.network.stragglers:
+            if rank >= world_size:
+                raise ConfigError(
+                    f"--straggler {rank} does not exist in a world of {world_size}; ranks run from "
+                    f"0 to {world_size - 1}"
+                )
+
+    def networks(self) -> Iterator[Network]:
+        """The network with each number of ranks."""
+        for world_size in self.world_sizes:
+            yield replace(self.network, world_size=world_size)
+
+
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """Reads ``8``, ``2,4,8`` or ``16..4096``, which doubles from 16 to 4096.
+
+    Raises:
+        ValueError: Something else.
+    """
+    found: list[int] = []
+    for word in text.split(","):
+        first, dots, last = word.strip().partition("..")
+        bounds = [first, last if dots else first]
+        if not all(bound.isdecimal() and len(bound) <= len(str(MOST_RANKS)) for bound in bounds):
+            raise ValueError(f"{word!r} is no number of ranks; write 8, 2,4,8 or 16..4096")
+        low, high = map(int, bounds)
+        if not 2 <= low <= high <= MOST_RANKS:
+            raise ValueError(f"{word!r} is not within 2 to {MOST_RANKS} ranks, in growing order")
+        while low <= high:
+            found.append(low)
+            low *= 2
+    return tuple(dict.fromkeys(found))
+
+
+def parse_time(text: str) -> float:
+    """Reads ``25us``, ``1.5ms`` or ``0s`` in seconds.
+
+    Raises:
+        ValueError: Something else.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no time; write it as 25us or 1.5ms")
+    return float(found[1]) * _TIME_UNITS[found[2]]
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Reads ``10gbit`` in bytes per second.
+
+    Raises:
+        ValueError: Something else.
+    """
+    return parse_rate(text) * 1e9
+
+
+def parse_s_per_byte(text: str) -> float:
+    """Reads ``40gbit`` in seconds for each byte.
+
+    Raises:
+        ValueError: Something else.
+    """
+    return 1 / parse_bytes_per_s(text)
+
+
+def parse_straggler(text: str) -> tuple[int, float]:
+    """Reads ``3:2.5``: rank 3 needs 2.5 times as long.
+
+    Raises:
+        ValueError: Something else.
+    """
+    found = re.fullmatch(r"(\d{1,5}):(\d{1,6}(?:\.\d+)?)", text)
+    if found is None or float(found[2]) < 1:
+        raise ValueError(
+            f"{text!r} is no straggler; write RANK:FACTOR as 3:2.5, with a factor of at least 1"
+        )
+    return int(found[1]), float(found[2])
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:g} us"
+
+
+def _ns(seconds_per_byte: float) -> str:
+    return f"{seconds_per_byte * 1e9:.3g} ns/B"
+
+
+def _gbit(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e9:g} Gbit/s"
+
+
+def parse_algorithms(text: str) -> tuple[str, ...]:
+    """Reads ``auto`` or a list of names of algorithms.
+
+    Raises:
+        ValueError: An unknown name; the message has the known ones.
+    """
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in ALGORITHMS:
+            raise ValueError(f"there is no algorithm {name!r}; known: {', '.join(ALGORITHMS)}")
+    return tuple(dict.fromkeys(names))

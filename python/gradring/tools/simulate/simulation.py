@@ -1,0 +1,160 @@
+"""Asks the core for times, and prints them as they are found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradring._native import time_all_reduce
+from gradring.errors import ConfigError
+from gradring.tools.bench.options import format_size
+from gradring.tools.bench.table import format_time
+from gradring.tools.simulate.options import Network, Options
+
+if TYPE_CHECKING:
+    from gradring._native import Timing
+
+_COLUMNS = (
+    ("ranks", 6),
+    ("hosts", 6),
+    ("size", 8),
+    ("wanted", 12),
+    ("algorithm", 12),
+    ("time", 8),
+    ("first rank", 10),
+    ("busbw GB/s", 10),
+    ("bytes bound", 11),
+    ("log2 bound", 10),
+    ("of bounds", 9),
+    ("line", 5),
+    ("rank", 5),
+)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One all-reduce on one network.
+
+    Attributes:
+        world_size: Number of ranks.
+        ranks_per_host: On each host.
+        bytes: Of the buffer on each rank.
+        wanted: The algorithm that was asked for; ``auto`` chooses as a group does.
+        algorithm: The one that did it.
+        time_us: Until the last rank has its result.
+        first_us: Until the first has.
+        busbw_gbps: 2(N-1)/N of the bytes over the time, in 1e9 bytes/s.
+        bandwidth_bound_us: What lines need for the bytes that they have to carry.
+        latency_bound_us: What log2(N) steps need.
+        busiest_line: Part of the time in which the busiest line carries something.
+        busiest_rank: Part of the time in which the busiest rank's processor works.
+        pieces: That have travelled.
+    """
+
+    world_size: int
+    ranks_per_host: int
+    bytes: int
+    wanted: str
+    algorithm: str
+    time_us: float
+    first_us: float
+    busbw_gbps: float
+    bandwidth_bound_us: float
+    latency_bound_us: float
+    busiest_line: float
+    busiest_rank: float
+    pieces: int
+
+
+def simulate(options: Options, say: Callable[[str], None]) -> list[Simulated]:
+    """Simulates each algorithm at each number of ranks and size.
+
+    Args:
+        options: What to simulate; checked.
+        say: Called with each line of the report.
+
+    Raises:
+        ConfigError: Nothing of it can be simulated; says why.
+    """
+    for line in options.network.words():
+        say(f"# {line}")
+    say(_line([name for name, _ in _COLUMNS]))
+    found: list[Simulated] = []
+    refusals: list[ConfigError] = []
+    for network in options.networks():
+        for size in options.sizes:
+            for algorithm in options.algorithms:
+                try:
+                    (timing,) = time_all_reduce(network, [size], algorithm)
+                except ConfigError as refusal:
+                    refusals.append(refusal)
+                    say(f"# left out: {algorithm}, {network.world_size} ranks: {refusal}")
+                    continue
+                found.append(_simulated(network, size, algorithm, timing))
+                say(_row(found[-1]))
+    if not found and refusals:
+        raise refusals[0]
+    return found
+
+
+def write(simulated: Sequence[Simulated], network: Network, path: Path) -> None:
+    """Writes a JSON list: an object for each row, with the network under ``network``.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    described = asdict(network)
+    del described["world_size"], described["ranks_per_host"]
+    rows = (json.dumps(asdict(row) | {"network": described}) for row in simulated)
+    path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
+
+
+def _simulated(network: Network, size: int, wanted: str, timing: Timing) -> Simulated:
+    ranks, seconds = network.world_size, timing["seconds"]
+    return Simulated(
+        world_size=ranks,
+        ranks_per_host=network.ranks_per_host,
+        bytes=size,
+        wanted=wanted,
+        algorithm=timing["algorithm"],
+        time_us=seconds * 1e6,
+        first_us=timing["first_seconds"] * 1e6,
+        # Where nothing costs anything, no time passes.
+        busbw_gbps=2 * (ranks - 1) / ranks * size / seconds / 1e9 if seconds else 0.0,
+        bandwidth_bound_us=timing["bandwidth_bound_s"] * 1e6,
+        latency_bound_us=timing["latency_bound_s"] * 1e6,
+        busiest_line=timing["busiest_line"],
+        busiest_rank=timing["busiest_rank"],
+        pieces=timing["pieces"],
+    )
+
+
+def _row(row: Simulated) -> str:
+    bound = max(row.bandwidth_bound_us, row.latency_bound_us)
+    return _line(
+        [
+            str(row.world_size),
+            str(row.world_size // row.ranks_per_host),
+            format_size(row.bytes),
+            row.wanted,
+            row.algorithm,
+            format_time(row.time_us),
+            format_time(row.first_us),
+            f"{row.busbw_gbps:.3f}",
+            format_time(row.bandwidth_bound_us),
+            format_time(row.latency_bound_us),
+            f"{row.time_us / bound:.2f}x" if bound else "-",
+            f"{row.busiest_line:.0%}",
+            f"{row.busiest_rank:.0%}",
+        ]
+    )
+
+
+def _line(texts: Sequence[str]) -> str:
+    aligned: Iterator[str] = (
+        text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True)
+    )
+    return " ".join(aligned).rstrip()

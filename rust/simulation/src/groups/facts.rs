@@ -1,0 +1,633 @@
+//! Facts: "fault F in phase P gives error E, blames R, within T", exact in virtual time.
+//!
+//! The rows are those of the fault matrix of real processes (`tests/faults/matrix.py`) whose group has
+//! formed, under the same names, and a few more that need the virtual clock. Each is tried with 2, 3
+//! and 5 ranks, and with each of them at fault. A fault strikes at a byte of the collective, so it
+//! cannot miss its phase. What stays with processes: how a group forms, what a kernel makes of a
+//! process that ends, memory that is really shared, and that a checksum or half a message is noticed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::faults::{Difference, Fault, Trigger};
+use super::group::{self, Ended, FLUSH_LIMIT, Run, WAKE_MAX};
+use super::process::Outcome;
+use super::scenario::{Planned, Scenario};
+use crate::world::random::Random;
+use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
+use gradring_core::collective::{Call, Collective};
+use gradring_core::config::timing::Timing;
+use gradring_core::drive::Limits;
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::algorithm_rules::Rules;
+use gradring_core::schedule::choice::Policy;
+use gradring_core::schedule::topology::Topology;
+use gradring_core::wire::contract::HEADER_BYTES;
+
+const WORLD_SIZES: [usize; 3] = [2, 3, 5];
+/// Of each cell: half of them with shared memory.
+const SEEDS: u64 = 4;
+
+/// Of the collective in question, in float32; a multiple of all world sizes.
+const ELEMENTS: usize = 2520;
+const BYTES: usize = 4 * ELEMENTS;
+/// A pipe holds so much, so a rank is never further than this behind the byte at which a fault
+/// strikes: much less than from there to the end of a phase.
+const PIPE_BYTES: usize = 300;
+const _: () = assert!(PIPE_BYTES < BYTES / 8);
+const DELAY_MAX: Moment = 50 * MICROSECOND;
+/// A fault of which nothing is noticed ends so long before the last result, at most.
+const COMPLETION: Duration = Duration::from_secs(1);
+
+/// Longer than whatever the monitor takes.
+const LONG_TIMEOUT: Duration = Duration::from_secs(20);
+/// Shorter than the silence after which a rank is lost.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long ranks do nothing together, and when the fault strikes meanwhile.
+const IDLE: Moment = 15 * SECOND;
+const IDLE_BEFORE: Moment = 3 * SECOND;
+const IDLE_AFTER: Duration = Duration::from_secs(12);
+/// The faulty rank is done for so long when it fails at shutdown: so are all others by then.
+const SHUTDOWN_AFTER: Moment = 50 * MILLISECOND;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    FirstSegment,
+    ReduceScatter,
+    AllGather,
+    Shutdown,
+}
+
+use Phase::{AllGather, FirstSegment, Idle, ReduceScatter, Shutdown};
+
+const MOVING: &[Phase] = &[FirstSegment, ReduceScatter, AllGather];
+const WORKING: &[Phase] = &[Idle, FirstSegment, ReduceScatter, AllGather];
+
+/// What one fault does in some phases.
+struct Row {
+    fault: &'static str,
+    phases: &'static [Phase],
+    strikes: fn(&Cell) -> Fault,
+    /// How long a collective may stall.
+    timeout: Duration,
+    /// What is called; an all-reduce otherwise.
+    calls: fn(&Cell) -> Collective,
+    /// Whether another one follows, though this one succeeds.
+    goes_on: bool,
+    /// The exception of every survivor; nothing if all results must be right.
+    error: Option<&'static str>,
+    /// Whom a rank may blame.
+    blames: fn(&Cell, usize) -> BTreeSet<usize>,
+    /// From the fault to when a rank knows, or has its last result, at least and at most; the time
+    /// that news take is added.
+    within: fn(&Cell) -> (Duration, Duration),
+}
+
+/// One row in one phase, with one rank at fault.
+struct Cell {
+    phase: Phase,
+    world_size: usize,
+    faulty: usize,
+}
+
+const USUAL: Timing = Timing::USUAL;
+const AT_ONCE: fn(&Cell) -> (Duration, Duration) = |_| (Duration::ZERO, Duration::ZERO);
+/// The last sign of life is up to a heartbeat older than the fault, and somebody looks once in one.
+const SILENCE: fn(&Cell) -> (Duration, Duration) = |_| {
+    (
+        USUAL.silence - USUAL.heartbeat,
+        USUAL.silence + USUAL.heartbeat,
+    )
+};
+const STALL: fn(&Cell) -> (Duration, Duration) = |_| (SHORT_TIMEOUT, SHORT_TIMEOUT);
+
+const FAULTY: fn(&Cell, usize) -> BTreeSet<usize> = |cell, _| BTreeSet::from([cell.faulty]);
+/// Of a connection: who is right, nobody can say.
+const ENDS: fn(&Cell, usize) -> BTreeSet<usize> =
+    |cell, _| BTreeSet::from([cell.faulty, cell.successor()]);
+
+impl Row {
+    /// What needs no more than news.
+    const fn new(
+        fault: &'static str,
+        phases: &'static [Phase],
+        error: Option<&'static str>,
+        strikes: fn(&Cell) -> Fault,
+    ) -> Self {
+        Self {
+            fault,
+            phases,
+            strikes,
+            timeout: LONG_TIMEOUT,
+            calls: |_| Collective::AllReduce { op: ReduceOp::Sum },
+            goes_on: false,
+            error,
+            blames: FAULTY,
+            within: AT_ONCE,
+        }
+    }
+}
+
+const LOST: Option<&str> = Some("PeerLostError");
+const TIMEOUT: Option<&str> = Some("CollectiveTimeoutError");
+const PROTOCOL: Option<&str> = Some("ProtocolError");
+const MISMATCH: Option<&str> = Some("MismatchError");
+const ABORTED: Option<&str> = Some("AbortedError");
+
+fn rows() -> Vec<Row> {
+    let killed = |cell: &Cell| Fault::Killed {
+        trigger: cell.trigger(),
+        end: true,
+    };
+    let stopped = |cell: &Cell| Fault::Stopped {
+        trigger: cell.trigger(),
+        lasts: NEVER,
+    };
+    let raised = |cell: &Cell| Fault::Aborts {
+        trigger: cell.trigger(),
+    };
+    let exits = |cell: &Cell| Fault::Exits {
+        trigger: cell.trigger(),
+    };
+    vec![
+        Row::new("SIGKILL", WORKING, LOST, killed),
+        Row::new("SIGKILL", &[Shutdown], None, killed),
+        Row {
+            within: SILENCE,
+            ..Row::new("SIGSTOP", WORKING, LOST, stopped)
+        },
+        Row::new("SIGSTOP", &[Shutdown], None, stopped),
+        Row {
+            timeout: SHORT_TIMEOUT,
+            // It cannot answer the question, so that is asked for as long as may be.
+            within: |_| {
+                let by = SHORT_TIMEOUT + USUAL.diagnosis;
+                (by, by)
+            },
+            ..Row::new("SIGSTOP, noticed by a stall", MOVING, TIMEOUT, stopped)
+        },
+        Row {
+            within: |cell| cell.unnoticed(PAUSE),
+            ..Row::new("SIGSTOP, and SIGCONT in time", WORKING, None, |cell| {
+                Fault::Stopped {
+                    trigger: cell.trigger(),
+                    lasts: nanoseconds(PAUSE),
+                }
+            })
+        },
+        Row::new("exception", WORKING, ABORTED, raised),
+        Row::new("exception", &[Shutdown], None, raised),
+        // Who leaves is missed where it is needed.
+        Row {
+            within: |_| (IDLE_AFTER, IDLE_AFTER),
+            ..Row::new("sys.exit", &[Idle], LOST, exits)
+        },
+        Row::new("sys.exit", MOVING, LOST, exits),
+        Row::new("sys.exit", &[Shutdown], None, exits),
+        Row {
+            within: SILENCE,
+            // It is all others that fell silent for it.
+            blames: |cell, rank| match rank == cell.faulty {
+                true => BTreeSet::from([cell.predecessor(), cell.successor()]),
+                false => BTreeSet::from([cell.faulty]),
+            },
+            ..Row::new("host cut off", WORKING, LOST, |cell| Fault::CutOff {
+                trigger: cell.trigger(),
+                inbound: true,
+                outbound: true,
+                lasts: NEVER,
+            })
+        },
+        Row {
+            within: SILENCE,
+            ..Row::new("host not heard", WORKING, LOST, |cell| Fault::CutOff {
+                trigger: cell.trigger(),
+                inbound: false,
+                outbound: true,
+                lasts: NEVER,
+            })
+        },
+        Row {
+            within: SILENCE,
+            blames: ENDS,
+            ..Row::new("link cut", &[Idle], LOST, |cell| Fault::ControlSilent {
+                trigger: cell.trigger(),
+                lasts: NEVER,
+            })
+        },
+        Row {
+            timeout: SHORT_TIMEOUT,
+            within: STALL,
+            blames: ENDS,
+            ..Row::new("link cut", MOVING, TIMEOUT, |cell| Fault::DataSilent {
+                trigger: cell.trigger(),
+                to: cell.successor(),
+                lasts: NEVER,
+            })
+        },
+        // Who sees the end says so in the other direction.
+        Row::new("half-open link", &[Idle], LOST, |cell| Fault::ControlCut {
+            trigger: cell.trigger(),
+            half: true,
+        }),
+        Row {
+            // Only the successor notices, and leaves the first word to a lower rank.
+            within: |cell| {
+                let grace = match cell.successor() < cell.faulty {
+                    true => USUAL.link_grace,
+                    false => USUAL.link_grace * 3 / 2,
+                };
+                (grace, grace)
+            },
+            ..Row::new("half-open link", MOVING, LOST, |cell| Fault::DataCut {
+                trigger: cell.trigger(),
+                to: cell.successor(),
+                half: true,
+            })
+        },
+        Row {
+            within: |cell| cell.unnoticed(Duration::ZERO),
+            ..Row::new("slow link", &[Idle], None, |cell| Fault::ControlSlow {
+                trigger: cell.trigger(),
+                delay: nanoseconds(USUAL.silence / 2),
+            })
+        },
+        Row {
+            timeout: SHORT_TIMEOUT,
+            // All takes longer than a stall may, and no piece does.
+            within: |_| {
+                let pieces = u32::try_from(2 * BYTES / PIPE_BYTES + 2).expect("few");
+                (SHORT_TIMEOUT, SHORT_TIMEOUT / 6 * pieces)
+            },
+            ..Row::new("slow link", MOVING, None, |cell| Fault::DataSlow {
+                trigger: cell.trigger(),
+                to: cell.successor(),
+                delay: nanoseconds(SHORT_TIMEOUT / 6),
+            })
+        },
+        Row {
+            timeout: SHORT_TIMEOUT,
+            // The root is done soon, and waits in the next one for those that are not.
+            calls: |cell| Collective::Broadcast { root: cell.root() },
+            goes_on: true,
+            within: |_| {
+                let pieces = u32::try_from(BYTES / PIPE_BYTES + 2).expect("few");
+                (SHORT_TIMEOUT, SHORT_TIMEOUT / 6 * pieces)
+            },
+            ..Row::new(
+                "slow link, behind the root",
+                &[FirstSegment],
+                None,
+                |cell| Fault::DataSlow {
+                    trigger: cell.trigger(),
+                    to: cell.successor(),
+                    delay: nanoseconds(SHORT_TIMEOUT / 6),
+                },
+            )
+        },
+        Row {
+            // The next message is a heartbeat.
+            within: |_| (Duration::ZERO, USUAL.heartbeat),
+            ..Row::new("corrupted frame", &[Idle], PROTOCOL, |cell| {
+                Fault::ControlGarbled {
+                    trigger: cell.trigger(),
+                }
+            })
+        },
+        Row::new("corrupted frame", &[FirstSegment], PROTOCOL, |cell| {
+            cell.header_changed(0)
+        }),
+        Row::new(
+            "corrupted frame, for another rank",
+            &[FirstSegment],
+            PROTOCOL,
+            |cell| cell.header_changed(12),
+        ),
+        Row::new(
+            "corrupted frame, another call",
+            &[FirstSegment],
+            PROTOCOL,
+            |cell| cell.header_changed(24),
+        ),
+        Row::new("turned bit, with checksums", MOVING, PROTOCOL, |cell| {
+            Fault::DataCorrupted {
+                trigger: cell.trigger(),
+                to: cell.successor(),
+            }
+        }),
+        Row {
+            blames: ENDS,
+            ..Row::new("truncated frame", &[Idle], LOST, |cell| Fault::ControlCut {
+                trigger: cell.trigger(),
+                half: false,
+            })
+        },
+        Row {
+            within: |_| (USUAL.link_grace, USUAL.link_grace * 3 / 2),
+            blames: ENDS,
+            ..Row::new("truncated frame", MOVING, LOST, |cell| Fault::DataCut {
+                trigger: cell.trigger(),
+                to: cell.successor(),
+                half: false,
+            })
+        },
+        Row {
+            blames: ODD,
+            ..Row::new("wrong program", &[FirstSegment], MISMATCH, |cell| {
+                cell.calls_another(Difference::Count)
+            })
+        },
+        Row {
+            blames: ODD,
+            ..Row::new("wrong program, name", &[FirstSegment], MISMATCH, |cell| {
+                cell.calls_another(Difference::Name)
+            })
+        },
+        Row {
+            timeout: SHORT_TIMEOUT,
+            within: |_| {
+                let by = SHORT_TIMEOUT + USUAL.report_grace;
+                (by, by)
+            },
+            ..Row::new("late", &[FirstSegment], TIMEOUT, |cell| Fault::Late {
+                trigger: cell.entering(),
+                by: nanoseconds(3 * SHORT_TIMEOUT),
+            })
+        },
+    ]
+}
+
+/// Of two that disagree, rank 0 is taken to be right.
+const ODD: fn(&Cell, usize) -> BTreeSet<usize> = |cell, _| match cell.world_size {
+    2 => BTreeSet::from([1]),
+    _ => BTreeSet::from([cell.faulty]),
+};
+
+/// Shorter than every silence that is noticed: the last sign of life may be a heartbeat older.
+const PAUSE: Duration = USUAL.silence.saturating_sub(Duration::from_secs(2));
+
+impl Cell {
+    const fn successor(&self) -> usize {
+        (self.faulty + 1) % self.world_size
+    }
+
+    /// Of a broadcast that the faulty rank passes on, if it does not end there.
+    const fn root(&self) -> usize {
+        match self.world_size {
+            2 => self.faulty,
+            _ => self.predecessor(),
+        }
+    }
+
+    const fn predecessor(&self) -> usize {
+        (self.faulty + self.world_size - 1) % self.world_size
+    }
+
+    /// In the middle of the phase.
+    const fn trigger(&self) -> Trigger {
+        let half = BYTES / self.world_size * (self.world_size - 1);
+        let (number, sent, after) = match self.phase {
+            Idle => (1, 0, IDLE_BEFORE),
+            FirstSegment => (1, HEADER_BYTES + 1, 0),
+            ReduceScatter => (1, HEADER_BYTES + half / 2, 0),
+            AllGather => (1, HEADER_BYTES + half + half / 2, 0),
+            Shutdown => (2, 0, SHUTDOWN_AFTER),
+        };
+        Trigger {
+            rank: self.faulty,
+            number,
+            sent,
+            after,
+        }
+    }
+
+    /// When it is about to enter the collective.
+    const fn entering(&self) -> Trigger {
+        Trigger {
+            sent: 0,
+            after: 0,
+            ..self.trigger()
+        }
+    }
+
+    const fn header_changed(&self, byte: usize) -> Fault {
+        Fault::HeaderChanged {
+            trigger: self.entering(),
+            to: self.successor(),
+            byte,
+        }
+    }
+
+    const fn calls_another(&self, how: Difference) -> Fault {
+        Fault::CallsAnother {
+            trigger: self.entering(),
+            how,
+        }
+    }
+
+    /// When all have their last result, if they notice nothing of a fault that lasts so long.
+    fn unnoticed(&self, lasts: Duration) -> (Duration, Duration) {
+        let least = match self.phase {
+            Idle => IDLE_AFTER,
+            _ => lasts,
+        };
+        (least, least + COMPLETION)
+    }
+
+    /// A small collective and the one in question, along the ring; and one more that all come to if
+    /// that has to fail, or some can go on to.
+    fn scenario(&self, row: &Row, shares_memory: bool) -> Scenario {
+        let hosts = (0..self.world_size).map(|rank| if shares_memory { 0 } else { rank });
+        let topology = Topology::by_host(hosts);
+        let policy = Policy {
+            rules: Rules::always(Algorithm::Ring),
+            ..Policy::new(topology.clone())
+        };
+        let idle = self.phase == Idle;
+        let planned = |number| {
+            let (count, collective) = match number {
+                1 => (ELEMENTS, (row.calls)(self)),
+                _ => (9, Collective::AllReduce { op: ReduceOp::Sum }),
+            };
+            Planned {
+                call: Call {
+                    collective,
+                    dtype: DType::F32,
+                    count,
+                    name: "x".into(),
+                    shapes: format!("[{count}]"),
+                },
+                policy: Policy {
+                    topology: Arc::clone(&policy.topology),
+                    ..policy.clone()
+                },
+                computing: vec![if idle && number == 1 { IDLE } else { 0 }; self.world_size],
+                together: false,
+            }
+        };
+        Scenario {
+            topology,
+            limits: Limits {
+                timeout: row.timeout,
+                stall_warning: row.timeout / 2,
+            },
+            pipe_bytes: PIPE_BYTES,
+            delay_max: DELAY_MAX,
+            shares_memory,
+            collectives: (0..if row.error.is_some() || row.goes_on {
+                3
+            } else {
+                2
+            })
+                .map(planned)
+                .collect(),
+            faults: vec![(row.strikes)(self)],
+            lingering: (0..self.world_size)
+                .map(|rank| self.lingering(rank))
+                .collect(),
+        }
+    }
+
+    /// How long news go through the group, three times, for a question, the answers and the cause;
+    /// and a look of the monitor.
+    fn news(&self) -> Duration {
+        let hop = DELAY_MAX + WAKE_MAX;
+        let look = Duration::from_millis(20);
+        Duration::from_nanos(3 * self.world_size as Moment * hop) + look
+    }
+
+    /// What is not as the row says.
+    fn problem(&self, row: &Row, run: &Run) -> Option<String> {
+        let [Some(struck)] = run.struck[..] else {
+            return Some("the fault did not strike".into());
+        };
+        if let Err(problem) = run.verify() {
+            return Some(problem);
+        }
+        let survivors = run.ranks.iter().enumerate();
+        let survivors = survivors.filter(|(_, ended)| ended.survives);
+        let wrong = survivors.clone().find_map(|(rank, ended)| {
+            let problem = self.problem_of(rank, ended, row, struck)?;
+            Some(format!("rank {rank} {problem}"))
+        });
+        let last = survivors.filter_map(|(_, ended)| ended.outcome.as_ref());
+        let last = last.map(|(moment, _)| moment.saturating_sub(struck)).max();
+        let late = || self.untimely(row, Duration::from_nanos(last?));
+        wrong.or_else(|| match (row.error, self.phase) {
+            (None, Idle | FirstSegment | ReduceScatter | AllGather) => late(),
+            _ => None,
+        })
+    }
+
+    /// What a survivor should not have seen.
+    fn problem_of(&self, rank: usize, ended: &Ended, row: &Row, struck: Moment) -> Option<String> {
+        let since = |moment: Moment| Duration::from_nanos(moment.saturating_sub(struck));
+        let Some((moment, outcome)) = &ended.outcome else {
+            return Some("never ended".into());
+        };
+        match (outcome, row.error) {
+            (Outcome::Done, None) => {}
+            (Outcome::Failed(error), Some(expected)) => {
+                let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
+                let right = blamed.is_some_and(|it| (row.blames)(self, rank).contains(&it));
+                if error.kind.exception() != expected || !right {
+                    return Some(format!("got another error: {error}"));
+                }
+                let known = ended.aborted.map_or(Duration::MAX, since);
+                let untimely = self.untimely(row, known);
+                if untimely.is_some() {
+                    return untimely;
+                }
+                let told = since(*moment).saturating_sub(known.max(self.computes(row, rank)));
+                if told > self.news() {
+                    return Some(format!("was told {told:?} later: {error}"));
+                }
+            }
+            (outcome, _) => return Some(format!("ended with {outcome:?}")),
+        }
+        let leaves = moment + self.lingering(rank) + FLUSH_LIMIT + nanoseconds(self.news());
+        let stays = ended.left.is_none_or(|left| left > leaves);
+        stays.then(|| "did not leave in time".into())
+    }
+
+    fn untimely(&self, row: &Row, after: Duration) -> Option<String> {
+        let (least, most) = (row.within)(self);
+        let (least, most) = (least.saturating_sub(self.news()), most + self.news());
+        let wrong = after < least || after > most;
+        wrong.then(|| format!("was ready after {after:?}, not {least:?} to {most:?}"))
+    }
+
+    /// For how long after the fault a rank computes, and cannot be told anything.
+    fn computes(&self, row: &Row, rank: usize) -> Duration {
+        match (row.strikes)(self).lasts() {
+            _ if self.phase == Idle => IDLE_AFTER,
+            lasts if rank == self.faulty && lasts < NEVER => Duration::from_nanos(lasts),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Before a fault at shutdown, about then, or after it.
+    const fn lingering(&self, rank: usize) -> Moment {
+        if rank == self.faulty {
+            2 * SHUTDOWN_AFTER
+        } else {
+            rank as Moment * SHUTDOWN_AFTER / 2
+        }
+    }
+}
+
+/// Tries every fact; returns how many runs that took, and those that contradict one. Shows the first.
+pub(crate) fn contradictions() -> (usize, Vec<String>) {
+    let (mut count, mut problems) = (0, Vec::new());
+    for row in rows() {
+        for cell in row.cells() {
+            for seed in 0..SEEDS {
+                let run = |traced| {
+                    let scenario = cell.scenario(&row, seed % 2 == 1);
+                    group::run(scenario, Random::new(seed), traced)
+                };
+                count += 1;
+                let Some(problem) = cell.problem(&row, &run(false)) else {
+                    continue;
+                };
+                if problems.is_empty() {
+                    println!("{}", run(true).trace.join("\n"));
+                }
+                problems.push(format!("{}, {cell}, seed {seed}: {problem}", row.fault));
+            }
+        }
+    }
+    (count, problems)
+}
+
+impl Row {
+    fn cells(&self) -> impl Iterator<Item = Cell> {
+        let groups = self
+            .phases
+            .iter()
+            .flat_map(|&phase| WORLD_SIZES.map(|size| (phase, size)));
+        groups.flat_map(|(phase, world_size)| {
+            (0..world_size).map(move |faulty| Cell {
+                phase,
+                world_size,
+                faulty,
+            })
+        })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            phase,
+            world_size,
+            faulty,
+        } = self;
+        write!(f, "{phase:?}, rank {faulty} of {world_size}")
+    }
+}

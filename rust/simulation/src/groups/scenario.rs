@@ -1,0 +1,207 @@
+//! What happens in a run, as its seed will have it: the group, its collectives, and the faults.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::faults::Fault;
+use super::values;
+use crate::world::random::Random;
+use crate::world::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
+use gradring_core::collective::Call;
+use gradring_core::drive::Limits;
+use gradring_core::dtype::DType;
+use gradring_core::schedule::Algorithm;
+use gradring_core::schedule::algorithm_rules::Rules;
+use gradring_core::schedule::choice::Policy;
+use gradring_core::schedule::topology::Topology;
+
+const LINGERS_MAX: Moment = 3 * SECOND;
+
+/// Everything about a run that is settled before it begins.
+pub(super) struct Scenario {
+    pub(super) topology: Topology,
+    pub(super) limits: Limits,
+    pub(super) pipe_bytes: usize,
+    pub(super) delay_max: Moment,
+    /// Whether ranks of one host share memory.
+    pub(super) shares_memory: bool,
+    pub(super) collectives: Vec<Planned>,
+    pub(super) faults: Vec<Fault>,
+    /// By rank: how long it stays when its program has ended; left to chance if empty.
+    pub(super) lingering: Vec<Moment>,
+}
+
+/// A collective that all ranks are to run, unless a fault keeps them from it.
+pub(super) struct Planned {
+    /// Of a rank that is not its root.
+    pub(super) call: Call,
+    pub(super) policy: Policy,
+    /// By rank: how long it computes before it launches this.
+    pub(super) computing: Vec<Moment>,
+    /// Whether it is launched together with the one before.
+    pub(super) together: bool,
+}
+
+impl Scenario {
+    pub(super) fn new(random: &mut Random) -> Self {
+        let world_size = 2 + random.below(7);
+        let hosts = 1 + random.below(3);
+        let host: Vec<usize> = (0..world_size).map(|_| random.below(hosts)).collect();
+        let topology = Topology::by_host(host.iter());
+        let topology = match hosts {
+            // As many draws as ever, so that a seed stays what it was.
+            3 => topology.in_racks(|rank| (host[rank] / 2).to_string()),
+            _ => topology,
+        };
+        let large = random.once_in(100) && world_size <= 4;
+        let timeout = Duration::from_secs(random.pick(&[3, 6, 20]));
+        let wire_dtype = random.pick(&[None, None, None, Some(DType::Bf16), Some(DType::F16)]);
+        let policy = Policy {
+            reproducible: random.once_in(4),
+            wire_dtype,
+            ..Policy::new(topology.clone())
+        };
+        let count = if large { 2 } else { 2 + random.below(8) };
+        let idle = random.once_in(4).then(|| random.below(count));
+        let collectives: Vec<Planned> = (0..count)
+            .map(|number| planned(random, &policy, large, idle == Some(number)))
+            .collect();
+        let pipe_bytes = if large {
+            random.pick(&[32 << 10, 256 << 10, 1 << 20])
+        } else {
+            random.pick(&[200, 3000, 64 << 10])
+        };
+        let faults = random.pick(&[0, 1, 1, 1, 1, 1, 1, 2]);
+        let faults = (0..faults).map(|_| Fault::new(random, world_size, count, timeout));
+        Self {
+            faults: faults.collect(),
+            limits: Limits {
+                timeout,
+                stall_warning: timeout / 2,
+            },
+            pipe_bytes,
+            delay_max: random.pick(&[50 * MICROSECOND, MILLISECOND, 20 * MILLISECOND]),
+            shares_memory: random.once_in(2),
+            topology,
+            collectives,
+            lingering: Vec::new(),
+        }
+    }
+
+    /// How long `rank` stays in the group when its program has ended.
+    pub(super) fn lingers(&self, rank: usize, random: &mut Random) -> Moment {
+        self.lingering.get(rank).copied().unwrap_or_else(|| {
+            let most = random.pick(&[0, 20 * MILLISECOND, LINGERS_MAX]);
+            random.between(0, most)
+        })
+    }
+
+    /// The run in one line.
+    pub(super) fn summary(&self) -> String {
+        format!(
+            "hosts {:?}, {} collectives, timeout {:?}, pipes of {} B, delays up to {} us, {}; {:?}",
+            self.topology.hosts(),
+            self.collectives.len(),
+            self.limits.timeout,
+            self.pipe_bytes,
+            self.delay_max / MICROSECOND,
+            if self.shares_memory {
+                "shared memory"
+            } else {
+                "no shared memory"
+            },
+            self.faults,
+        )
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.topology.world_size()
+    }
+
+    /// With which ranks `rank` shares memory.
+    pub(super) fn sharing(&self, rank: usize) -> Vec<bool> {
+        let host = |rank| self.topology.position(rank).0;
+        let shares = |peer| self.shares_memory && peer != rank && host(peer) == host(rank);
+        (0..self.world_size()).map(shares).collect()
+    }
+
+    /// What `rank` calls at this position, counted from 0; nothing if it has left by then.
+    pub(super) fn called(&self, rank: usize, number: usize) -> Option<Call> {
+        let mut call = self.collectives.get(number)?.call.clone();
+        for fault in &self.faults {
+            match fault {
+                Fault::LeavesEarly { trigger }
+                    if trigger.rank == rank && number >= trigger.number =>
+                {
+                    return None;
+                }
+                Fault::CallsAnother { trigger, how } if trigger.is(rank, number) => {
+                    how.change(&mut call);
+                }
+                _ => {}
+            }
+        }
+        Some(values::call_of(rank, self.world_size(), call))
+    }
+
+    /// What `rank` is to call at this position, whatever faults make of it.
+    pub(super) fn owed(&self, rank: usize, number: usize) -> Call {
+        values::call_of(
+            rank,
+            self.world_size(),
+            self.collectives[number].call.clone(),
+        )
+    }
+
+    /// How long `rank` computes before it launches the collective at this position.
+    pub(super) fn computing(&self, rank: usize, number: usize) -> Moment {
+        let late = self.faults.iter().filter_map(|fault| match fault {
+            Fault::Late { trigger, by } if trigger.is(rank, number) => Some(*by),
+            _ => None,
+        });
+        self.collectives[number].computing[rank] + late.sum::<Moment>()
+    }
+
+    /// To which peers the first bytes of this collective change on the way from `rank`, and which.
+    pub(super) fn changed_headers(
+        &self,
+        rank: usize,
+        number: usize,
+    ) -> impl Iterator<Item = (usize, usize)> {
+        self.faults.iter().filter_map(move |fault| match fault {
+            Fault::HeaderChanged { trigger, to, byte } if trigger.is(rank, number) => {
+                Some((*to, *byte))
+            }
+            _ => None,
+        })
+    }
+
+    /// The longest that all computing can take together.
+    pub(super) fn computing_max(&self) -> Moment {
+        let longest = |planned: &Planned| planned.computing.iter().max().copied();
+        self.collectives.iter().filter_map(longest).sum()
+    }
+}
+
+fn planned(random: &mut Random, policy: &Policy, large: bool, idle: bool) -> Planned {
+    let world_size = policy.topology.world_size();
+    let longest = random.pick(&[100 * MICROSECOND, 2 * MILLISECOND, 50 * MILLISECOND]);
+    let base = if idle { 12 * SECOND } else { 0 };
+    // Each algorithm for one in six, as long as there are four of them.
+    let rules = match Algorithm::ALL.get(random.below(Algorithm::ALL.len() + 2)) {
+        Some(&algorithm) => Rules::always(algorithm),
+        None => Rules::default(),
+    };
+    Planned {
+        call: values::random_call(random, world_size, large),
+        policy: Policy {
+            topology: Arc::clone(&policy.topology),
+            rules,
+            ..policy.clone()
+        },
+        computing: (0..world_size)
+            .map(|_| base + random.between(0, longest))
+            .collect(),
+        together: !idle && random.once_in(3),
+    }
+}

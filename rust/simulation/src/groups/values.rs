@@ -1,0 +1,284 @@
+//! What ranks put into collectives, and what must come out: exact in every element type.
+
+use half::{bf16, f16};
+
+use gradring_core::buffer::{Buffer, Slice};
+use gradring_core::collective::{Call, Collective};
+use gradring_core::dtype::{DType, ReduceOp};
+use gradring_core::schedule;
+
+use crate::world::random::Random;
+
+/// What an element holds that has no meaning yet.
+const UNDEFINED: i64 = 3;
+
+/// Element `index` of what `rank` puts into collective `sequence`. Sums and products of eight such
+/// values are exact, also in 8 bits of mantissa where `narrow`, and their means among 2, 4 or 8.
+fn value(op: Option<ReduceOp>, narrow: bool, rank: usize, index: usize, sequence: u64) -> i64 {
+    let mixed = (index * 16 + index / 7 + rank * 5 + rank) as i64 + sequence as i64;
+    match op {
+        Some(ReduceOp::Product) => 1 + mixed % 2,
+        _ if narrow => mixed % 32,
+        _ => mixed % (1 << 17),
+    }
+}
+
+/// One collective of one rank: its part, and what is to be checked.
+pub(super) struct Values<'a> {
+    pub(super) call: &'a Call,
+    pub(super) world_size: usize,
+    pub(super) sequence: u64,
+    /// Whether elements travel in 16 bits.
+    pub(super) narrow: bool,
+}
+
+impl Values<'_> {
+    fn value(&self, rank: usize, index: usize) -> i64 {
+        let op = self.call.collective.op();
+        let narrow = self.narrow || matches!(self.call.dtype, DType::F16 | DType::Bf16);
+        value(op, narrow, rank, index, self.sequence)
+    }
+
+    /// What `rank` starts with, cut into slices at random.
+    pub(super) fn buffer(&self, rank: usize, random: &mut Random) -> Buffer {
+        let (dtype, count) = (self.call.dtype, self.call.count);
+        if self.call.collective == Collective::Barrier {
+            return Buffer::zeroed(dtype, count);
+        }
+        let elements = (0..count).map(|index| match &self.call.collective {
+            Collective::AllGather { counts } if owner(counts, index) != rank => UNDEFINED,
+            Collective::Broadcast { root } | Collective::Scatter { root, .. } if *root != rank => {
+                UNDEFINED
+            }
+            Collective::Receive { .. } => UNDEFINED,
+            Collective::Gather { root, chunk } if *root == rank && index / chunk != rank => {
+                UNDEFINED
+            }
+            _ => self.value(rank, index),
+        });
+        let bytes: Vec<u8> = elements.flat_map(|value| encoded(dtype, value)).collect();
+        let parts = if random.once_in(2) {
+            1
+        } else {
+            1 + random.below(4)
+        };
+        let mut memory = Vec::new();
+        let mut left = &bytes[..];
+        for part in 0..parts {
+            let most = left.len() / dtype.size_bytes();
+            let length = if part + 1 == parts {
+                most
+            } else {
+                random.below(most + 1)
+            };
+            let (first, rest) = left.split_at(length * dtype.size_bytes());
+            // Words, so that every element is aligned.
+            let mut words = vec![0_u64; first.len().div_ceil(8)];
+            for (word, bytes) in words.iter_mut().zip(first.chunks(8)) {
+                let mut whole = [0; 8];
+                whole[..bytes.len()].copy_from_slice(bytes);
+                *word = u64::from_ne_bytes(whole);
+            }
+            memory.push((words, length));
+            left = rest;
+        }
+        let slices = memory.iter_mut().map(|(words, count)| Slice {
+            start: words.as_mut_ptr().cast(),
+            count: *count,
+        });
+        let slices: Vec<Slice> = slices.collect();
+        // SAFETY: the slices cover the words, which the keepalive owns and nobody else can reach.
+        unsafe { Buffer::new(dtype, slices, Box::new(memory)) }
+    }
+
+    /// What is wrong with the result of `rank`, if anything.
+    pub(super) fn check(&self, rank: usize, buffer: &Buffer) -> Option<String> {
+        let size = self.call.dtype.size_bytes();
+        let bytes: Vec<u8> = buffer
+            .elements(0..buffer.count())
+            .flatten()
+            .copied()
+            .collect();
+        bytes
+            .chunks_exact(size)
+            .enumerate()
+            .find_map(|(index, bytes)| {
+                let expected = self.expected(rank, index)?;
+                let expected = encoded(self.call.dtype, expected).collect::<Vec<u8>>();
+                (bytes != expected).then(|| {
+                    format!(
+                        "element {index} of {} is {bytes:?}, not {expected:?}",
+                        self.call
+                    )
+                })
+            })
+    }
+
+    /// What `rank` must end with, where that is defined.
+    fn expected(&self, rank: usize, index: usize) -> Option<i64> {
+        match &self.call.collective {
+            Collective::AllReduce { op } => Some(self.reduced(*op, index)),
+            Collective::ReduceScatter { op, counts } => {
+                (owner(counts, index) == rank).then(|| self.reduced(*op, index))
+            }
+            Collective::AllGather { counts } => Some(self.value(owner(counts, index), index)),
+            Collective::Broadcast { root } => Some(self.value(*root, index)),
+            Collective::Reduce { op, root } => (*root == rank).then(|| self.reduced(*op, index)),
+            Collective::Gather { root, chunk } => Some(match index / chunk {
+                source if *root == rank && source != rank => self.value(source, index % chunk),
+                _ => self.value(rank, index),
+            }),
+            Collective::Scatter { root, chunk } => Some(match *root == rank {
+                true => self.value(rank, index),
+                false => self.value(*root, rank * chunk + index),
+            }),
+            Collective::AllToAll => Some(match index.checked_sub(self.call.count / 2) {
+                None => self.value(rank, index),
+                Some(received) => {
+                    let chunk = self.call.count / 2 / self.world_size;
+                    let source = received / chunk;
+                    let sent = match source == rank {
+                        true => index,
+                        false => rank * chunk + received % chunk,
+                    };
+                    self.value(source, sent)
+                }
+            }),
+            Collective::Send { .. } => Some(self.value(rank, index)),
+            Collective::Receive { from } => Some(self.value(*from, index)),
+            Collective::Barrier => None,
+        }
+    }
+
+    fn reduced(&self, op: ReduceOp, index: usize) -> i64 {
+        let values = (0..self.world_size).map(|rank| match self.call.dtype {
+            DType::U8 => self.value(rank, index) & 0xff,
+            _ => self.value(rank, index),
+        });
+        match op {
+            ReduceOp::Sum => values.sum(),
+            ReduceOp::Mean => values.sum::<i64>() / self.world_size as i64,
+            ReduceOp::Min => values.min().unwrap_or(0),
+            ReduceOp::Max => values.max().unwrap_or(0),
+            ReduceOp::Product => values.product(),
+        }
+    }
+}
+
+/// The rank to which an element belongs.
+fn owner(counts: &[usize], index: usize) -> usize {
+    let mut end = 0;
+    let holds = |count: &usize| {
+        end += count;
+        index < end
+    };
+    counts.iter().position(holds).expect("counts cover all")
+}
+
+/// The value as an element; whole numbers only, and integers that do not fit wrap around.
+fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
+    let bytes = match dtype {
+        DType::F32 => (value as f32).to_ne_bytes().to_vec(),
+        DType::F64 => (value as f64).to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f64(value as f64).to_ne_bytes().to_vec(),
+        DType::Bf16 => bf16::from_f64(value as f64).to_ne_bytes().to_vec(),
+        DType::I32 => (value as i32).to_ne_bytes().to_vec(),
+        DType::I64 => value.to_ne_bytes().to_vec(),
+        DType::U8 => vec![value as u8],
+    };
+    bytes.into_iter()
+}
+
+/// The call of `rank`, where `call` is that of a rank which is not its root: the root of a gather or a
+/// scatter has a buffer for all, and what one rank sends the other one receives.
+pub(super) fn call_of(rank: usize, world_size: usize, mut call: Call) -> Call {
+    if rank == 1 && matches!(call.collective, Collective::Send { .. }) {
+        call.collective = Collective::Receive { from: 0 };
+    }
+    if let Collective::Gather { root, chunk } | Collective::Scatter { root, chunk } =
+        call.collective
+        && root == rank
+    {
+        call.count = chunk * world_size;
+    }
+    call
+}
+
+/// A collective that makes sense among `world_size` ranks, as a rank calls it that is not its root.
+pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -> Call {
+    let count = if large {
+        random.between(250_000, 400_000) as usize
+    } else {
+        let some = random.below(3000);
+        random.pick(&[
+            0,
+            1,
+            2,
+            world_size - 1,
+            world_size,
+            7,
+            100,
+            1000,
+            some,
+            some,
+        ])
+    };
+    let mut dtype = random.pick(&DType::ALL);
+    let op = random.pick(&ReduceOp::ALL);
+    // The mean of whole numbers has to be exact.
+    let whole = matches!(dtype, DType::I32 | DType::I64 | DType::U8);
+    let op = if op == ReduceOp::Mean && !whole {
+        ReduceOp::Sum
+    } else {
+        op
+    };
+    let root = random.below(world_size);
+    let collective = match random.below(14) {
+        0..4 => Collective::AllReduce { op },
+        4 => Collective::ReduceScatter {
+            op,
+            counts: random_counts(random, count, world_size),
+        },
+        5 => Collective::AllGather {
+            counts: random_counts(random, count, world_size),
+        },
+        6 | 7 => Collective::Broadcast { root },
+        8 => Collective::AllToAll,
+        9 => Collective::Reduce { op, root },
+        10 => Collective::Gather { root, chunk: count },
+        11 => Collective::Scatter { root, chunk: count },
+        12 if world_size == 2 => Collective::Send { to: 1 },
+        _ => Collective::Barrier,
+    };
+    let count = match collective {
+        Collective::AllToAll => count.next_multiple_of(2 * world_size),
+        _ => count,
+    };
+    let barrier = collective == Collective::Barrier;
+    if barrier {
+        dtype = DType::U8;
+    }
+    Call {
+        count: if barrier { 1 } else { count },
+        shapes: if barrier {
+            String::new()
+        } else {
+            format!("[{count}]")
+        },
+        collective,
+        dtype,
+        name: "x".into(),
+    }
+}
+
+/// Even chunks, or any.
+fn random_counts(random: &mut Random, count: usize, world_size: usize) -> Vec<usize> {
+    if random.once_in(2) {
+        let chunk = |rank| schedule::chunk(count, world_size, rank).len();
+        return (0..world_size).map(chunk).collect();
+    }
+    let mut cuts: Vec<usize> = (1..world_size).map(|_| random.below(count + 1)).collect();
+    cuts.extend([0, count]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|cut| cut[1] - cut[0]).collect()
+}

@@ -1,0 +1,211 @@
+//! World of a simulated history: events wait in a queue on the virtual clock, and what is left to
+//! chance comes from a seed. Groups, members and parameter servers are its subjects, which say what a
+//! process does with a message or a timer.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
+
+use network::{Lines, Weather};
+use random::Random;
+use time::{Clock, MILLISECOND, Moment, NEVER};
+use trace::Trace;
+
+pub(crate) mod every;
+pub(crate) mod faults;
+pub(crate) mod network;
+pub(crate) mod pipes;
+pub(crate) mod random;
+pub(crate) mod time;
+pub(crate) mod trace;
+
+/// Something that happens at a moment.
+pub(crate) trait Happens {
+    /// The number of the process to which it happens, if it happens to one.
+    fn process(&self) -> Option<usize>;
+}
+
+/// What is simulated.
+pub(crate) trait Subject {
+    type Event: Happens;
+    /// Bound on the events of a history.
+    const EVENTS_MAX: u64;
+
+    fn world(&mut self) -> &mut World<Self::Event>;
+
+    /// The end of time.
+    fn limit(&self) -> Moment;
+
+    /// Does what an event makes a process do.
+    ///
+    /// # Errors
+    /// What should never have happened.
+    fn happen(&mut self, event: Self::Event) -> Result<(), String>;
+
+    /// Whether nothing more is to come.
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+/// Lets happen what waits, to the end of a history or to the end of time.
+///
+/// # Errors
+/// What should never have happened.
+pub(crate) fn run<S: Subject>(subject: &mut S) -> Result<(), String> {
+    let mut limit = subject.limit();
+    while let Some(event) = subject.world().next(limit) {
+        if subject.world().events > S::EVENTS_MAX {
+            return Err("it never ends".into());
+        }
+        subject.happen(event)?;
+        if subject.is_over() {
+            break;
+        }
+        limit = subject.limit();
+    }
+    Ok(())
+}
+
+/// The queue, the clock, and chance.
+pub(crate) struct World<Event> {
+    pub(crate) clock: Clock,
+    pub(crate) random: Random,
+    pub(crate) trace: Rc<Trace>,
+    events: u64,
+    /// What happens next, by time, and in the order in which it was added.
+    queue: BTreeMap<(Moment, u64), Waiting<Event>>,
+    added: u64,
+    /// By number of an alarm: where it waits.
+    alarms: BTreeMap<usize, (Moment, u64)>,
+    /// By process: until when it is stopped.
+    stopped: Vec<Moment>,
+    lines: Lines,
+}
+
+struct Waiting<Event> {
+    event: Event,
+    /// Who sent it, if it is a message.
+    from: Option<usize>,
+    /// Its number, if it is an alarm.
+    alarm: Option<usize>,
+}
+
+impl<Event: Happens> World<Event> {
+    pub(crate) fn new(processes: usize, weather: Weather, random: Random, traced: bool) -> Self {
+        let clock = Clock::new();
+        Self {
+            trace: Rc::new(Trace::new(clock.clone(), traced)),
+            clock,
+            random,
+            events: 0,
+            queue: BTreeMap::new(),
+            added: 0,
+            alarms: BTreeMap::new(),
+            stopped: vec![0; processes],
+            lines: Lines::new(processes, weather),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// The present as the code under test wants it.
+    pub(crate) fn instant(&self) -> Instant {
+        self.clock.instant()
+    }
+
+    pub(crate) fn say(&self, what: impl FnOnce() -> String) {
+        self.trace.say(what);
+    }
+
+    pub(crate) fn at(&mut self, moment: Moment, event: Event) {
+        let waiting = Waiting {
+            event,
+            from: None,
+            alarm: None,
+        };
+        self.add(moment, waiting);
+    }
+
+    /// Sets an alarm instead of the one that had its number.
+    pub(crate) fn set_alarm(&mut self, alarm: usize, moment: Moment, event: Event) {
+        self.clear_alarm(alarm);
+        let waiting = Waiting {
+            event,
+            from: None,
+            alarm: Some(alarm),
+        };
+        self.add(moment.max(self.now() + 1), waiting);
+    }
+
+    pub(crate) fn clear_alarm(&mut self, alarm: usize) {
+        if let Some(waits) = self.alarms.remove(&alarm) {
+            self.queue.remove(&waits);
+        }
+    }
+
+    pub(crate) fn after(&mut self, delay: Moment, event: Event) {
+        self.at(self.now() + delay, event);
+    }
+
+    fn message_after(&mut self, delay: Moment, from: usize, event: Event) {
+        let waiting = Waiting {
+            event,
+            from: Some(from),
+            alarm: None,
+        };
+        self.add(self.now() + delay, waiting);
+    }
+
+    fn add(&mut self, moment: Moment, waiting: Waiting<Event>) {
+        self.added += 1;
+        if let Some(alarm) = waiting.alarm {
+            self.alarms.insert(alarm, (moment, self.added));
+        }
+        self.queue.insert((moment, self.added), waiting);
+    }
+
+    /// Stops a process for a while, or for good.
+    pub(crate) fn stop(&mut self, process: usize, lasts: Moment) {
+        let until = self.now().saturating_add(lasts);
+        self.stopped[process] = self.stopped[process].max(until);
+    }
+
+    pub(crate) fn is_stopped(&self, process: usize) -> bool {
+        self.stopped[process] > self.now()
+    }
+
+    /// Whether something waits, though perhaps for later than the end of time.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The next event, unless it comes after the end of time.
+    fn next(&mut self, limit: Moment) -> Option<Event> {
+        loop {
+            let first = self.queue.first_entry()?;
+            let (moment, _) = *first.key();
+            if moment > limit {
+                return None;
+            }
+            let waiting = first.remove();
+            self.clock.advance_to(moment);
+            self.events += 1;
+            let Some(process) = waiting.event.process() else {
+                return Some(waiting.event);
+            };
+            let until = self.stopped[process];
+            if until > moment {
+                // What waits for a stopped process comes when it goes on.
+                let later = until.saturating_add(self.random.between(0, MILLISECOND));
+                if until < NEVER {
+                    self.add(later, waiting);
+                }
+            } else if waiting.from.is_none_or(|from| !self.is_cut(from, process)) {
+                return Some(waiting.event);
+            }
+        }
+    }
+}

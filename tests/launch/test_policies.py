@@ -1,0 +1,166 @@
+"""Policies of plain jobs and of those with parameter servers, and the watch, without processes."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradring.tools.launch.hosts import Host, place_ranks
+from gradring.tools.launch.plain import Plain
+from gradring.tools.launch.report import Blame
+from gradring.tools.launch.servers import Servers
+from gradring.tools.launch.supervisor import Policy
+from gradring.tools.launch.watch import Watch
+
+HOSTS = [Host("a", 2), Host("b", 1)]
+KILLED = -signal.SIGKILL
+
+
+@dataclass
+class Process:
+    """As much of a rank's process as a policy looks at."""
+
+    rank: int
+    exit_code: int | None = None
+    host: str = "a"
+    group_is_alive: bool = True
+    ending: str = "some way"
+
+
+@dataclass
+class Job:
+    """Stands for the supervisor, its processes and its world."""
+
+    policy: Policy
+    directory: Path
+    grace_s: float = 10.0
+    ranks: list[Process] = field(default_factory=list)
+    started: list[tuple[int, str]] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self)  # type: ignore[arg-type]
+        self.processes: Any = self
+        self.world: Any = self
+        self.policy.begin(self, {"GRADRING_RESTART": "0"})  # type: ignore[arg-type]
+
+    def environments(self, environ: dict[str, str]) -> list[dict[str, str]]:
+        return [environ] * len([*self.policy.ranks, *self.policy.servers])
+
+    def title(self, number: int) -> str:
+        return f"process {number}"
+
+    def failure_of(self, number: int) -> Path:
+        return self.directory / str(number)
+
+    def start(self, number: int, environ: dict[str, str]) -> None:
+        self.ranks[number : number + 1] = [Process(number)]
+        self.started.append((number, environ["GRADRING_RESTART"]))
+
+    def running(self) -> list[Process]:
+        return [process for process in self.ranks if process.exit_code is None]
+
+    def signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+    def ends(self, number: int, exit_code: int, now: float = 0.0) -> list[int]:
+        """The numbers of the failures that end the job."""
+        process = self.ranks[number]
+        process.exit_code, process.group_is_alive = exit_code, False
+        failed = self.policy.ended([process], now)  # type: ignore[list-item]
+        self.policy.act(now)
+        return [each.rank for each in failed]
+
+
+def plain(directory: Path, ranks: int = 3) -> Job:
+    return Job(Plain(place_ranks(HOSTS, ranks), restarts=2), directory)
+
+
+def with_servers(directory: Path, restarts: int = 0) -> Job:
+    return Job(Servers(place_ranks(HOSTS, 2), servers=1, restarts=restarts), directory)
+
+
+def test_all_ranks_of_a_plain_job_start_and_each_failure_ends_it(tmp_path: Path) -> None:
+    job = plain(tmp_path)
+    assert [number for number, _ in job.started] == [0, 1, 2]
+    assert (job.ends(0, 0), job.ends(2, KILLED)) == ([], [2])
+
+
+def test_a_rank_that_blames_another_is_not_the_first_to_fail(tmp_path: Path) -> None:
+    job = plain(tmp_path)
+    assert job.policy.culprit({1: Blame(0, "PeerLostError"), 0: None}) == (0, "")
+    assert job.policy.culprit({1: Blame(0, "StallError")}) == (
+        1,
+        ", but rank 0 on a is to blame (StallError), which still ran or was stopped",
+    )
+
+
+def test_only_several_ranks_without_a_group_are_told_so(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        exit_code, sentence = plain(tmp_path, ranks).policy.outcome()
+        assert exit_code == 0 and bool(sentence) == (ranks > 1)
+    (tmp_path / "1").touch()
+    assert plain(tmp_path, 2).policy.outcome() == (0, None)
+
+
+def test_servers_are_placed_on_the_hosts_in_turn() -> None:
+    servers = Servers(place_ranks(HOSTS, 3), servers=3, restarts=0).servers
+    assert [host.name for host in servers] == ["a", "b", "a"]
+
+
+def test_a_lost_worker_ends_nobody_and_a_lost_server_all(tmp_path: Path) -> None:
+    job = with_servers(tmp_path)
+    assert job.ends(0, KILLED) == []
+    assert job.ends(2, KILLED) == [0, 2]
+
+
+def test_a_restart_starts_one_process_with_its_attempt(tmp_path: Path) -> None:
+    job = with_servers(tmp_path, restarts=1)
+    assert job.ends(2, 3, now=0.0) == [] and job.policy.pending
+    job.policy.act(0.9)
+    assert job.started[3:] == []
+    job.policy.act(1.0)
+    assert job.started[3:] == [(2, "1")] and not job.policy.pending
+    assert job.ends(2, 3) == [2]
+
+
+def test_servers_must_end_when_a_worker_has_ended_well_and_none_is_left(tmp_path: Path) -> None:
+    job = with_servers(tmp_path)
+    assert job.ends(0, 0) == [] and not job.watch.is_ending
+    assert job.ends(1, 1) == [] and job.watch.is_ending
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_job_whose_workers_have_all_failed_has_failed(tmp_path: Path, last: int) -> None:
+    job = with_servers(tmp_path)
+    job.ends(1 - last, 1)
+    assert job.ends(last, 1) == [1 - last, last]
+
+
+def test_a_watch_sends_sigterm_once_and_then_sigkill(tmp_path: Path) -> None:
+    job = plain(tmp_path)
+    assert not job.watch.send_what_is_due()
+    job.watch.end(0.0, float("inf"))
+    assert job.watch.send_what_is_due() and not job.watch.send_what_is_due()
+    job.watch.end(float("inf"), 0.0)
+    assert job.watch.send_what_is_due()
+    assert job.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_watch_reads_what_is_there_until_it_is_to_ignore_it(tmp_path: Path) -> None:
+    watch, read = plain(tmp_path).watch, []
+    reading, writing = os.pipe()
+    watch.listen(reading, lambda: read.append(os.read(reading, 1)))
+    os.write(writing, b"ab")
+    watch.wait(0)
+    watch.wait(0)
+    watch.ignore(reading)
+    os.write(writing, b"c")
+    watch.wait(0)
+    assert read == [b"a", b"b"]
+    watch.close()
+    os.close(reading)
+    os.close(writing)
