@@ -30,9 +30,9 @@ use crate::session::credentials::Credentials;
 use crate::session::listener::bind;
 use crate::wire::handshake;
 
-mod way;
+mod member_client;
 
-use way::Way;
+use member_client::MemberClient;
 
 /// A request's thread needs little stack, even to check certificates.
 const REQUEST_STACK_BYTES: usize = 512 << 10;
@@ -61,7 +61,7 @@ pub struct Participant {
 
 struct Shared {
     config: Config,
-    way: Way,
+    client: MemberClient,
     timing: Timing,
     /// Open for as long as this is.
     socket: Arc<TcpListener>,
@@ -112,7 +112,7 @@ impl Participant {
         };
         let shared = Arc::new(Shared {
             config: config.clone(),
-            way: Way { credentials },
+            client: MemberClient { credentials },
             timing: Timing {
                 workers: patience,
                 ..Timing::default()
@@ -344,7 +344,7 @@ impl Drop for Participant {
 
 impl Answers for Shared {
     fn job(&self) -> &str {
-        &self.way.credentials.job
+        &self.client.credentials.job
     }
 
     fn answer(&self, envelope: &Envelope) -> Reply {
@@ -386,7 +386,7 @@ impl Shared {
     }
 
     fn ask(&self, address: &str, envelope: &Envelope) -> Outcome {
-        self.way.ask(address, envelope, self.timing.request)
+        self.client.call(address, envelope, self.timing.request)
     }
 
     /// Goes on listening, although there is no group.
@@ -396,7 +396,7 @@ impl Shared {
         // One that a group has taken over is closed already.
         between.take();
         let own_state = Arc::new(OwnState::between_groups(is_outside));
-        let access = GroupAccess::new(&self.config, &self.way.credentials, &own_state);
+        let access = GroupAccess::new(&self.config, &self.client.credentials, &own_state);
         *between = Some(GroupListener::reopen(&self.socket, access)?);
         Ok(())
     }
