@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance defects lines loom tsan miri fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,8 +55,27 @@ SEEDS ?= 100000
 simulate: prerequisites ## whole groups on a virtual clock with random faults: SEEDS runs, or SEED=n, MEMBERS_SEED=n or UPDATES_SEED=n shows one
 	SEEDS=$(SEEDS) SEED=$(SEED) MEMBERS_SEED=$(MEMBERS_SEED) UPDATES_SEED=$(UPDATES_SEED) RUST_BACKTRACE=0 cargo test --quiet --package gradring-simulation every -- --nocapture
 
-defects: setup ## puts deliberate defects into a copy, of which each must fail a test
-	PYTHONPATH=tests $(BIN)/python -m defects
+DEFECTS ?=
+defects: setup ## puts deliberate defects into a copy, of which each must fail a test; DEFECTS=rust/core those of some files
+	PYTHONPATH=tests $(BIN)/python -m defects $(DEFECTS)
+
+# A mutant is compiled and tested in half a minute to two. SHARD=0/1 is all of them, 2,144 for these modules.
+MODULES ?= schedule wire consensus parameters drive
+SHARD ?= 0/50
+mutants: prerequisites ## changes the core's MODULES, one place at a time, and lists what no test finds; SHARD=0/50 is a 50th
+	@cargo mutants --version >/dev/null 2>&1 || { echo "cargo-mutants is missing. Install it with: cargo install --locked cargo-mutants"; exit 1; }
+	cargo mutants --package gradring-core $(MODULES:%=--file 'rust/core/src/%/**') --exclude-re 'Debug|Display' \
+		--shard $(SHARD) --sharding round-robin --timeout 180 --output target --cargo-arg=--lib \
+		--test-package gradring-core --test-package gradring-simulation
+
+# Branches take a nightly toolchain: rustup toolchain install nightly --component llvm-tools
+coverage: setup ## lines and branches that tests reach, by layer: of Rust, and of Python as far as one process goes
+	@cargo llvm-cov --version >/dev/null 2>&1 || { echo "cargo-llvm-cov is missing. Install it with: cargo install --locked cargo-llvm-cov"; exit 1; }
+	cargo +nightly llvm-cov --workspace --branch --json --summary-only --output-path target/coverage-rust.json
+	$(BIN)/python -m pip install --quiet coverage
+	$(BIN)/python -m coverage run --branch --source python/gradring --data-file target/coverage -m pytest -q --in-one-process
+	$(BIN)/python -m coverage json --quiet --data-file target/coverage -o target/coverage-python.json
+	$(BIN)/python tests/coverage_table.py target/coverage-rust.json target/coverage-python.json
 
 lines: ## lines of product code by folder, without tests, comments, docstrings and blank lines
 	@$(PYTHON) tests/repository/lines.py

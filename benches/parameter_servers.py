@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import gradring
 from benches.harness import TIMEOUT_S, Parser, Step, in_turns, print_surroundings
-from gradring._native import ParameterClient, ParameterServer
+from gradring._native import Config, ParameterClient, ParameterServer
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 
@@ -28,15 +28,7 @@ BYTES = 100 << 20
 #: The first ranks; the others serve.
 WORKERS = 2
 LINK, SERVED = "raw link", "push and pull"
-DOOR: Any = {
-    "listen": None,
-    "ports": None,
-    "interface": None,
-    "announce": None,
-    "job": "",
-    "token": b"benchmark",
-    "tls": None,
-}
+CONFIG = Config({}, token=b"benchmark")
 RULES = {
     "workers": str(WORKERS),
     "staleness": "0",
@@ -87,8 +79,7 @@ def _serve(index: int, replicas: int, addresses: list[str]) -> threading.Thread:
         index=index,
         addresses=addresses,
         rules={**RULES, "replicas": str(replicas)},
-        door=DOOR,
-        settings={},
+        config=CONFIG,
     )
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -97,7 +88,7 @@ def _serve(index: int, replicas: int, addresses: list[str]) -> threading.Thread:
 
 def _client(index: int, addresses: list[str], weights: NDArray[Any]) -> ParameterClient:
     """A worker that has the initial weights."""
-    client = ParameterClient(worker=index, addresses=addresses, door=DOOR, settings={})
+    client = ParameterClient(worker=index, addresses=addresses, config=CONFIG)
     client.begin(
         [("weights", (BYTES // 4,), "float32", False)],
         {"kind": "sgd", "momentum": 0.0, "nesterov": False},

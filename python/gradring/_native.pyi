@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypedDict, final, type_check_only
+from typing import Any, ClassVar, NoReturn, Protocol, TypedDict, final, type_check_only
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from gradring.stats import RankStats
 __all__ = [
     "Collective",
     "Communicator",
+    "Config",
     "Listening",
     "ParameterClient",
     "ParameterServer",
@@ -156,39 +157,80 @@ class Gossip(TypedDict):
     lateness_s: dict[int, tuple[float, float]]  # by peer: since the start, and of late
     note: bytes
 
+@final
+class Config:
+    """How a process takes part in groups: settings, where it listens, what proves its job.
+
+    Args:
+        settings: Those of a group, as texts by name; others have their defaults.
+        listen: `host:port` at which it listens; None: a free port.
+        ports: First and last of the ports of which it takes a free one.
+        interface: IP address at which it listens, whatever `listen` says.
+        announce: `host:port` by which others reach it.
+        job: The job's name; empty for none.
+        token: The job's secret, if it has one.
+        tls: Paths of the authority's certificate, the own one, and its key.
+
+    Raises:
+        ConfigError: A setting or the interface cannot be used.
+    """
+
+    def __new__(
+        cls,
+        settings: dict[str, str],
+        *,
+        listen: str | None = None,
+        ports: tuple[int, int] | None = None,
+        interface: str | None = None,
+        announce: str | None = None,
+        job: str = "",
+        token: bytes | None = None,
+        tls: tuple[str, str, str] | None = None,
+    ) -> Config: ...
+    def listening_at(self, listen: str | None) -> Config:
+        """The same, of a process that listens elsewhere."""
+    @property
+    def listen(self) -> str | None: ...
+    @property
+    def ports(self) -> tuple[int, int] | None: ...
+    @property
+    def announce(self) -> str | None: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def keeps_strangers_out(self) -> bool:
+        """Whether a token or certificates do."""
+
 @type_check_only
-class Door(TypedDict):
-    listen: str | None
-    ports: tuple[int, int] | None
-    interface: str | None
-    announce: str | None
-    job: str
-    token: bytes
-    tls: tuple[str, str, str] | None
+class Progress(Protocol):
+    def left(self) -> None: ...
+    def agreed(self, joins_again: bool) -> None: ...
+    def not_formed(self, error: Exception) -> None: ...
 
 @final
 class Participant:
     def __new__(
         cls,
         *,
-        group: Communicator | None,
+        group: Communicator,
         addresses: Sequence[str],
+        workers: tuple[int, int],
         patience: float,
-        door: Door,
+        config: Config,
     ) -> Participant: ...
     @property
     def peer(self) -> tuple[bytes, str]: ...
-    def found(
-        self, peers: list[tuple[bytes, str]], generation: int, least: int, most: int
-    ) -> None: ...
-    def join(self, addresses: list[str], least: int, most: int) -> None: ...
-    def agree(self) -> tuple[int, int, list[str]] | None: ...
-    def connected(self, group: Communicator) -> None: ...
-    def reform(self, unreached: list[int]) -> None: ...
+    def found(self, peers: list[tuple[bytes, str]], generation: int) -> None: ...
+    def next_group(
+        self, last: Communicator, progress: Progress, newcomers_failed: bool
+    ) -> tuple[Communicator, str] | None: ...
+    @property
+    def has_state(self) -> bool: ...
+    def establish(self, group: Communicator) -> None: ...
     @property
     def joiners(self) -> list[str]: ...
     @property
-    def call(self) -> str | None: ...
+    def reconfigured_by(self) -> str | None: ...
     def finish(self) -> None: ...
     def leave(self, tells: bool) -> None: ...
 
@@ -206,10 +248,7 @@ class Communicator:
         world_size: int,
         rendezvous: str,
         addresses: Sequence[str],
-        door: Door,
-        settings: dict[str, str],
-        follows: int | None = None,
-        agreed: tuple[Participant, tuple[int, int, list[str]]] | None = None,
+        config: Config,
         listening: tuple[Listening, Sequence[int]] | None = None,
         part: tuple[str, Sequence[int]] | None = None,
     ) -> Communicator: ...
@@ -259,7 +298,7 @@ class Communicator:
     def launched(self) -> int: ...
     @property
     def has_failed(self) -> bool: ...
-    def begin_step(self, leaves_alike: bool) -> None: ...
+    def begin_step(self, collective_exit: bool) -> None: ...
     def end_step(self, left: str | None) -> tuple[int, int]: ...
     def abort(self, reason: str) -> None: ...
     def fail_without_memory(self, bytes: int, what: str) -> NoReturn: ...
@@ -328,7 +367,7 @@ class ParameterServer:
     Args:
         index: Of this server. Server 0 orders the updates of all.
         addresses: `host:port` of all servers, the same list in the same order in every process.
-            The own one is listened at; `door["listen"]`, `["interface"]`, `["announce"]` are not
+            The own one is listened at; `listen`, `interface` and `announce` of `config` are not
             used.
         rules: By name, as text: `workers` at the start, whose indices are 0 .. workers - 1;
             `staleness`, `aggregate`, `overflow`, `late` (or "keep"), `backup`, `snapshot_every`,
@@ -337,8 +376,7 @@ class ParameterServer:
         directory: For this server's snapshots, made if need be; None keeps none: after the loss of
             a server, training goes on from the weights that a worker has, with new optimizer slots.
         patience: Seconds after which a lost worker is lost for good.
-        door: As `Communicator`; `job`, `token` and `tls` count.
-        settings: As `Communicator`; `timeout` bounds the wait for the first worker, `checksum`
+        config: Of its settings, `timeout` bounds the wait for the first worker, and `checksum`
             checks arrays too (all else is always checked).
 
     Listens from here on. All servers need the same rule; workers and servers in any order of start.
@@ -357,8 +395,7 @@ class ParameterServer:
         rules: dict[str, str],
         directory: str | PathLike[str] | None = None,
         patience: float = 60.0,
-        door: Door,
-        settings: dict[str, str],
+        config: Config,
     ) -> ParameterServer: ...
     def serve(self) -> None:
         """Serves until every worker has left, or has been lost for `patience` seconds.
@@ -385,15 +422,15 @@ class ParameterClient:
     Args:
         worker: Index of this worker, from 0; only one living process may have it.
         addresses: As for `ParameterServer`.
-        door, settings: As `Communicator`; `timeout` bounds how long a server may be away,
-            `stall_timeout` how long the rule may let this worker wait for others, `checksum` as
+        config: Of its settings, `timeout` bounds how long a server may be away, and
+            `stall_timeout` how long the rule may let this worker wait for others; `checksum` as
             there.
 
     Connects to nobody yet.
     """
 
     def __new__(
-        cls, *, worker: int, addresses: Sequence[str], door: Door, settings: dict[str, str]
+        cls, *, worker: int, addresses: Sequence[str], config: Config
     ) -> ParameterClient: ...
     def begin(
         self,

@@ -8,7 +8,7 @@ import pytest
 
 from gradring.clusters import Cluster
 from gradring.config.settings import GROUP
-from gradring.config.values import DEFAULTS
+from gradring.config.values import DEFAULTS, Settings
 from gradring.errors import ConfigError, RendezvousError
 from gradring.group import init as init_module
 from gradring.group.communicator import Communicator
@@ -26,14 +26,21 @@ JOIN = "def join(): init(rendezvous='10.0.0.5:1', job_id='mine')"
 
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments with which init() made its communicator."""
+    """What init() made its communicator of."""
     arguments: dict[str, Any] = {}
+    others = ("token", "tls", "interface", "require_auth")
+
+    def for_core(self: Settings, **given: Any) -> Settings:
+        names = [*others, *(setting.name for setting in GROUP)]
+        arguments.update({name: getattr(self, name) for name in names}, ports=self.port, **given)
+        return self
 
     class Connected:
-        def __init__(self, **given: Any) -> None:
-            arguments.update(given)
+        def __init__(self, _: Settings, rank: int, size: int, meet: str, addresses: Any) -> None:
+            arguments.update(rank=rank, world_size=size, rendezvous=meet, addresses=addresses)
 
-    monkeypatch.setattr(init_module, "Communicator", Connected)
+    monkeypatch.setattr(Settings, "for_core", for_core)
+    monkeypatch.setattr(init_module, "formed", Connected)
     for name, text in OURS.items():
         monkeypatch.setenv(name, text)
     return arguments

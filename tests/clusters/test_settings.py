@@ -1,11 +1,12 @@
 """Settings: an argument beats a variable, and a value that cannot be used is named."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gradring.config.values import Settings
+from gradring.config.values import DEFAULTS, Settings
 from gradring.errors import ConfigError
 
 
@@ -216,3 +217,26 @@ def test_a_token_is_text_or_bytes(token: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         Settings.from_environ({}, token=token)
     assert "secret" not in str(caught.value)
+
+
+def test_the_core_gets_all_settings_as_one_object() -> None:
+    settings = Settings.from_environ({"GRADRING_PORT": "29500-29515"}, token="secret", rack="a")
+    config = settings.for_core(listen="10.0.0.5:1", announce="node-a:2", job_id=" mine ")
+    assert (config.listen, config.announce, config.job) == ("10.0.0.5:1", "node-a:2", "mine")
+    assert config.ports == (29500, 29515) and config.keeps_strangers_out
+    elsewhere = config.listening_at(None)
+    assert elsewhere.listen is None and elsewhere.announce == config.announce
+    assert not DEFAULTS.for_core().keeps_strangers_out
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"algorithm": "bubble"}, "algorithm=.*bubble"),
+        ({"rack": "a" * 25}, "rack=a* is not a name of at most 24 bytes"),
+        ({"interface": "eth0"}, "interface=eth0 is not an IP address"),
+    ],
+)
+def test_what_only_the_core_can_check_is_named(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        replace(DEFAULTS, **given).for_core()

@@ -1,4 +1,4 @@
-"""Defects outside of the core, whose own stand in ARCHITECTURE.md and in the simulation's facts."""
+"""Deliberate defects, in the order of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Defect:
     """Stands in the file once."""
     wrong: str
     found_by: str
-    """What pytest is to run; at least one of these tests must fail."""
+    """What pytest is to run, or behind `cargo test -p`; at least one of these tests must fail."""
 
 
 PACKAGE = "python/gradring/"
@@ -27,6 +27,179 @@ def _of(folder: str, tests: str, *defects: tuple[str, str, str, str]) -> list[De
         for file, right, wrong, found_by in defects
     ]
 
+
+CORE = "rust/core/src/"
+CORES_OWN = "gradring-core --lib "
+SIMULATED = "gradring-simulation "
+FACTS = "survivors_see_what_the_facts_say"
+RUNS = "every_run_ends_right_or_with_one_cause"
+MEMBERS = "every_history_of_members_has_one_group_at_a_time_and_an_end"
+UPDATES = "every_history_of_updates_has_each_gradient_once_and_goes_on"
+
+COLLECTIVES = [
+    *_of(
+        CORE,
+        SIMULATED,
+        ("executor/plan.rs", "if reached < common.end {", "if false {", RUNS),
+        (
+            "executor/mod.rs",
+            "&& *header != contract::with_endpoints(self.header, peer, self.rank)",
+            "&& false",
+            RUNS,
+        ),
+        ("executor/mod.rs", "arrival.carried = held - whole;", "arrival.carried = 0;", RUNS),
+        (
+            "executor/mod.rs",
+            "self.wait_for(peer, Direction::Receive);",
+            "let _ = peer;",
+            RUNS,
+        ),
+        ("drive/mod.rs", "abort.cause() {", "abort.cause().filter(|_| false) {", RUNS),
+        (
+            "drive/mod.rs",
+            "self.execution.ends_all_the_same(transport)",
+            "false",
+            RUNS,
+        ),
+        ("drive/mod.rs", "self.stall.moved(now);", "", FACTS),
+        ("drive/stall_detector.rs", "if idle >= INTERRUPT_INTERVAL {", "if false {", RUNS),
+        (
+            "drive/stall_detector.rs",
+            "|elsewhere| elsewhere.min(idle)",
+            "|_| idle",
+            FACTS,
+        ),
+    ),
+    *_of(
+        CORE,
+        CORES_OWN,
+        ("drive/mod.rs", "if now >= until {", "if false {", "drive::"),
+        ("schedule/ring.rs", "self.behind(step + 2));", "self.behind(step + 3));", "schedule::"),
+        ("link/framing/incoming.rs", "if found == frame.checksum {", "if true {", "framing::"),
+        (
+            "link/shm/pipe.rs",
+            "&& asleep.fetch_and(!bit(direction), Relaxed) & bit(direction) != 0",
+            "",
+            "shm::",
+        ),
+        ("wire/handshake.rs", "mac.update(role);", "let _ = role;", "handshake::"),
+        ("wire/handshake.rs", "(rank as u64)", "(rank as u64 * 0)", "handshake::"),
+    ),
+]
+
+FAILURES = _of(
+    CORE + "failure/",
+    SIMULATED,
+    ("detector.rs", "push((peer, broken, now + grace))", "push((peer, broken, now))", FACTS),
+    ("detector.rs", "} else if rank < peer {", "} else if rank > peer {", FACTS),
+    (
+        "detector.rs",
+        "heard_at + self.timing.silence",
+        "heard_at + 2 * self.timing.silence",
+        FACTS,
+    ),
+    ("detector.rs", "self.left.insert(self.neighbours[from].rank);", "", FACTS),
+    ("detector.rs", "self.flood(Message::Abort(cause), Some(from));", "", FACTS),
+    ("detector.rs", "now >= *due || self.left.contains(peer)", "now >= *due", FACTS),
+    ("detector.rs", "now + self.timing.diagnosis", "now + 2 * self.timing.diagnosis", FACTS),
+    ("detector.rs", "Some(now + self.timing.report_grace)", "Some(now)", FACTS),
+    ("detector.rs", "|diagnosis| diagnosis.sequence <= sequence", "|_| true", FACTS),
+    ("diagnosis.rs", ".max_by_key(|&side| (sides", ".min_by_key(|&side| (sides", FACTS),
+    ("requests.rs", "self.request(Request::Spread(cause));", "", FACTS),
+    (
+        "neighbour.rs",
+        "self.ended = true;",
+        "self.ended = true;\n            self.stream = None;",
+        FACTS,
+    ),
+)
+
+AGREEMENT = [
+    *_of(
+        CORE + "consensus/",
+        SIMULATED,
+        ("member.rs", "self.reconfigure_without(id, how);", "let _ = how;", MEMBERS),
+        ("member/proposal.rs", "survivor.or_else(|| joiners.next())", "survivor", MEMBERS),
+        (
+            "member/conversation.rs",
+            "now + self.timing.quiet + turn;",
+            "now + 1000 * self.timing.quiet + turn;",
+            MEMBERS,
+        ),
+        (
+            "member/conversation.rs",
+            "Reply::Behind(higher) if *higher > promised",
+            "Reply::Behind(higher) if false && *higher > promised",
+            MEMBERS,
+        ),
+        (
+            "member/joining.rs",
+            "joining.noted + self.timing.join",
+            "now + self.timing.join",
+            MEMBERS,
+        ),
+        (
+            "member/together.rs",
+            "let next = roster.after(self.me.id);",
+            "let next: Option<&Peer> = None;",
+            MEMBERS,
+        ),
+    ),
+    *_of(
+        CORE + "consensus/",
+        CORES_OWN,
+        ("quorum.rs", "2 * here.count() > living", "2 * here.count() >= living", "quorum::"),
+        (
+            "quorum.rs",
+            "let older = self.lineage.iter()",
+            "let older = self.lineage[..0].iter()",
+            "quorum::",
+        ),
+    ),
+]
+
+UPDATE_RULES = _of(
+    CORE + "parameters/",
+    SIMULATED,
+    ("queue.rs", "taken.sort_by_key(|it| it.id);", "", UPDATES),
+    ("queue.rs", "unwrap_or(0) <= staleness", "unwrap_or(0) <= staleness + 1", UPDATES),
+    ("queue.rs", "on_time.count() >= needed", "on_time.count() + 1 >= needed", UPDATES),
+    (
+        "sequencer.rs",
+        "if id.number <= self.queue.latest(worker) {",
+        "if id.number == 0 {",
+        UPDATES,
+    ),
+    (
+        "sequencer.rs",
+        ">= self.timing.silence",
+        ">= 1000 * self.timing.silence",
+        UPDATES,
+    ),
+    ("server.rs", "if point.version < at_least {", "if point.version < at_least.min(1) {", UPDATES),
+    ("worker.rs", "|push| terms.contains(push.base)", "|_| true", UPDATES),
+)
+
+BINDINGS = [
+    *_of(
+        "rust/tensorflow/src/",
+        "gradring-tensorflow ",
+        ("executions.rs", "None if resumed =>", "None if false && resumed =>", "executions::"),
+        ("check.rs", "> 0);\n        let value", ">= 0);\n        let value", "check::"),
+    ),
+    *_of(
+        "rust/python/src/",
+        TESTS + "collectives/",
+        ("dlpack.rs", "is_writable: flags & READ_ONLY == 0", "is_writable: true", "test_dlpack.py"),
+        ("dlpack.rs", "if lent.is_copied {", "if false {", "test_dlpack.py"),
+        (
+            "arrays.rs",
+            "check_unclaimed(&bucket.slices, element_bytes, writes)?;",
+            "let _ = check_unclaimed;",
+            "test_communicator.py::test_arrays_of_a_work_under_way_are_left_alone",
+        ),
+    ),
+]
 
 LAUNCHER = _of(
     PACKAGE + "tools/launch/",
@@ -134,4 +307,14 @@ PAGES = [
     Defect("THIRD-PARTY-LICENSES.txt", "* cfg-if ", "* cfg ", "tests/packaging/test_licences.py"),
 ]
 
-DEFECTS = [*LAUNCHER, *CLUSTERS, *TENSORFLOW, *PAGES]
+DEFECTS = [
+    *COLLECTIVES,
+    *FAILURES,
+    *AGREEMENT,
+    *UPDATE_RULES,
+    *BINDINGS,
+    *LAUNCHER,
+    *CLUSTERS,
+    *TENSORFLOW,
+    *PAGES,
+]

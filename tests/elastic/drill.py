@@ -214,14 +214,14 @@ def meet(trainee: Trainee, cell: Cell) -> None:
 
 def before_the_next_group(strike_here: Callable[[], None]) -> None:
     """Has it called once this process has agreed on the next group with others."""
-    real = runs.form_again
+    real = runs._Job.agreed
 
-    def form_again(*arguments: object) -> None:
-        runs.form_again = real  # type: ignore[attr-defined]
+    def agreed(*arguments: object) -> None:
+        runs._Job.agreed = real
         strike_here()
         real(*arguments)
 
-    runs.form_again = form_again  # type: ignore[attr-defined]
+    runs._Job.agreed = agreed
 
 
 def end(trainee: Trainee, cell: Cell) -> None:

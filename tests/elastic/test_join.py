@@ -329,10 +329,10 @@ def test_a_process_that_only_waits_to_join_is_taken_for_no_job(stage: Stage) -> 
 def one_looks_on_while_the_others_form(trainee: Trainee) -> bool:
     """Process 1 enters the next group once process 0 waits there for it, and says what it saw."""
     if trainee.place == 1 and "real" not in trainee.memory:
-        real = trainee.memory["real"] = runs.form_again
+        real = trainee.memory["real"] = runs._Job.agreed
         first, token = trainee.plan.addresses[0], os.environ["GRADRING_TOKEN"].encode()
 
-        def form_again(*given: Any) -> None:
+        def agreed(*given: Any) -> None:
             wait_until(
                 lambda: _native.inquire(first, token, None, 5.0).get("missing") == [1],
                 "process 0 waits for this one",
@@ -340,7 +340,7 @@ def one_looks_on_while_the_others_form(trainee: Trainee) -> bool:
             trainee.stage.tell("runs", float(_native.inquire(first, token, None, 5.0)["runs"]))
             real(*given)
 
-        runs.form_again = form_again  # type: ignore[attr-defined]
+        runs._Job.agreed = agreed
     if trainee.place == 2 and trainee.state.step == STEPS:
         trainee.die()
     return trainee.comm.generation == 2 and trainee.steps_here >= STEPS

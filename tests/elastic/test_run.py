@@ -166,7 +166,7 @@ def test_a_program_that_always_fails_ends_after_ten_losses(stage: Stage) -> None
 
 def calls_before_it_tells_why(trainee: Trainee) -> bool:
     if trainee.state.step == STEPS and trainee.place == 0:
-        trainee.participant.reform([])
+        trainee.call_others()
         time.sleep(0.1)
         trainee.comm.abort("enough")
     return False
@@ -174,7 +174,7 @@ def calls_before_it_tells_why(trainee: Trainee) -> bool:
 
 def calls_and_does_not_tell_why(trainee: Trainee) -> bool:
     if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 0:
-        trainee.participant.reform([])
+        trainee.call_others()
         wait_until(lambda: core_of(trainee.comm).has_failed, "the others leave the group")
     return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
 

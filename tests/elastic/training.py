@@ -6,6 +6,7 @@ whether it has seen enough; the training ends when all have.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -21,6 +22,7 @@ import gradring
 from faults.stage import Stage
 from gradring.elastic import State
 from gradring.elastic import commit as commits
+from gradring.group.communicator import core_of
 from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks
 
@@ -109,7 +111,7 @@ class Trainee:
 
     @property
     def participant(self) -> Any:
-        """It in the agreement on groups."""
+        """It in the consensus on groups."""
         job = self.state._after_commit.__self__  # type: ignore[union-attr]
         return job._participant
 
@@ -117,6 +119,19 @@ class Trainee:
     def waiting(self) -> int:
         """How many processes this one knows that would join."""
         return len(self.participant.joiners)
+
+    def call_others(self) -> None:
+        """Forms a new group, as the others see it; that it leaves its own they are not told."""
+
+        class Told(Exception):
+            pass
+
+        class Progress:
+            def left(self) -> None:
+                raise Told
+
+        with contextlib.suppress(Told):
+            self.participant.next_group(core_of(gradring.Communicator(0, 1)), Progress(), False)
 
     def die(self) -> NoReturn:
         """Is killed."""
@@ -180,7 +195,7 @@ def at_each_loss(tell: Callable[[], None]) -> None:
 
 def die_while_connecting(trainee: Trainee) -> None:
     """Is killed once it has agreed on a group with others."""
-    runs.form_again = lambda *_: trainee.die()  # type: ignore[attr-defined]
+    runs._Job.agreed = lambda *_: trainee.die()
 
 
 def die_in_the_transfer(trainee: Trainee) -> None:

@@ -229,17 +229,18 @@ def joins(hvd: Any) -> Found:
 
 
 def objects(hvd: Any) -> Found:
+    from gradring._native import Config
     from gradring.errors import ConfigError
     from gradring.horovod.basics import communicator
 
     own = {"rank": hvd.rank(), 0: [1, (2, 3)]}
     group = communicator()
-    hosts, door = group.hosts, group._door
-    group.hosts, group._door = ["one", "two"], {**door, "token": b"", "tls": None}
+    hosts, config = group.hosts, group._config
+    group.hosts, group._config = ["one", "two"], Config({})
     for call in (hvd.broadcast_object, hvd.allgather_object):
         with pytest.raises(ConfigError, match="set GRADRING_TOKEN"):
             call(own)
-    group.hosts, group._door = hosts, door
+    group.hosts, group._config = hosts, config
     return {
         "broadcast object": hvd.broadcast_object(own, root_rank=1),
         "objects": hvd.allgather_object("x" * hvd.rank()),

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gradring import _native, errors
-from gradring._native import ParameterClient, ParameterServer
+from gradring._native import Config, ParameterClient, ParameterServer
 
 SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
 INITIAL = 1000.0
@@ -30,18 +31,6 @@ INITIAL = 1000.0
 
 #: Paths of the authority's certificate, the own one, and its key.
 Tls = tuple[str, str, str]
-
-
-def door(token: bytes = b"secret", tls: Tls | None = None) -> Any:
-    return {
-        "listen": None,
-        "ports": None,
-        "interface": None,
-        "announce": None,
-        "job": "",
-        "token": token,
-        "tls": tls,
-    }
 
 
 def server(
@@ -63,8 +52,7 @@ def server(
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
         patience=patience,
-        door=door(token, tls),
-        settings={"timeout": str(timeout)},
+        config=Config({"timeout": str(timeout)}, token=token, tls=tls),
     )
 
 
@@ -81,8 +69,7 @@ def client(
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        door=door(token, tls),
-        settings={"timeout": str(timeout)},
+        config=Config({"timeout": str(timeout)}, token=token, tls=tls),
     )
     if begins:
         made.begin([("weights", (elements,), "float32", False)], SGD)
@@ -182,7 +169,7 @@ def _work(
         worker.push([gradient(index, elements)], 1.0)
     # What is restored has weights, so nobody waits for all workers to begin.
     while not all(any(Path(it).glob("snapshot-*[0-9]")) for it in directories):
-        pass
+        time.sleep(0.01)
     if dies == "before the pull":
         _kill(*too)
     if dies == "in the pull":

@@ -274,10 +274,10 @@ def ranks(request: pytest.FixtureRequest) -> Any:
 
 
 def test_servers_at_other_addresses_are_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradring.tensorflow.serving import door_and_settings
+    from gradring.tensorflow.serving import config_of
 
     def job_of(*addresses: str) -> str:
-        return door_and_settings(list(addresses))["door"]["job"]
+        return config_of(list(addresses)).job
 
     assert job_of("a:1", "b:1") == job_of("a:1", "b:1") != job_of("a:1", "c:1")
     monkeypatch.setenv("GRADRING_JOB_ID", "mine")

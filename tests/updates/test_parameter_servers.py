@@ -19,7 +19,6 @@ import pytest
 from parameters import (
     INITIAL,
     client,
-    door,
     free_addresses,
     gradient,
     pulled,
@@ -31,7 +30,7 @@ from parameters import (
 import gradring
 from chosen import marked_rows
 from gradring import errors
-from gradring._native import ParameterClient, ParameterServer
+from gradring._native import Config, ParameterClient, ParameterServer
 from security.certificates import Authority
 from waiting import wait_until
 
@@ -396,7 +395,7 @@ def test_a_rule_that_cannot_be_used_is_refused_by_name(name: str, value: Any) ->
     values: dict[str, Any] = {"index": 0, "rules": rules}
     (values if name == "index" else rules)[name] = value
     with pytest.raises(errors.ConfigError, match=name):
-        ParameterServer(addresses=free_addresses(1), door=door(), settings={}, **values)
+        ParameterServer(addresses=free_addresses(1), config=Config({}), **values)
 
 
 def test_ctrl_c_ends_a_pull() -> None:

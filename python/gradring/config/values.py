@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradring import _native
 from gradring.config import parse
 from gradring.config.settings import GROUP, READ, Setting, meant, variables
 from gradring.errors import ConfigError
@@ -307,10 +308,30 @@ class Settings(SettingValues):
             **{name: _read(environ, setting, given.get(name)) for name, setting in READ.items()}
         )
 
-    def of_group(self) -> dict[str, str]:
-        """What the core gets: texts, by name."""
+    def for_core(
+        self, *, listen: str | None = None, announce: str | None = None, job_id: str | None = None
+    ) -> _native.Config:
+        """What the core gets, for all groups of this process that follow from one another.
+
+        Args:
+            listen: ``host:port`` at which this process listens; None: a free port.
+            announce: ``host:port`` by which others reach it; None: where it listens.
+            job_id: What tells the job from others; None: nothing does.
+
+        Raises:
+            ConfigError: A value cannot be used.
+        """
         values = {setting.name: getattr(self, setting.name) for setting in GROUP}
-        return {name: _as_text(value) for name, value in values.items()}
+        return _native.Config(
+            {name: _as_text(value) for name, value in values.items()},
+            listen=listen,
+            ports=self.port,
+            interface=self.interface,
+            announce=announce,
+            job=parse.job_id(job_id) if job_id is not None else "",
+            token=self.token,
+            tls=(self.tls.ca, self.tls.cert, self.tls.key) if self.tls is not None else None,
+        )
 
 
 def _as_text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import gc
@@ -31,14 +32,13 @@ from gradring.errors import (
 )
 from gradring.group.collectives import all_gather_bytes, named
 from gradring.group.communicator import (
-    Agreement,
     Communicator,
+    continue_as,
     core_of,
-    form_again,
     open_groups,
     participant_of,
 )
-from gradring.group.latecomer import ends_with_the_job
+from gradring.group.job_end import ends_with_the_job
 from gradring.group.require_equal import must_match, require_equal
 from gradring.group.steps import described
 
@@ -74,6 +74,8 @@ class Strategy(Protocol):
 
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
+#: A group that has formed, and where its first rank listens.
+_Group = tuple[_native.Communicator, str]
 
 
 def run(
@@ -174,7 +176,7 @@ class Regroup(BaseException):
 
 
 class _Job:
-    """One call of an elastic function."""
+    """One call of an elastic function: its process goes from one group to the next."""
 
     def __init__(
         self,
@@ -195,23 +197,17 @@ class _Job:
         self._must_match |= must_match(self._communicator) | state._must_match()
         self._state = state
         self._leaves = _Terminated()
-        self._participant: _native.Participant | None = None
-        #: Whether this process has the state of the job.
-        self._has_state = False
+        #: From its first group on, or from when it looks for one to join.
+        self._participant: _native.Participant
         #: The ranks of the group that are not on trial, while others are.
         self._of_job: list[int] = []
         #: How many commits are left to the end of that trial, and of this process's own.
         self._trial = self._own_trial = 0
-        #: As what process it was in its last group; another one if it has been left out since.
-        self._id = b""
-        #: The generation of the group that was there before, if it was.
-        self._founded: int | None = None
         self._losses = 0
         #: When it has left its last group, for the times of what follows.
         self._left_s = time.monotonic()
-        self._has_formed = False
-        #: Where the members of the last group listen.
-        self._addresses: list[str] = []
+        #: Whether the function has been called in the group.
+        self._has_begun = False
 
     def __enter__(self) -> _Job:
         self._leaves.__enter__()
@@ -230,126 +226,126 @@ class _Job:
                 self._communicator.abort(f"its program raised {described(error)}")
                 # It is on its way then, before they hear the goodbye.
                 core_of(self._communicator).close()
-            if self._participant is not None:
+            if self._communicator._participant is not None:
                 # When all have come to the end, nobody needs another group.
-                self._participant.leave(tells=error is not None)
+                self._communicator._participant.leave(tells=error is not None)
         finally:
             self._communicator._participant = None
             self._leaves.__exit__()
 
     def run(self, train: Callable[[], Any]) -> Any:
-        """Calls the function in one group after the other, until it returns."""
-        communicator, participant = self._communicator, self._take_part()
-        result = None
-        while True:
-            agreement = self._agree(participant)
-            if agreement is None:
-                # It has returned like all others, of whom one knew it before the group failed.
-                participant.finish()
-                return result
-            generation, _, addresses = agreement
-            if generation == self._founded and len(addresses) < self._workers[0]:
-                # Others have to join the first group before it begins.
-                why = f"it has {len(addresses)} workers, and min_workers is {self._workers[0]}"
-                self._log_change("waits for others to join its first group", why)
-                core_of(communicator).close()
-                participant.reform([])
-                continue
-            self._log_time("agreed on its next group")
-            unreached: list[int] = []
-            self._has_formed = has_returned = False
+        """Calls the function in one group after the other, until it returns in all processes."""
+        group, result = self._first_group(), None
+        while group is not None:
+            has_returned = newcomers_failed = False
             try:
-                self._enter(participant, agreement)
-                self._has_formed = True
-                self._addresses = addresses
-                self._state._after_commit = self._at_commit
-                self._state._group = communicator
-                self._leaves.waits = True
+                self._enter(*group)
                 result = train()
                 has_returned = True
                 # Until all have come so far, one that is lost takes all back.
-                communicator.all_reduce(0, name="elastic/returned")
-                self._tell_the_end(participant)
+                self._communicator.all_reduce(0, name="elastic/returned")
+                self._tell_the_end()
                 return result
             except Regroup as change:
-                self._log_change("leaves its group for a new one", str(change))
-                self._left_s = time.monotonic()
-                if self._leaves.wanted:
-                    participant.leave(tells=True)
-                    communicator.close()
-                    raise SystemExit(128 + signal.SIGTERM) from None
+                self._leave(str(change))
             except Exception as error:
-                self._left_s = time.monotonic()
-                if not self._is_survivable(error):
-                    self._explain(error)
-                    raise
-                if not self._has_formed:
-                    unreached = self._to_leave_out(error, agreement)
-                if not has_returned:
-                    self._state.restore()
-                if self._leaves.wanted:
-                    raise SystemExit(128 + signal.SIGTERM) from None
+                self._go_back(error, has_returned)
+                newcomers_failed = not (self._has_begun or isinstance(error, _SURVIVABLE))
             finally:
                 self._state._after_commit = self._state._group = None
                 self._leaves.waits = False
-            core_of(communicator).close()
-            participant.reform(unreached)
-            # While the others agree. Iterators of Keras are garbage that would stay for long, and
-            # the older they are, the longer TensorFlow waits for their threads at the end.
-            gc.collect()
-            self._log_time("let go of its last group")
+            group = self._next_group(newcomers_failed)
+        # It has returned like all others, of whom one knew it before the group failed.
+        return result
 
-    def _take_part(self) -> _native.Participant:
+    def _first_group(self) -> _Group | None:
+        """That of the founders, unless they are too few, or one that this process has joined."""
         communicator = self._communicator
         seeds = open_groups.yet_to_join(communicator)
         if not seeds:
-            self._has_state = True
             # First of all, because it says what is wrong with a group that has failed.
             require_equal(communicator, self._must_match, standing=_Standing.OF_JOB)
-        participant = participant_of(communicator, seeds, self._patience_s)
+        participant = participant_of(communicator, seeds, self._workers, self._patience_s)
         self._participant = participant
         if seeds:
-            participant.join(list(seeds), *self._workers)
-            return participant
-        self._id, address = participant.peer
-        told = all_gather_bytes(communicator, self._id + address.encode(), "elastic/members")
+            return self._next_group()
+        own_id, address = participant.peer
+        told = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
         peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in told]
-        self._founded = communicator.generation + 1
-        participant.found(peers, self._founded, *self._workers)
-        return participant
+        communicator.generation += 1
+        participant.found(peers, communicator.generation)
+        if len(peers) >= self._workers[0]:
+            return core_of(communicator), communicator._rendezvous
+        why = f"it has {len(peers)} workers, and min_workers is {self._workers[0]}"
+        self._log_change("waits for others to join its first group", why)
+        return self._next_group()
 
-    def _agree(self, participant: _native.Participant) -> Agreement | None:
-        """Waits for the next group; None if all have come to the end."""
-        if not open_groups.yet_to_join(self._communicator):
-            return participant.agree()
-        with ends_with_the_job():
-            return participant.agree()
+    def _next_group(self, newcomers_failed: bool = False) -> _Group | None:
+        """Forms it with others; None if all have come to the end."""
+        self._has_begun = False
+        core = core_of(self._communicator)
+        with (
+            ends_with_the_job()
+            if open_groups.yet_to_join(self._communicator)
+            else contextlib.nullcontext()
+        ):
+            return self._participant.next_group(core, self, newcomers_failed)
 
-    def _enter(self, participant: _native.Participant, agreement: Agreement) -> None:
-        """Connects the group, and gives the newest commit to all."""
-        communicator = self._communicator
-        generation, *_ = agreement
-        own_id, _ = participant.peer
-        if own_id != self._id:
-            # The others have gone on without it, so its commits are of another history.
-            if self._id:
-                self._log_change("joins again", "the others have gone on without it")
-            self._id, self._has_state = own_id, False
-        if generation != self._founded:
-            form_again(communicator, participant, agreement)
+    def left(self) -> None:
+        """The last group is left; others agree on the next one meanwhile."""
+        # Iterators of Keras are garbage that would stay for long, and the older they are, the
+        # longer TensorFlow waits for their threads at the end.
+        gc.collect()
+        self._log_time("let go of its last group")
+
+    def agreed(self, joins_again: bool) -> None:
+        """It has agreed on the next group with others, and connects."""
+        self._log_time("agreed on its next group")
+        if joins_again:
+            # Its commits are of another history.
+            self._log_change("joins again", "the others have gone on without it")
+
+    def not_formed(self, error: Exception) -> None:
+        """That group has not formed."""
+        self._go_back(error, has_returned=False)
+
+    def _enter(self, native: _native.Communicator, rendezvous: str) -> None:
+        """Compares what has to be the same in a new group, and gives the newest commit to all."""
+        communicator, participant = self._communicator, self._participant
+        if native is not core_of(communicator):
+            continue_as(communicator, native, rendezvous)
             self._of_job = require_equal(communicator, self._must_match, standing=self._standing)
             self._trial = _TRIAL_COMMITS * (len(self._of_job) < communicator.world_size)
             if communicator.rank in self._of_job:
                 self._own_trial = 0
-            elif not self._has_state:
+            elif not participant.has_state:
                 self._own_trial = _TRIAL_COMMITS
-        communicator.generation = generation
         self._log_time("connected")
-        self._state._sync(communicator, self._has_state)
-        communicator.barrier()
-        participant.connected(core_of(communicator))
-        self._has_state = True
+        self._state._sync(communicator, participant.has_state)
+        participant.establish(native)
         self._log_time("got the values, and begins")
+        self._has_begun = self._leaves.waits = True
+        self._state._after_commit, self._state._group = self._at_commit, communicator
+
+    def _leave(self, why: str) -> None:
+        """Leaves the group at a commit, and with SIGTERM the job."""
+        self._log_change("leaves its group for a new one", why)
+        self._left_s = time.monotonic()
+        if self._leaves.wanted:
+            self._participant.leave(tells=True)
+            self._communicator.close()
+            raise SystemExit(128 + signal.SIGTERM) from None
+
+    def _go_back(self, error: Exception, has_returned: bool) -> None:
+        """Goes back to the last commit, if another group may do better; raises otherwise."""
+        self._left_s = time.monotonic()
+        if not self._is_survivable(error):
+            self._explain(error)
+            raise error
+        if not has_returned:
+            self._state.restore()
+        if self._leaves.wanted:
+            raise SystemExit(128 + signal.SIGTERM) from None
 
     def _log_time(self, what: str) -> None:
         """How long re-forming has taken so far."""
@@ -357,20 +353,18 @@ class _Job:
         seconds = time.monotonic() - self._left_s
         _log.debug("rank %d on %s has %s after %.3f s", who.rank, who.host, what, seconds)
 
-    def _tell_the_end(self, participant: _native.Participant) -> None:
+    def _tell_the_end(self) -> None:
         """Stays until all others know that all have come to the end, or tells them."""
         try:
             self._communicator.all_reduce(0, name="elastic/ended")
         except GradringError:
-            participant.finish()
+            self._participant.finish()
 
     def _at_commit(self, has_committed: bool) -> None:
         """Lets processes join and leave, and tells all what one could not write."""
         if has_committed:
             self._losses = 0
-        communicator, participant = self._communicator, self._participant
-        assert participant is not None
-        wish = self._wish(participant)
+        communicator, wish = self._communicator, self._wish()
         changes = _UNSAVED if self._state._has_given_up else int(bool(wish))
         found = communicator.all_reduce(
             np.array([changes], np.uint8), "max", name="elastic/changes"
@@ -384,47 +378,38 @@ class _Job:
             wishes = [f"{named(communicator, r)} {w.decode()}" for r, w in enumerate(told) if w]
             raise Regroup("; ".join(wishes))
 
-    def _wish(self, participant: _native.Participant) -> str:
+    def _wish(self) -> str:
         """Why this process wants a new group; empty if it does not."""
         if self._leaves.wanted:
             return "has got SIGTERM, and leaves"
-        joiners = participant.joiners
+        joiners = self._participant.joiners
         if not joiners or self._communicator.world_size >= self._workers[1]:
             return ""
         more = f" and {len(joiners) - 1} more" if joiners[1:] else ""
         return f"says that {joiners[0]}{more} would join"
-
-    def _to_leave_out(self, error: Exception, agreement: Agreement) -> list[int]:
-        """The ranks because of which a group has not formed."""
-        if isinstance(error, _SURVIVABLE):
-            return []
-        if isinstance(error, RendezvousError) and error.rank is not None:
-            return [error.rank]
-        # Such as other settings: the members of the group before had the same.
-        _, _, addresses = agreement
-        return [r for r, address in enumerate(addresses) if address not in self._addresses]
 
     def _is_survivable(self, error: Exception) -> bool:
         """Whether the group has failed so that another one may do better."""
         failure = error if isinstance(error, GradringError) else _behind(error)
         if failure is None or self._communicator not in open_groups:
             return False
-        if self._has_formed:
+        if self._has_begun:
             has_failed = core_of(self._communicator).has_failed
             survivable = isinstance(failure, _SURVIVABLE) and has_failed
             # What ranks compare themselves is no failure of the group.
             survivable |= isinstance(failure, MismatchError) and self._is_others_fault(failure)
         else:
             # Whatever is wrong with those that join, the others were right together.
-            survivable = self._has_state or isinstance(failure, (*_SURVIVABLE, RendezvousError))
+            survivable = self._participant.has_state
+            survivable |= isinstance(failure, (*_SURVIVABLE, RendezvousError))
         if not survivable:
             return False
         self._losses += 1
         if self._losses > _LOSSES_WITHOUT_COMMIT_MAX:
             return False
-        why, call = _fact_of(failure), self._participant and self._participant.call
-        if call and call not in why:
-            why = f"{why} ({call})"
+        why, who = _fact_of(failure), self._participant.reconfigured_by
+        if who and who not in why:
+            why = f"{why} ({who})"
         self._log_change("goes back to its last commit, and forms a new group", why)
         return True
 
@@ -435,7 +420,7 @@ class _Job:
 
     @property
     def _standing(self) -> _Standing:
-        if not self._has_state:
+        if not self._participant.has_state:
             return _Standing.JOINS
         return _Standing.ON_TRIAL if self._own_trial else _Standing.OF_JOB
 

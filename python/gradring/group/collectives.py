@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.group import arrays, objects
 from gradring.group.arrays import all_reducing, check_root
-
-if TYPE_CHECKING:
-    from gradring._native import Door
 
 T = TypeVar("T")
 
@@ -31,7 +28,8 @@ class Collectives:
     world_size: int
     host: str
     hosts: list[str]
-    _door: Door
+    #: Its settings, where this process listens, and what proves that it belongs to the job.
+    _config: _native.Config
     _rendezvous: str
     #: Of a group of `split`: its name, and what its ranks are in the world.
     _part: tuple[str, Sequence[int]] | None
@@ -412,7 +410,7 @@ class Collectives:
         """
         # Names of hosts prove nothing by themselves: without a token, a stranger says any.
         on_one = len(set(self.hosts)) == 1 and parse.is_loopback(self._rendezvous)
-        if self.world_size > 1 and not (self._door["token"] or self._door["tls"] or on_one):
+        if self.world_size > 1 and not (self._config.keeps_strangers_out or on_one):
             raise ConfigError(
                 f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
                 f"ports could be a rank; rank {self.rank} on {self.host} has no token and no TLS: "

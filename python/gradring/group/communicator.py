@@ -11,6 +11,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -32,16 +33,13 @@ from gradring.stats import SlowestRank, Stats
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gradring._native import Door, Options
+    from gradring._native import Options
 
 
 _log = logging.getLogger("gradring")
 
 #: How many collectives a trace keeps: about 25 MB of memory, minutes of training.
 TRACE_LIMIT = 50_000
-
-#: Of an elastic job: the generation, this process's rank, and where each member listens.
-Agreement = tuple[int, int, list[str]]
 
 
 class Communicator(Collectives):
@@ -162,26 +160,32 @@ class Communicator(Collectives):
         parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
-        if world_size > 1:
-            rendezvous = parse.address(rendezvous, "rendezvous")
-        check_tls(tls)
+        values = replace(
+            values,
+            tls=check_tls(tls),
+            interface=interface,
+            port=parse.ports("-".join(map(str, ports)), "ports") if ports is not None else None,
+        )
         if announce is not None:
             announce = parse.address(announce, "announce")
-        if ports is not None:
-            ports = parse.ports("-".join(map(str, ports)), "ports")
         check_token(rank, world_size, values.token, require_auth)
+        config = values.for_core(listen=listen, announce=announce, job_id=job_id)
+        self._join(rank, world_size, rendezvous, addresses, config)
+
+    def _join(
+        self,
+        rank: int,
+        world_size: int,
+        rendezvous: str,
+        addresses: Sequence[str],
+        config: _native.Config,
+    ) -> None:
+        """Takes a place in a group, unless a process from which this one was forked has it."""
+        if world_size > 1:
+            rendezvous = parse.address(rendezvous, "rendezvous")
         forks.check_not_held(rendezvous, rank)
-        door: Door = {
-            "listen": listen,
-            "ports": ports,
-            "interface": interface,
-            "announce": announce,
-            "job": parse.job_id(job_id) if job_id is not None else "",
-            "token": values.token or b"",
-            "tls": (tls.ca, tls.cert, tls.key) if tls is not None else None,
-        }
         _native.end_by_sigterm()
-        self._begin(rank, world_size, rendezvous, addresses, values.of_group(), door)
+        self._begin(rank, world_size, rendezvous, addresses, config)
 
     def _begin(
         self,
@@ -189,24 +193,20 @@ class Communicator(Collectives):
         world_size: int,
         rendezvous: str,
         addresses: Sequence[str],
-        settings: dict[str, str],
-        door: Door,
+        config: _native.Config,
         listening: tuple[_native.Listening, Sequence[int]] | None = None,
         part: tuple[str, Sequence[int]] | None = None,
     ) -> None:
         """Forms the group; all of this has been checked."""
-        self._settings = settings
+        self._config = config
         #: What its ranks are in the group of all, if it is a part of that.
         self._part = part
-        #: Where this process is, and with what it proves to belong there.
-        self._door = door
         self._native = _native.Communicator(
             rank=rank,
             world_size=world_size,
             rendezvous=rendezvous,
             addresses=list(addresses),
-            settings=settings,
-            door=door,
+            config=config,
             listening=listening,
             part=part,
         )
@@ -278,11 +278,11 @@ class Communicator(Collectives):
             raise ConfigError(
                 "split: the ranks of an elastic job change; split a group that is not elastic"
             )
-        announced = self._door["announce"]
+        announced = self._config.announce
         # Open before anybody hears of it.
         listening = None
         if self.world_size > 1 and announced is None:
-            listening = self._native.listen_beside(self._door["ports"])
+            listening = self._native.listen_beside(self._config.ports)
         address = listening.address if listening is not None else ""
         said = self.all_gather_object([color, key, address, announced], name="split")
         fixed = [(rank, at) for rank, (*_, at) in enumerate(said) if at is not None]
@@ -302,8 +302,7 @@ class Communicator(Collectives):
             len(members),
             addresses[0] if addresses else "",
             addresses,
-            settings=self._settings,
-            door={**self._door, "listen": None},
+            config=self._config.listening_at(None),
             listening=(listening, members) if listening is not None and addresses else None,
             part=(
                 name or f"the group of color {color}",
@@ -457,6 +456,19 @@ class Communicator(Collectives):
 open_groups: OpenGroups[Communicator] = OpenGroups()
 
 
+def formed(
+    config: _native.Config, rank: int, world_size: int, rendezvous: str, addresses: Sequence[str]
+) -> Communicator:
+    """The group of these settings, and of a place that has been checked.
+
+    Raises:
+        GradringError: As a `Communicator`.
+    """
+    communicator = Communicator.__new__(Communicator)
+    communicator._join(rank, world_size, rendezvous, addresses, config)
+    return communicator
+
+
 def core_of(communicator: Communicator) -> _native.Communicator:
     """The group as the core has it, for what observes it and for front ends.
 
@@ -466,52 +478,43 @@ def core_of(communicator: Communicator) -> _native.Communicator:
 
 
 def participant_of(
-    communicator: Communicator, addresses: Sequence[str], patience_s: float
+    communicator: Communicator,
+    addresses: Sequence[str],
+    workers: tuple[int, int],
+    patience_s: float,
 ) -> _native.Participant:
     """This process in an elastic job, to go on from its group, or to join those at addresses.
 
     It leaves the job when the communicator is closed.
     """
-    group = communicator._native if communicator.world_size > 1 else None
-    door = communicator._door.copy()
-    if group is None and not addresses and door["listen"] is None:
+    config = communicator._config
+    if communicator.world_size == 1 and not addresses and config.listen is None:
         # Where it would listen if it was not alone.
-        door["listen"] = communicator._rendezvous or None
+        config = config.listening_at(communicator._rendezvous or None)
     participant = _native.Participant(
-        group=group, addresses=addresses, patience=patience_s, door=door
+        group=communicator._native,
+        addresses=addresses,
+        workers=workers,
+        patience=patience_s,
+        config=config,
     )
     communicator._participant = participant
     return participant
 
 
-def form_again(
-    communicator: Communicator, participant: _native.Participant, agreement: Agreement
-) -> None:
-    """Makes it the group that was agreed on; TensorFlow's graphs find it by the same number.
+def continue_as(communicator: Communicator, native: _native.Communicator, rendezvous: str) -> None:
+    """Makes it the next group of its elastic job; TensorFlow's graphs find it by the same number.
 
     Raises:
         AbortedError: The communicator was closed meanwhile.
-        GradringError: The group did not form. The old one is left in any case.
     """
-    old = communicator._native
-    old.close()
-    _, rank, addresses = agreement
-    native = _native.Communicator(
-        rank=rank,
-        world_size=len(addresses),
-        rendezvous=addresses[0],
-        addresses=addresses,
-        settings=communicator._settings,
-        follows=old.id,
-        agreed=(participant, agreement),
-        door=communicator._door,
-    )
+    communicator._native.close()
     if communicator not in open_groups:  # by a signal handler, or another thread
         native.close()
         raise AbortedError("the communicator was closed while its next group was forming")
     communicator._native = native
     communicator._step = None
-    communicator._describe(addresses[0])
+    communicator._describe(rendezvous)
     for hook in communicator._at_new_group:
         begin = hook()
         if begin is not None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster, detect
-from gradring.clusters.joining import members_to_join
+from gradring.clusters.running_job import members_to_join
 from gradring.config import parse
-from gradring.config.settings import GROUP, READ, SETTINGS, meant, takes_settings
-from gradring.config.values import Settings, TlsFiles
+from gradring.config.settings import READ, SETTINGS, meant, takes_settings
+from gradring.config.values import Settings, TlsFiles, check_token
 from gradring.errors import ConfigError
-from gradring.group.communicator import Communicator, core_of, open_groups
+from gradring.group.communicator import Communicator, core_of, formed, open_groups
 from gradring.group.open_groups import Membership
 from gradring.observe.observer import observe
 
@@ -150,22 +150,15 @@ def init(
     membership = Membership(cluster, wanted, members)
     if members and cluster.job_id is None:
         cluster = replace(cluster, job_id=parse.given_job_id(os.environ))
+    rank, world_size = (0, 1) if members else (cluster.rank, cluster.world_size)
+    check_token(rank, world_size, wanted.token, wanted.require_auth)
+    config = wanted.for_core(
+        listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
+        announce=parse.address(announce, "announce") if announce is not None else None,
+        job_id=cluster.job_id,
+    )
     with _ending_with_the_job(wanted):
-        communicator = Communicator(
-            rank=0 if members else cluster.rank,
-            world_size=1 if members else cluster.world_size,
-            rendezvous=cluster.rendezvous,
-            listen=parse.address(listen, "listen") if listen is not None else cluster.listen,
-            interface=wanted.interface,
-            ports=wanted.port,
-            announce=parse.address(announce, "announce") if announce is not None else None,
-            addresses=cluster.addresses,
-            job_id=cluster.job_id,
-            token=wanted.token,
-            tls=wanted.tls,
-            require_auth=wanted.require_auth,
-            **{setting.name: getattr(wanted, setting.name) for setting in GROUP},
-        )
+        communicator = formed(config, rank, world_size, cluster.rendezvous, cluster.addresses)
     open_groups.use_of(communicator).membership = membership
     try:
         observe(communicator, wanted)
@@ -233,7 +226,7 @@ def _ending_with_the_job(wanted: Settings) -> AbstractContextManager[None]:
     if not wanted.join:
         return nullcontext()
     # Other processes can do without what is elastic.
-    from gradring.group.latecomer import ends_with_the_job
+    from gradring.group.job_end import ends_with_the_job
 
     return ends_with_the_job()
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypedDict
+from typing import TYPE_CHECKING, NoReturn
 
 from gradring import _native, updates
 from gradring.clusters import Servers, tf_config
@@ -21,30 +21,10 @@ if TYPE_CHECKING:
     from gradring.observe.metrics import MetricsServer
 
 
-class _Way(TypedDict):
-    """How servers and workers reach each other."""
-
-    door: _native.Door
-    settings: dict[str, str]
-
-
-def door_and_settings(servers: list[str]) -> _Way:
+def config_of(servers: list[str]) -> _native.Config:
     """With what this process proves to be of the job that has these servers, and its settings."""
     job_id = parse.given_job_id(os.environ) or tf_config.job_id_of(servers)
-    found = Settings.from_environ(os.environ)
-    tls = found.tls
-    return {
-        "door": {
-            "listen": None,
-            "ports": None,
-            "interface": None,
-            "announce": None,
-            "job": parse.job_id(job_id),
-            "token": found.token or b"",
-            "tls": None if tls is None else (tls.ca, tls.cert, tls.key),
-        },
-        "settings": found.of_group(),
-    }
+    return Settings.from_environ(os.environ).for_core(job_id=job_id)
 
 
 def make_server(
@@ -64,7 +44,7 @@ def make_server(
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
         patience=rule.worker_timeout,
-        **door_and_settings(addresses),
+        config=config_of(addresses),
     )
 
 

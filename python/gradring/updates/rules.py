@@ -221,7 +221,7 @@ class ParameterServer:
 
     def texts(self) -> dict[str, str]:
         """What servers are told of it, by name."""
-        untold = ("placement", "snapshots", "patience")
+        untold = ("placement", "snapshots", "worker_timeout")
         texts = {name: str(value) for name, value in vars(self).items() if name not in untold}
         return {**texts, "combine": "sum" if self.is_sum else "mean"}
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dtype::DType;
-use crate::error::{Error, Part, Result, Unusable};
+use crate::error::{Part, Result, Unusable};
 use crate::schedule::algorithm_rules::Rules;
 use crate::schedule::choice::MESH_RANKS_MAX;
 

@@ -1,8 +1,10 @@
-//! This process in an elastic job: agrees with the others on the members of the next group.
+//! This process in an elastic job: agrees with the others on the members of the next group, and forms
+//! it with them.
 //!
-//! [`Member`] decides; a thread does what it says. The process listens at one address for as long as
-//! it is in the job, also while it has no group, so an address that refuses proves a death. Each
-//! group takes that listener's place, and gives it back when it has ended.
+//! [`Participant::next_group`] is the way from one group to the next. [`Member`] decides who is in it;
+//! a thread does what it says. The process listens at one address for as long as it is in the job,
+//! also while it has no group, so an address that refuses proves a death. Each group takes that
+//! listener's place, and gives it back when it has ended.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
@@ -10,13 +12,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::agreement::member::Member;
-use crate::agreement::message::{Envelope, Outcome, Reply, Step};
-use crate::agreement::quorum::{Id, Peer, Roster};
-use crate::agreement::timing::Timing;
-use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
+use crate::caller::{Caller, INTERRUPT_INTERVAL, Interrupt};
+use crate::collective::Request;
 use crate::communicator::Communicator;
 use crate::config::Config;
+use crate::consensus::member::Member;
+use crate::consensus::message::{Envelope, Outcome, Reply, Step};
+use crate::consensus::quorum::{Id, Peer, Roster};
+use crate::consensus::timing::Timing;
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
 use crate::forming::access::GroupAccess;
 use crate::forming::listener::GroupListener;
@@ -41,15 +44,63 @@ const REQUEST_STACK_BYTES: usize = 512 << 10;
 /// call: so long a group may go on to hear of it.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// A group that was agreed on, and this process's place in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agreed {
-    /// Its generation.
-    pub generation: u32,
-    /// This process's index.
-    pub rank: usize,
-    /// Where each member listens, by rank.
-    pub addresses: Vec<String>,
+/// What happens on the way to the next group.
+pub enum Event<'a> {
+    /// The last group is left, and the others hear of it.
+    Left,
+    /// It has agreed on a group with others, and connects.
+    Agreed {
+        /// The others have gone on without it, so that its state is of another history.
+        joins_again: bool,
+    },
+    /// That group has not formed; another one is tried.
+    NotFormed(&'a Error),
+}
+
+/// Who waits for the next group.
+pub trait Owner: Caller {
+    /// Something has happened; `false` gives up.
+    fn hears(&mut self, event: Event<'_>) -> bool;
+}
+
+/// Because of whom a group could not be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blamed {
+    Nobody,
+    Rank(usize),
+    /// Of those that were not in the last group that counted.
+    Newcomers,
+}
+
+impl Blamed {
+    /// Of a group that has not formed.
+    fn of(error: &Error) -> Self {
+        match error.kind {
+            ErrorKind::Aborted(_)
+            | ErrorKind::CollectiveTimeout(_)
+            | ErrorKind::PeerLost(_)
+            | ErrorKind::Protocol(_)
+            | ErrorKind::Corrupted(_)
+            // Who has ended its connection can be reached.
+            | ErrorKind::Rendezvous(
+                NotFormed::Busy
+                | NotFormed::OtherGeneration { .. }
+                | NotFormed::OtherGroup { .. }
+                | NotFormed::NoGroupYet { .. }
+                | NotFormed::HandshakeBroke { .. }
+                | NotFormed::CoordinatorEnded
+                | NotFormed::MemberEnded
+                | NotFormed::EndedEarly
+                | NotFormed::LinkBroke { .. },
+            ) => Self::Nobody,
+            ErrorKind::Rendezvous(_) => {
+                let blamed = error.blamed.as_ref();
+                blamed.map_or(Self::Newcomers, |blamed| Self::Rank(blamed.rank))
+            }
+            // Such as other settings: the members of the group before had the same.
+            _ => Self::Newcomers,
+        }
+    }
 }
 
 /// This process in an elastic job, until it leaves.
@@ -60,9 +111,12 @@ pub struct Participant {
 }
 
 struct Shared {
+    /// Of all of its groups, but for its place in them.
     config: Config,
     client: MemberClient,
     timing: Timing,
+    /// How many members a group may have.
+    workers: RangeInclusive<usize>,
     /// Open for as long as this is.
     socket: Arc<TcpListener>,
     /// Where others reach it.
@@ -78,23 +132,27 @@ struct Progress {
     /// Nothing before it has founded or would join.
     member: Option<Member>,
     /// What the member has come to, until the owner asks.
-    outcome: Option<Result<Option<Agreed>>>,
-    /// The group that is connected.
+    outcome: Option<Result<Option<Roster>>>,
+    /// As whom it was in its last group, or has tried to connect one.
+    agreed_as: Option<Id>,
+    /// The group that counts.
     group: Weak<Communicator>,
+    /// Where the members of the last group that counted listen.
+    known: Vec<String>,
     /// Since when others want to form a new group, while that one has not failed here.
-    called_since: Option<Instant>,
-    /// Another member had heard sooner that the group will not form.
-    was_given_up: bool,
+    reconfigures_since: Option<Instant>,
     /// Something has happened since the thread has looked.
     is_news: bool,
     has_left: bool,
-    /// It would join, and has not been in a group.
-    is_outside: bool,
+    /// It has the state of the training: it is to found the job, or was in a group that counted, and
+    /// the others have not gone on without it.
+    has_state: bool,
 }
 
 impl Participant {
-    /// A process that listens where it does for its group, or if it has none where `config` says; others
-    /// are found at `addresses`. It waits so long for enough workers.
+    /// A process that listens where it does for its group, or if it has none where `config` says. It
+    /// wants to be in the job of which a member listens at one of these addresses; without addresses,
+    /// it is to found one. It waits so long for enough workers.
     ///
     /// # Errors
     /// `Config` or `Rendezvous` if it cannot listen; `Exhausted` if the system has no room for a thread.
@@ -102,6 +160,7 @@ impl Participant {
         config: &Config,
         group: Option<&Communicator>,
         addresses: &[String],
+        workers: RangeInclusive<usize>,
         patience: Duration,
     ) -> Result<Self> {
         let credentials = Credentials::of(config)?;
@@ -117,18 +176,20 @@ impl Participant {
                 workers: patience,
                 ..Timing::default()
             },
+            workers,
             socket: Arc::new(socket),
             address,
             progress: Mutex::new(Progress {
                 id: Id(handshake::random()?),
                 member: None,
                 outcome: None,
+                agreed_as: None,
                 group: Weak::new(),
-                called_since: None,
-                was_given_up: false,
+                known: Vec::new(),
+                reconfigures_since: None,
                 is_news: false,
                 has_left: false,
-                is_outside: !addresses.is_empty(),
+                has_state: addresses.is_empty(),
             }),
             changed: Condvar::new(),
             between: Mutex::default(),
@@ -145,6 +206,12 @@ impl Participant {
                 move || shared.run()
             })
             .map_err(|error| Error::no_thread(&error))?;
+        if !addresses.is_empty() {
+            let addresses = addresses.to_vec();
+            shared.become_member(lock(&shared.progress), |me, timing, workers| {
+                Member::joining(me, addresses, timing, workers, Instant::now())
+            });
+        }
         let process = Process::this();
         Ok(Self { shared, process })
     }
@@ -156,121 +223,145 @@ impl Participant {
     }
 
     /// It is in the first group, of these, by rank, which counts as this generation.
-    pub fn found(&self, peers: Vec<Peer>, generation: u64, workers: RangeInclusive<usize>) {
+    pub fn found(&self, peers: Vec<Peer>, generation: u64) {
         let mut roster = Roster::founding(peers);
         roster.ballot.round = generation;
-        self.shared
-            .become_member(|me, timing, _| Member::founding(me, roster, timing, workers));
+        let mut progress = lock(&self.shared.progress);
+        progress.agreed_as = Some(progress.id);
+        (self.shared).become_member(progress, |me, timing, workers| {
+            Member::founding(me, roster, timing, workers)
+        });
     }
 
-    /// It wants to be in the group of the job of which a member listens at one of these addresses.
-    pub fn join(&self, addresses: Vec<String>, workers: RangeInclusive<usize>) {
-        self.shared
-            .become_member(|me, timing, now| Member::joining(me, addresses, timing, workers, now));
-    }
-
-    /// Waits for the next group; there is none if another member says that the training is over.
+    /// Leaves the last group, unless it is yet to be in one, and forms the next one with others; none
+    /// if all have come to the end of the training. What does not form is tried again, until `owner`
+    /// gives up. Those that were not in the last group that counted are left out if the last one has
+    /// come to nothing because of them: `newcomers_failed`. Returns where its first rank listens, too.
     ///
     /// # Errors
     /// `Membership` if there is none with this process; `Aborted` when it has left meanwhile, or when
-    /// `interrupt` asked to give up.
-    pub fn agree(&self, interrupt: Interrupt<'_>) -> Result<Option<Agreed>> {
+    /// `owner` gave up; why a group has not formed, if that made it give up.
+    pub fn next_group(
+        &self,
+        last: &Communicator,
+        newcomers_failed: bool,
+        owner: &mut dyn Owner,
+    ) -> Result<Option<(Arc<Communicator>, String)>> {
+        if lock(&self.shared.progress).agreed_as.is_some() {
+            last.close();
+            let blamed = if newcomers_failed {
+                Blamed::Newcomers
+            } else {
+                Blamed::Nobody
+            };
+            self.reform(blamed, owner)?;
+        }
+        loop {
+            let Some(config) = self.agree(owner)? else {
+                // One knew it before the group failed, and others may not know yet.
+                self.finish();
+                return Ok(None);
+            };
+            let mut or_reconfigured = || owner.interrupts() || self.must_reconfigure();
+            let error = match Communicator::connect(&config, &mut or_reconfigured) {
+                Ok(group) => return Ok(Some((group, config.rendezvous))),
+                Err(error) => error,
+            };
+            if !owner.hears(Event::NotFormed(&error)) {
+                return Err(error);
+            }
+            self.reform(Blamed::of(&error), owner)?;
+        }
+    }
+
+    /// Makes way for another group.
+    fn reform(&self, blamed: Blamed, owner: &mut dyn Owner) -> Result<()> {
+        self.shared.listen_between()?;
+        let mut progress = lock(&self.shared.progress);
+        progress.group = Weak::new();
+        progress.reconfigures_since = None;
+        progress.outcome = None;
+        let Progress { member, known, .. } = &mut *progress;
+        if let Some(member) = member {
+            let roster = member.view().map(|place| &place.roster.members);
+            let peers = roster.into_iter().flatten().enumerate();
+            let peers = peers.filter(|(rank, peer)| match blamed {
+                Blamed::Nobody => false,
+                Blamed::Rank(one) => *rank == one,
+                Blamed::Newcomers => !known.contains(&peer.address),
+            });
+            let ids: Vec<_> = peers.map(|(_, peer)| peer.id).collect();
+            member.reform(&ids, Instant::now());
+        }
+        self.shared.tell(progress);
+        goes_on(owner.hears(Event::Left))
+    }
+
+    /// Waits for an agreement on a group, and returns this process's place in it.
+    fn agree(&self, owner: &mut dyn Owner) -> Result<Option<Config>> {
         loop {
             let waits = |progress: &mut Progress| progress.outcome.is_none() && !progress.has_left;
             let progress = lock(&self.shared.progress);
             let mut progress =
                 lock::wait_while(&self.shared.changed, progress, INTERRUPT_INTERVAL, waits);
             if let Some(outcome) = progress.outcome.take() {
-                return outcome;
+                let Some(roster) = outcome? else {
+                    return Ok(None);
+                };
+                let id = progress.id;
+                let before = progress.agreed_as.replace(id);
+                drop(progress);
+                let joins_again = before.is_some_and(|before| before != id);
+                goes_on(owner.hears(Event::Agreed { joins_again }))?;
+                return Ok(Some(self.shared.config_in(&roster, id)));
             }
             if progress.has_left {
                 return Err(Abort::Closed.into());
             }
             drop(progress);
-            if interrupt.interrupts() {
-                return Err(Abort::InterruptedForming.into());
-            }
+            goes_on(!owner.interrupts())?;
         }
     }
 
-    /// Makes `config` that of a group that was agreed on.
-    pub fn prepare(&self, agreed: &Agreed, config: &mut Config) {
-        let shared = &self.shared;
-        config.rank = agreed.rank;
-        config.world_size = agreed.addresses.len();
-        config.rendezvous.clone_from(&agreed.addresses[0]);
-        config.generation = agreed.generation;
-        config.listen = Some(shared.address.clone());
-        config.announce = Some(shared.address.clone());
-        config.addresses.clone_from(&agreed.addresses);
-        config.socket = Some(Arc::clone(&shared.socket));
-        config.settings.timeout = shared.timing.connect;
+    /// Whether it brings the state of the training into its group.
+    #[must_use]
+    pub fn has_state(&self) -> bool {
+        lock(&self.shared.progress).has_state
     }
 
-    /// The group is connected, and each of its members has the state of the training.
-    pub fn connected(&self, group: &Arc<Communicator>) {
-        let mut progress = lock(&self.shared.progress);
-        progress.group = Arc::downgrade(group);
-        progress.is_outside = false;
-        if let Some(member) = &mut progress.member {
-            member.connected();
-        }
-        self.shared.tell(progress);
-    }
-
-    /// The group could not form. Who has ended its connection can be reached, and need not be kept apart.
-    pub fn not_formed(&self, error: &Error) {
-        lock(&self.shared.progress).was_given_up = matches!(
-            error.kind,
-            ErrorKind::Rendezvous(
-                NotFormed::Busy
-                    | NotFormed::OtherGeneration { .. }
-                    | NotFormed::OtherGroup { .. }
-                    | NotFormed::NoGroupYet { .. }
-                    | NotFormed::HandshakeBroke { .. }
-                    | NotFormed::CoordinatorEnded
-                    | NotFormed::MemberEnded
-                    | NotFormed::EndedEarly
-                    | NotFormed::LinkBroke { .. }
-            )
-        );
-    }
-
-    /// The group has failed, or is left so that others can join, or could not connect with these ranks.
+    /// Waits until each member of the group has the state of the training. From then on it counts.
     ///
     /// # Errors
-    /// `Rendezvous` or `Exhausted` if it cannot go on listening.
-    pub fn reform(&self, unreached: &[usize]) -> Result<()> {
-        self.shared.listen_between()?;
+    /// As for `Engine::run`.
+    pub fn establish(&self, group: &Arc<Communicator>, interrupt: Interrupt<'_>) -> Result<()> {
+        group.engine.run(Request::barrier(), interrupt)?;
         let mut progress = lock(&self.shared.progress);
-        progress.group = Weak::new();
-        progress.called_since = None;
-        progress.outcome = None;
-        let was_given_up = std::mem::take(&mut progress.was_given_up);
-        let unreached = if was_given_up { &[] } else { unreached };
+        progress.group = Arc::downgrade(group);
+        progress.has_state = true;
         if let Some(member) = &mut progress.member {
-            let roster = member.standpoint().map(|place| &place.roster.members);
-            let peers = roster.into_iter().flatten().enumerate();
-            let peers = peers.filter(|(rank, _)| unreached.contains(rank));
-            let ids: Vec<_> = peers.map(|(_, peer)| peer.id).collect();
-            member.reform(&ids, Instant::now());
+            member.connected();
+            let roster = member.view().map(|place| &place.roster.members);
+            let members = roster.into_iter().flatten();
+            progress.known = members.map(|it| it.address.clone()).collect();
         }
         self.shared.tell(progress);
         Ok(())
     }
 
     /// Whether others want to form a new group: this one is to be left.
-    #[must_use]
-    pub fn is_called(&self) -> bool {
+    fn must_reconfigure(&self) -> bool {
         let progress = lock(&self.shared.progress);
-        progress.member.as_ref().is_some_and(Member::is_called)
+        progress
+            .member
+            .as_ref()
+            .is_some_and(Member::must_reconfigure)
     }
 
-    /// Who has called, and why.
+    /// Because of whom others form a new group, and why.
     #[must_use]
-    pub fn call(&self) -> Option<String> {
+    pub fn reconfigured_by(&self) -> Option<String> {
         let progress = lock(&self.shared.progress);
-        progress.member.as_ref().and_then(Member::call)
+        progress.member.as_ref().and_then(Member::reconfigured_by)
     }
 
     /// Where the processes listen that wait to join.
@@ -372,11 +463,33 @@ impl Shared {
         }
     }
 
-    fn become_member(&self, member: impl FnOnce(Peer, Timing, Instant) -> Member) {
-        let mut progress = lock(&self.progress);
+    fn become_member(
+        &self,
+        mut progress: MutexGuard<'_, Progress>,
+        member: impl FnOnce(Peer, Timing, RangeInclusive<usize>) -> Member,
+    ) {
         let me = self.peer(progress.id);
-        progress.member = Some(member(me, self.timing.clone(), Instant::now()));
+        progress.member = Some(member(me, self.timing.clone(), self.workers.clone()));
         self.tell(progress);
+    }
+
+    /// The configuration of the process of this id in a group that was agreed on.
+    fn config_in(&self, roster: &Roster, id: Id) -> Config {
+        let members = roster.members.iter();
+        let addresses: Vec<_> = members.map(|it| it.address.clone()).collect();
+        let mut config = Config {
+            rank: roster.position(id).expect("nobody connects without itself"),
+            world_size: addresses.len(),
+            rendezvous: addresses[0].clone(),
+            generation: u32::try_from(roster.generation()).unwrap_or(u32::MAX),
+            listen: Some(self.address.clone()),
+            announce: Some(self.address.clone()),
+            addresses,
+            socket: Some(Arc::clone(&self.socket)),
+            ..self.config.clone()
+        };
+        config.settings.timeout = self.timing.connect;
+        config
     }
 
     fn tell(&self, mut progress: MutexGuard<'_, Progress>) {
@@ -391,7 +504,7 @@ impl Shared {
 
     /// Goes on listening, although there is no group.
     fn listen_between(&self) -> Result<()> {
-        let is_outside = lock(&self.progress).is_outside;
+        let is_outside = !lock(&self.progress).has_state;
         let mut between = lock(&self.between);
         // One that a group has taken over is closed already.
         between.take();
@@ -418,7 +531,7 @@ impl Shared {
                     progress = lock(&self.progress);
                 }
                 Step::Connect(roster) => {
-                    progress.outcome = Some(Ok(Some(agreed(&roster, progress.id))));
+                    progress.outcome = Some(Ok(Some(roster)));
                     self.changed.notify_all();
                 }
                 Step::Finished => {
@@ -428,13 +541,14 @@ impl Shared {
                 Step::Excluded => match handshake::random().map(Id) {
                     Ok(id) => {
                         progress.id = id;
+                        progress.has_state = false;
                         let member = progress.member.take();
                         progress.member = member.map(|member| member.rejoining(id, now));
                     }
                     Err(error) => progress.outcome = Some(Err(error)),
                 },
                 Step::Failed(error) => {
-                    let place = progress.member.as_ref().and_then(Member::standpoint);
+                    let place = progress.member.as_ref().and_then(Member::view);
                     let rank = place.and_then(|place| place.roster.position(progress.id));
                     progress.outcome = Some(Err(match rank {
                         Some(rank) => error.blaming(rank, host_name()),
@@ -443,12 +557,12 @@ impl Shared {
                     self.changed.notify_all();
                 }
                 Step::Wait(until) => {
-                    let group = self.called_group(&progress);
+                    let group = self.group_to_leave(&progress);
                     let patient_until = group
                         .as_ref()
-                        .map(|_| *progress.called_since.get_or_insert(now) + CAUSE_PATIENCE);
+                        .map(|_| *progress.reconfigures_since.get_or_insert(now) + CAUSE_PATIENCE);
                     if let Some(group) = group.filter(|_| patient_until <= Some(now)) {
-                        let call = progress.member.as_ref().and_then(Member::call);
+                        let call = progress.member.as_ref().and_then(Member::reconfigured_by);
                         drop(progress);
                         let call = call.unwrap_or_default();
                         group.abort(&format!("other ranks form a new group: {call}"));
@@ -467,9 +581,12 @@ impl Shared {
     }
 
     /// The group, if others have left it.
-    fn called_group(&self, progress: &Progress) -> Option<Arc<Communicator>> {
-        let is_called = progress.member.as_ref().is_some_and(Member::is_called);
-        let group = progress.group.upgrade().filter(|_| is_called)?;
+    fn group_to_leave(&self, progress: &Progress) -> Option<Arc<Communicator>> {
+        let must_reconfigure = progress
+            .member
+            .as_ref()
+            .is_some_and(Member::must_reconfigure);
+        let group = progress.group.upgrade().filter(|_| must_reconfigure)?;
         (!group.has_failed()).then_some(group)
     }
 
@@ -497,12 +614,9 @@ impl Shared {
     }
 }
 
-fn agreed(roster: &Roster, id: Id) -> Agreed {
-    Agreed {
-        generation: u32::try_from(roster.generation()).unwrap_or(u32::MAX),
-        rank: roster.position(id).expect("nobody connects without itself"),
-        addresses: roster.members.iter().map(|it| it.address.clone()).collect(),
-    }
+fn goes_on(does: bool) -> Result<()> {
+    does.then_some(())
+        .ok_or_else(|| Abort::InterruptedForming.into())
 }
 
 /// Opens a port for a process that has no group yet.
@@ -561,15 +675,82 @@ fn own_ip(addresses: &[String]) -> Result<IpAddr> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn two_that_leave_at_the_same_time_do_not_wait_for_each_other() {
+    /// Two processes that have founded a job; each is alone in a group of its own.
+    fn founders() -> [Participant; 2] {
         let both = [(); 2].map(|()| {
-            let mut config = Config::new(0, 1, "127.0.0.1:0");
+            let mut config = Config::new(0, 1, "");
             config.listen = Some("127.0.0.1:0".into());
-            Participant::new(&config, None, &[], Duration::from_secs(60)).unwrap()
+            Participant::new(&config, None, &[], 1..=2, Duration::from_secs(60)).unwrap()
         });
         for participant in &both {
-            participant.found(both.iter().map(Participant::peer).collect(), 1, 1..=2);
+            participant.found(both.iter().map(Participant::peer).collect(), 1);
+        }
+        both
+    }
+
+    /// Gives up where a group has not formed, and keeps what has happened.
+    #[derive(Default)]
+    struct Notes(Vec<&'static str>);
+
+    impl Caller for Notes {
+        fn interrupts(&mut self) -> bool {
+            false
+        }
+    }
+
+    impl Owner for Notes {
+        fn hears(&mut self, event: Event<'_>) -> bool {
+            self.0.push(match event {
+                Event::Left => "left",
+                Event::Agreed { joins_again: false } => "agreed",
+                Event::Agreed { joins_again: true } => "joins again",
+                Event::NotFormed(_) => return false,
+            });
+            true
+        }
+    }
+
+    #[test]
+    fn those_that_leave_their_group_form_the_next_one_and_it_counts_when_all_have_the_state() {
+        let alone = Communicator::connect(&Config::new(0, 1, ""), &mut || false).unwrap();
+        let form = |participant: &Participant| {
+            let mut notes = Notes::default();
+            let formed = participant.next_group(&alone, false, &mut notes).unwrap();
+            let (group, rendezvous) = formed.unwrap();
+            participant.establish(&group, &mut || false).unwrap();
+            assert_eq!(notes.0, ["left", "agreed"]);
+            assert!(participant.has_state());
+            (group, rendezvous)
+        };
+        let both = founders();
+        let found = thread::scope(|scope| {
+            let ways = both.each_ref().map(|one| scope.spawn(|| form(one)));
+            ways.map(|way| way.join().unwrap())
+        });
+        let first = both[0].peer().address;
+        for (rank, (group, rendezvous)) in found.iter().enumerate() {
+            assert!(group.generation > 1);
+            assert_eq!((group.rank, group.world_size()), (rank, 2));
+            assert_eq!(*rendezvous, first);
+        }
+    }
+
+    #[test]
+    fn who_has_been_reached_is_not_to_blame_nor_is_a_loss_of_others() {
+        let of = |error: Error| Blamed::of(&error.blaming(1, "host"));
+        assert_eq!(of(NotFormed::MemberEnded.into()), Blamed::Nobody);
+        assert_eq!(of(Abort::InterruptedForming.into()), Blamed::Nobody);
+        let silent = || Error::from(NotFormed::LinkSilent { rank: 0 });
+        assert_eq!(of(silent()), Blamed::Rank(1));
+        assert_eq!(Blamed::of(&silent()), Blamed::Newcomers);
+        let settings = Unusable::NoSuchSetting { name: "x".into() };
+        assert_eq!(of(settings.into()), Blamed::Newcomers);
+    }
+
+    #[test]
+    fn two_that_leave_at_the_same_time_do_not_wait_for_each_other() {
+        let both = founders();
+        for participant in &both {
             // As when the group that had taken its place is closed: connections wait unanswered.
             lock(&participant.shared.between).take();
         }

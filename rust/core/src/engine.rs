@@ -200,11 +200,11 @@ impl Engine {
     }
 
     /// The program begins a step: what it launches until `end_step` has a number of its own, which
-    /// ranks compare. With `leaves_alike`, it says that all ranks leave the step early or none.
-    pub fn begin_step(&self, leaves_alike: bool) {
+    /// ranks compare. With `collective_exit`, it says that all ranks leave the step early or none.
+    pub fn begin_step(&self, collective_exit: bool) {
         let mut queue = lock(&self.shared.queue);
         let launched = queue.launched;
-        queue.steps.begin(launched, leaves_alike);
+        queue.steps.begin(launched, collective_exit);
     }
 
     /// The program has ended its step, or left it early by what `left` says; returns its number,
@@ -225,10 +225,10 @@ impl Engine {
         lock(&self.shared.queue).steps.execute(execution);
     }
 
-    /// Whether the program says that all ranks leave the current step alike.
+    /// Whether the program says that all ranks leave the current step early, or none.
     #[must_use]
-    pub fn leaves_alike(&self) -> bool {
-        lock(&self.shared.queue).steps.leaves_alike()
+    pub fn collective_exit(&self) -> bool {
+        lock(&self.shared.queue).steps.collective_exit()
     }
 
     /// How collectives are performed.

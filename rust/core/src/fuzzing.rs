@@ -22,10 +22,10 @@ use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, Traffic};
 use crate::wire::pairing as wire_pairing;
 use crate::wire::state::{self, Phase, State};
 
-mod agreement;
+mod consensus;
 mod parameters;
 
-pub use agreement::agreement;
+pub use consensus::consensus;
 pub use parameters::parameters;
 
 const TOKEN: &[u8] = b"what no input contains";
@@ -64,7 +64,7 @@ pub const DECODERS: [Decoder; 10] = [
     Decoder::new("roster", roster, roster_samples),
     Decoder::new("state", state, state_samples),
     Decoder::new("pairing", pairing, pairing_samples),
-    Decoder::new("agreement", agreement, agreement::samples),
+    Decoder::new("consensus", consensus, consensus::samples),
     Decoder::new("parameters", parameters, parameters::samples),
 ];
 

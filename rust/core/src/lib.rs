@@ -59,14 +59,14 @@
 //! what travels.
 
 pub mod abort;
-#[doc(hidden)]
-pub mod agreement;
 pub mod buffer;
 mod calibration;
 pub mod caller;
 pub mod collective;
 pub mod communicator;
 pub mod config;
+#[doc(hidden)]
+pub mod consensus;
 #[doc(hidden)]
 pub mod cost_model;
 #[doc(hidden)]

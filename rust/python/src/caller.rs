@@ -1,13 +1,15 @@
-//! The Python program behind a call that waits: its signal handlers, and where it is.
+//! The Python program behind a call that waits: its signal handlers, its log, and where it is.
 
 use std::path::Path;
 
 use gradring_core::caller::Caller;
+use gradring_core::error::Error;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::entry;
+use crate::entry::{self, attached, detached};
+use crate::errors::to_python;
 
 /// Longer names of files lose their beginning: thousands of records are kept.
 const FILE_BYTES_MAX: usize = 100;
@@ -43,6 +45,36 @@ impl Caller for Program {
         // An interpreter that hides its frames knows no place.
         Python::attach(place).ok().flatten()
     }
+}
+
+/// Runs `body` without the interpreter; a signal handler's exception wins over its error.
+pub(crate) fn guarded<T: Send>(
+    py: Python<'_>,
+    body: impl FnOnce(&mut Program) -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    let mut program = Program::default();
+    let result = detached(py, || body(&mut program));
+    match (result, program.exception) {
+        (_, Some(exception)) => Err(exception),
+        (result, None) => result.map_err(|error| to_python(py, &error)),
+    }
+}
+
+/// Hands a warning to Python's logging, on a thread of its own: no thread of the core ever waits
+/// for the interpreter.
+pub(crate) fn log_warning(warning: String) {
+    let log = move || {
+        let logged = attached(|py| {
+            let logger = py
+                .import("logging")?
+                .call_method1("getLogger", ("gradring",))?;
+            logger.call_method1("warning", ("%s", warning)).map(drop)
+        });
+        // An interpreter that ends has no thread left to warn, and a broken handler is its owner's.
+        drop(logged);
+    };
+    // Without room for a thread, the warning is the least of all problems.
+    drop(std::thread::Builder::new().spawn(log));
 }
 
 /// File and line of this thread's innermost frame outside this package. Runs no code in Python,

@@ -9,9 +9,8 @@ use gradring_core::caller::Caller as _;
 use gradring_core::collective::Collective::AllReduce;
 use gradring_core::collective::{self, Request};
 use gradring_core::communicator;
-use gradring_core::config::{Config, GROUP, PLACE, PROCESS, Setting, Settings};
-use gradring_core::elastic::Agreed;
-use gradring_core::error::{Error, Part};
+use gradring_core::config;
+use gradring_core::error::Part;
 use gradring_core::observe::board::NOTE_BYTES_MAX;
 use gradring_core::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
@@ -19,12 +18,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arrays::Bucket;
-use crate::caller::Program;
+use crate::caller::guarded;
 use crate::collective::{Collective, reduce_op};
-use crate::door::{Door, Listening};
-use crate::elastic::{Agreement, Participant};
-use crate::entry::{attached, detached, enter};
+use crate::config::Config;
+use crate::entry::{detached, enter};
 use crate::errors::{take_failure_file, tell_of_group, to_python};
+use crate::listening::Listening;
 use crate::stats;
 use crate::work::Work;
 
@@ -37,7 +36,7 @@ pub(crate) struct Communicator {
 #[pymethods]
 impl Communicator {
     #[new]
-    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, door, settings, follows=None, agreed=None, listening=None, part=None))]
+    #[pyo3(signature = (*, rank, world_size, rendezvous, addresses, config, listening=None, part=None))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -45,53 +44,33 @@ impl Communicator {
         world_size: usize,
         rendezvous: String,
         addresses: Vec<String>,
-        door: Door,
-        settings: BTreeMap<String, String>,
-        follows: Option<u64>,
-        agreed: Option<(Py<Participant>, Agreement)>,
+        config: &Bound<'_, Config>,
         listening: Option<(Py<Listening>, Vec<usize>)>,
         part: Option<(String, Vec<usize>)>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
-            let mut config = Config {
+            let mut config = config::Config {
                 rank,
                 world_size,
                 rendezvous,
                 addresses,
-                id: follows,
                 part: part.map(|(name, world_ranks)| Arc::new(Part { name, world_ranks })),
-                settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
-                ..door.config(py)?
+                ..config.get().inner.clone()
             };
             let beside = listening.map(|(listening, ranks)| {
                 let listening = listening.get();
                 listening.prepare(&mut config);
                 (Arc::clone(&listening.beside), ranks)
             });
-            let participant = agreed.map(|(participant, (generation, rank, addresses))| {
-                let inner = Arc::clone(&participant.get().inner);
-                let agreed = Agreed {
-                    generation,
-                    rank,
-                    addresses,
-                };
-                inner.prepare(&agreed, &mut config);
-                inner
-            });
-            let inner = guarded(py, |program| match (participant, beside) {
-                (Some(participant), _) => {
-                    let mut or_called = || program.interrupts() || participant.is_called();
-                    communicator::Communicator::connect(&config, &mut or_called)
-                        .inspect_err(|error| participant.not_formed(error))
-                }
-                (None, Some((group, ranks))) => {
+            let inner = guarded(py, |program| match beside {
+                None => communicator::Communicator::connect(&config, program),
+                Some((group, ranks)) => {
                     let mut or_lost = || program.interrupts() || group.failure_by(&ranks).is_some();
                     communicator::Communicator::connect(&config, &mut or_lost)
                         .map_err(|error| error.within(config.part.as_ref()))
                         .map_err(|error| group.failure_by(&ranks).unwrap_or(error))
                 }
-                (None, None) => communicator::Communicator::connect(&config, program),
             })?;
             tell_of_group(inner.world_size() == 1 && inner.generation == 0);
             Ok(Self { inner })
@@ -269,8 +248,8 @@ impl Communicator {
         self.inner.has_failed()
     }
 
-    fn begin_step(&self, leaves_alike: bool) {
-        self.inner.engine.begin_step(leaves_alike);
+    fn begin_step(&self, collective_exit: bool) {
+        self.inner.engine.begin_step(collective_exit);
     }
 
     fn end_step(&self, left: Option<&Bound<'_, PyString>>) -> (u64, u64) {
@@ -332,53 +311,4 @@ impl Communicator {
             guarded(py, |program| self.inner.run(request, program))
         })
     }
-}
-
-/// The table of settings, as `gradring.config.settings.Setting` has its rows.
-#[pyfunction]
-pub(crate) fn settings(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
-    let row = |setting: &Setting| {
-        let row = PyDict::new(py);
-        row.set_item("name", setting.name)?;
-        row.set_item("variable", setting.variable)?;
-        row.set_item("kind", setting.kind)?;
-        row.set_item("choices", setting.choices)?;
-        row.set_item("default", setting.default)?;
-        row.set_item("argument", setting.argument)?;
-        row.set_item("agreed", setting.agreed)?;
-        row.set_item("reader", format!("{:?}", setting.reader))?;
-        row.set_item("meaning", setting.meaning)?;
-        Ok(row)
-    };
-    [PLACE, GROUP, PROCESS].concat().iter().map(row).collect()
-}
-
-/// Runs `body` without the interpreter; a signal handler's exception wins over its error.
-pub(crate) fn guarded<T: Send>(
-    py: Python<'_>,
-    body: impl FnOnce(&mut Program) -> Result<T, Error> + Send,
-) -> PyResult<T> {
-    let mut program = Program::default();
-    let result = detached(py, || body(&mut program));
-    match (result, program.exception) {
-        (_, Some(exception)) => Err(exception),
-        (result, None) => result.map_err(|error| to_python(py, &error)),
-    }
-}
-
-/// Hands a warning to Python's logging, on a thread of its own: no thread of the core ever waits
-/// for the interpreter.
-pub(crate) fn log_warning(warning: String) {
-    let log = move || {
-        let logged = attached(|py| {
-            let logger = py
-                .import("logging")?
-                .call_method1("getLogger", ("gradring",))?;
-            logger.call_method1("warning", ("%s", warning)).map(drop)
-        });
-        // An interpreter that ends has no thread left to warn, and a broken handler is its owner's.
-        drop(logged);
-    };
-    // Without room for a thread, the warning is the least of all problems.
-    drop(std::thread::Builder::new().spawn(log));
 }

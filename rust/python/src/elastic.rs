@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradring_core::agreement::quorum::{Id, Peer};
+use gradring_core::caller::Caller;
 use gradring_core::config::LONGEST_S;
-use gradring_core::elastic;
+use gradring_core::consensus::quorum::{Id, Peer};
+use gradring_core::elastic::{self, Event};
 use pyo3::prelude::*;
 
-use crate::communicator::{Communicator, guarded};
-use crate::door::Door;
-use crate::entry::{detached, enter};
-use crate::errors::to_python;
-
-/// Generation, rank, and where each member listens.
-pub(crate) type Agreement = (u32, usize, Vec<String>);
+use crate::caller::{Program, guarded};
+use crate::communicator::Communicator;
+use crate::config::Config;
+use crate::entry::{detached, enter, stay_away_once_gone};
+use crate::errors::{tell_of_group, to_python};
 
 /// Who a process is, and where it listens.
 type PeerTuple = ([u8; 16], String);
@@ -22,28 +21,70 @@ type PeerTuple = ([u8; 16], String);
 /// This process in an elastic job.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Participant {
-    pub(crate) inner: Arc<elastic::Participant>,
+    inner: elastic::Participant,
+}
+
+/// The program that waits for the next group, and its object that follows the way there.
+struct Owner<'a> {
+    program: &'a mut Program,
+    progress: &'a Py<PyAny>,
+}
+
+impl Caller for Owner<'_> {
+    fn interrupts(&mut self) -> bool {
+        self.program.interrupts()
+    }
+}
+
+impl elastic::Owner for Owner<'_> {
+    /// Calls a method of the object; what it raises gives up.
+    fn hears(&mut self, event: Event<'_>) -> bool {
+        stay_away_once_gone();
+        if self.program.exception.is_none() {
+            let called = Python::attach(|py| {
+                let progress = self.progress.bind(py);
+                let called = match event {
+                    Event::Left => progress.call_method0("left"),
+                    Event::Agreed { joins_again } => {
+                        progress.call_method1("agreed", (joins_again,))
+                    }
+                    Event::NotFormed(error) => {
+                        let exception = to_python(py, error).into_value(py);
+                        progress.call_method1("not_formed", (exception,))
+                    }
+                };
+                called.err()
+            });
+            self.program.exception = called;
+        }
+        self.program.exception.is_none()
+    }
 }
 
 #[pymethods]
 impl Participant {
     #[new]
-    #[pyo3(signature = (*, group, addresses, patience, door))]
+    #[pyo3(signature = (*, group, addresses, workers, patience, config))]
     fn new(
         py: Python<'_>,
-        group: Option<Py<Communicator>>,
+        group: &Bound<'_, Communicator>,
         addresses: Vec<String>,
+        workers: (usize, usize),
         patience: f64,
-        door: Door,
+        config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
+        let group = Arc::clone(&group.get().inner);
         enter(py, || {
-            let config = door.config(py)?;
+            let config = gradring_core::config::Config {
+                id: Some(group.id),
+                ..config.get().inner.clone()
+            };
+            let workers = workers.0..=workers.1;
             let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
-            let group = group.map(|group| Arc::clone(&group.get().inner));
             let inner = detached(py, || {
-                elastic::Participant::new(&config, group.as_deref(), &addresses, patience)
+                elastic::Participant::new(&config, Some(&group), &addresses, workers, patience)
             });
-            let inner = Arc::new(inner.map_err(|error| to_python(py, &error))?);
+            let inner = inner.map_err(|error| to_python(py, &error))?;
             Ok(Self { inner })
         })
     }
@@ -54,37 +95,45 @@ impl Participant {
         (peer.id.0, peer.address)
     }
 
-    fn found(&self, peers: Vec<PeerTuple>, generation: u64, least: usize, most: usize) {
+    fn found(&self, peers: Vec<PeerTuple>, generation: u64) {
         let peers = peers.into_iter().map(|(id, address)| Peer {
             id: Id(id),
             address,
         });
-        self.inner.found(peers.collect(), generation, least..=most);
+        self.inner.found(peers.collect(), generation);
     }
 
-    fn join(&self, addresses: Vec<String>, least: usize, most: usize) {
-        self.inner.join(addresses, least..=most);
-    }
-
-    fn agree(&self, py: Python<'_>) -> PyResult<Option<Agreement>> {
+    /// Returns the group, and where its first rank listens.
+    fn next_group(
+        &self,
+        py: Python<'_>,
+        last: &Bound<'_, Communicator>,
+        progress: Py<PyAny>,
+        newcomers_failed: bool,
+    ) -> PyResult<Option<(Communicator, String)>> {
+        let last = Arc::clone(&last.get().inner);
         enter(py, || {
-            let agreed = guarded(py, |program| self.inner.agree(program))?;
-            Ok(agreed.map(|agreed| (agreed.generation, agreed.rank, agreed.addresses)))
+            let formed = guarded(py, |program| {
+                let progress = &progress;
+                let mut owner = Owner { program, progress };
+                self.inner.next_group(&last, newcomers_failed, &mut owner)
+            })?;
+            Ok(formed.map(|(inner, rendezvous)| {
+                tell_of_group(false);
+                (Communicator { inner }, rendezvous)
+            }))
         })
     }
 
-    fn connected(&self, py: Python<'_>, group: &Bound<'_, Communicator>) -> PyResult<()> {
+    #[getter]
+    fn has_state(&self) -> bool {
+        self.inner.has_state()
+    }
+
+    fn establish(&self, py: Python<'_>, group: &Bound<'_, Communicator>) -> PyResult<()> {
         let group = Arc::clone(&group.get().inner);
         enter(py, || {
-            detached(py, || self.inner.connected(&group));
-            Ok(())
-        })
-    }
-
-    fn reform(&self, py: Python<'_>, unreached: Vec<usize>) -> PyResult<()> {
-        enter(py, || {
-            let reformed = detached(py, || self.inner.reform(&unreached));
-            reformed.map_err(|error| to_python(py, &error))
+            guarded(py, |program| self.inner.establish(&group, program))
         })
     }
 
@@ -94,8 +143,8 @@ impl Participant {
     }
 
     #[getter]
-    fn call(&self) -> Option<String> {
-        self.inner.call()
+    fn reconfigured_by(&self) -> Option<String> {
+        self.inner.reconfigured_by()
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<()> {

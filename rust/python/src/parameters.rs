@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gradring_core::config::{Config, LONGEST_S, Settings};
+use gradring_core::config::LONGEST_S;
 use gradring_core::error::{Result, Unusable};
 use gradring_core::parameters::optimizer::{Hyper, Optimizer};
 use gradring_core::parameters::rules::Rules;
@@ -17,8 +17,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::communicator::guarded;
-use crate::door::Door;
+use crate::caller::guarded;
+use crate::config::Config;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
@@ -37,8 +37,7 @@ pub(crate) struct ParameterClient {
 #[pymethods]
 impl ParameterServer {
     #[new]
-    #[pyo3(signature = (*, index, addresses, rules, directory=None, patience=60.0, door, settings))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    #[pyo3(signature = (*, index, addresses, rules, directory=None, patience=60.0, config))]
     fn new(
         py: Python<'_>,
         index: usize,
@@ -46,11 +45,10 @@ impl ParameterServer {
         rules: BTreeMap<String, String>,
         directory: Option<PathBuf>,
         patience: f64,
-        door: Door,
-        settings: BTreeMap<String, String>,
+        config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
         enter(py, || {
-            let config = config_of(py, door, &settings)?;
+            let config = config.get().inner.clone();
             let made = check_server(index, addresses.len()).and_then(|()| {
                 let place = Place {
                     server: index,
@@ -111,16 +109,15 @@ impl ParameterServer {
 #[pymethods]
 impl ParameterClient {
     #[new]
-    #[pyo3(signature = (*, worker, addresses, door, settings))]
+    #[pyo3(signature = (*, worker, addresses, config))]
     fn new(
         py: Python<'_>,
         worker: usize,
         addresses: Vec<String>,
-        door: Door,
-        settings: BTreeMap<String, String>,
+        config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
         enter(py, || {
-            let config = config_of(py, door, &settings)?;
+            let config = config.get().inner.clone();
             let made = check_server(0, addresses.len())
                 .and_then(|()| Worker::new(worker, addresses, &config));
             let inner = made.map_err(|error| to_python(py, &error))?;
@@ -412,13 +409,6 @@ fn check_shapes(
         }
     }
     Ok(())
-}
-
-fn config_of(py: Python<'_>, door: Door, settings: &BTreeMap<String, String>) -> PyResult<Config> {
-    Ok(Config {
-        settings: Settings::of(settings).map_err(|error| to_python(py, &error))?,
-        ..door.config(py)?
-    })
 }
 
 fn check_server(index: usize, servers: usize) -> Result<()> {

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::door::{TlsPaths, tls_files};
+use crate::config::{TlsPaths, tls_files};
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 

@@ -96,7 +96,7 @@ pub(crate) fn start(
     // In a world of one there is no other order.
     let looked_at = origin == Origin::Function
         && communicator.world_size() > 1
-        && !communicator.engine.leaves_alike();
+        && !communicator.engine.collective_exit();
     if looked_at && let Err(problem) = executions.enter(execution, &name) {
         communicator.abort(&problem);
     }

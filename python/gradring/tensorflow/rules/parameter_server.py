@@ -31,7 +31,7 @@ from gradring.tensorflow.rules.updates import (
     times,
     trained_by,
 )
-from gradring.tensorflow.serving import door_and_settings
+from gradring.tensorflow.serving import config_of
 from gradring.tensorflow.sparse import summed
 from gradring.updates.rules import check_server, check_servers
 
@@ -175,7 +175,7 @@ class Pushed(Updates):
         placement = self._placement()
         addresses = list(self._served.servers.addresses)
         client = _native.ParameterClient(
-            worker=self._served.place.rank, addresses=addresses, **door_and_settings(addresses)
+            worker=self._served.place.rank, addresses=addresses, config=config_of(addresses)
         )
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         decays = inner.weight_decay is not None

@@ -37,8 +37,8 @@ class GroupLeader:
         guardian: Guardian,
         *,
         stdin: Stream = subprocess.DEVNULL,
-        stdout: Stream,
-        stderr: Stream,
+        stdout: Stream = None,
+        stderr: Stream = None,
     ) -> None:
         """Starts the command, which dies with this process.
 
@@ -121,13 +121,10 @@ class RankProcess(GroupLeader):
         command: Sequence[str],
         environ: Mapping[str, str],
         guardian: Guardian,
-        *,
-        stdin: Stream = subprocess.DEVNULL,
-        stdout: Stream,
-        stderr: Stream,
+        **streams: Stream,
     ) -> None:
         """As `GroupLeader`; ``rank`` is for messages."""
-        super().__init__(command, environ, guardian, stdin=stdin, stdout=stdout, stderr=stderr)
+        super().__init__(command, environ, guardian, **streams)
         self.rank = rank
         self.host = socket.gethostname()
 
@@ -146,13 +143,11 @@ class RankProcesses:
         environ: Mapping[str, str],
         *,
         rank: int | None = None,
-        stdout: Stream = None,
-        stderr: Stream = None,
+        **streams: Stream,
     ) -> RankProcess:
         """Starts a rank on this machine: the next one, or ``rank``; further as `RankProcess`."""
         number = len(self.ranks) if rank is None else rank
-        process = RankProcess(number, command, environ, self.guardian, stdout=stdout, stderr=stderr)
-        return self.add(process)
+        return self.add(RankProcess(number, command, environ, self.guardian, **streams))
 
     def add(self, process: RankProcess) -> RankProcess:
         """Takes in a process that has been started, perhaps for one of which nothing is left."""

@@ -1,4 +1,4 @@
-//! What pieces take turns on: lines of hosts, uplinks of racks, ports of ranks.
+//! Lines on which pieces take turns: lines of hosts, uplinks of racks, ports of ranks.
 
 use super::network::{Network, TICKS_PER_SECOND, ticks};
 use super::rank::Distance;

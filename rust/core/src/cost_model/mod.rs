@@ -1,5 +1,5 @@
-//! How long an all-reduce would take: the plans of all ranks, in virtual time over links that
-//! are numbers, without bytes and threads.
+//! Cost model of all-reduces: the plans of all ranks, in virtual time over links that are numbers,
+//! without bytes and threads.
 //!
 //! *What is real.* The schedules, the blocks and what waits for what are those of the executor, as
 //! are the rules by which an algorithm is chosen. *What is modelled* is what a [`Network`] says:

@@ -1,4 +1,4 @@
-//! What is between ranks, as numbers.
+//! Network between ranks, as numbers.
 
 use crate::schedule::topology::Topology;
 

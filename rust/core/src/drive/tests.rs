@@ -1,12 +1,14 @@
 use std::cell::RefCell;
+use std::io::IoSlice;
 
 use super::*;
 use crate::buffer::Buffer;
 use crate::collective::{Collective, Request};
 use crate::dtype::{DType, ReduceOp};
-use crate::error::Text;
+use crate::error::{Garbled, Text};
 use crate::link::memory;
 use crate::schedule::choice::Policy;
+use crate::wire::contract::{self, HEADER_BYTES};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LIMITS: Limits = Limits {
@@ -139,6 +141,7 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         let (mut link, _absent) = (links.next().unwrap(), links.next());
         while matches!(drive.step(&mut link, || started), Step::Moved) {}
         drive.look(started);
+        assert!(waits.now().is_none());
         let early = started + TIMEOUT - Duration::from_millis(1);
         assert_eq!(drive.look(early), Duration::from_millis(1));
         assert!(supervisor.suspicions.borrow().is_empty());
@@ -187,6 +190,58 @@ fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_sus
 }
 
 #[test]
+fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
+    let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
+    let waits = Waits::default();
+    let mut memory = Memory::default();
+    let (call, buffer) = all_reduce();
+    let mut operand = memory.operand(buffer, &call).unwrap();
+    let started = Instant::now();
+    let context = context(0, &topology, &supervisor, &waits);
+    let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
+    waits.note_earlier_move(started + TIMEOUT / 3);
+    drive.look(started + TIMEOUT);
+    assert!(supervisor.suspicions.borrow().is_empty());
+    drive.look(started + TIMEOUT + TIMEOUT / 3);
+    assert_eq!(supervisor.suspicions.borrow().len(), 1);
+}
+
+#[test]
+fn what_is_no_header_or_went_another_way_is_garbled() {
+    let (topology, waits) = (Topology::one_host(2), Waits::default());
+    let (call, _) = all_reduce();
+    let other_way = contract::with_endpoints(call.header, 1, 5);
+    for (sent, expected) in [
+        ([0; HEADER_BYTES], Garbled::NotAHeader),
+        (
+            other_way,
+            Garbled::OtherWay {
+                rank: 0,
+                from: 1,
+                to: 5,
+            },
+        ),
+    ] {
+        let supervisor = Clueless::default();
+        assert_eq!(supervisor.in_group(3), 3);
+        let mut memory = Memory::default();
+        let mut operand = memory.operand(all_reduce().1, &call).unwrap();
+        let now = Instant::now();
+        let context = context(0, &topology, &supervisor, &waits);
+        let mut drive = Drive::new(context, &call, &mut operand, now).unwrap();
+        let mut links: Vec<_> = memory::mesh(2, 100).into_iter().collect();
+        let sends = links[1].try_send(0, &[IoSlice::new(&sent)]);
+        assert!(matches!(sends, Ok(Some(HEADER_BYTES))));
+        go_on(&mut drive, &mut links[0], now);
+        let suspicion = supervisor.suspicions.borrow_mut().pop();
+        match suspicion {
+            Some(Suspicion::Garbled { peer: 1, how }) => assert_eq!(how, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn when_the_last_peer_had_entered_is_noted_once() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
     let waits = Waits::default();
@@ -206,6 +261,8 @@ fn when_the_last_peer_had_entered_is_noted_once() {
     let mut drive = Drive::new(of(0), &calls[0], first, started).unwrap();
     let at = |seconds| started + Duration::from_secs(seconds);
     go_on(&mut drive, &mut links[0], at(1));
+    drive.idle(at(1));
+    assert!(waits.take_moved() && !waits.take_moved());
     assert!(drive.measured(at(9)).everyone_entered.is_none());
     for seconds in 2..100 {
         go_on(&mut other, &mut links[1], at(seconds));

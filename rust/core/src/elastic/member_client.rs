@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::agreement::message::{Envelope, Outcome};
+use crate::consensus::message::{Envelope, Outcome};
 use crate::error::{Breach, Error, ErrorKind, NotFormed, Result};
 use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
@@ -64,9 +64,9 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::agreement::message::Request;
-    use crate::agreement::quorum::{Id, Peer};
     use crate::config::Config;
+    use crate::consensus::message::Request;
+    use crate::consensus::quorum::{Id, Peer};
 
     #[test]
     fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {

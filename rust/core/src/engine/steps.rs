@@ -25,7 +25,7 @@ struct Open {
     begins: bool,
     /// Collectives launched before it.
     launched: u64,
-    leaves_alike: bool,
+    collective_exit: bool,
 }
 
 impl Steps {
@@ -36,11 +36,11 @@ impl Steps {
     }
 
     /// The program begins a step, `launched` collectives after the start.
-    pub(super) fn begin(&mut self, launched: u64, leaves_alike: bool) {
+    pub(super) fn begin(&mut self, launched: u64, collective_exit: bool) {
         self.open = Some(Open {
             begins: std::mem::replace(&mut self.begins, true),
             launched,
-            leaves_alike,
+            collective_exit,
         });
     }
 
@@ -67,9 +67,9 @@ impl Steps {
         self.begins |= is_new && self.open.is_none();
     }
 
-    /// Whether the program says that all ranks leave the current step alike.
-    pub(super) fn leaves_alike(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| open.leaves_alike)
+    /// Whether the program says that all ranks leave the current step early, or none.
+    pub(super) fn collective_exit(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.collective_exit)
     }
 }
 
@@ -111,12 +111,12 @@ mod tests {
         steps.execute(8);
         assert_eq!(steps.launch(), 2);
         steps.begin(3, true);
-        assert!(steps.leaves_alike());
+        assert!(steps.collective_exit());
         for execution in 0..2 {
             steps.execute(execution);
             assert_eq!(steps.launch(), 3);
         }
         steps.end(5, false);
-        assert!(!steps.leaves_alike());
+        assert!(!steps.collective_exit());
     }
 }

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::agreement::message::{Envelope, Reply};
+use crate::consensus::message::{Envelope, Reply};
 use crate::error::Result;
 use crate::forming::access::GroupAccess;
 use crate::link::forks::PerProcess;

@@ -1,4 +1,4 @@
-//! Which algorithm performs a collective.
+//! Choice of the algorithm that performs a collective.
 //!
 //! What decides between sums of different order, and so between different bits, depends on nothing
 //! but the call, the number of ranks, and which of them share a host or a rack. Direct, one-shot and star

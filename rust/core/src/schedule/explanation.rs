@@ -1,4 +1,4 @@
-//! Why algorithms are chosen, in words: for statistics.
+//! Explanation in words of why algorithms are chosen, for statistics.
 //!
 //! The words come from the choices themselves, made for every range of sizes, so they cannot say
 //! anything else.

@@ -1,4 +1,4 @@
-//! Which ranks share a host: what schedules need to know about a group beside its size.
+//! Topology of a group, by host and rack: what schedules need to know about it beside its size.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What must be true of every run.
+//! Checks of what must be true of every run.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What can go wrong in a run, and whom the survivors may blame for it.
+//! Faults of a run, and whom the survivors may blame for it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What ranks hold of the network: the transport of an engine, the connections of a monitor.
+//! Links that ranks hold of the network: the transport of an engine, the connections of a monitor.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! What happens in a run, as its seed will have it: the group, its collectives, and the faults.
+//! Scenario of a run, as its seed will have it: the group, its collectives, and the faults.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What ranks put into collectives, and what must come out: exact in every element type.
+//! Values that ranks put into collectives, and what must come out: exact in every element type.
 
 use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! What must be true of every history, and how often histories come to what they are for.
+//! Checks of what must be true of every history, and how often histories come to what they are for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::job::{Group, Job, State};
 use super::scenario::{Fault, Harm};
 use crate::world::faults::Trigger;
 use crate::world::time::{Moment, NEVER, SECOND};
-use gradring_core::agreement::quorum::{Ballot, Roster};
+use gradring_core::consensus::quorum::{Ballot, Roster};
 use gradring_core::error::{Error, ErrorKind, NotAgreed};
 
 /// A group without a step for so long, when all is well again, is stuck.
@@ -31,8 +31,8 @@ impl Job {
             let rosters = self
                 .hosts
                 .iter()
-                .filter_map(|host| host.member.as_ref()?.standpoint());
-            let mut rosters = rosters.map(|standpoint| &standpoint.roster);
+                .filter_map(|host| host.member.as_ref()?.view());
+            let mut rosters = rosters.map(|view| &view.roster);
             rosters.any(|roster| roster.ballot == **ballot && roster.members.len() == **there)
         });
         let whole: Vec<_> = whole.map(|(ballot, _)| ballot).collect();
@@ -103,7 +103,7 @@ impl Job {
             (after < before, "shrank"),
             (before > 0 && after == before, "went on with as many"),
             (
-                roster.elders().next().is_some(),
+                roster.previous_members().next().is_some(),
                 "went on without silent members",
             ),
         ];
@@ -149,13 +149,13 @@ impl Job {
                 && it
                     .member
                     .as_ref()
-                    .is_some_and(|member| member.standpoint().is_some())
+                    .is_some_and(|member| member.view().is_some())
         });
         let connects = living.any(|it| matches!(it.group, Group::Connecting { .. }));
         let joins = self.hosts[host]
             .member
             .as_ref()
-            .is_some_and(|it| it.standpoint().is_none());
+            .is_some_and(|it| it.view().is_none());
         let losses = self.faults.struck().filter(|(fault, _)| {
             matches!(fault.harm, Harm::Kill | Harm::Replace(_) | Harm::Vanish)
         });
@@ -190,7 +190,7 @@ impl Job {
             match &host.group {
                 Group::Running(ballot) => drop(rings.insert(*ballot)),
                 Group::Connecting { .. } => return Err(format!("host {number} connects for ever")),
-                Group::None if member.standpoint().is_none() => waiting += 1,
+                Group::None if member.view().is_none() => waiting += 1,
                 Group::None => return Err(format!("host {number} re-forms for ever")),
             }
         }

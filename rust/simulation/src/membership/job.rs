@@ -11,9 +11,9 @@ use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens as _, Subject, World};
 use event::Event;
-use gradring_core::agreement::member::Member;
-use gradring_core::agreement::quorum::{Id, Peer, Roster};
-use gradring_core::agreement::timing::Timing;
+use gradring_core::consensus::member::Member;
+use gradring_core::consensus::quorum::{Id, Peer, Roster};
+use gradring_core::consensus::timing::Timing;
 pub(super) use host::{Group, Host, State};
 
 mod connecting;
@@ -129,12 +129,11 @@ impl Job {
                 (State::Lives, Group::Running(ballot)) => {
                     ballots.insert(*ballot);
                     let member = host.member.as_ref().expect("it runs");
-                    if member.is_called() || self.record.last() != Some(*ballot) {
+                    if member.must_reconfigure() || self.record.last() != Some(*ballot) {
                         return false;
                     }
-                    if member.standpoint().is_some_and(|standpoint| {
-                        standpoint
-                            .roster
+                    if member.view().is_some_and(|view| {
+                        view.roster
                             .members
                             .iter()
                             .any(|peer| !self.is_with(number, peer, *ballot))

@@ -1,7 +1,7 @@
 //! Histories of an elastic job: its processes agree on the members of each next group, over a
 //! network and among faults that chance is responsible for.
 //!
-//! What runs is the core's `agreement`. The scenario says who is there and what goes wrong, the job
+//! What runs is the core's `consensus`. The scenario says who is there and what goes wrong, the job
 //! lets it happen, and the check says what must be true.
 
 use crate::world::every::{Every, History, Without};

@@ -1,4 +1,4 @@
-//! What happens in a history, as its seed will have it: who is there, and what goes wrong.
+//! Scenario of a history, as its seed will have it: who is there, and what goes wrong.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::world::faults::{self, Hits, Trigger};
 use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND};
-use gradring_core::agreement::timing::Timing;
+use gradring_core::consensus::timing::Timing;
 
 /// Everything about a history that is settled before it begins.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ pub(super) fn timing() -> Timing {
         join: milliseconds(15_000),
         remind: milliseconds(2000),
         connect: milliseconds(4000),
-        apart: milliseconds(1000),
+        quarantine: milliseconds(1000),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What must be true of a history.
+//! Record of a history, and what must be true of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What happens in a history, as its seed will have it: the rule, who is there, and what goes wrong.
+//! Scenario of a history, as its seed will have it: the rule, who is there, and what goes wrong.
 
 use std::time::Duration;
 

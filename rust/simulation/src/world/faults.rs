@@ -76,13 +76,50 @@ impl<Kind: Copy + Ord, Who: Copy, Harm: Clone> Faults<Kind, Who, Harm> {
 
     /// Notes that a fault strikes; nothing if it has struck before.
     pub(crate) fn strike(&mut self, index: usize, who: Who) -> Option<Fault<Kind, Who, Harm>> {
-        let is_first = self.struck[index].replace(who).is_none();
-        is_first.then(|| self.all[index].clone())
+        if self.struck[index].is_some() {
+            return None;
+        }
+        self.struck[index] = Some(who);
+        Some(self.all[index].clone())
     }
 
     /// Those that have struck, and whom they hit.
     pub(crate) fn struck(&self) -> impl Iterator<Item = (&Fault<Kind, Who, Harm>, Who)> {
         let faults = self.all.iter().zip(&self.struck);
         faults.filter_map(|(fault, struck)| Some((fault, (*struck)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_strikes_once_at_the_message_that_it_waits_for() {
+        let message = |hits| Fault {
+            trigger: Trigger::Message {
+                kind: 'a',
+                number: 2,
+                hits,
+            },
+            who: 0,
+            harm: hits,
+        };
+        let timed = Fault {
+            trigger: Trigger::At(9),
+            who: 5,
+            harm: Hits::Receiver,
+        };
+        let all = vec![message(Hits::Sender), message(Hits::Answerer), timed];
+        let mut faults = Faults::new(all);
+        assert_eq!(faults.timed(), [(2, 9, 5)]);
+        assert!(faults.count('a', Hits::Sender).is_empty());
+        assert!(faults.count('b', Hits::Sender).is_empty());
+        assert!(faults.count('a', Hits::Answerer).is_empty());
+        assert_eq!(faults.count('a', Hits::Sender), [0]);
+        let struck = faults.strike(0, 3).map(|fault| fault.harm);
+        assert_eq!(struck, Some(Hits::Sender));
+        assert!(faults.strike(0, 4).is_none());
+        assert_eq!(faults.struck().map(|(_, who)| who).collect::<Vec<_>>(), [3]);
     }
 }

@@ -85,10 +85,17 @@ pub(crate) struct World<Event> {
 
 struct Waiting<Event> {
     event: Event,
-    /// Who sent it, if it is a message.
-    from: Option<usize>,
-    /// Its number, if it is an alarm.
-    alarm: Option<usize>,
+    origin: Origin,
+}
+
+/// Where an event comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Nowhere,
+    /// It is a message from a process.
+    Process(usize),
+    /// It is an alarm with this number.
+    Alarm(usize),
 }
 
 impl<Event: Happens> World<Event> {
@@ -121,23 +128,15 @@ impl<Event: Happens> World<Event> {
     }
 
     pub(crate) fn at(&mut self, moment: Moment, event: Event) {
-        let waiting = Waiting {
-            event,
-            from: None,
-            alarm: None,
-        };
-        self.add(moment, waiting);
+        let origin = Origin::Nowhere;
+        self.add(moment, Waiting { event, origin });
     }
 
     /// Sets an alarm instead of the one that had its number.
     pub(crate) fn set_alarm(&mut self, alarm: usize, moment: Moment, event: Event) {
         self.clear_alarm(alarm);
-        let waiting = Waiting {
-            event,
-            from: None,
-            alarm: Some(alarm),
-        };
-        self.add(moment.max(self.now() + 1), waiting);
+        let origin = Origin::Alarm(alarm);
+        self.add(moment.max(self.now() + 1), Waiting { event, origin });
     }
 
     pub(crate) fn clear_alarm(&mut self, alarm: usize) {
@@ -151,17 +150,13 @@ impl<Event: Happens> World<Event> {
     }
 
     fn message_after(&mut self, delay: Moment, from: usize, event: Event) {
-        let waiting = Waiting {
-            event,
-            from: Some(from),
-            alarm: None,
-        };
-        self.add(self.now() + delay, waiting);
+        let origin = Origin::Process(from);
+        self.add(self.now() + delay, Waiting { event, origin });
     }
 
     fn add(&mut self, moment: Moment, waiting: Waiting<Event>) {
         self.added += 1;
-        if let Some(alarm) = waiting.alarm {
+        if let Origin::Alarm(alarm) = waiting.origin {
             self.alarms.insert(alarm, (moment, self.added));
         }
         self.queue.insert((moment, self.added), waiting);
@@ -203,9 +198,81 @@ impl<Event: Happens> World<Event> {
                 if until < NEVER {
                     self.add(later, waiting);
                 }
-            } else if waiting.from.is_none_or(|from| !self.is_cut(from, process)) {
-                return Some(waiting.event);
+                continue;
+            }
+            match waiting.origin {
+                Origin::Process(from) if self.is_cut(from, process) => {}
+                _ => return Some(waiting.event),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What happens to a process.
+    #[derive(Debug, Clone, PartialEq)]
+    struct Note(usize, &'static str);
+
+    impl Happens for Note {
+        fn process(&self) -> Option<usize> {
+            Some(self.0)
+        }
+    }
+
+    fn world() -> World<Note> {
+        World::new(3, Weather::CALM, Random::new(7), false)
+    }
+
+    /// All that happens, in its order.
+    fn notes(mut world: World<Note>) -> Vec<&'static str> {
+        std::iter::from_fn(|| world.next(NEVER).map(|note| note.1)).collect()
+    }
+
+    #[test]
+    fn events_happen_by_time_and_then_in_the_order_in_which_they_were_added() {
+        let mut world = world();
+        for (moment, what) in [(2, "third"), (1, "first"), (1, "second")] {
+            world.at(moment, Note(0, what));
+        }
+        assert_eq!(notes(world), ["first", "second", "third"]);
+    }
+
+    #[test]
+    fn a_stopped_process_gets_everything_when_it_goes_on_unless_that_is_never() {
+        let mut world = world();
+        world.stop(0, MILLISECOND);
+        world.stop(1, NEVER);
+        for process in 0..3 {
+            let what = ["late", "never", "at once"][process];
+            world.set_alarm(process, 1, Note(process, what));
+        }
+        assert!(world.is_stopped(0) && !world.is_stopped(2));
+        assert_eq!(notes(world), ["at once", "late"]);
+    }
+
+    #[test]
+    fn an_alarm_takes_the_place_of_the_one_before() {
+        let mut world = world();
+        world.set_alarm(4, 5, Note(0, "old"));
+        world.set_alarm(4, 9, Note(0, "new"));
+        world.set_alarm(5, 7, Note(0, "other"));
+        world.set_alarm(6, 8, Note(0, "cleared"));
+        world.clear_alarm(6);
+        assert_eq!(notes(world), ["other", "new"]);
+    }
+
+    #[test]
+    fn messages_do_not_pass_a_line_that_is_cut_when_they_are_sent_or_arrive() {
+        let mut world = world();
+        world.send(0, 1, Note(1, "under way"));
+        world.cut_where(|from, to| (from == 0 && to == 1).then_some(MILLISECOND * 5));
+        world.send(0, 1, Note(1, "cut"));
+        world.send(1, 0, Note(0, "back"));
+        assert!(world.is_cut(0, 1) && !world.is_cut(1, 0));
+        assert!(world.was_cut_since(1, MILLISECOND) && !world.was_cut_since(2, 0));
+        assert_eq!(notes(world), ["back"]);
     }
 }

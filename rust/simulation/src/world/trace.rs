@@ -1,4 +1,4 @@
-//! What happened in a run, line by line, if somebody wants to know.
+//! Trace of what happened, line by line, if somebody wants to know.
 
 use std::cell::RefCell;
 

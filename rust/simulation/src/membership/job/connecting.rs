@@ -1,10 +1,10 @@
-//! How members of a roster connect.
+//! Connections among the members of a roster.
 
 use super::{Event, Group, Job, State, number};
 use crate::membership::scenario::Kind;
 use crate::world::faults::Hits;
 use crate::world::time::{MILLISECOND, nanoseconds};
-use gradring_core::agreement::quorum::{Ballot, Id};
+use gradring_core::consensus::quorum::{Ballot, Id};
 
 impl Job {
     pub(super) fn connect(&mut self, host: usize, ballot: Ballot) -> Result<(), String> {

@@ -1,9 +1,9 @@
-//! What happens at a moment.
+//! Events of a job.
 
 use super::{Group, Job, STEP, State};
 use crate::world::Happens;
-use gradring_core::agreement::message::{Envelope, Outcome};
-use gradring_core::agreement::quorum::{Ballot, Id};
+use gradring_core::consensus::message::{Envelope, Outcome};
+use gradring_core::consensus::quorum::{Ballot, Id};
 
 #[derive(Debug, Clone)]
 pub(in super::super) enum Event {
@@ -77,9 +77,9 @@ impl Job {
                 let is_first = self.tickets.remove(&ticket);
                 if is_first || outcome != Outcome::Silent {
                     let member = self.hosts[host].member.as_mut().expect("it lives");
-                    let was_called = member.is_called();
+                    let had_to_reconfigure = member.must_reconfigure();
                     member.heard(&address, to, &outcome, instant);
-                    if !was_called && member.is_called() {
+                    if !had_to_reconfigure && member.must_reconfigure() {
                         self.come_back(host);
                     }
                     return self.drive(host);

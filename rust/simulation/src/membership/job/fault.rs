@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! Faults as they strike.
 
 use std::collections::BTreeSet;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Event, Group, Job, PEER_TIMEOUT, State, number};
 use crate::world::time::MILLISECOND;
-use gradring_core::agreement::quorum::{Ballot, Peer, Roster};
+use gradring_core::consensus::quorum::{Ballot, Peer, Roster};
 
 impl Job {
     /// Groups make a step, and notice what has become of their members.
@@ -108,10 +108,6 @@ impl Job {
 
     pub(super) fn roster(&self, host: usize) -> Roster {
         let member = self.hosts[host].member.as_ref().expect("it lives");
-        member
-            .standpoint()
-            .expect("it has accepted one")
-            .roster
-            .clone()
+        member.view().expect("it has accepted one").roster.clone()
     }
 }

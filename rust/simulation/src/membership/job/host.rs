@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::world::time::Moment;
-use gradring_core::agreement::member::Member;
-use gradring_core::agreement::quorum::{Ballot, Id};
+use gradring_core::consensus::member::Member;
+use gradring_core::consensus::quorum::{Ballot, Id};
 use gradring_core::error::Error;
 
 /// What runs on a host.

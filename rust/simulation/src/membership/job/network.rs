@@ -4,7 +4,7 @@ use super::{Event, Job, State, number};
 use crate::membership::scenario::Kind;
 use crate::world::faults::Hits;
 use crate::world::time::nanoseconds;
-use gradring_core::agreement::message::{Envelope, Outcome, Reply, Request};
+use gradring_core::consensus::message::{Envelope, Outcome, Reply, Request};
 
 impl Job {
     pub(super) fn send(
@@ -63,7 +63,7 @@ impl Job {
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
         let reply = member.answer(&envelope, instant);
-        let called = member.is_called();
+        let called = member.must_reconfigure();
         self.record.replied(&reply);
         self.world
             .say(|| format!("{from} <- {to}  {}", answer_shown(&reply)));
@@ -120,15 +120,11 @@ fn shown(request: &Request) -> String {
 
 fn answer_shown(reply: &Reply) -> String {
     match reply {
-        Reply::Promise {
-            ballot, standpoint, ..
-        } => {
-            let at = standpoint
-                .as_ref()
-                .map(|standpoint| standpoint.roster.ballot);
+        Reply::Promise { ballot, view, .. } => {
+            let at = view.as_ref().map(|view| view.roster.ballot);
             format!("promises {ballot:?}, at {at:?}")
         }
-        Reply::Elsewhere(standpoint) => format!("is at {:?}", standpoint.roster.ballot),
+        Reply::Elsewhere(view) => format!("is at {:?}", view.roster.ballot),
         Reply::Noted(_) => "noted".into(),
         other => format!("{other:?}"),
     }

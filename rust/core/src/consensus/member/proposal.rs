@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{Contact, Member, Reforming};
-use crate::agreement::message::Standpoint;
-use crate::agreement::quorum::{Ballot, Id, Peer, Roster, Standing};
+use crate::consensus::message::AcceptedView;
+use crate::consensus::quorum::{Ballot, Id, Peer, Roster, Standing};
 use crate::error::NotAgreed;
 
 /// What a proposer has heard for its ballot.
@@ -13,9 +13,9 @@ pub(super) struct Proposal {
     pub(super) ballot: Ballot,
     pub(super) begun: Instant,
     /// The roster whose members it asks.
-    pub(super) base: Standpoint,
+    pub(super) base: AcceptedView,
     /// By process that has promised: where it is, if anywhere.
-    pub(super) promises: BTreeMap<Id, Option<Standpoint>>,
+    pub(super) promises: BTreeMap<Id, Option<AcceptedView>>,
 }
 
 /// What is to become of it.
@@ -40,16 +40,13 @@ impl Proposal {
     /// What those who have promised know of the base.
     fn standing(&self, here: &BTreeSet<Id>, own: Ballot) -> Standing {
         let at = self.base.roster.ballot;
-        let mut standpoints = self.promises.values().flatten();
-        let knows =
-            |standpoint: &Standpoint| standpoint.roster.ballot == at && standpoint.is_established;
-        if self.base.is_established || standpoints.any(knows) {
+        let mut views = self.promises.values().flatten();
+        let knows = |view: &AcceptedView| view.roster.ballot == at && view.is_established;
+        if self.base.is_established || views.any(knows) {
             return Standing::Established;
         }
-        let is_below = |(id, standpoint): (&Id, &Option<Standpoint>)| {
-            let ballot = standpoint
-                .as_ref()
-                .map(|standpoint| standpoint.roster.ballot);
+        let is_below = |(id, view): (&Id, &Option<AcceptedView>)| {
+            let ballot = view.as_ref().map(|view| view.roster.ballot);
             here.contains(id) && ballot.is_none_or(|ballot| ballot < at)
         };
         if own < at || self.promises.iter().any(is_below) {
@@ -66,7 +63,7 @@ impl Member {
         let base = &proposal.base.roster;
         let peers = base.members.iter().chain(self.joiners.values());
         let mut asked = BTreeSet::from([self.me.id]);
-        let others = peers.chain(base.elders());
+        let others = peers.chain(base.previous_members());
         let others = others.filter(|peer| !self.dead.contains(&peer.id) && asked.insert(peer.id));
         others.cloned().collect()
     }
@@ -143,19 +140,19 @@ impl Member {
         now: Instant,
     ) -> Verdict {
         let base = &proposal.base.roster;
-        let excludes = |(id, standpoint): (&Id, &Standpoint)| {
-            let others = &standpoint.roster;
+        let excludes = |(id, view): (&Id, &AcceptedView)| {
+            let others = &view.roster;
             let is_newer = others.ballot > base.ballot;
             let moved_on = base.has(*id) && is_newer;
             let is_surer = standing != Standing::Established || is_newer;
             !self.dead.contains(id)
                 && !others.has(self.me.id)
-                && (moved_on || standpoint.is_established && is_surer)
+                && (moved_on || view.is_established && is_surer)
         };
         if reforming.elsewhere.iter().any(excludes) {
             return Verdict::Excluded;
         }
-        let others = base.members.iter().chain(base.elders());
+        let others = base.members.iter().chain(base.previous_members());
         let mut others = others.filter(|peer| peer.id != self.me.id);
         // A joiner has nothing that is worth an error, and the dead do not come back.
         if !self.has_belonged && others.all(|peer| self.dead.contains(&peer.id)) {
@@ -170,7 +167,11 @@ impl Member {
             return Verdict::Excluded;
         }
         let lives = |peer: &&Peer| !self.dead.contains(&peer.id);
-        let missing = base.members.iter().chain(base.elders()).filter(lives);
+        let missing = base
+            .members
+            .iter()
+            .chain(base.previous_members())
+            .filter(lives);
         let missing = missing.filter(|peer| !members.here.contains(&peer.id));
         let mut missing: Vec<_> = missing.map(|peer| peer.address.as_str().into()).collect();
         missing.dedup();
@@ -199,10 +200,11 @@ impl Member {
             .partition(|(id, _)| !is_settled(id) && is_gone(id));
         self.joiners = joiners;
         for joiner in gone.into_values() {
-            self.keep_apart(joiner.address, now);
+            self.quarantine(joiner.address, now);
         }
-        let is_awaited =
-            |(id, joiner): (&Id, &Peer)| !is_settled(id) && !self.is_apart(&joiner.address, now);
+        let is_awaited = |(id, joiner): (&Id, &Peer)| {
+            !is_settled(id) && !self.is_quarantined(&joiner.address, now)
+        };
         self.joiners.iter().any(is_awaited)
     }
 
@@ -227,10 +229,10 @@ impl Member {
         let all: Vec<Peer> = survivors.chain(joiners).take(most).cloned().collect();
         let cannot = |one: &Peer, other: &Peer| {
             let pair = |a: &Peer, b: &Peer| {
-                let is_own = a.id == self.me.id && self.is_apart(&b.address, now);
+                let is_own = a.id == self.me.id && self.is_quarantined(&b.address, now);
                 is_own
                     || reforming
-                        .apart
+                        .quarantined
                         .contains(&(a.address.clone(), b.address.clone()))
             };
             pair(one, other) || pair(other, one)

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::proposal::{Proposal, Verdict};
 use super::{Member, Phase};
-use crate::agreement::message::{Request, Standpoint, Step};
-use crate::agreement::quorum::{Ballot, Id, Peer};
+use crate::consensus::message::{AcceptedView, Request, Step};
+use crate::consensus::quorum::{Ballot, Id, Peer};
 
 /// There is no group.
 pub(super) struct Reforming {
@@ -25,20 +25,17 @@ pub(super) struct Reforming {
     /// To whom it has promised last: if that one dies, another is to propose.
     pub(super) follows: Option<Peer>,
     /// A higher roster with this process in it, of which it has heard.
-    pub(super) higher: Option<Standpoint>,
+    pub(super) higher: Option<AcceptedView>,
     /// Where others are that are at a roster without this process.
-    pub(super) elsewhere: BTreeMap<Id, Standpoint>,
+    pub(super) elsewhere: BTreeMap<Id, AcceptedView>,
     /// Pairs of addresses that could not connect.
-    pub(super) apart: BTreeSet<(String, String)>,
+    pub(super) quarantined: BTreeSet<(String, String)>,
 }
 
 impl Member {
     pub(super) fn step_reforming(&mut self, now: Instant) -> Step {
-        let standpoint = self
-            .standpoint
-            .as_ref()
-            .expect("who re-forms was at a roster");
-        let own = standpoint.roster.ballot;
+        let view = self.view.as_ref().expect("who re-forms was at a roster");
+        let own = view.roster.ballot;
         if self.finished == Some(own) {
             self.phase = Phase::Over;
             return Step::Finished;
@@ -72,7 +69,7 @@ impl Member {
                 reforming.follows = None;
                 let higher = reforming.higher.as_ref();
                 let higher = higher.filter(|higher| higher.roster.ballot > own);
-                let base = higher.unwrap_or(standpoint).clone();
+                let base = higher.unwrap_or(view).clone();
                 let round = self.promised.round.max(base.roster.ballot.round);
                 self.promised = Ballot {
                     round: round.max(reforming.round).saturating_add(1),
@@ -122,7 +119,7 @@ impl Member {
                 reforming.higher = None;
                 reforming.follows = None;
             }
-            Phase::Together(_) => self.call_if_member(by, "takes part in another group"),
+            Phase::Together(_) => self.reconfigure_without(by, "takes part in another group"),
             Phase::Joining(_) | Phase::Over => {}
         }
     }
@@ -131,7 +128,7 @@ impl Member {
         &mut self,
         id: Id,
         ballot: Ballot,
-        standpoint: Option<&Standpoint>,
+        view: Option<&AcceptedView>,
         now: Instant,
     ) {
         let me = self.me.id;
@@ -145,20 +142,20 @@ impl Member {
             return;
         }
         let base = &proposal.base.roster;
-        match standpoint {
-            Some(standpoint) if standpoint.roster.ballot > base.ballot => {
-                if standpoint.roster.has(me) && base.has(id) {
+        match view {
+            Some(view) if view.roster.ballot > base.ballot => {
+                if view.roster.has(me) && base.has(id) {
                     // That one is the base, for whose members this proposal was not made.
-                    reforming.higher = Some(standpoint.clone());
+                    reforming.higher = Some(view.clone());
                     reforming.proposal = None;
                     reforming.propose_at = now;
                 } else {
-                    reforming.elsewhere.insert(id, standpoint.clone());
+                    reforming.elsewhere.insert(id, view.clone());
                 }
             }
             _ => {
                 reforming.elsewhere.remove(&id);
-                proposal.promises.insert(id, standpoint.cloned());
+                proposal.promises.insert(id, view.cloned());
             }
         }
     }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::Member;
-use crate::agreement::message::{Request, Step};
-use crate::agreement::quorum::Peer;
-use crate::agreement::timing::Timing;
+use crate::consensus::message::{Request, Step};
+use crate::consensus::quorum::Peer;
+use crate::consensus::timing::Timing;
 
 /// How a process answers requests.
 #[derive(Default)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{KNOWN_MAX, Member, Phase};
-use crate::agreement::message::{Envelope, Outcome, Reply, Request, Step};
+use crate::consensus::message::{Envelope, Outcome, Reply, Request, Step};
 use crate::error::NotAgreed;
 
 /// Outside, and would be in.

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{Member, Phase};
-use crate::agreement::message::{Reply, Request, Standpoint, Step};
-use crate::agreement::quorum::{Ballot, Id, Peer, Roster};
+use crate::consensus::message::{AcceptedView, Reply, Request, Step};
+use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
 
 /// Its group connects or runs.
 pub(super) struct Together {
     pub(super) is_connected: bool,
     /// Others want to re-form, or a member is dead: which, and why.
-    pub(super) called: Option<(Peer, &'static str)>,
+    pub(super) reconfigured_by: Option<(Peer, &'static str)>,
     /// This process has found that out itself, and so need not wait for others to propose.
     pub(super) has_found_death: bool,
     /// Its owner has yet to be told to connect.
@@ -25,7 +25,7 @@ impl Together {
     pub(super) const fn new(missing: BTreeSet<Id>) -> Self {
         Self {
             is_connected: false,
-            called: None,
+            reconfigured_by: None,
             has_found_death: false,
             is_new: true,
             missing,
@@ -36,10 +36,7 @@ impl Together {
 impl Member {
     /// Moves to a roster for whose ballot this process has promised nothing higher.
     pub(super) fn accept(&mut self, roster: &Roster, missing: BTreeSet<Id>, now: Instant) -> Reply {
-        let at = self
-            .standpoint
-            .as_ref()
-            .map(|standpoint| standpoint.roster.ballot);
+        let at = self.view.as_ref().map(|view| view.roster.ballot);
         if self.promised != roster.ballot || !roster.has(self.me.id) {
             return Reply::Behind(self.promised);
         }
@@ -51,9 +48,9 @@ impl Member {
         // Those that live remind of themselves. That one is dead may be known to the proposer alone.
         self.joiners.clear();
         self.dead
-            .retain(|&id| roster.elders().any(|elder| elder.id == id));
+            .retain(|&id| roster.previous_members().any(|previous| previous.id == id));
         self.contacts.clear();
-        self.standpoint = Some(Standpoint {
+        self.view = Some(AcceptedView {
             roster: roster.clone(),
             is_established: false,
         });
@@ -62,7 +59,7 @@ impl Member {
     }
 
     pub(super) fn answer_watch(&self, ballot: Ballot) -> Reply {
-        let at = self.standpoint.as_ref().map(|it| it.roster.ballot);
+        let at = self.view.as_ref().map(|it| it.roster.ballot);
         if at == Some(ballot) && self.promised == ballot {
             Reply::Accepted(ballot)
         } else {
@@ -71,11 +68,10 @@ impl Member {
     }
 
     pub(super) fn step_together(&mut self, now: Instant) -> Step {
-        let (Phase::Together(together), Some(standpoint)) = (&mut self.phase, &self.standpoint)
-        else {
+        let (Phase::Together(together), Some(view)) = (&mut self.phase, &self.view) else {
             unreachable!("asked while it is at a roster only");
         };
-        let roster = &standpoint.roster;
+        let roster = &view.roster;
         if std::mem::take(&mut together.is_new) {
             return Step::Connect(roster.clone());
         }

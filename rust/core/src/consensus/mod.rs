@@ -1,4 +1,4 @@
-//! How the processes of an elastic job agree on the members of its next generation.
+//! Consensus of the processes of an elastic job on the members of its next generation.
 //!
 //! Pure code without sockets, threads or a clock. A [`Member`](member::Member) is the state of one
 //! process. Its owner passes on what others ask (`answer`) and what became of its own requests
@@ -18,9 +18,9 @@
 //!
 //! *While they connect*, each member asks the one that follows on it in the ring again and again
 //! whether it is still at the roster: one request in flight for each, however many they are. If that
-//! one is dead, or has promised a higher ballot, there will be no such group. The asker is called, and
-//! if it has found a death it proposes without waiting for its turn, which calls all others. Silence
-//! calls nobody; who is silent while it connects is found by the time that connecting may take.
+//! one is dead, or has promised a higher ballot, there will be no such group. The asker must re-form,
+//! and if it has found a death it proposes without waiting for its turn, so that all others must.
+//! Silence is no reason; who is silent while it connects is found by the time that connecting may take.
 //!
 //! *Why two live rings are impossible.* A ring is alive while all its members are at its roster, so
 //! rings with a common member are never alive together, and a member that has left never comes back:

@@ -1,4 +1,4 @@
-//! How long the agreement waits for what.
+//! Times of the consensus: how long it waits for what.
 
 use std::time::Duration;
 
@@ -29,9 +29,9 @@ pub struct Timing {
     pub remind: Duration,
     /// Members of a roster connect for at most so long; the owner of the member sees to that.
     pub connect: Duration,
-    /// Two processes that could not connect are kept apart for so long, if a quorum allows it; twice as
-    /// long each time that they fail again.
-    pub apart: Duration,
+    /// Two processes that could not connect are not in one group for so long, if a quorum allows it;
+    /// twice as long each time that they fail again.
+    pub quarantine: Duration,
 }
 
 impl Default for Timing {
@@ -49,7 +49,7 @@ impl Default for Timing {
             join: Duration::from_secs(60),
             remind: Duration::from_secs(1),
             connect: Duration::from_secs(20),
-            apart: Duration::from_secs(4),
+            quarantine: Duration::from_secs(4),
         }
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::agreement::message::{News, Outcome, Reply};
+use crate::consensus::message::{News, Outcome, Reply};
 use crate::error::ErrorKind;
 
 const NONE: [Id; 0] = [];
@@ -91,11 +91,11 @@ impl Job {
 
     /// By member: its generation, and the first digits of those that it is with.
     fn rosters(&self) -> Vec<(u64, Vec<u8>)> {
-        let standpoints = self.members.iter().filter_map(|it| it.standpoint());
-        standpoints
-            .map(|standpoint| {
-                let ids = standpoint.roster.members.iter().map(|it| it.id.0[0]);
-                (standpoint.roster.generation(), ids.collect())
+        let views = self.members.iter().filter_map(|it| it.view());
+        views
+            .map(|view| {
+                let ids = view.roster.members.iter().map(|it| it.id.0[0]);
+                (view.roster.generation(), ids.collect())
             })
             .collect()
     }
@@ -184,7 +184,11 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
         job.dead.push(dead);
         job.members.retain(|it| it.me.id.0[0] != dead);
         job.pass(Duration::from_millis(500));
-        let called: Vec<_> = job.members.iter().filter(|it| it.is_called()).collect();
+        let called: Vec<_> = job
+            .members
+            .iter()
+            .filter(|it| it.must_reconfigure())
+            .collect();
         // It is watched by the one before it.
         assert_eq!(called.len(), 1);
         assert_eq!(called[0].me.id.0[0] % 4 + 1, dead);
@@ -194,7 +198,11 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
         caller.expect("it lives").reform(&NONE, now);
         // It does not wait for its turn.
         job.pass(Duration::from_millis(100));
-        let calls = job.members.iter().filter(|it| it.is_called()).count();
+        let calls = job
+            .members
+            .iter()
+            .filter(|it| it.must_reconfigure())
+            .count();
         assert_eq!(calls, 2);
         job.reform();
         job.pass(Duration::from_millis(800));
@@ -204,11 +212,11 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
 }
 
 #[test]
-fn who_connects_is_called_if_the_next_of_the_ring_has_promised_to_others() {
+fn who_connects_must_reconfigure_if_the_next_of_the_ring_has_promised_to_others() {
     let mut job = Job::new(3);
     job.reform();
     job.pass(Duration::from_secs(1));
-    let (base, now) = (job.members[0].standpoint().cloned(), job.now);
+    let (base, now) = (job.members[0].view().cloned(), job.now);
     let gather = Request::Gather {
         ballot: Ballot {
             round: 9,
@@ -222,8 +230,8 @@ fn who_connects_is_called_if_the_next_of_the_ring_has_promised_to_others() {
     let promise = job.members[1].answer(&envelope, now);
     assert!(matches!(promise, Reply::Promise { .. }));
     job.pass(Duration::from_millis(500));
-    assert!(job.members[0].is_called());
-    let call = job.members[0].call();
+    assert!(job.members[0].must_reconfigure());
+    let call = job.members[0].reconfigured_by();
     assert_eq!(
         call.as_deref(),
         Some("rank 1 at h2:1 takes part in another group")
@@ -270,7 +278,7 @@ fn a_member_that_says_goodbye_is_not_waited_for() {
     for (address, envelope) in calls {
         job.carry(&address, &envelope);
     }
-    assert!(job.members[1].is_called() && job.members[2].is_called());
+    assert!(job.members[1].must_reconfigure() && job.members[2].must_reconfigure());
     job.silent.push(1);
     job.reform();
     job.pass(Duration::from_secs(1));
@@ -309,7 +317,7 @@ fn the_end_of_a_group_is_not_that_of_the_next_one() {
 }
 
 #[test]
-fn two_that_cannot_connect_are_kept_apart_if_the_others_are_enough() {
+fn two_that_cannot_connect_are_quarantined_if_the_others_are_enough() {
     let mut job = Job::new(4);
     let now = job.now;
     let ids: Vec<_> = job.members.iter().map(|it| it.me.id).collect();
@@ -322,21 +330,21 @@ fn two_that_cannot_connect_are_kept_apart_if_the_others_are_enough() {
 }
 
 #[test]
-fn two_that_fail_to_connect_again_are_kept_apart_for_twice_as_long() {
+fn two_that_fail_to_connect_again_are_quarantined_for_twice_as_long() {
     let mut job = Job::new(4);
-    let (apart, now) = (Timing::default().apart, job.now);
+    let (apart, now) = (Timing::default().quarantine, job.now);
     let member = &mut job.members[0];
     let mut begun = now;
     for times in [1, 2, 4, 8, 16, 32, 32] {
-        member.keep_apart("h4:1".into(), begun);
+        member.quarantine("h4:1".into(), begun);
         let end = begun + apart * times;
-        assert!(member.is_apart("h4:1", end - Duration::from_millis(1)));
-        assert!(!member.is_apart("h4:1", end));
+        assert!(member.is_quarantined("h4:1", end - Duration::from_millis(1)));
+        assert!(!member.is_quarantined("h4:1", end));
         begun = end;
     }
     member.connected();
-    member.keep_apart("h4:1".into(), begun);
-    assert!(!member.is_apart("h4:1", begun + apart));
+    member.quarantine("h4:1".into(), begun);
+    assert!(!member.is_quarantined("h4:1", begun + apart));
 }
 
 #[test]
@@ -344,7 +352,7 @@ fn a_group_stops_ever_more_rarely_for_a_joiner_that_it_leaves_out() {
     let mut job = Job::new(4);
     let ids: Vec<_> = job.members.iter().map(|it| it.me.id).collect();
     for (index, member) in job.members.iter_mut().enumerate() {
-        member.timing.apart = Duration::from_secs(60);
+        member.timing.quarantine = Duration::from_secs(60);
         let unreached = if index == 1 { vec![ids[3]] } else { Vec::new() };
         member.reform(&unreached, job.now);
     }

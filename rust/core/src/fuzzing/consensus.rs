@@ -3,15 +3,15 @@
 use std::time::Instant;
 
 use super::{decode_alone, script};
-use crate::agreement::member::Member;
-use crate::agreement::message::{Envelope, News, Outcome, Reply, Request, Standpoint, Step};
-use crate::agreement::quorum::{Ballot, Id, Peer, Roster};
-use crate::agreement::timing::Timing;
+use crate::consensus::member::Member;
+use crate::consensus::message::{AcceptedView, Envelope, News, Outcome, Reply, Request, Step};
+use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
+use crate::consensus::timing::Timing;
 use crate::wire::handshake;
 
 /// What can be read can be said again, and a process that is asked or answered that does not panic,
 /// whether its group connects, has failed, or is yet to be joined.
-pub fn agreement(bytes: &[u8]) {
+pub fn consensus(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<Envelope>(&mut bytes)
     });
@@ -58,7 +58,7 @@ fn do_steps(member: &mut Member, now: Instant) {
 }
 
 pub(super) fn samples() -> Vec<Vec<u8>> {
-    let base = Standpoint {
+    let base = AcceptedView {
         roster: founders(),
         is_established: true,
     };
@@ -87,9 +87,9 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         round: 2,
         proposer: id(1),
     };
-    let promise = |standpoint| Reply::Promise {
+    let promise = |view| Reply::Promise {
         ballot: own,
-        standpoint,
+        view,
         news: news(),
     };
     let replies = [

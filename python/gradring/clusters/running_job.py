@@ -1,4 +1,4 @@
-"""The decision whether this process founds a group, or joins the job that runs already."""
+"""The running job, if there is one, that a process is to join instead of founding a group."""
 
 from __future__ import annotations
 

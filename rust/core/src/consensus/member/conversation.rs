@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{KNOWN_MAX, Member, Phase};
-use crate::agreement::message::{Envelope, News, Outcome, Reply, Request, Standpoint};
-use crate::agreement::quorum::{Ballot, Id, Peer};
+use crate::consensus::message::{AcceptedView, Envelope, News, Outcome, Reply, Request};
+use crate::consensus::quorum::{Ballot, Id, Peer};
 
 impl Member {
     /// The answer to a request.
@@ -23,14 +23,11 @@ impl Member {
             Request::Watch(ballot) => self.answer_watch(*ballot),
             Request::Join => {
                 self.note(&envelope.from);
-                let standpoint = self.standpoint.as_ref();
-                Reply::Noted(
-                    standpoint
-                        .map_or_else(Vec::new, |standpoint| standpoint.roster.members.clone()),
-                )
+                let view = self.view.as_ref();
+                Reply::Noted(view.map_or_else(Vec::new, |view| view.roster.members.clone()))
             }
             Request::Leave => {
-                self.bury(envelope.from.id, "has left the job");
+                self.mark_dead(envelope.from.id, "has left the job");
                 Reply::Noted(Vec::new())
             }
             Request::Finish(ballot) => {
@@ -44,13 +41,13 @@ impl Member {
         &mut self,
         from: &Peer,
         ballot: Ballot,
-        base: &Standpoint,
+        base: &AcceptedView,
         now: Instant,
     ) -> Reply {
         let turn = self.turn();
         let theirs = &base.roster;
-        if let Some(standpoint) = &self.standpoint {
-            let ours = &standpoint.roster;
+        if let Some(view) = &self.view {
+            let ours = &view.roster;
             let is_ahead = theirs.ballot >= ours.ballot;
             if is_ahead && !theirs.has(self.me.id) || !is_ahead && !ours.has(from.id) {
                 if let Phase::Reforming(reforming) = &mut self.phase {
@@ -61,7 +58,7 @@ impl Member {
                         reforming.propose_at = now;
                     }
                 }
-                return Reply::Elsewhere(standpoint.clone());
+                return Reply::Elsewhere(view.clone());
             }
             if ballot <= ours.ballot {
                 return Reply::Behind(self.promised);
@@ -73,7 +70,7 @@ impl Member {
         match &mut self.phase {
             Phase::Together(together) => {
                 let call = (from.clone(), "forms a new group");
-                together.called.get_or_insert(call);
+                together.reconfigured_by.get_or_insert(call);
                 return Reply::Busy;
             }
             Phase::Reforming(reforming) => {
@@ -96,7 +93,7 @@ impl Member {
         self.promised = ballot;
         Reply::Promise {
             ballot,
-            standpoint: self.standpoint.clone(),
+            view: self.view.clone(),
             news: self.news(now),
         }
     }
@@ -120,32 +117,25 @@ impl Member {
             contact.busy = None;
         }
         match reply {
-            Reply::Promise {
-                ballot,
-                standpoint,
-                news,
-            } => {
+            Reply::Promise { ballot, view, news } => {
                 if *ballot == promised {
                     // It is asked again only so that it knows that this process lives.
                     contact.due = Some(now + self.timing.quiet / 3);
                 }
                 self.learn(address, news);
-                self.heard_promise(id, *ballot, standpoint.as_ref(), now);
+                self.heard_promise(id, *ballot, view.as_ref(), now);
             }
             Reply::Busy => {
                 contact.busy.get_or_insert(now);
             }
             Reply::Behind(higher) if *higher > promised => self.give_way(id, *higher, now),
-            Reply::Elsewhere(standpoint) => {
+            Reply::Elsewhere(view) => {
                 if let Phase::Reforming(reforming) = &mut self.phase {
-                    reforming.elsewhere.insert(id, standpoint.clone());
+                    reforming.elsewhere.insert(id, view.clone());
                 }
             }
             Reply::Accepted(ballot) => {
-                let at = self
-                    .standpoint
-                    .as_ref()
-                    .map(|standpoint| standpoint.roster.ballot);
+                let at = self.view.as_ref().map(|view| view.roster.ballot);
                 if let (Phase::Together(together), true) = (&mut self.phase, at == Some(*ballot)) {
                     together.missing.remove(&id);
                 }
@@ -156,13 +146,15 @@ impl Member {
 
     /// Its own request has proved that a process is dead.
     fn lost(&mut self, id: Id, now: Instant) {
-        self.bury(
+        self.mark_dead(
             id,
             "has ended: its address refuses, or another process answers there",
         );
         let turn = self.turn();
         match &mut self.phase {
-            Phase::Together(together) => together.has_found_death |= together.called.is_some(),
+            Phase::Together(together) => {
+                together.has_found_death |= together.reconfigured_by.is_some()
+            }
             Phase::Reforming(reforming) => {
                 if reforming.follows.take_if(|it| it.id == id).is_some() {
                     reforming.propose_at = reforming.propose_at.min(now + turn);
@@ -182,23 +174,22 @@ impl Member {
 
     fn learn(&mut self, from: &str, news: &News) {
         for &id in &news.dead {
-            self.bury(id, "has ended, as another one has found");
+            self.mark_dead(id, "has ended, as another one has found");
         }
         for joiner in &news.joiners {
             self.note(joiner);
         }
         if let Phase::Reforming(reforming) = &mut self.phase {
             for address in &news.unreached {
-                reforming.apart.insert((from.to_owned(), address.clone()));
+                reforming
+                    .quarantined
+                    .insert((from.to_owned(), address.clone()));
             }
         }
     }
 
     fn note(&mut self, joiner: &Peer) {
-        let roster = self
-            .standpoint
-            .as_ref()
-            .map(|standpoint| &standpoint.roster);
+        let roster = self.view.as_ref().map(|view| &view.roster);
         let is_in = roster.is_some_and(|roster| roster.has(joiner.id));
         let is_known = is_in || joiner.id == self.me.id || self.dead.contains(&joiner.id);
         if !is_known && self.joiners.len() < KNOWN_MAX {

@@ -6,7 +6,7 @@ use super::quorum::{Ballot, Id, Peer, Roster};
 
 /// Where a process stands: the roster that it accepted last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standpoint {
+pub struct AcceptedView {
     /// Which.
     pub roster: Roster,
     /// Whether it knows that all members were connected and had the state of the training.
@@ -43,7 +43,7 @@ pub enum Request {
         /// Which.
         ballot: Ballot,
         /// What the proposer would decide from.
-        base: Standpoint,
+        base: AcceptedView,
         /// What it knows.
         news: News,
     },
@@ -67,7 +67,7 @@ pub enum Reply {
         /// Which.
         ballot: Ballot,
         /// Where it is; nothing for a joiner.
-        standpoint: Option<Standpoint>,
+        view: Option<AcceptedView>,
         /// What it knows.
         news: News,
     },
@@ -76,7 +76,7 @@ pub enum Reply {
     /// It has promised this higher ballot.
     Behind(Ballot),
     /// It is at a roster without the sender, or knows of none with both.
-    Elsewhere(Standpoint),
+    Elsewhere(AcceptedView),
     /// It has accepted the roster of this ballot, and promised nothing higher.
     Accepted(Ballot),
     /// It has taken notice. Its members, whom a joiner can ask as well.

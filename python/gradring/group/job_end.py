@@ -1,4 +1,4 @@
-"""A process that comes to join when all others have ended well: `gradring run` lets it end, too.
+"""The end of the job before a process has joined it: `gradring run` lets that process end, too.
 
 It cannot find out by itself: nobody answers any more, as if the job had yet to begin. So the
 launcher sends `JOB_HAS_ENDED` again and again to the processes that it has started to join, until

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::message::{Envelope, Request, Standpoint, Step};
+use super::message::{AcceptedView, Envelope, Request, Step};
 use super::quorum::{Ballot, Id, Peer, Roster};
 use super::timing::Timing;
 use crate::error::{Error, NotAgreed};
@@ -22,7 +22,7 @@ mod together;
 
 /// Joiners, and addresses to ask, that a process keeps in mind, at most.
 const KNOWN_MAX: usize = 4096;
-/// How often the time doubles for which a joiner is passed over, or for which two are kept apart.
+/// How often the time doubles for which a joiner is passed over, or for which two are quarantined.
 const DOUBLINGS_MAX: u32 = 5;
 
 /// One process of an elastic job.
@@ -32,7 +32,7 @@ pub struct Member {
     /// How many members a group may have.
     workers: RangeInclusive<usize>,
     /// Nothing until it has accepted a roster.
-    standpoint: Option<Standpoint>,
+    view: Option<AcceptedView>,
     /// Whether it has ever been in a connected group.
     has_belonged: bool,
     promised: Ballot,
@@ -69,7 +69,7 @@ impl Member {
         let together = Together::new(BTreeSet::new());
         let mut member = Self::new(me, timing, workers, Phase::Together(together));
         member.promised = roster.ballot;
-        member.standpoint = Some(Standpoint {
+        member.view = Some(AcceptedView {
             roster,
             is_established: false,
         });
@@ -103,7 +103,7 @@ impl Member {
             me,
             timing,
             workers,
-            standpoint: None,
+            view: None,
             has_belonged: false,
             promised: Ballot::NONE,
             dead: BTreeSet::new(),
@@ -120,12 +120,12 @@ impl Member {
     #[must_use]
     pub fn rejoining(self, id: Id, now: Instant) -> Self {
         let mut addresses = BTreeSet::new();
-        let standpoints = match &self.phase {
+        let views = match &self.phase {
             Phase::Reforming(reforming) => reforming.elsewhere.values().collect(),
             _ => Vec::new(),
         };
-        for Standpoint { roster, .. } in standpoints.into_iter().chain(&self.standpoint) {
-            let peers = roster.members.iter().chain(roster.elders());
+        for AcceptedView { roster, .. } in views.into_iter().chain(&self.view) {
+            let peers = roster.members.iter().chain(roster.previous_members());
             addresses.extend(peers.map(|peer| peer.address.clone()));
         }
         let address = self.me.address;
@@ -145,8 +145,8 @@ impl Member {
 
     /// The roster that it accepted last, and what it knows of it.
     #[must_use]
-    pub const fn standpoint(&self) -> Option<&Standpoint> {
-        self.standpoint.as_ref()
+    pub const fn view(&self) -> Option<&AcceptedView> {
+        self.view.as_ref()
     }
 
     /// The state that it is in, as docs/elastic.md draws it.
@@ -161,20 +161,20 @@ impl Member {
     }
 
     /// Whether others want to re-form, or a member is dead: the group is to be left, also while it
-    /// connects, and `reform` called.
+    /// connects: its owner calls `reform`.
     #[must_use]
-    pub const fn is_called(&self) -> bool {
-        matches!(&self.phase, Phase::Together(together) if together.called.is_some())
+    pub const fn must_reconfigure(&self) -> bool {
+        matches!(&self.phase, Phase::Together(together) if together.reconfigured_by.is_some())
     }
 
-    /// Who has called, and why.
+    /// Who wants to re-form or is dead, and how this process knows.
     #[must_use]
-    pub fn call(&self) -> Option<String> {
-        let (Phase::Together(together), Some(standpoint)) = (&self.phase, &self.standpoint) else {
+    pub fn reconfigured_by(&self) -> Option<String> {
+        let (Phase::Together(together), Some(view)) = (&self.phase, &self.view) else {
             return None;
         };
-        let (peer, why) = together.called.as_ref()?;
-        Some(match standpoint.roster.position(peer.id) {
+        let (peer, why) = together.reconfigured_by.as_ref()?;
+        Some(match view.roster.position(peer.id) {
             Some(rank) => format!("rank {rank} at {} {why}", peer.address),
             None => format!("the process at {} {why}", peer.address),
         })
@@ -205,18 +205,16 @@ impl Member {
     /// Addresses to which this process could not connect lately.
     fn unreached(&self, now: Instant) -> impl Iterator<Item = &String> {
         let addresses = self.unreached.keys();
-        addresses.filter(move |address| self.is_apart(address, now))
+        addresses.filter(move |address| self.is_quarantined(address, now))
     }
 
     /// All members of its roster are connected, and have the state of the training.
     pub fn connected(&mut self) {
-        if let (Phase::Together(together), Some(standpoint)) =
-            (&mut self.phase, &mut self.standpoint)
-        {
+        if let (Phase::Together(together), Some(view)) = (&mut self.phase, &mut self.view) {
             together.is_connected = true;
-            standpoint.is_established = true;
+            view.is_established = true;
             self.has_belonged = true;
-            for member in &standpoint.roster.members {
+            for member in &view.roster.members {
                 self.unreached.remove(&member.address);
             }
         }
@@ -224,17 +222,17 @@ impl Member {
 
     /// The group has failed, or could not connect with some, or has stopped to let others in.
     pub fn reform(&mut self, unreached: &[Id], now: Instant) {
-        let (Phase::Together(together), Some(standpoint)) = (&self.phase, &self.standpoint) else {
+        let (Phase::Together(together), Some(view)) = (&self.phase, &self.view) else {
             return;
         };
         let has_found_death = together.has_found_death;
-        let members = &standpoint.roster.members;
+        let members = &view.roster.members;
         let unreached = members
             .iter()
             .filter(|member| unreached.contains(&member.id));
         let unreached: Vec<_> = unreached.map(|member| member.address.clone()).collect();
         for address in unreached {
-            self.keep_apart(address, now);
+            self.quarantine(address, now);
         }
         self.contacts.clear();
         let propose_at = if has_found_death {
@@ -253,7 +251,7 @@ impl Member {
             follows: None,
             higher: None,
             elsewhere: BTreeMap::new(),
-            apart: BTreeSet::new(),
+            quarantined: BTreeSet::new(),
         }));
     }
 
@@ -270,7 +268,7 @@ impl Member {
 
     fn end_with(&mut self, farewell: impl Fn(Ballot) -> Request) -> Vec<(String, Envelope)> {
         self.phase = Phase::Over;
-        let Some(Standpoint { roster, .. }) = &self.standpoint else {
+        let Some(AcceptedView { roster, .. }) = &self.view else {
             return Vec::new();
         };
         let others = roster.members.iter().filter(|it| it.id != self.me.id);
@@ -280,34 +278,34 @@ impl Member {
     }
 
     /// Somebody who knows for certain says that a process is dead, and how.
-    fn bury(&mut self, id: Id, how: &'static str) {
+    fn mark_dead(&mut self, id: Id, how: &'static str) {
         if id != self.me.id {
             self.dead.insert(id);
-            self.call_if_member(id, how);
+            self.reconfigure_without(id, how);
         }
         self.joiners.remove(&id);
     }
 
     /// Without this process its roster is no group any more.
-    fn call_if_member(&mut self, id: Id, why: &'static str) {
-        if let (Phase::Together(together), Some(standpoint)) = (&mut self.phase, &self.standpoint) {
-            let member = standpoint.roster.members.iter().find(|it| it.id == id);
+    fn reconfigure_without(&mut self, id: Id, why: &'static str) {
+        if let (Phase::Together(together), Some(view)) = (&mut self.phase, &self.view) {
+            let member = view.roster.members.iter().find(|it| it.id == id);
             let call = member.map(|member| (member.clone(), why));
-            together.called = together.called.take().or(call);
+            together.reconfigured_by = together.reconfigured_by.take().or(call);
         }
     }
 
     /// It has tried to connect to an address in vain.
-    fn keep_apart(&mut self, address: String, now: Instant) {
-        let longest = self.timing.apart * (1 << DOUBLINGS_MAX);
+    fn quarantine(&mut self, address: String, now: Instant) {
+        let longest = self.timing.quarantine * (1 << DOUBLINGS_MAX);
         self.unreached
             .retain(|_, (_, until)| *until + longest > now);
         let (times, until) = self.unreached.entry(address).or_insert((0, now));
-        *until = now + self.timing.apart * (1 << *times);
+        *until = now + self.timing.quarantine * (1 << *times);
         *times = (*times + 1).min(DOUBLINGS_MAX);
     }
 
-    fn is_apart(&self, address: &str, now: Instant) -> bool {
+    fn is_quarantined(&self, address: &str, now: Instant) -> bool {
         self.unreached
             .get(address)
             .is_some_and(|&(_, until)| until > now)
@@ -315,10 +313,7 @@ impl Member {
 
     /// How long to let those before it in the ring propose.
     fn turn(&self) -> Duration {
-        let roster = self
-            .standpoint
-            .as_ref()
-            .map(|standpoint| &standpoint.roster);
+        let roster = self.view.as_ref().map(|view| &view.roster);
         let position = roster.and_then(|roster| roster.position(self.me.id));
         self.timing.stagger * u32::try_from(position.unwrap_or(0)).unwrap_or(u32::MAX)
     }

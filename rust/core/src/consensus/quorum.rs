@@ -116,9 +116,9 @@ impl Roster {
     }
 
     /// Processes of older rosters of which a decision may still depend, and which are no members.
-    pub fn elders(&self) -> impl Iterator<Item = &Peer> {
-        let elders = self.lineage.iter().flat_map(|held| &held.peers);
-        elders.filter(|elder| !self.has(elder.id))
+    pub fn previous_members(&self) -> impl Iterator<Item = &Peer> {
+        let previous_members = self.lineage.iter().flat_map(|held| &held.peers);
+        previous_members.filter(|previous| !self.has(previous.id))
     }
 
     /// The sets of which the members of its successor have to be a quorum.
@@ -232,10 +232,10 @@ mod tests {
         // 4 and 5 live for all that is known, and would be enough if 1 and 2 were dead.
         assert!(!three.may_be_succeeded_by(&ids(&[2, 3]), Established, &ids(&[1])));
         assert!(three.may_be_succeeded_by(&ids(&[2, 3]), Established, &ids(&[1, 4])));
-        assert_eq!(three.elders().count(), 2);
+        assert_eq!(three.previous_members().count(), 2);
         let settled = next(&three, &[1, 2, 3], Established, &[4, 5]);
         assert!(settled.may_be_succeeded_by(&ids(&[1, 2]), Established, &ids(&[4, 5])));
-        assert_eq!(settled.elders().count(), 0);
+        assert_eq!(settled.previous_members().count(), 0);
     }
 
     #[test]

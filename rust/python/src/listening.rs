@@ -1,0 +1,27 @@
+//! `_native.Listening`.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use gradring_core::communicator;
+use gradring_core::config::Config;
+use pyo3::prelude::*;
+
+/// A port that a process has opened for a group that is yet to form.
+#[pyclass(frozen, module = "gradring._native")]
+pub(crate) struct Listening {
+    pub(crate) socket: Arc<TcpListener>,
+    #[pyo3(get)]
+    pub(crate) address: String,
+    /// Some of whose ranks are to be in the other group.
+    pub(crate) beside: Arc<communicator::Communicator>,
+}
+
+impl Listening {
+    /// Makes a process with this configuration listen there.
+    pub(crate) fn prepare(&self, config: &mut Config) {
+        config.listen = Some(self.address.clone());
+        config.announce = Some(self.address.clone());
+        config.socket = Some(Arc::clone(&self.socket));
+    }
+}
