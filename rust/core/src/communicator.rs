@@ -17,7 +17,7 @@ use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
 use crate::error::{self, Abort, Error, Lost, NotFormed, Result, Text, Unusable, shortened};
 use crate::failure::Monitor;
 use crate::forming::listener::GroupListener;
-use crate::forming::on_demand::Connector;
+use crate::forming::on_demand::PeerConnector;
 use crate::forming::rendezvous;
 use crate::forming::roster::{Roster, this_member};
 use crate::host::host_name;
@@ -194,20 +194,20 @@ impl Communicator {
         let spin_policy = SpinPolicy::of(roster.local_size(config.rank), cores);
         let tcp_congestion = agreed.mesh.congestion();
         let connector = met.as_ref().map(|met| {
-            Arc::new(Connector {
+            Arc::new(PeerConnector {
                 config: config.clone(),
                 kinds: kinds.to_vec(),
                 credentials: Arc::clone(&met.credentials),
                 group: met.group,
                 roster: roster.clone(),
-                lobby: Arc::clone(&met.listener.lobby),
+                accepted: Arc::clone(&met.listener.accepted),
                 abort: Arc::clone(&abort),
                 supervisor: Arc::clone(&monitor) as _,
             })
         });
         let mesh = match &connector {
             Some(connector) if connects_on_demand => {
-                (agreed.mesh).with_dialer(|waker| connector.for_collectives(waker))
+                (agreed.mesh).with_connector(|waker| connector.for_collectives(waker))
             }
             _ => agreed.mesh,
         };

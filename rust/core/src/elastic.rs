@@ -33,9 +33,9 @@ use crate::session::credentials::Credentials;
 use crate::session::listener::bind;
 use crate::wire::handshake;
 
-mod way;
+mod member_client;
 
-use way::Way;
+use member_client::MemberClient;
 
 /// A request's thread needs little stack, even to check certificates.
 const REQUEST_STACK_BYTES: usize = 512 << 10;
@@ -113,7 +113,7 @@ pub struct Participant {
 struct Shared {
     /// Of all of its groups, but for its place in them.
     config: Config,
-    way: Way,
+    client: MemberClient,
     timing: Timing,
     /// How many members a group may have.
     workers: RangeInclusive<usize>,
@@ -171,7 +171,7 @@ impl Participant {
         };
         let shared = Arc::new(Shared {
             config: config.clone(),
-            way: Way { credentials },
+            client: MemberClient { credentials },
             timing: Timing {
                 workers: patience,
                 ..Timing::default()
@@ -435,7 +435,7 @@ impl Drop for Participant {
 
 impl Answers for Shared {
     fn job(&self) -> &str {
-        &self.way.credentials.job
+        &self.client.credentials.job
     }
 
     fn answer(&self, envelope: &Envelope) -> Reply {
@@ -499,7 +499,7 @@ impl Shared {
     }
 
     fn ask(&self, address: &str, envelope: &Envelope) -> Outcome {
-        self.way.ask(address, envelope, self.timing.request)
+        self.client.call(address, envelope, self.timing.request)
     }
 
     /// Goes on listening, although there is no group.
@@ -509,7 +509,7 @@ impl Shared {
         // One that a group has taken over is closed already.
         between.take();
         let own_state = Arc::new(OwnState::between_groups(is_outside));
-        let access = GroupAccess::new(&self.config, &self.way.credentials, &own_state);
+        let access = GroupAccess::new(&self.config, &self.client.credentials, &own_state);
         *between = Some(GroupListener::reopen(&self.socket, access)?);
         Ok(())
     }

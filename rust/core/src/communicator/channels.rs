@@ -16,7 +16,7 @@ use crate::collective::{Collective, Request};
 use crate::drive::{Stall, Supervisor, Suspicion};
 use crate::engine::{Engine, Parts, SpinPolicy};
 use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Text, Unusable};
-use crate::forming::on_demand::Connector;
+use crate::forming::on_demand::PeerConnector;
 use crate::link::mesh::Mesh;
 use crate::link::poll::WakeUp;
 use crate::lock::lock;
@@ -28,7 +28,7 @@ use crate::schedule::topology::Topology;
 /// The channels of one rank.
 pub(super) struct Channels {
     /// None in a world of one.
-    connector: Option<Arc<Connector>>,
+    connector: Option<Arc<PeerConnector>>,
     spin_policy: SpinPolicy,
     /// The group's, which knows those of the channels.
     recorder: Arc<FlightRecorder>,
@@ -41,7 +41,7 @@ type Engines = BTreeMap<(usize, bool), Arc<Engine>>;
 
 impl Channels {
     pub(super) const fn new(
-        connector: Option<Arc<Connector>>,
+        connector: Option<Arc<PeerConnector>>,
         spin_policy: SpinPolicy,
         recorder: Arc<FlightRecorder>,
     ) -> Self {
@@ -97,7 +97,7 @@ impl Channels {
         Ok(engine)
     }
 
-    fn make(&self, connector: &Arc<Connector>, peer: usize, sends: bool) -> Result<Engine> {
+    fn make(&self, connector: &Arc<PeerConnector>, peer: usize, sends: bool) -> Result<Engine> {
         let settings = &connector.config.settings;
         let (own, other) = (connector.config.rank, peer);
         let ranks = match sends {
@@ -114,7 +114,7 @@ impl Channels {
         let doorbell = Arc::new(WakeUp::new().map_err(|error| Error::no_wake_up(&error))?);
         let mesh = Mesh::new(vec![None, None], Arc::clone(&doorbell))
             .map_err(cannot)?
-            .with_dialer(|waker| connector.for_two(peer, sends, doorbell, waker));
+            .with_connector(|waker| connector.for_two(peer, sends, doorbell, waker));
         let hosts = [true, connector.roster.same_host(own, other)];
         let recorder = Arc::new(FlightRecorder::new(connector.config.generation));
         self.recorder.add_beside(peer, Arc::clone(&recorder));
@@ -149,14 +149,14 @@ impl Channels {
             engine.close();
         }
         if let Some(connector) = &self.connector {
-            connector.lobby.close();
+            connector.accepted.close();
         }
     }
 }
 
 /// Finds the causes of what goes wrong in a channel, for the whole group.
 struct SupervisorOfTwo {
-    connector: Arc<Connector>,
+    connector: Arc<PeerConnector>,
     /// The sender and the receiver, as they are called in the group.
     ranks: [usize; 2],
     /// The group's.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::error::{NotFormed, NotServed, Result};
+use crate::forming::accepted::{AcceptedConnections, OnDemand};
 use crate::forming::access::GroupAccess;
 use crate::forming::inquiry::Inquiries;
-use crate::forming::lobby::{Lobby, OnDemand};
 use crate::forming::members::Membership;
 use crate::link::tcp::connection::Connection;
 use crate::lock::lock;
@@ -27,7 +27,7 @@ pub(crate) struct GroupListener {
     /// Members that proved to be such.
     pub(crate) members: Receiver<Member>,
     /// Members that connect later.
-    pub(crate) lobby: Arc<Lobby>,
+    pub(crate) accepted: Arc<AcceptedConnections>,
     pub(crate) access: Arc<GroupAccess>,
 }
 
@@ -52,7 +52,7 @@ impl GroupListener {
         open: impl FnOnce(ListenOptions) -> Result<Listener>,
     ) -> Result<Self> {
         let (sender, members) = channel();
-        let lobby = Arc::<Lobby>::default();
+        let accepted = Arc::<AcceptedConnections>::default();
         let port = open(ListenOptions {
             index: access.config.rank,
             credentials: Arc::clone(&access.credentials),
@@ -65,7 +65,7 @@ impl GroupListener {
                 }),
                 Arc::new(OnDemand {
                     access: Arc::clone(&access),
-                    lobby: Arc::clone(&lobby),
+                    accepted: Arc::clone(&accepted),
                 }),
                 Arc::new(Inquiries(Arc::clone(&access.own_state))),
                 Arc::new(Membership(Arc::clone(&access))),
@@ -75,7 +75,7 @@ impl GroupListener {
         Ok(Self {
             port,
             members,
-            lobby,
+            accepted,
             access,
         })
     }

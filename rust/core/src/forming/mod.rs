@@ -4,11 +4,11 @@
 //! `listener`, joins rank 0 (`bootstrap`), gets the `roster`, and connects to those that `peers` says.
 //! Ranks that find something to say to each other later are connected `on_demand`.
 
+pub(crate) mod accepted;
 pub(crate) mod access;
 pub(crate) mod bootstrap;
 pub(crate) mod inquiry;
 pub(crate) mod listener;
-pub(crate) mod lobby;
 pub(crate) mod members;
 pub(crate) mod on_demand;
 pub(crate) mod peers;

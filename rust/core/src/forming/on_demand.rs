@@ -2,7 +2,7 @@
 //!
 //! Both ranks want the link at the same place of their programs, sooner or later. One connects
 //! (`peers::initiates`), and the other's listener lets it in whatever its program is doing, so the
-//! first may go on until it needs an answer; the second finds the connection in its `lobby`.
+//! first may go on until it needs an answer; the second finds the connection in `accepted`.
 //!
 //! A collective of many ranks may want a link with each: one thread connects to one rank after the
 //! other, over TCP alone, for which the two need not be there together. What two ranks send each other
@@ -15,8 +15,8 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::accepted::AcceptedConnections;
 use super::inquiry::{check, inquire_while};
-use super::lobby::Lobby;
 use super::peers::initiates;
 use super::roster::Roster;
 use crate::abort::{AbortSwitch, Waker};
@@ -26,20 +26,20 @@ use crate::drive::Supervisor;
 use crate::error::{Breakage, Error, ErrorKind, Result, Suspicion, Text, Unusable};
 use crate::link::Link;
 use crate::link::kind::{Introduction, Kind};
-use crate::link::mesh::Dialer;
+use crate::link::mesh::LinkConnector;
 use crate::link::negotiation::{best, pairs_of_a_host};
 use crate::link::poll::WakeUp;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
-use crate::session::connect::{self as session, Failure, Retry};
+use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{GroupId, Hello, Purpose, Traffic};
 use crate::wire::state::Phase;
 
-mod dialers;
+mod connectors;
 
-use dialers::{ForCollectives, ForTwo};
+use connectors::{ForCollectives, ForTwo};
 
 /// How long a listener may take to let a rank in: one that nobody answers for is found by others.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
@@ -54,23 +54,23 @@ const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(30);
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Connects this rank with others of its group.
-pub(crate) struct Connector {
+pub(crate) struct PeerConnector {
     pub config: Config,
     pub kinds: Vec<Kind>,
     pub credentials: Arc<Credentials>,
     pub group: GroupId,
     pub roster: Roster,
-    pub lobby: Arc<Lobby>,
+    pub accepted: Arc<AcceptedConnections>,
     /// The group's.
     pub abort: Arc<AbortSwitch>,
     pub supervisor: Arc<dyn Supervisor + Send + Sync>,
 }
 
-impl Connector {
+impl PeerConnector {
     /// Makes links for collectives of all ranks.
-    pub(crate) fn for_collectives(self: &Arc<Self>, waker: Waker) -> Box<dyn Dialer> {
+    pub(crate) fn for_collectives(self: &Arc<Self>, waker: Waker) -> Box<dyn LinkConnector> {
         let waker = Arc::new(waker);
-        self.lobby.wake_with(Arc::clone(&waker));
+        self.accepted.wake_with(Arc::clone(&waker));
         Box::new(ForCollectives::new(Arc::clone(self), waker))
     }
 
@@ -82,7 +82,7 @@ impl Connector {
         sends: bool,
         doorbell: Arc<WakeUp>,
         waker: Waker,
-    ) -> Box<dyn Dialer> {
+    ) -> Box<dyn LinkConnector> {
         Box::new(ForTwo::new(Arc::clone(self), peer, sends, doorbell, waker))
     }
 
@@ -110,7 +110,7 @@ impl Connector {
                 conversation: Some(config.conversation_limit()),
                 ..Retry::until(Instant::now() + CONNECTION_LIMIT, &again)
             };
-            let connector = session::Connector::new(address, &self.credentials, retry);
+            let connector = Connector::new(address, &self.credentials, retry);
             let hello = |_: &mut _, _: &TcpStream| {
                 let purpose = Purpose::OnDemand { traffic, stream };
                 let hello = Hello::new((config.rank, peer), config.world_size, purpose)?;
@@ -146,7 +146,7 @@ impl Connector {
             let mut probe = Probe::new(peer);
             loop {
                 let limit = INTERRUPT_INTERVAL;
-                if let Some(connections) = self.lobby.wait(peer, traffic, streams, limit) {
+                if let Some(connections) = self.accepted.wait(peer, traffic, streams, limit) {
                     break connections;
                 }
                 if !goes_on() {
@@ -276,7 +276,7 @@ impl Probe {
         Instant::now() >= self.next
     }
 
-    fn look(&mut self, connector: &Connector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
+    fn look(&mut self, connector: &PeerConnector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
         let address = &connector.roster.members()[self.peer].address;
         let state = inquire_while(address, &connector.credentials, PROBE_LIMIT, goes_on)
             .map_err(|failure| unreachable(&failure, address))?;

@@ -11,7 +11,7 @@ use crate::abort::Waker;
 use crate::error::Breakage;
 
 /// Makes the links that a rank has not got when its group forms.
-pub trait Dialer: Send {
+pub trait LinkConnector: Send {
     /// The link with `peer`, once there is one. To ask is to begin: both ranks do it. Does not wait;
     /// wakes the mesh when it is worth while to ask again. Whatever makes a link impossible ends the
     /// group.
@@ -23,7 +23,7 @@ pub struct Mesh {
     /// Indexed by rank; `None` where there has been nothing to say to each other.
     links: Vec<Option<Box<dyn Link>>>,
     /// Makes the others, if it can.
-    dialer: Option<Box<dyn Dialer>>,
+    connector: Option<Box<dyn LinkConnector>>,
     /// Woken by this process.
     wake_up: Arc<WakeUp>,
     /// Woken by peers that share memory.
@@ -39,16 +39,19 @@ impl Mesh {
         let wake_up = Arc::new(WakeUp::new()?);
         Ok(Self {
             links,
-            dialer: None,
+            connector: None,
             wake_up,
             doorbell,
         })
     }
 
-    /// Has links that are wanted later made by `dialer`, which wakes by the waker that it is given.
+    /// Has links that are wanted later made by `connector`, which wakes by the waker that it is given.
     #[must_use]
-    pub fn with_dialer(mut self, dialer: impl FnOnce(Waker) -> Box<dyn Dialer>) -> Self {
-        self.dialer = Some(dialer(self.waker()));
+    pub fn with_connector(
+        mut self,
+        connector: impl FnOnce(Waker) -> Box<dyn LinkConnector>,
+    ) -> Self {
+        self.connector = Some(connector(self.waker()));
         self
     }
 
@@ -66,8 +69,8 @@ impl Mesh {
     #[inline]
     fn link(&mut self, peer: usize) -> Result<Option<&mut dyn Link>, Broken> {
         if self.links[peer].is_none() {
-            let dialer = self.dialer.as_mut().ok_or(Breakage::Absent)?;
-            self.links[peer] = dialer.link(peer);
+            let connector = self.connector.as_mut().ok_or(Breakage::Absent)?;
+            self.links[peer] = connector.link(peer);
         }
         Ok(self.links[peer].as_deref_mut().map(|link| link as _))
     }

@@ -2,11 +2,12 @@
 //! [`worker::Worker`] in each worker's. What they do is `parameters`' business; here messages travel,
 //! time passes, and snapshots reach a disk.
 //!
-//! Workers connect to all servers (`door`), and server 0 to the others. A server lets in who proves to
-//! be of its job (`entrance`), one living process for each worker. Each process has one thread that
-//! waits for all its connections and never for one of them (`conversation`). A connection that ends,
-//! or on which nothing is heard, is made again; the protocol says again what had no answer. What is
-//! long, a gradient or a pull of weights, is said once over each connection (`message` has it as bytes).
+//! Workers connect to all servers (`connector`), and server 0 to the others. A server lets in who
+//! proves to be of its job (`access`), one living process for each worker. Each process has one thread
+//! that waits for all its connections and never for one of them (`conversation`). A connection that
+//! ends, or on which nothing is heard, is made again; the protocol says again what had no answer. What
+//! is long, a gradient or a pull of weights, is said once over each connection (`message` has it as
+//! bytes).
 //!
 //! The program of a worker hands gradients over and goes on computing; what is pulled waits for it.
 
@@ -14,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Lost};
 
+mod access;
 mod attendance;
+mod connector;
 mod conversation;
 mod disk;
-mod door;
-mod entrance;
 pub mod message;
 pub mod model;
 pub mod server;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::BEAT;
+use super::access::ClientAccess;
 use super::attendance::Attendance;
+use super::connector::ServerConnector;
 use super::conversation::Conversation;
 use super::disk::Store;
-use super::door::Dialler;
-use super::entrance::Admission;
 use super::message::{Counted, Message};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
@@ -29,7 +29,7 @@ use crate::parameters::sequencer::{Output, Sequencer};
 use crate::parameters::server::Server as Protocol;
 use crate::session::credentials::Credentials;
 use crate::session::listener::Listener;
-use crate::wire::handshake::{Guest, random};
+use crate::wire::handshake::{ClientKind, random};
 
 /// How long a worker whose connection has ended may take to make another before it is lost.
 const LOST_GRACE: Duration = Duration::from_secs(1);
@@ -121,17 +121,17 @@ impl Server {
             Protocol::new(store, every, rules.compensates())
         };
         let copies = stores.into_iter().enumerate().map(copy).collect();
-        let admission = Arc::new(Admission {
+        let access = Arc::new(ClientAccess {
             credentials: Arc::clone(&credentials),
             server: place.server,
             workers: rules.workers as usize,
             rules: rules.compared(),
             present: Mutex::default(),
-            guests: Mutex::default(),
+            arrived: Mutex::default(),
             owner: Arc::clone(&wake_up),
         });
         let address = &place.addresses[place.server];
-        let listener = admission.listen(address)?;
+        let listener = access.listen(address)?;
         let address = listener.address.to_string();
         let timing = Timing {
             again: BEAT,
@@ -151,15 +151,15 @@ impl Server {
             )),
             _ => None,
         };
-        let guest = Guest::Sequencer {
+        let client = ClientKind::Sequencer {
             process: drawn()?,
             rules: rules.compared(),
         };
         let published = Arc::<Mutex<Stats>>::default();
         let core = Core {
-            dialler: Dialler::new(
+            connector: ServerConnector::new(
                 credentials,
-                guest,
+                client,
                 place.addresses.clone(),
                 Arc::clone(&wake_up),
             ),
@@ -181,7 +181,7 @@ impl Server {
             place: place.clone(),
             published: Arc::clone(&published),
             _listener: listener,
-            admission,
+            access,
             config: config.clone(),
         };
         Ok(Self {
@@ -301,9 +301,9 @@ fn closed() -> Error {
 struct Core {
     place: Place,
     config: Config,
-    admission: Arc<Admission>,
+    access: Arc<ClientAccess>,
     _listener: Listener,
-    dialler: Dialler,
+    connector: ServerConnector,
     keepers: Keepers,
     /// Its copies of shards, of which the first has snapshots and is what workers pull.
     copies: Vec<Protocol<Store>>,
@@ -345,7 +345,7 @@ impl Core {
         }
         if self.sequencer.is_some() {
             for server in 1..self.place.addresses.len() {
-                self.dialler.dial(server)?;
+                self.connector.connect(server)?;
             }
         }
         Ok(())
@@ -402,16 +402,16 @@ impl Core {
     }
 
     fn let_in(&mut self, now: Instant) {
-        for (guest, connection) in self.admission.guests() {
+        for (client, connection) in self.access.arrived() {
             let conversation = Conversation::new(connection, self.config.settings.checksum, now);
-            match guest {
-                Guest::Worker { index, process, .. } => {
+            match client {
+                ClientKind::Worker { index, process, .. } => {
                     let worker = index as u32;
                     self.attendance.comes(worker);
                     let before = self.workers.insert(worker, (process.0, conversation));
                     self.count(before.map(|(_, it)| it).as_ref());
                 }
-                Guest::Sequencer { .. } => {
+                ClientKind::Sequencer { .. } => {
                     let before = self.upstream.replace(conversation);
                     self.count(before.as_ref());
                 }
@@ -428,7 +428,7 @@ impl Core {
 
     /// Takes up connections to other servers.
     fn connect(&mut self, now: Instant) -> Result<()> {
-        for (server, outcome) in self.dialler.outcomes() {
+        for (server, outcome) in self.connector.outcomes() {
             let conversation = Conversation::new(outcome?, self.config.settings.checksum, now);
             self.downstream[server] = Some(conversation);
             let keepers = self.keepers;
@@ -669,7 +669,7 @@ impl Core {
     fn lose_worker(&mut self, worker: u32, now: Instant) {
         if let Some((process, conversation)) = self.workers.remove(&worker) {
             self.count(Some(&conversation));
-            self.admission.gone(worker as usize, process);
+            self.access.gone(worker as usize, process);
             self.attendance.is_lost(worker, now);
         }
     }
@@ -683,12 +683,12 @@ impl Core {
     fn lose_server(&mut self, server: usize, error: &Error) -> Result<()> {
         let before = self.downstream[server].take();
         self.count(before.as_ref());
-        self.dialler.note(server, error);
+        self.connector.note(server, error);
         if self.told[server] {
             // It has heard that all is over, and has ended.
             return Ok(());
         }
-        self.dialler.dial(server)
+        self.connector.connect(server)
     }
 
     /// Members whose connection has ended and who made no other are lost: nobody waits for them.

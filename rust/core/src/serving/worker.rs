@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::BEAT;
+use super::connector::ServerConnector;
 use super::conversation::Conversation;
-use super::door::Dialler;
 use super::message::{Counted, Message};
 use super::model::{Given, Model};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -27,7 +27,7 @@ use crate::parameters::rules::Timing;
 use crate::parameters::shard::Payload;
 use crate::parameters::worker::{Event, Worker as Protocol};
 use crate::session::credentials::Credentials;
-use crate::wire::handshake::{Guest, random};
+use crate::wire::handshake::{ClientKind, random};
 
 /// What the program has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,14 +176,14 @@ impl Worker {
             drawn()?,
             now,
         ));
-        let guest = Guest::Worker {
+        let client = ClientKind::Worker {
             index: self.me as usize,
             process: (drawn()?, std::process::id(), host_name()),
             model: model.fingerprint(),
         };
         let wake_up = Arc::clone(&self.shared.wake_up);
         let credentials = Arc::clone(&self.credentials);
-        let dialler = Dialler::new(credentials, guest, self.addresses.clone(), wake_up);
+        let connector = ServerConnector::new(credentials, client, self.addresses.clone(), wake_up);
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
             said: BTreeMap::new(),
@@ -197,7 +197,7 @@ impl Worker {
             checks_values: self.config.settings.checksum,
             silence: self.config.timing.silence,
             model: Arc::clone(&model),
-            dialler,
+            connector,
             shared,
         };
         let thread = std::thread::Builder::new()
@@ -488,7 +488,7 @@ impl Long {
 struct Carrier {
     shared: Arc<Shared>,
     model: Arc<Model>,
-    dialler: Dialler,
+    connector: ServerConnector,
     /// By server.
     conversations: Vec<Option<Conversation>>,
     /// By keeper.
@@ -518,7 +518,7 @@ impl Carrier {
 
     fn carry(&mut self) -> Result<()> {
         for server in 0..self.conversations.len() {
-            self.dialler.dial(server)?;
+            self.connector.connect(server)?;
         }
         loop {
             self.shared.wake_up.reset();
@@ -548,7 +548,7 @@ impl Carrier {
 
     /// Takes up new connections.
     fn connect(&mut self, now: Instant) -> Result<()> {
-        for (server, outcome) in self.dialler.outcomes() {
+        for (server, outcome) in self.connector.outcomes() {
             let mut conversation = Conversation::new(outcome?, self.checks_values, now);
             conversation.values_max = self.model.bytes_on(server);
             self.conversations[server] = Some(conversation);
@@ -609,7 +609,7 @@ impl Carrier {
         (state.stats.bytes_sent, state.stats.bytes_received) = (sent, received);
         for (server, away) in state.away.iter_mut().enumerate() {
             if let Some((_, why)) = away {
-                *why = self.dialler.why(server).to_string();
+                *why = self.connector.why(server).to_string();
             }
         }
         let leaving = state.leaving;
@@ -669,11 +669,11 @@ impl Carrier {
             self.counted.0 += conversation.bytes_sent;
             self.counted.1 += conversation.bytes_received;
         }
-        self.dialler.note(server, error);
+        self.connector.note(server, error);
         let mut state = lock(&self.shared.state);
         state.away[server] = Some((now, String::new()));
         state.stats.reconnects += 1;
         drop(state);
-        self.dialler.dial(server)
+        self.connector.connect(server)
     }
 }

@@ -30,8 +30,8 @@ use crate::link::tcp::tls;
 use crate::lock::lock;
 use crate::wire::handshake::{self, Hello, Purpose};
 
-/// How long an initiator is left in peace when others wait: a handshake takes milliseconds.
-const PEACE: Duration = Duration::from_millis(250);
+/// The time that an initiator has at least, also when others wait: a handshake takes milliseconds.
+const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
 /// How long the system may refuse to let anybody in: less than initiators wait for an answer.
 const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
 /// How often to look for a free slot.
@@ -226,8 +226,8 @@ impl Listener {
     /// Whether initiators can be let in.
     ///
     /// # Errors
-    /// `Exhausted` if the system has refused it for much longer than strangers are left in peace
-    /// then, so that it is not they who take what there is.
+    /// `Exhausted` if the system has refused it for much longer than strangers may stay then, so
+    /// that it is not they who take what there is.
     pub(crate) fn check(&self) -> Result<()> {
         match &*lock(&self.shared.trouble) {
             Some((since, error)) if since.elapsed() >= TROUBLE_LIMIT => Err(error.clone()),
@@ -309,7 +309,7 @@ fn accept_each(shared: &Shared) {
         }
         let limits = shared.options.policy.limits();
         if !pending.has_room(limits.slots) {
-            pending.end_older_than(PEACE);
+            pending.end_older_than(MIN_HANDSHAKE_TIME);
             pause(LOOK_INTERVAL);
             continue;
         }
@@ -323,7 +323,7 @@ fn accept_each(shared: &Shared) {
             Err(error) => {
                 // The initiator has gone again, or file descriptors are scarce.
                 shared.note_trouble(cannot_let_in(&error));
-                pending.end_older_than(PEACE);
+                pending.end_older_than(MIN_HANDSHAKE_TIME);
                 pause(LOOK_INTERVAL);
                 continue;
             }

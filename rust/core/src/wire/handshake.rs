@@ -59,7 +59,7 @@ pub(crate) enum Purpose {
         /// Which server is meant.
         server: usize,
         /// Who connects.
-        guest: Guest,
+        client: ClientKind,
     },
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Traffic {
 
 /// Who connects to a parameter server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Guest {
+pub(crate) enum ClientKind {
     /// A worker.
     Worker {
         index: usize,

@@ -1,4 +1,4 @@
-//! How a process says something to another one about the members of the next group.
+//! Requests to other processes about the members of the next group.
 
 use std::io;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
 use crate::wire::handshake::{self, Hello, Purpose};
 
-/// The way to other processes of the job.
-pub(crate) struct Way {
+/// Says something to other processes of the job.
+pub(crate) struct MemberClient {
     pub(crate) credentials: Arc<Credentials>,
 }
 
@@ -26,13 +26,13 @@ fn turns_away(error: &Error) -> bool {
     )
 }
 
-impl Way {
+impl MemberClient {
     /// Says something to the process at `host:port`, and tells what became of it. One that hands its
     /// listener from a group to the next one is told again.
-    pub(crate) fn ask(&self, address: &str, envelope: &Envelope, limit: Duration) -> Outcome {
+    pub(crate) fn call(&self, address: &str, envelope: &Envelope, limit: Duration) -> Outcome {
         let credentials = &*self.credentials;
         let retry = Retry::of_one_that_listens(limit);
-        let asked = Connector::new(address, credentials, retry).connect(
+        let reply = Connector::new(address, credentials, retry).connect(
             &mut || -> Result<()> { Ok(()) },
             |_, _| {
                 let job = credentials.job.clone();
@@ -43,7 +43,7 @@ impl Way {
                 handshake::read_message(stream)
             },
         );
-        match asked {
+        match reply {
             Ok((_, reply)) => Outcome::Reply(reply),
             Err(Failure::Unreachable(error))
                 if error.kind() == io::ErrorKind::ConnectionRefused =>
@@ -79,7 +79,7 @@ mod tests {
             }
         });
         let credentials = Credentials::of(&Config::new(0, 1, "")).unwrap();
-        let way = Way { credentials };
+        let client = MemberClient { credentials };
         let from = Peer {
             id: Id([0; 16]),
             address: address.clone(),
@@ -89,7 +89,7 @@ mod tests {
             to: None,
             request: Request::Leave,
         };
-        let outcome = way.ask(&address, &envelope, Duration::from_secs(60));
+        let outcome = client.call(&address, &envelope, Duration::from_secs(60));
         groups.join().unwrap();
         assert_eq!(outcome, Outcome::Refused);
     }

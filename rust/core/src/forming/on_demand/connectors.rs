@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::{Connector, GoesOn, Probe, configure};
+use super::{GoesOn, PeerConnector, Probe, configure};
 use crate::abort::Waker;
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::error::Error;
-use crate::link::mesh::Dialer;
+use crate::link::mesh::LinkConnector;
 use crate::link::poll::WakeUp;
 use crate::link::tcp::connection::Connection;
 use crate::link::{Link, framing};
@@ -28,18 +28,18 @@ impl<T: Send + 'static> Worker<T> {
     /// A thread that goes on as long as the group does and nobody ends it; `None` if there is no room
     /// for it, which ends the group.
     fn spawn(
-        connector: &Arc<Connector>,
+        connector: &Arc<PeerConnector>,
         waker: Arc<Waker>,
-        body: impl FnOnce(&Connector, GoesOn<'_>, &dyn Fn(T)) + Send + 'static,
+        body: impl FnOnce(&PeerConnector, GoesOn<'_>, &dyn Fn(T)) + Send + 'static,
     ) -> Option<Self> {
         let over = Arc::new(AtomicBool::new(false));
         let (of_thread, ended) = (Arc::clone(connector), Arc::clone(&over));
-        let (to_dialer, made) = channel();
+        let (to_asker, made) = channel();
         let work = move || {
             let goes_on = || !ended.load(Ordering::Acquire) && of_thread.abort.cause().is_none();
             let hand_over = |link| {
                 // Nobody may want it any more.
-                let _ = to_dialer.send(link);
+                let _ = to_asker.send(link);
                 waker();
             };
             body(&of_thread, &goes_on, &hand_over);
@@ -76,7 +76,7 @@ impl<T> Drop for Worker<T> {
 
 /// Makes links for collectives of all ranks.
 pub(super) struct ForCollectives {
-    connector: Arc<Connector>,
+    connector: Arc<PeerConnector>,
     waker: Arc<Waker>,
     /// Ranks that the thread was told of.
     asked: BTreeSet<usize>,
@@ -89,7 +89,7 @@ pub(super) struct ForCollectives {
 }
 
 impl ForCollectives {
-    pub(super) fn new(connector: Arc<Connector>, waker: Arc<Waker>) -> Self {
+    pub(super) fn new(connector: Arc<PeerConnector>, waker: Arc<Waker>) -> Self {
         Self {
             connector,
             waker,
@@ -133,8 +133,8 @@ impl ForCollectives {
             return self.here.remove(&peer);
         }
         let streams = self.connector.config.settings.streams;
-        let lobby = &self.connector.lobby;
-        let connections = lobby.take(peer, Traffic::Collectives, streams)?;
+        let accepted = &self.connector.accepted;
+        let connections = accepted.take(peer, Traffic::Collectives, streams)?;
         lock(&self.expected).remove(&peer);
         Some(connections)
     }
@@ -143,7 +143,7 @@ impl ForCollectives {
 /// Connects to those that are `asked` for, or looks at them as long as they are `expected`; sleeps
 /// when there is neither.
 fn connect_each(
-    connector: &Connector,
+    connector: &PeerConnector,
     asked: &Receiver<usize>,
     expected: &Mutex<BTreeMap<usize, Probe>>,
     goes_on: GoesOn<'_>,
@@ -180,7 +180,7 @@ fn connect_each(
     }
 }
 
-impl Dialer for ForCollectives {
+impl LinkConnector for ForCollectives {
     fn link(&mut self, peer: usize) -> Option<Box<dyn Link>> {
         let connections = self.connections(peer)?;
         let connector = &self.connector;
@@ -196,7 +196,7 @@ impl Dialer for ForCollectives {
 
 /// Makes the link of a channel.
 pub(super) struct ForTwo {
-    connector: Arc<Connector>,
+    connector: Arc<PeerConnector>,
     peer: usize,
     sends: bool,
     doorbell: Arc<WakeUp>,
@@ -207,7 +207,7 @@ pub(super) struct ForTwo {
 
 impl ForTwo {
     pub(super) fn new(
-        connector: Arc<Connector>,
+        connector: Arc<PeerConnector>,
         peer: usize,
         sends: bool,
         doorbell: Arc<WakeUp>,
@@ -224,7 +224,7 @@ impl ForTwo {
     }
 }
 
-impl Dialer for ForTwo {
+impl LinkConnector for ForTwo {
     fn link(&mut self, _end: usize) -> Option<Box<dyn Link>> {
         let worker = self.worker.get_or_insert_with(|| {
             let (peer, sends, doorbell) = (self.peer, self.sends, Arc::clone(&self.doorbell));

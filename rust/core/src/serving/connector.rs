@@ -14,7 +14,7 @@ use crate::link::tcp::connection::Connection;
 use crate::lock::lock;
 use crate::session::connect::{Connector, Failure, Retry};
 use crate::session::credentials::Credentials;
-use crate::wire::handshake::{Guest, Hello, Purpose};
+use crate::wire::handshake::{ClientKind, Hello, Purpose};
 
 /// The shortest and the longest pause between two attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
@@ -29,13 +29,13 @@ const ENDING_LIMIT: Duration = Duration::from_secs(1);
 const TAKEN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Connects to servers, in threads, and again when it is asked to.
-pub(crate) struct Dialler {
+pub(crate) struct ServerConnector {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     credentials: Arc<Credentials>,
-    guest: Guest,
+    client: ClientKind,
     addresses: Vec<String>,
     outcomes: Mutex<Outcomes>,
     wake_up: Arc<WakeUp>,
@@ -49,11 +49,11 @@ struct Outcomes {
     whys: Vec<Option<Text>>,
 }
 
-impl Dialler {
-    /// Introduces itself as `guest`, and wakes `wake_up` when there is an outcome.
+impl ServerConnector {
+    /// Introduces itself as `client`, and wakes `wake_up` when there is an outcome.
     pub(crate) fn new(
         credentials: Arc<Credentials>,
-        guest: Guest,
+        client: ClientKind,
         addresses: Vec<String>,
         wake_up: Arc<WakeUp>,
     ) -> Self {
@@ -65,7 +65,7 @@ impl Dialler {
         Self {
             shared: Arc::new(Shared {
                 credentials,
-                guest,
+                client,
                 addresses,
                 outcomes: Mutex::new(outcomes),
                 wake_up,
@@ -76,11 +76,11 @@ impl Dialler {
 
     /// Connects to a server until there is an outcome: a connection, or an error that another attempt
     /// would not change.
-    pub(crate) fn dial(&self, server: usize) -> Result<()> {
+    pub(crate) fn connect(&self, server: usize) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         std::thread::Builder::new()
             .name("gradring-connect".into())
-            .spawn(move || shared.dial(server))
+            .spawn(move || shared.connect(server))
             .map_err(|error| Error::no_thread(&error))?;
         Ok(())
     }
@@ -103,14 +103,14 @@ impl Dialler {
     }
 }
 
-impl Drop for Dialler {
+impl Drop for ServerConnector {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
     }
 }
 
 impl Shared {
-    fn dial(&self, server: usize) {
+    fn connect(&self, server: usize) {
         let (credentials, address) = (&*self.credentials, self.addresses[server].as_str());
         let again = |failure: &Failure, elapsed| {
             let error = failure.error(address);
@@ -133,7 +133,7 @@ impl Shared {
                 let purpose = Purpose::Parameters {
                     job: credentials.job.clone(),
                     server,
-                    guest: self.guest.clone(),
+                    client: self.client.clone(),
                 };
                 Hello::new((0, server), 0, purpose)
             },

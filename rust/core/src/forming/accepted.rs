@@ -16,7 +16,7 @@ use crate::session::listener::Service;
 use crate::wire::handshake::{Hello, Purpose, Traffic};
 
 /// Connections that wait for this rank.
-pub(crate) struct Lobby {
+pub(crate) struct AcceptedConnections {
     /// `None` once nobody will want them any more.
     connections: Mutex<Option<Connections>>,
     arrived: Condvar,
@@ -27,7 +27,7 @@ pub(crate) struct Lobby {
 /// By who made them, what they are for, and the stream.
 type Connections = BTreeMap<(usize, Traffic, usize), Connection>;
 
-impl Default for Lobby {
+impl Default for AcceptedConnections {
     fn default() -> Self {
         Self {
             connections: Mutex::new(Some(Connections::new())),
@@ -37,7 +37,7 @@ impl Default for Lobby {
     }
 }
 
-impl Lobby {
+impl AcceptedConnections {
     /// Has `waker` called whenever a connection has come.
     pub(crate) fn wake_with(&self, waker: Arc<Waker>) {
         lock(&self.wakers).push(waker);
@@ -103,7 +103,7 @@ impl Lobby {
 /// Lets members in that connect later.
 pub(crate) struct OnDemand {
     pub(crate) access: Arc<GroupAccess>,
-    pub(crate) lobby: Arc<Lobby>,
+    pub(crate) accepted: Arc<AcceptedConnections>,
 }
 
 impl Service for OnDemand {
@@ -117,7 +117,7 @@ impl Service for OnDemand {
 
     fn serve(&self, hello: Hello, connection: Connection, _deadline: Instant) -> Result<()> {
         if let Purpose::OnDemand { traffic, stream } = hello.purpose {
-            self.lobby.enter(hello.rank, traffic, stream, connection);
+            self.accepted.enter(hello.rank, traffic, stream, connection);
         }
         Ok(())
     }

@@ -12,10 +12,10 @@ use crate::lock::lock;
 use crate::session::connect::resolve;
 use crate::session::credentials::Credentials;
 use crate::session::listener::{AccessPolicy, ListenOptions, Listener, Service, bind};
-use crate::wire::handshake::{self, Guest, Hello, Purpose};
+use crate::wire::handshake::{self, ClientKind, Hello, Purpose};
 
 /// What a server asks of those who connect.
-pub(crate) struct Admission {
+pub(crate) struct ClientAccess {
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) server: usize,
     pub(crate) workers: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Admission {
     /// Workers that are connected, and what all of them train.
     pub(crate) present: Mutex<Present>,
     /// Those who were let in, until the server takes them up.
-    pub(crate) guests: Mutex<Guests>,
+    pub(crate) arrived: Mutex<Arrived>,
     /// Wakes the server.
     pub(crate) owner: Arc<WakeUp>,
 }
@@ -39,18 +39,23 @@ pub(crate) struct Present {
 }
 
 /// Who was let in.
-pub(crate) type Guests = VecDeque<(Guest, Connection)>;
+pub(crate) type Arrived = VecDeque<(ClientKind, Connection)>;
 
 /// All the same at all times: workers that have lost their connection come back.
-impl AccessPolicy for Admission {}
+impl AccessPolicy for ClientAccess {}
 
-impl Service for Admission {
+impl Service for ClientAccess {
     fn serves(&self, purpose: &Purpose) -> bool {
         matches!(purpose, Purpose::Parameters { .. })
     }
 
     fn admit(&self, hello: &Hello, _deadline: Instant) -> Result<()> {
-        let Purpose::Parameters { job, server, guest } = &hello.purpose else {
+        let Purpose::Parameters {
+            job,
+            server,
+            client,
+        } = &hello.purpose
+        else {
             return Err(NotServed::OnlyParameters.into());
         };
         self.credentials.check_job(job, (hello.rank, self.server))?;
@@ -58,14 +63,16 @@ impl Service for Admission {
             let reached = self.server;
             return Err(NotServed::OtherServer { reached }.into());
         }
-        match guest {
-            Guest::Sequencer { rules, .. } if *rules != self.rules => Err(NotServed::RulesDiffer {
-                theirs: self.rules.as_str().into(),
-                ours: rules.as_str().into(),
+        match client {
+            ClientKind::Sequencer { rules, .. } if *rules != self.rules => {
+                Err(NotServed::RulesDiffer {
+                    theirs: self.rules.as_str().into(),
+                    ours: rules.as_str().into(),
+                }
+                .into())
             }
-            .into()),
-            Guest::Sequencer { .. } => Ok(()),
-            Guest::Worker {
+            ClientKind::Sequencer { .. } => Ok(()),
+            ClientKind::Worker {
                 index,
                 process,
                 model,
@@ -99,7 +106,7 @@ impl Service for Admission {
 
     fn forget(&self, hello: &Hello) {
         if let Purpose::Parameters {
-            guest: Guest::Worker { index, process, .. },
+            client: ClientKind::Worker { index, process, .. },
             ..
         } = &hello.purpose
         {
@@ -109,15 +116,15 @@ impl Service for Admission {
 
     fn serve(&self, hello: Hello, connection: Connection, _deadline: Instant) -> Result<()> {
         tcp::configure(connection.tcp()).map_err(|error| handshake::broken(&error))?;
-        if let Purpose::Parameters { guest, .. } = hello.purpose {
-            lock(&self.guests).push_back((guest, connection));
+        if let Purpose::Parameters { client, .. } = hello.purpose {
+            lock(&self.arrived).push_back((client, connection));
             self.owner.wake();
         }
         Ok(())
     }
 }
 
-impl Admission {
+impl ClientAccess {
     /// Listens at `host:port`.
     pub(crate) fn listen(self: &Arc<Self>, address: &str) -> Result<Listener> {
         let server = self.server;
@@ -140,8 +147,8 @@ impl Admission {
     }
 
     /// Those who were let in since.
-    pub(crate) fn guests(&self) -> Guests {
-        std::mem::take(&mut *lock(&self.guests))
+    pub(crate) fn arrived(&self) -> Arrived {
+        std::mem::take(&mut *lock(&self.arrived))
     }
 
     /// The connection of a worker's process has ended: another one may have the index now.
