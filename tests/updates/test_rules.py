@@ -27,7 +27,7 @@ def test_rules_show_what_they_are_and_are_values() -> None:
     assert repr(placed) == (
         "ParameterServer(staleness=2, aggregate=1, overflow='wait', late='weight', backup=0, "
         "placement={'a': 0, 'b': 1}, snapshots=None, snapshot_every=100, "
-        "replicas=0, patience=60.0)"
+        "replicas=0, worker_timeout=60.0)"
     )
     assert len({updates.ParameterServer(), updates.ParameterServer(0)}) == 1
     assert repr(updates.LocalSGD(np.int64(8))) == repr(updates.LocalSGD(8))
@@ -65,7 +65,11 @@ def test_rules_show_what_they_are_and_are_values() -> None:
             lambda: check_servers(updates.ParameterServer(replicas=2), 2),
             "ParameterServer: replicas=2 needs at least 3 parameter servers, and there are 2",
         ),
-        (lambda: updates.ParameterServer(patience=-1), "ParameterServer: patience=-1"),
+        (lambda: updates.ParameterServer(worker_timeout=-1), "ParameterServer: worker_timeout=-1"),
+        (
+            lambda: updates.ParameterServer(patience=5),  # type: ignore[arg-type]
+            "ParameterServer: patience=5 is called worker_timeout",
+        ),
         (lambda: updates.Nesterov(0.0), "Nesterov: learning_rate=0.0"),
         (lambda: updates.Nesterov(float("inf")), "Nesterov: learning_rate=inf"),
         (lambda: updates.Nesterov(momentum=1), "Nesterov: momentum=1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from numbers import Integral, Real
 from typing import Literal, TypeAlias
 
@@ -160,8 +160,8 @@ class ParameterServer:
             With k, any k servers may be lost at a time: started again, each takes its parts from
             another, and what only they had applied, workers push again. Each server has the memory
             and the arithmetic of 1 + k parts, and gradients travel once for each copy.
-        patience: For how many seconds servers wait for a lost worker to come back when all others
-            have left; default 60. Until then, nobody else waits for it.
+        worker_timeout: For how many seconds servers wait for a lost worker to come back when all
+            others have left; default 60. Until then, nobody else waits for it.
 
     Raises:
         gradring.errors.ConfigError: One of them is something else, or does not go with another. Too
@@ -177,16 +177,20 @@ class ParameterServer:
     snapshots: str | os.PathLike[str] | None = None
     snapshot_every: int = 100
     replicas: int = 0
-    patience: float = 60.0
+    worker_timeout: float = 60.0
+    patience: InitVar[None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, patience: object) -> None:
+        if patience is not None:
+            problem = "is called worker_timeout; correct it"
+            raise ConfigError(f"ParameterServer: patience={shown(patience)} {problem}")
         if self.staleness is not None:
             _check_count(self, "staleness", least=0)
         _check_count(self, "aggregate")
         _check_count(self, "backup", least=0)
         _check_count(self, "snapshot_every")
         _check_count(self, "replicas", least=0)
-        _check_number(self, "patience", lambda it: it >= 0, "of seconds from 0 up")
+        _check_number(self, "worker_timeout", lambda it: it >= 0, "of seconds from 0 up")
         _check_word(self, "overflow", ("wait", "drop_oldest", "drop_newest"))
         _check_word(self, "late", ("weight", "compensate", "drop"))
         if self.is_synchronous and self.aggregate > 1:
@@ -214,7 +218,7 @@ class ParameterServer:
 
     def texts(self) -> dict[str, str]:
         """What servers are told of it, by name."""
-        untold = ("placement", "snapshots", "patience")
+        untold = ("placement", "snapshots", "worker_timeout")
         texts = {name: str(value) for name, value in vars(self).items() if name not in untold}
         return {**texts, "combine": "sum" if self.is_sum else "mean"}
 

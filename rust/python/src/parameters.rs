@@ -37,7 +37,8 @@ pub(crate) struct ParameterClient {
 #[pymethods]
 impl ParameterServer {
     #[new]
-    #[pyo3(signature = (*, index, addresses, rules, directory=None, patience=60.0, door, settings))]
+    #[pyo3(signature = (*, index, addresses, rules, directory=None, worker_timeout=60.0, door,
+        settings))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
@@ -45,7 +46,7 @@ impl ParameterServer {
         addresses: Vec<String>,
         rules: BTreeMap<String, String>,
         directory: Option<PathBuf>,
-        patience: f64,
+        worker_timeout: f64,
         door: Door,
         settings: BTreeMap<String, String>,
     ) -> PyResult<Self> {
@@ -56,10 +57,10 @@ impl ParameterServer {
                     server: index,
                     addresses,
                 };
-                let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
+                let worker_timeout = Duration::from_secs_f64(worker_timeout.clamp(0.0, LONGEST_S));
                 let rules = Rules::of(&rules)?;
                 detached(py, || {
-                    Server::new(place, &rules, directory.as_deref(), patience, &config)
+                    Server::new(place, &rules, directory.as_deref(), worker_timeout, &config)
                 })
             });
             let inner = made.map_err(|error| to_python(py, &error))?;
