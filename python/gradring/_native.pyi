@@ -375,7 +375,7 @@ class ParameterServer:
             of the gradients of one update.
         directory: For this server's snapshots, made if need be; None keeps none: after the loss of
             a server, training goes on from the weights that a worker has, with new optimizer slots.
-        patience: Seconds after which a lost worker is lost for good.
+        worker_timeout: Seconds after which a lost worker is lost for good.
         config: Of its settings, `timeout` bounds the wait for the first worker, and `checksum`
             checks arrays too (all else is always checked).
 
@@ -394,11 +394,11 @@ class ParameterServer:
         addresses: Sequence[str],
         rules: dict[str, str],
         directory: str | PathLike[str] | None = None,
-        patience: float = 60.0,
+        worker_timeout: float = 60.0,
         config: Config,
     ) -> ParameterServer: ...
     def serve(self) -> None:
-        """Serves until every worker has left, or has been lost for `patience` seconds.
+        """Serves until every worker has left, or has been lost for `worker_timeout` seconds.
 
         Lets signal handlers run (Ctrl-C raises KeyboardInterrupt here). Call it once, from any
         thread; `stats()` and `close()` may be called from others meanwhile.

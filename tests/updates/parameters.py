@@ -41,7 +41,7 @@ def server(
     token: bytes = b"secret",
     tls: Tls | None = None,
     timeout: float = 300,
-    patience: float = 5.0,
+    worker_timeout: float = 5.0,
     directory: str | Path | None = None,
     **rules: Any,
 ) -> ParameterServer:
@@ -51,7 +51,7 @@ def server(
         addresses=addresses,
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
-        patience=patience,
+        worker_timeout=worker_timeout,
         config=Config({"timeout": str(timeout)}, token=token, tls=tls),
     )
 

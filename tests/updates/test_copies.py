@@ -136,7 +136,7 @@ def test_a_worker_that_leaves_while_a_server_is_lost_has_left(lost: int) -> None
     addresses = free_addresses(2)
 
     def begin(index: int) -> subprocess.Popen[str]:
-        rule = {"workers": 2, "replicas": 1, "patience": 0.5}
+        rule = {"workers": 2, "replicas": 1, "worker_timeout": 0.5}
         return start(role="server", addresses=addresses, index=index, **rule)
 
     servers = [begin(0), begin(1)]
@@ -188,7 +188,7 @@ def test_a_restored_server_waits_for_who_had_left_before_no_longer_than_for_who_
     addresses = free_addresses(2)
 
     def begin(index: int) -> Any:
-        rule = {"workers": 2, "replicas": 1, "patience": 0.5}
+        rule = {"workers": 2, "replicas": 1, "worker_timeout": 0.5}
         return start(role="server", addresses=addresses, index=index, **rule)
 
     servers = [begin(0), begin(1)]

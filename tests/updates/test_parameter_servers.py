@@ -72,7 +72,7 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
             snapshot_every=snapshot_every,
             staleness=staleness,
             replicas=replicas,
-            patience=0.5,
+            worker_timeout=0.5,
         )
 
     servers = [begin(0), begin(1)]
@@ -368,7 +368,7 @@ def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:
     addresses = free_addresses(1)
     with pytest.raises(errors.RendezvousError, match="no worker came"):
         server(addresses, 0, 1, timeout=0.3).serve()
-    made = server(addresses, 0, 1, patience=0.3)
+    made = server(addresses, 0, 1, worker_timeout=0.3)
     with serving([made]) as raised:
         lost = client(addresses, 0)
         pulled(lost, np.zeros(8, np.float32))

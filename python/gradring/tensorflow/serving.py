@@ -43,7 +43,7 @@ def make_server(
         rules={"workers": str(workers), **rule.texts()},
         # Servers of one machine may share the rule's directory.
         directory=None if rule.snapshots is None else Path(rule.snapshots, f"server-{index}"),
-        patience=rule.worker_timeout,
+        worker_timeout=rule.worker_timeout,
         config=config_of(addresses),
     )
 

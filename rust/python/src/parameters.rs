@@ -37,14 +37,14 @@ pub(crate) struct ParameterClient {
 #[pymethods]
 impl ParameterServer {
     #[new]
-    #[pyo3(signature = (*, index, addresses, rules, directory=None, patience=60.0, config))]
+    #[pyo3(signature = (*, index, addresses, rules, directory=None, worker_timeout=60.0, config))]
     fn new(
         py: Python<'_>,
         index: usize,
         addresses: Vec<String>,
         rules: BTreeMap<String, String>,
         directory: Option<PathBuf>,
-        patience: f64,
+        worker_timeout: f64,
         config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
         enter(py, || {
@@ -54,10 +54,10 @@ impl ParameterServer {
                     server: index,
                     addresses,
                 };
-                let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
+                let worker_timeout = Duration::from_secs_f64(worker_timeout.clamp(0.0, LONGEST_S));
                 let rules = Rules::of(&rules)?;
                 detached(py, || {
-                    Server::new(place, &rules, directory.as_deref(), patience, &config)
+                    Server::new(place, &rules, directory.as_deref(), worker_timeout, &config)
                 })
             });
             let inner = made.map_err(|error| to_python(py, &error))?;

@@ -1,4 +1,4 @@
-//! What workers and parameter servers say.
+//! The decoder of what workers and parameter servers send each other.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -130,7 +130,7 @@ impl Job {
         }
         loop {
             let outputs = job.sequencer.step(now);
-            let is_asked = |it: &Output| matches!(it, Output::Keeper(_, Order::Give(_)));
+            let is_asked = |it: &Output| matches!(it, Output::Keeper(_, Order::FetchState(_)));
             if outputs.iter().any(is_asked) {
                 return job;
             }
@@ -155,7 +155,7 @@ impl Job {
                 self.sequencer.answer(&request, self.now);
             }
             if let Some(reply) = self.servers[keeper].answer(&request) {
-                self.worker.heard(keeper, reply, self.now);
+                self.worker.receive(keeper, reply, self.now);
             }
         }
         if let Some(Event::WantsInitial) = self.worker.event() {
@@ -172,11 +172,11 @@ impl Job {
     fn deliver(&mut self, output: Output) -> Vec<Message> {
         match output {
             Output::Keeper(keeper, order) => {
-                let (report, _) = self.servers[keeper].obey(order.clone());
+                let (report, _) = self.servers[keeper].apply(order.clone());
                 let copy = self.keepers.copy(keeper);
                 let mut messages = vec![Message::Order(copy, order)];
                 if let Some(report) = report {
-                    self.sequencer.heard(keeper, report.clone(), self.now);
+                    self.sequencer.receive(keeper, report.clone(), self.now);
                     messages.push(Message::Report(copy, report));
                 }
                 messages.retain(|_| self.keepers.server(keeper) == 1);
@@ -184,7 +184,7 @@ impl Job {
             }
             Output::Worker(worker, reply) => {
                 if worker == 1 {
-                    self.worker.heard(0, reply, self.now);
+                    self.worker.receive(0, reply, self.now);
                 }
                 vec![]
             }
@@ -218,22 +218,22 @@ impl Job {
             }
             Message::Reply(copy, reply) => {
                 if let Some(keeper) = from(copy) {
-                    self.worker.heard(keeper, reply, now);
+                    self.worker.receive(keeper, reply, now);
                 }
             }
             Message::Order(copy, order) => {
                 if let Some(keeper) = from(copy) {
-                    drop(self.servers[keeper].obey(order));
+                    drop(self.servers[keeper].apply(order));
                 }
             }
             Message::Report(copy, report) => {
                 if let Some(keeper) = from(copy) {
-                    self.sequencer.heard(keeper, report, now);
+                    self.sequencer.receive(keeper, report, now);
                 }
             }
-            Message::Unheard(_)
+            Message::Retry(_)
             | Message::Alive
-            | Message::Over
+            | Message::Goodbye
             | Message::Snapshot(_)
             | Message::Counted(_) => {}
         }
@@ -370,7 +370,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         },
     ];
     let start = Start {
-        question: 7,
+        round: 7,
         terms: terms.clone(),
         point,
         entries: vec![entry.clone()],
@@ -383,28 +383,28 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         shard: Some(shard),
     });
     let orders = [
-        Order::Look { question: 7 },
-        Order::Give(start.clone()),
-        Order::Fill(start.clone(), state.clone()),
+        Order::Prepare { round: 7 },
+        Order::FetchState(start.clone()),
+        Order::InstallSnapshot(start.clone(), state.clone()),
         Order::Install(start),
         Order::Append {
             term,
             after: 0,
             entries: vec![entry.clone()],
-            over: vec![id],
+            acknowledged: vec![id],
             stable: 0,
         },
     ];
     let points = vec![point];
     let reports = [
         Report::Status {
-            question: 7,
+            round: 7,
             terms,
             points,
             at: Some(point),
             entries: vec![entry],
         },
-        Report::Given { question: 7, state },
+        Report::FetchedState { round: 7, state },
         Report::Installed {
             term,
             applied: vec![id],
@@ -422,9 +422,9 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     let messages = messages.chain(orders.into_iter().map(|it| Message::Order(1, it)));
     let messages = messages.chain(reports.into_iter().map(|it| Message::Report(1, it)));
     let others = [
-        Message::Unheard(1),
+        Message::Retry(1),
         Message::Alive,
-        Message::Over,
+        Message::Goodbye,
         Message::Counted(Counted::default()),
     ];
     let all: Vec<_> = messages.chain(others).collect();
@@ -456,11 +456,11 @@ mod tests {
             assert_eq!(job.sequencer.restored(), before + 1);
             let has = |is: fn(&Message) -> bool| messages.iter().any(is);
             assert_eq!(
-                has(|it| matches!(it, Message::Report(_, Report::Given { .. }))),
+                has(|it| matches!(it, Message::Report(_, Report::FetchedState { .. }))),
                 lost == 0
             );
             assert_eq!(
-                has(|it| matches!(it, Message::Order(_, Order::Fill(..)))),
+                has(|it| matches!(it, Message::Order(_, Order::InstallSnapshot(..)))),
                 lost == 1
             );
         }

@@ -1,4 +1,4 @@
-//! What pushes, versions and the terms of servers are called.
+//! Identities of pushes, versions and the terms of servers.
 
 use serde::{Deserialize, Serialize};
 

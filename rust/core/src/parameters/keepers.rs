@@ -1,4 +1,4 @@
-//! Which server has which copies of which shards.
+//! Copies of shards: which server has which.
 
 /// Who keeps a copy of a shard: first those that workers pull from, by shard, and then, as often as
 /// shards are replicated, those of the same shards on the servers behind.

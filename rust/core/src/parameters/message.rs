@@ -1,4 +1,4 @@
-//! What workers and servers tell each other.
+//! Messages between workers and servers.
 //!
 //! Every message may be lost, come twice, late, or after one that was sent later. What gets no answer
 //! is said again.
@@ -125,8 +125,8 @@ pub enum Reply {
 /// Where servers go on together.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
-    /// To which question this is the outcome.
-    pub question: u64,
+    /// Of the statuses from which it follows.
+    pub round: u64,
     /// Of which the last is the new one.
     pub terms: Terms,
     /// With which weights.
@@ -139,9 +139,9 @@ pub struct Start {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
     /// Say what you have.
-    Look {
-        /// A random number for the question.
-        question: u64,
+    Prepare {
+        /// A random number for the round.
+        round: u64,
     },
     /// Go on from there.
     Install(Start),
@@ -153,15 +153,15 @@ pub enum Order {
         after: Version,
         /// In order.
         entries: Vec<Entry>,
-        /// Which pushes of each worker are over, once these are applied.
-        over: Vec<PushId>,
+        /// The last push of each worker that needs not be kept, once these are applied.
+        acknowledged: Vec<PushId>,
         /// All servers have a snapshot of this version, so none before it is needed.
         stable: Version,
     },
     /// Say all that you have there, for others.
-    Give(Start),
+    FetchState(Start),
     /// Go on from there, with what another server has.
-    Fill(Start, Arc<Snapshot>),
+    InstallSnapshot(Start, Arc<Snapshot>),
 }
 
 /// From a server to the sequencer.
@@ -169,8 +169,8 @@ pub enum Order {
 pub enum Report {
     /// What it has.
     Status {
-        /// The question.
-        question: u64,
+        /// Of the order.
+        round: u64,
         /// The last it knows.
         terms: Terms,
         /// Its snapshots.
@@ -201,9 +201,9 @@ pub enum Report {
     /// It is in no term, or cannot go on in this one.
     Lost(Term),
     /// What others go on with.
-    Given {
+    FetchedState {
         /// Of the start.
-        question: u64,
+        round: u64,
         /// All of it.
         state: Arc<Snapshot>,
     },

@@ -1,4 +1,4 @@
-//! Which gradients become the next update, and which worker may go on: all rules of [`Rules`].
+//! The queue of gradients: which become the next update, and which worker may go on, by all [`Rules`].
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,11 +33,11 @@ struct Member {
     computes: bool,
 }
 
-/// What a worker's pushes have come to.
+/// Which of a worker's pushes are applied or dropped.
 #[derive(Debug, Clone, Copy)]
-struct Over {
+struct Acknowledged {
     incarnation: Incarnation,
-    /// The last that is over.
+    /// The last of them.
     number: u64,
     /// How many of them are in no update.
     dropped: u64,
@@ -60,7 +60,7 @@ pub struct Counts {
     pub lost: u64,
 }
 
-/// Why a push is over.
+/// What became of a push.
 #[derive(Clone, Copy)]
 enum Fate {
     Applied,
@@ -77,8 +77,8 @@ pub struct Queue {
     pending: VecDeque<Pending>,
     /// Those for which there was no room, at most one of each worker.
     waiting: VecDeque<Pending>,
-    /// By worker, what has become of the pushes of its last incarnation.
-    over: BTreeMap<u32, Over>,
+    /// By worker, of the pushes of its last incarnation.
+    acknowledged: BTreeMap<u32, Acknowledged>,
     counts: Counts,
     staleness: BTreeMap<u64, u64>,
 }
@@ -90,14 +90,14 @@ impl Queue {
     /// At this version, whose log ends each worker's pushes with these, and with nobody.
     #[must_use]
     pub fn new(rules: Rules, version: Version, applied: &[PushId]) -> Self {
-        let over = |id: &PushId| {
+        let acknowledged = |id: &PushId| {
             let (incarnation, number, dropped) = (id.incarnation, id.number, 0);
-            let over = Over {
+            let acknowledged = Acknowledged {
                 incarnation,
                 number,
                 dropped,
             };
-            (id.worker, over)
+            (id.worker, acknowledged)
         };
         Self {
             rules,
@@ -105,7 +105,7 @@ impl Queue {
             members: BTreeMap::new(),
             pending: VecDeque::new(),
             waiting: VecDeque::new(),
-            over: applied.iter().map(over).collect(),
+            acknowledged: applied.iter().map(acknowledged).collect(),
             counts: Counts::default(),
             staleness: BTreeMap::new(),
         }
@@ -166,40 +166,45 @@ impl Queue {
         self.members.get(&worker).map_or(0, |member| member.latest)
     }
 
-    /// For each worker, the last push that is over.
+    /// For each worker, the last push that is applied or dropped, as all before it are.
     #[must_use]
-    pub fn over(&self) -> Vec<PushId> {
-        let over = self.over.iter();
-        over.map(|(&worker, over)| PushId {
-            worker,
-            incarnation: over.incarnation,
-            number: over.number,
-        })
-        .collect()
+    pub fn acknowledged(&self) -> Vec<PushId> {
+        let acknowledged = self.acknowledged.iter();
+        acknowledged
+            .map(|(&worker, acknowledged)| PushId {
+                worker,
+                incarnation: acknowledged.incarnation,
+                number: acknowledged.number,
+            })
+            .collect()
     }
 
     /// How many pushes of a worker's last incarnation are in no update, and will be in none.
     #[must_use]
     pub fn dropped(&self, worker: u32) -> u64 {
-        self.over.get(&worker).map_or(0, |over| over.dropped)
+        self.acknowledged
+            .get(&worker)
+            .map_or(0, |acknowledged| acknowledged.dropped)
     }
 
     /// A worker counts from now on: the last of its pushes that is over. An incarnation that has ended,
     /// or that others have followed, does not come back: what it has pushed may still be on its way.
     pub fn join(&mut self, worker: u32, incarnation: Incarnation) -> Option<u64> {
-        let over = match self.over.get(&worker) {
-            Some(over) if incarnation < over.incarnation => return None,
-            Some(over) if incarnation == over.incarnation && over.number == u64::MAX => {
+        let acknowledged = match self.acknowledged.get(&worker) {
+            Some(acknowledged) if incarnation < acknowledged.incarnation => return None,
+            Some(acknowledged)
+                if incarnation == acknowledged.incarnation && acknowledged.number == u64::MAX =>
+            {
                 return None;
             }
-            Some(over) if incarnation == over.incarnation => *over,
-            _ => Over {
+            Some(acknowledged) if incarnation == acknowledged.incarnation => *acknowledged,
+            _ => Acknowledged {
                 incarnation,
                 number: 0,
                 dropped: 0,
             },
         };
-        let latest = over.number;
+        let latest = acknowledged.number;
         // What it had submitted beyond, it submits again.
         self.remove(worker);
         let slowest = self.members.values().map(|member| member.settled).min();
@@ -210,7 +215,7 @@ impl Queue {
             computes: false,
         };
         self.members.insert(worker, member);
-        self.over.insert(worker, over);
+        self.acknowledged.insert(worker, acknowledged);
         Some(latest)
     }
 
@@ -223,12 +228,12 @@ impl Queue {
             self.pending.retain(|it| it.id.worker != worker);
             self.waiting.retain(|it| it.id.worker != worker);
             self.counts.lost += lost;
-            let over = Over {
+            let acknowledged = Acknowledged {
                 incarnation: member.incarnation,
                 number: u64::MAX,
                 dropped: self.dropped(worker) + lost,
             };
-            self.over.insert(worker, over);
+            self.acknowledged.insert(worker, acknowledged);
         }
     }
 
@@ -271,7 +276,7 @@ impl Queue {
         }
     }
 
-    /// A push is over.
+    /// A push is applied or dropped.
     fn settle(&mut self, pushed: &Pending, fate: Fate) {
         // Initial weights are no step.
         let is_step = pushed.base > 0;
@@ -284,13 +289,15 @@ impl Queue {
         }
         let first = self.first_pending(pushed.id.worker);
         let worker = &pushed.id.worker;
-        let (Some(member), Some(over)) = (self.members.get_mut(worker), self.over.get_mut(worker))
-        else {
+        let (Some(member), Some(acknowledged)) = (
+            self.members.get_mut(worker),
+            self.acknowledged.get_mut(worker),
+        ) else {
             return;
         };
         member.settled += u64::from(is_step);
-        over.number = first.map_or(member.latest, |first| first - 1);
-        over.dropped += u64::from(is_step && is_dropped);
+        acknowledged.number = first.map_or(member.latest, |first| first - 1);
+        acknowledged.dropped += u64::from(is_step && is_dropped);
     }
 
     fn first_pending(&self, worker: u32) -> Option<u64> {
@@ -413,7 +420,9 @@ impl Queue {
             return None;
         }
         self.members.get_mut(&worker)?.computes = true;
-        self.over.get(&worker).map(|over| over.number)
+        self.acknowledged
+            .get(&worker)
+            .map(|acknowledged| acknowledged.number)
     }
 
     /// Whether a member was told to go on.

@@ -1,4 +1,4 @@
-//! Where servers go on together after one was lost, and who has to be given what it needs for that.
+//! The plan for servers after one was lost: where they go on together, and which need a snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ impl Plan {
     /// The new term is later than all that servers know, and than `heard_of`.
     pub(super) fn of(
         keepers: Keepers,
-        question: u64,
+        round: u64,
         answers: &BTreeMap<usize, Status>,
         heard_of: Term,
     ) -> Self {
@@ -70,7 +70,7 @@ impl Plan {
         Self {
             lacking: (0..keepers.count()).filter(lacks).collect(),
             start: Start {
-                question,
+                round,
                 terms: last.followed_by(term, point.version),
                 point,
                 entries,

@@ -1,4 +1,4 @@
-//! The first server's other part: it restores all servers, orders updates, and tells workers to go on.
+//! The sequencer, in the first server: it restores all servers, orders updates, and tells workers to go on.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,23 +16,23 @@ use super::rules::{Rules, Timing};
 use super::snapshot::Snapshot;
 
 enum Phase {
-    /// What have the keepers?
-    Looking {
-        question: u64,
+    /// Asks the keepers what they have.
+    Preparing {
+        round: u64,
         answers: BTreeMap<usize, Status>,
     },
-    /// They go on from there.
+    /// Has them go on from there.
     Installing {
         plan: Plan,
-        /// By shard, what those have to be given that lack it, once it is here.
-        given: BTreeMap<usize, Option<Arc<Snapshot>>>,
+        /// By shard, the snapshot for those that lack it, once it is here.
+        fetched: BTreeMap<usize, Option<Arc<Snapshot>>>,
         installed: BTreeMap<usize, Version>,
         applied: Vec<PushId>,
     },
-    Open(Box<Open>),
+    Leading(Box<Leader>),
 }
 
-struct Open {
+struct Leader {
     since: Instant,
     terms: Terms,
     queue: Queue,
@@ -84,8 +84,8 @@ impl Sequencer {
             timing,
             keepers,
             random,
-            phase: Phase::Looking {
-                question: 0,
+            phase: Phase::Preparing {
+                round: 0,
                 answers: BTreeMap::new(),
             },
             again: now,
@@ -93,7 +93,7 @@ impl Sequencer {
             heard_of: 0,
             out: Vec::new(),
         };
-        sequencer.look();
+        sequencer.prepare();
         sequencer
     }
 
@@ -101,8 +101,8 @@ impl Sequencer {
     #[must_use]
     pub fn counts(&self) -> Option<(Counts, usize, Version)> {
         match &self.phase {
-            Phase::Open(open) => {
-                let queue = &open.queue;
+            Phase::Leading(leader) => {
+                let queue = &leader.queue;
                 Some((queue.counts(), queue.len(), queue.version()))
             }
             _ => None,
@@ -113,7 +113,7 @@ impl Sequencer {
     #[must_use]
     pub fn start(&self) -> Version {
         match &self.phase {
-            Phase::Open(open) => open.terms.start(),
+            Phase::Leading(leader) => leader.terms.start(),
             _ => 0,
         }
     }
@@ -122,7 +122,7 @@ impl Sequencer {
     #[must_use]
     pub fn staleness(&self) -> BTreeMap<u64, u64> {
         match &self.phase {
-            Phase::Open(open) => open.queue.staleness().clone(),
+            Phase::Leading(leader) => leader.queue.staleness().clone(),
             _ => BTreeMap::new(),
         }
     }
@@ -131,7 +131,7 @@ impl Sequencer {
     #[must_use]
     pub fn members(&self) -> Vec<(u32, Incarnation)> {
         match &self.phase {
-            Phase::Open(open) => open.queue.members().collect(),
+            Phase::Leading(leader) => leader.queue.members().collect(),
             _ => Vec::new(),
         }
     }
@@ -148,13 +148,13 @@ impl Sequencer {
         self.again
     }
 
-    fn look(&mut self) {
+    fn prepare(&mut self) {
         self.random = self
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        self.phase = Phase::Looking {
-            question: self.random,
+        self.phase = Phase::Preparing {
+            round: self.random,
             answers: BTreeMap::new(),
         };
         self.say_again();
@@ -162,15 +162,15 @@ impl Sequencer {
 
     /// What there is to do by now.
     pub fn step(&mut self, now: Instant) -> Vec<Output> {
-        if let Phase::Open(open) = &mut self.phase {
-            let silent: Vec<_> = open
+        if let Phase::Leading(leader) = &mut self.phase {
+            let silent: Vec<_> = leader
                 .heard
                 .iter()
                 .filter(|(_, (heard, _))| now.duration_since(*heard) >= self.timing.silence)
                 .map(|(worker, _)| *worker)
                 .collect();
             for worker in silent {
-                open.remove(worker);
+                leader.remove(worker);
             }
         }
         self.order(now);
@@ -184,17 +184,17 @@ impl Sequencer {
     fn say_again(&mut self) {
         for keeper in 0..self.keepers.count() {
             let order = match &self.phase {
-                Phase::Looking { question, answers } => {
-                    let question = *question;
-                    (!answers.contains_key(&keeper)).then_some(Order::Look { question })
+                Phase::Preparing { round, answers } => {
+                    let round = *round;
+                    (!answers.contains_key(&keeper)).then_some(Order::Prepare { round })
                 }
                 Phase::Installing {
                     plan,
-                    given,
+                    fetched,
                     installed,
                     ..
-                } => installing(self.keepers, plan, given, installed, keeper),
-                Phase::Open(open) => Some(open.append(keeper)),
+                } => installing(self.keepers, plan, fetched, installed, keeper),
+                Phase::Leading(leader) => Some(leader.append(keeper)),
             };
             self.out
                 .extend(order.map(|order| Output::Keeper(keeper, order)));
@@ -202,10 +202,10 @@ impl Sequencer {
     }
 
     /// A keeper answers.
-    pub fn heard(&mut self, keeper: usize, report: Report, now: Instant) {
+    pub fn receive(&mut self, keeper: usize, report: Report, now: Instant) {
         match report {
             Report::Status {
-                question,
+                round,
                 terms,
                 points,
                 at,
@@ -217,9 +217,9 @@ impl Sequencer {
                     at,
                     entries,
                 };
-                self.status(keeper, question, status);
+                self.status(keeper, round, status);
             }
-            Report::Given { question, state } => self.given(keeper, question, state),
+            Report::FetchedState { round, state } => self.fetched_state(keeper, round, state),
             Report::Installed {
                 term,
                 applied,
@@ -236,18 +236,18 @@ impl Sequencer {
 
     /// When all keepers have said what they have, it is clear where they go on.
     fn status(&mut self, keeper: usize, asked: u64, status: Status) {
-        let Phase::Looking { question, answers } = &mut self.phase else {
+        let Phase::Preparing { round, answers } = &mut self.phase else {
             return;
         };
-        if asked != *question {
+        if asked != *round {
             return;
         }
         answers.insert(keeper, status);
         if answers.len() == self.keepers.count() {
-            let plan = Plan::of(self.keepers, *question, answers, self.heard_of);
+            let plan = Plan::of(self.keepers, *round, answers, self.heard_of);
             let missing = plan.missing(self.keepers).into_iter();
             self.phase = Phase::Installing {
-                given: missing.map(|shard| (shard, None)).collect(),
+                fetched: missing.map(|shard| (shard, None)).collect(),
                 plan,
                 installed: BTreeMap::new(),
                 applied: Vec::new(),
@@ -257,23 +257,23 @@ impl Sequencer {
     }
 
     /// When all shards that some keepers lack are here, those get them.
-    fn given(&mut self, keeper: usize, question: u64, state: Arc<Snapshot>) {
-        let Phase::Installing { plan, given, .. } = &mut self.phase else {
+    fn fetched_state(&mut self, keeper: usize, round: u64, state: Arc<Snapshot>) {
+        let Phase::Installing { plan, fetched, .. } = &mut self.phase else {
             return;
         };
-        if question != plan.start.question || state.point != plan.start.point {
+        if round != plan.start.round || state.point != plan.start.point {
             return;
         }
         let shard = self.keepers.shard(keeper);
-        if let Some(given) = given.get_mut(&shard) {
-            *given = Some(state);
+        if let Some(fetched) = fetched.get_mut(&shard) {
+            *fetched = Some(state);
         }
-        if given.values().all(Option::is_some) {
+        if fetched.values().all(Option::is_some) {
             self.say_again();
         }
     }
 
-    /// When all keepers are in the new term, it is open.
+    /// When all keepers are in the new term, the sequencer leads it.
     fn installed(
         &mut self,
         keeper: usize,
@@ -300,7 +300,7 @@ impl Sequencer {
         *applied = theirs;
         if installed.len() == self.keepers.count() {
             let saved = installed.values();
-            let open = Open {
+            let leader = Leader {
                 since: now,
                 queue: Queue::new(self.rules.clone(), version, applied),
                 log: VecDeque::new(),
@@ -312,10 +312,10 @@ impl Sequencer {
             };
             // Those who had to wait need not find out by themselves.
             self.out.extend((0..self.rules.workers).map(|worker| {
-                let terms = open.terms.clone();
+                let terms = leader.terms.clone();
                 Output::Worker(worker, Reply::OtherTerm(terms))
             }));
-            self.phase = Phase::Open(Box::new(open));
+            self.phase = Phase::Leading(Box::new(leader));
             self.restored += 1;
             self.say_again();
         } else if is_first {
@@ -332,69 +332,69 @@ impl Sequencer {
         saved: Version,
         now: Instant,
     ) {
-        let Phase::Open(open) = &mut self.phase else {
+        let Phase::Leading(leader) = &mut self.phase else {
             return;
         };
-        if term != open.terms.term() {
+        if term != leader.terms.term() {
             return;
         }
         // No correct server is ahead of the log.
-        let version = version.min(open.queue.version());
-        let known = &mut open.progress[keeper];
+        let version = version.min(leader.queue.version());
+        let known = &mut leader.progress[keeper];
         *known = (known.0.max(version), known.1.max(saved.min(version)));
-        let least = open.progress.iter().map(|(version, _)| *version).min();
-        let first = open.queue.version() - open.log.len() as u64;
+        let least = leader.progress.iter().map(|(version, _)| *version).min();
+        let first = leader.queue.version() - leader.log.len() as u64;
         let done = least.unwrap_or(first).saturating_sub(first);
-        open.log.drain(..done as usize);
+        leader.log.drain(..done as usize);
         self.order(now);
     }
 
     /// A keeper cannot go on in the term: all begin another.
     fn lost(&mut self, term: Term) {
         let current = match &self.phase {
-            Phase::Looking { .. } => return,
+            Phase::Preparing { .. } => return,
             Phase::Installing { plan, .. } => plan.start.terms.term(),
-            Phase::Open(open) => open.terms.term(),
+            Phase::Leading(leader) => leader.terms.term(),
         };
         if term == current {
-            self.look();
+            self.prepare();
         }
     }
 
     /// A worker asks for something that is not any server's to answer.
     pub fn answer(&mut self, request: &Request, now: Instant) {
-        let Phase::Open(open) = &mut self.phase else {
+        let Phase::Leading(leader) = &mut self.phase else {
             return;
         };
-        let (worker, term) = (request.worker, open.terms.term());
+        let (worker, term) = (request.worker, leader.terms.term());
         match request.term.cmp(&term) {
             Ordering::Less => {
-                let reply = Reply::OtherTerm(open.terms.clone());
+                let reply = Reply::OtherTerm(leader.terms.clone());
                 return self.out.push(Output::Worker(worker, reply));
             }
             Ordering::Equal => {}
             Ordering::Greater => {
                 // Workers believe later terms only.
                 self.heard_of = request.term;
-                return self.look();
+                return self.prepare();
             }
         }
         let replies = match &request.ask {
             Ask::Join { nonce, claim } => {
-                let joined = open.join(worker, *nonce, *claim, now);
-                joined.map(|joined| (Some(joined), open.go_again(worker)))
+                let joined = leader.join(worker, *nonce, *claim, now);
+                joined.map(|joined| (Some(joined), leader.go_again(worker)))
             }
             Ask::Submit { id, base, hyper } => {
-                let is_member = open.check_member(worker, id.incarnation, now);
-                is_member.map(|()| (None, open.submit(worker, *id, *base, *hyper)))
+                let is_member = leader.check_member(worker, id.incarnation, now);
+                is_member.map(|()| (None, leader.submit(worker, *id, *base, *hyper)))
             }
             Ask::Alive(incarnation) => {
-                let is_member = open.check_member(worker, *incarnation, now);
-                is_member.map(|()| (None, open.go_again(worker)))
+                let is_member = leader.check_member(worker, *incarnation, now);
+                is_member.map(|()| (None, leader.go_again(worker)))
             }
             Ask::Leave(incarnation) => {
-                let is_member = open.check_member(worker, *incarnation, now);
-                is_member.map(|()| (Some(open.leave(worker, *incarnation)), None))
+                let is_member = leader.check_member(worker, *incarnation, now);
+                is_member.map(|()| (Some(leader.leave(worker, *incarnation)), None))
             }
             Ask::Stage { .. } | Ask::Pull { .. } => return,
         };
@@ -411,36 +411,36 @@ impl Sequencer {
 
     /// Makes entries of what is due, and tells who may go on.
     fn order(&mut self, now: Instant) {
-        let Phase::Open(open) = &mut self.phase else {
+        let Phase::Leading(leader) = &mut self.phase else {
             return;
         };
         let mut is_new = false;
-        let everybody = open.heard.len() >= self.rules.workers as usize;
+        let everybody = leader.heard.len() >= self.rules.workers as usize;
         // Those that were here before come back at once, and have gradients that belong together.
-        let is_gathering = !everybody && now < open.since + GATHERING * self.timing.again;
+        let is_gathering = !everybody && now < leader.since + GATHERING * self.timing.again;
         while !(is_gathering && self.rules.is_synchronous())
-            && open.may_append(self.timing.snapshot_every)
-            && let Some(entry) = open.queue.cut()
+            && leader.may_append(self.timing.snapshot_every)
+            && let Some(entry) = leader.queue.cut()
         {
-            open.log.push_back(entry);
+            leader.log.push_back(entry);
             is_new = true;
         }
         let may_begin =
-            open.queue.version() > 0 || everybody || now >= open.since + self.timing.start;
+            leader.queue.version() > 0 || everybody || now >= leader.since + self.timing.start;
         // What the queue has no room for while the log waits for a server need not be computed.
-        let is_stuck = open.queue.is_full() && !open.may_append(self.timing.snapshot_every);
+        let is_stuck = leader.queue.is_full() && !leader.may_append(self.timing.snapshot_every);
         if may_begin && !is_stuck {
-            let members: Vec<_> = open.queue.members().map(|(worker, _)| worker).collect();
+            let members: Vec<_> = leader.queue.members().map(|(worker, _)| worker).collect();
             for worker in members {
-                if !open.queue.computes(worker) {
-                    let go = open.go(worker);
+                if !leader.queue.computes(worker) {
+                    let go = leader.go(worker);
                     self.out.extend(go.map(|go| Output::Worker(worker, go)));
                 }
             }
         }
         if is_new {
             let keepers = 0..self.keepers.count();
-            let orders = keepers.map(|keeper| Output::Keeper(keeper, open.append(keeper)));
+            let orders = keepers.map(|keeper| Output::Keeper(keeper, leader.append(keeper)));
             self.out.extend(orders);
         }
     }
@@ -450,27 +450,27 @@ impl Sequencer {
 fn installing(
     keepers: Keepers,
     plan: &Plan,
-    given: &BTreeMap<usize, Option<Arc<Snapshot>>>,
+    fetched: &BTreeMap<usize, Option<Arc<Snapshot>>>,
     installed: &BTreeMap<usize, Version>,
     keeper: usize,
 ) -> Option<Order> {
     let (shard, start) = (keepers.shard(keeper), plan.start.clone());
-    if given.values().any(Option::is_none) {
-        let is_missing = given.get(&shard).is_some_and(Option::is_none);
+    if fetched.values().any(Option::is_none) {
+        let is_missing = fetched.get(&shard).is_some_and(Option::is_none);
         let gives = is_missing && plan.donor(keepers, shard) == Some(keeper);
-        return gives.then_some(Order::Give(start));
+        return gives.then_some(Order::FetchState(start));
     }
     // The term must be on a disk before anybody else hears of it.
     if installed.contains_key(&keeper) || (keeper > 0 && !installed.contains_key(&0)) {
         return None;
     }
-    Some(match given.get(&shard).cloned().flatten() {
-        Some(state) if plan.lacking.contains(&keeper) => Order::Fill(start, state),
+    Some(match fetched.get(&shard).cloned().flatten() {
+        Some(state) if plan.lacking.contains(&keeper) => Order::InstallSnapshot(start, state),
         _ => Order::Install(start),
     })
 }
 
-impl Open {
+impl Leader {
     /// A worker wants to be a member.
     fn join(
         &mut self,
@@ -583,7 +583,7 @@ impl Open {
                 .skip(self.log.len() - count)
                 .cloned()
                 .collect(),
-            over: self.queue.over(),
+            acknowledged: self.queue.acknowledged(),
             stable: self.saved(),
         }
     }
@@ -594,22 +594,22 @@ impl Open {
 
     /// The last of a worker's pushes that it needs not keep: with copies, no loss of one server can
     /// take it back.
-    fn settled(&self, worker: u32, over: u64) -> u64 {
+    fn settled(&self, worker: u32, acknowledged: u64) -> u64 {
         let entries = self.log.iter().filter(|_| self.keepers.replicas > 0);
         let contributions = entries.flat_map(|entry| &entry.contributions);
         let own = contributions.filter(|it| it.id.worker == worker);
         let first = own.map(|it| it.id.number).min();
-        first.map_or(over, |first| over.min(first - 1))
+        first.map_or(acknowledged, |first| acknowledged.min(first - 1))
     }
 
     fn go(&mut self, worker: u32) -> Option<Reply> {
         let incarnation = self.queue.incarnation(worker)?;
-        let over = self.queue.go(worker)?;
+        let acknowledged = self.queue.go(worker)?;
         Some(Reply::Go {
             term: self.term(),
             incarnation,
             number: self.queue.latest(worker),
-            settled: self.settled(worker, over),
+            settled: self.settled(worker, acknowledged),
             dropped: self.queue.dropped(worker),
             version: self.queue.version(),
         })

@@ -10,7 +10,7 @@ use super::shard::{Payload, Push, Shard, Weights};
 use super::snapshot::Snapshot;
 
 /// Weights of earlier pulls that are kept for each worker, to correct its late gradients.
-const LENT_MAX: usize = 2;
+const PULLED_VERSIONS_MAX: usize = 2;
 
 /// Where a server keeps what a restart must not take from it.
 pub trait Disk {
@@ -45,9 +45,9 @@ struct State {
     /// By worker: which pull waits for which version.
     pulls: BTreeMap<u32, (u64, Version)>,
     /// By worker: weights of its last pulls.
-    lent: BTreeMap<u32, VecDeque<(Version, Vec<Weights>)>>,
+    pulled_versions: BTreeMap<u32, VecDeque<(Version, Vec<Weights>)>>,
     /// By worker: the last push that needs not be kept.
-    over: BTreeMap<u32, (Incarnation, u64)>,
+    acknowledged: BTreeMap<u32, (Incarnation, u64)>,
 }
 
 /// One server.
@@ -56,13 +56,13 @@ pub struct Server<D> {
     /// Updates between two snapshots; copies of other servers' shards have none.
     snapshot_every: Option<Version>,
     /// Whether late gradients are corrected.
-    lends: bool,
+    keeps_pulled: bool,
     state: Option<State>,
-    /// The question that it has answered: until it goes on, nothing may change.
-    asked: Option<u64>,
-    /// The question with whose outcome it went on.
-    went_on: Option<u64>,
-    /// What it has read for the outcome of the question that it has answered: reading takes long, and
+    /// The round that it has answered: until it goes on, nothing may change.
+    prepared_round: Option<u64>,
+    /// The round with whose outcome it went on.
+    installed_round: Option<u64>,
+    /// What it has read for the outcome of the round that it has answered: reading takes long, and
     /// who asks may have lost its patience and ask again.
     loaded: Option<Snapshot>,
 }
@@ -70,14 +70,14 @@ pub struct Server<D> {
 impl<D: Disk> Server<D> {
     /// One that has just started.
     #[must_use]
-    pub const fn new(disk: D, snapshot_every: Option<Version>, lends: bool) -> Self {
+    pub const fn new(disk: D, snapshot_every: Option<Version>, keeps_pulled: bool) -> Self {
         Self {
             disk,
             snapshot_every,
-            lends,
+            keeps_pulled,
             state: None,
-            asked: None,
-            went_on: None,
+            prepared_round: None,
+            installed_round: None,
             loaded: None,
         }
     }
@@ -138,24 +138,24 @@ impl<D: Disk> Server<D> {
             Ask::Pull { .. } if self.snapshot_every.is_none() => None,
             Ask::Pull { round, at_least } => {
                 state.pulls.insert(request.worker, (*round, *at_least));
-                state.weights_for(request.worker, self.lends)
+                state.weights_for(request.worker, self.keeps_pulled)
             }
             Ask::Join { .. } | Ask::Submit { .. } | Ask::Alive(_) | Ask::Leave(_) => None,
         }
     }
 
     /// The sequencer says what to do: an answer for it, and weights that workers have waited for.
-    pub fn obey(&mut self, order: Order) -> (Option<Report>, Vec<(u32, Reply)>) {
+    pub fn apply(&mut self, order: Order) -> (Option<Report>, Vec<(u32, Reply)>) {
         match order {
-            Order::Look { question } if self.went_on == Some(question) => (None, vec![]),
-            Order::Look { question } => {
-                self.asked = Some(question);
+            Order::Prepare { round } if self.installed_round == Some(round) => (None, vec![]),
+            Order::Prepare { round } => {
+                self.prepared_round = Some(round);
                 self.loaded = None;
                 let mut points = self.disk.points();
                 points.push(Point::default());
                 let entries = self.state.iter().flat_map(|state| &state.entries);
                 let status = Report::Status {
-                    question,
+                    round,
                     terms: self.disk.terms(),
                     points,
                     at: self.at().map(|at| at.point),
@@ -164,20 +164,21 @@ impl<D: Disk> Server<D> {
                 (Some(status), vec![])
             }
             Order::Install(start) => (self.install(start, None), vec![]),
-            Order::Fill(start, state) => (self.install(start, Some(&state)), vec![]),
-            Order::Give(start) => (Some(self.give(&start)), vec![]),
+            Order::InstallSnapshot(start, state) => (self.install(start, Some(&state)), vec![]),
+            Order::FetchState(start) => (Some(self.fetch_state(&start)), vec![]),
             Order::Append {
                 term,
                 after,
                 entries,
-                over,
+                acknowledged,
                 stable,
             } => {
                 let current = self.state.as_ref().map(|state| state.terms.term());
                 match current {
                     Some(current) if current > term => (None, vec![]),
-                    Some(current) if current == term && self.asked.is_none() => {
-                        let Some(replies) = self.append(after, entries, &over, stable) else {
+                    Some(current) if current == term && self.prepared_round.is_none() => {
+                        let Some(replies) = self.append(after, entries, &acknowledged, stable)
+                        else {
                             self.state = None;
                             return (Some(Report::Lost(term)), vec![]);
                         };
@@ -210,14 +211,14 @@ impl<D: Disk> Server<D> {
             return (self.disk.terms().term() == term).then_some(Report::Lost(term));
         }
         let at = match given {
-            Some(state) if self.asked == Some(start.question) => Some(state.clone()),
+            Some(state) if self.prepared_round == Some(start.round) => Some(state.clone()),
             Some(_) => None,
             None => self.reach(&start),
         };
         let Some(at) = at.filter(|at| at.point == point) else {
             return Some(Report::Lost(term));
         };
-        self.went_on = self.asked.take();
+        self.installed_round = self.prepared_round.take();
         self.loaded = None;
         self.disk.begin(&start.terms);
         let is_saved = self.disk.points().contains(&point);
@@ -231,17 +232,17 @@ impl<D: Disk> Server<D> {
             entries: start.entries.into(),
             staged: BTreeMap::new(),
             pulls: BTreeMap::new(),
-            lent: BTreeMap::new(),
-            over: BTreeMap::new(),
+            pulled_versions: BTreeMap::new(),
+            acknowledged: BTreeMap::new(),
         };
         Some(self.state.insert(state).installed())
     }
 
-    fn give(&mut self, start: &Start) -> Report {
-        let (question, term) = (start.question, start.terms.term());
+    fn fetch_state(&mut self, start: &Start) -> Report {
+        let (round, term) = (start.round, start.terms.term());
         let state = self.reach(start).map(Arc::new);
-        state.map_or(Report::Lost(term), |state| Report::Given {
-            question,
+        state.map_or(Report::Lost(term), |state| Report::FetchedState {
+            round,
             state,
         })
     }
@@ -249,7 +250,7 @@ impl<D: Disk> Server<D> {
     /// What it has at this point: in memory, perhaps after some updates more, or on its disk. Nothing
     /// if it is another process than the one that was asked.
     fn reach(&mut self, start: &Start) -> Option<Snapshot> {
-        if self.asked != Some(start.question) {
+        if self.prepared_round != Some(start.round) {
             return None;
         }
         if start.point.version == 0 {
@@ -260,7 +261,7 @@ impl<D: Disk> Server<D> {
             && let Some(missing) = state.missing(start)
         {
             let mut missing = missing.iter();
-            let applied = missing.try_for_each(|entry| state.apply(entry, start.point.term));
+            let applied = missing.try_for_each(|entry| state.apply_entry(entry, start.point.term));
             if applied.is_some() && state.at.point == start.point {
                 return Some(state.at.clone());
             }
@@ -277,7 +278,7 @@ impl<D: Disk> Server<D> {
         &mut self,
         after: Version,
         entries: Vec<Entry>,
-        over: &[PushId],
+        acknowledged: &[PushId],
         stable: Version,
     ) -> Option<Vec<(u32, Reply)>> {
         let state = self.state.as_mut()?;
@@ -286,7 +287,7 @@ impl<D: Disk> Server<D> {
             return Some(vec![]);
         }
         for entry in entries.iter().skip((known - after) as usize) {
-            state.apply(entry, state.terms.term())?;
+            state.apply_entry(entry, state.terms.term())?;
             let version = state.at.point.version;
             let every = self.snapshot_every;
             if every.is_some_and(|every| version == 1 || version.is_multiple_of(every)) {
@@ -294,8 +295,8 @@ impl<D: Disk> Server<D> {
             }
         }
         // Everything that these entries need has been used.
-        for id in over {
-            let last = state.over.entry(id.worker).or_default();
+        for id in acknowledged {
+            let last = state.acknowledged.entry(id.worker).or_default();
             *last = (*last).max((id.incarnation, id.number));
         }
         let mut staged = std::mem::take(&mut state.staged);
@@ -304,11 +305,11 @@ impl<D: Disk> Server<D> {
         // The one before is kept, too: a disk may damage what was written.
         let kept = stable.saturating_sub(self.snapshot_every.unwrap_or(0));
         self.disk.forget_before(kept);
-        let lends = self.lends;
+        let keeps_pulled = self.keeps_pulled;
         let waiting: Vec<_> = state.pulls.keys().copied().collect();
         let replies = waiting.into_iter().filter_map(|worker| {
             state
-                .weights_for(worker, lends)
+                .weights_for(worker, keeps_pulled)
                 .map(|reply| (worker, reply))
         });
         Some(replies.collect())
@@ -341,7 +342,7 @@ impl State {
         let is = |last: Option<&(Incarnation, u64)>| {
             last.is_some_and(|last| (id.incarnation, id.number) <= *last)
         };
-        is(self.over.get(&id.worker)) || is(self.at.applied.get(&id.worker))
+        is(self.acknowledged.get(&id.worker)) || is(self.at.applied.get(&id.worker))
     }
 
     /// Whether a payload can be what it says.
@@ -354,7 +355,7 @@ impl State {
     }
 
     /// The weights for a pull, if it may have them.
-    fn weights_for(&mut self, worker: u32, lends: bool) -> Option<Reply> {
+    fn weights_for(&mut self, worker: u32, keeps_pulled: bool) -> Option<Reply> {
         let (round, at_least) = *self.pulls.get(&worker)?;
         let shard = self.at.shard.as_ref()?;
         let point = self.at.point;
@@ -363,12 +364,12 @@ impl State {
         }
         self.pulls.remove(&worker);
         let parts = shard.weights();
-        if lends {
-            let lent = self.lent.entry(worker).or_default();
-            lent.retain(|(version, _)| *version != point.version);
-            lent.push_back((point.version, parts.clone()));
-            if lent.len() > LENT_MAX {
-                lent.pop_front();
+        if keeps_pulled {
+            let pulled_versions = self.pulled_versions.entry(worker).or_default();
+            pulled_versions.retain(|(version, _)| *version != point.version);
+            pulled_versions.push_back((point.version, parts.clone()));
+            if pulled_versions.len() > PULLED_VERSIONS_MAX {
+                pulled_versions.pop_front();
             }
         }
         Some(Reply::Weights {
@@ -379,7 +380,7 @@ impl State {
     }
 
     /// The next entry of the log, of this term; nothing if a gradient of it is not there.
-    fn apply(&mut self, entry: &Entry, term: Term) -> Option<()> {
+    fn apply_entry(&mut self, entry: &Entry, term: Term) -> Option<()> {
         let mut staged = Vec::new();
         for contribution in &entry.contributions {
             let id = contribution.id;
@@ -399,8 +400,8 @@ impl State {
                 let Payload::Gradients(gradients) = &*staged.payload else {
                     return None;
                 };
-                let lent = self.lent.get(&contribution.id.worker);
-                let then = lent
+                let pulled_versions = self.pulled_versions.get(&contribution.id.worker);
+                let then = pulled_versions
                     .into_iter()
                     .flatten()
                     .find(|(version, _)| *version == staged.base);

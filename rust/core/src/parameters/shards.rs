@@ -1,4 +1,4 @@
-//! Which server keeps which part of which variable.
+//! The placement of variables: which server keeps which part of which.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What a server has at one point.
+//! A snapshot: all that a server has at one point.
 
 use std::collections::BTreeMap;
 

@@ -286,7 +286,7 @@ impl Worker {
     }
 
     /// A keeper has answered.
-    pub fn heard(&mut self, keeper: usize, reply: Reply, now: Instant) {
+    pub fn receive(&mut self, keeper: usize, reply: Reply, now: Instant) {
         let term = self.terms.term();
         match reply {
             Reply::OtherTerm(terms) if terms.term() > term => {

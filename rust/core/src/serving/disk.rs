@@ -1,4 +1,4 @@
-//! Where a server keeps its terms and snapshots: files, or nothing.
+//! A server's disk, with its terms and snapshots: files, or nothing.
 //!
 //! A file is written under another name, made durable, and then renamed, so under its own name it is
 //! whole; its checksums say so, too, and one that is not is passed over with a warning. A snapshot is

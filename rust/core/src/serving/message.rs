@@ -51,11 +51,11 @@ pub enum Message {
     /// From a server to server 0.
     Report(usize, Report),
     /// A server could do nothing with the last long request, so it may be said again.
-    Unheard(usize),
+    Retry(usize),
     /// The sender lives.
     Alive,
     /// The worker has left, as it wanted; or, to a server, all workers have.
-    Over,
+    Goodbye,
     /// A server's snapshot; on its way to a disk.
     Snapshot(Arc<Snapshot>),
     /// From server 0 to a worker, for people to see.
@@ -147,8 +147,8 @@ impl Message {
                 parts.iter_mut().filter_map(Place::of).collect()
             }
             Self::Snapshot(state)
-            | Self::Order(_, Order::Fill(_, state))
-            | Self::Report(_, Report::Given { state, .. }) => {
+            | Self::Order(_, Order::InstallSnapshot(_, state))
+            | Self::Report(_, Report::FetchedState { state, .. }) => {
                 let shard = Arc::get_mut(state).and_then(|it| it.shard.as_mut());
                 let arrays = shard.into_iter().flat_map(Shard::arrays_mut);
                 arrays.filter_map(Place::of).collect()
@@ -160,8 +160,8 @@ impl Message {
     fn snapshot(&self) -> Option<&Snapshot> {
         match self {
             Self::Snapshot(state)
-            | Self::Order(_, Order::Fill(_, state))
-            | Self::Report(_, Report::Given { state, .. }) => Some(state),
+            | Self::Order(_, Order::InstallSnapshot(_, state))
+            | Self::Report(_, Report::FetchedState { state, .. }) => Some(state),
             _ => None,
         }
     }

@@ -4,7 +4,7 @@
 //!
 //! Workers connect to all servers (`connector`), and server 0 to the others. A server lets in who
 //! proves to be of its job (`access`), one living process for each worker. Each process has one thread
-//! that waits for all its connections and never for one of them (`conversation`). A connection that
+//! that waits for all its connections and never for one of them (`channel`). A connection that
 //! ends, or on which nothing is heard, is made again; the protocol says again what had no answer. What
 //! is long, a gradient or a pull of weights, is said once over each connection (`message` has it as
 //! bytes).
@@ -16,23 +16,23 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Lost};
 
 mod access;
-mod attendance;
+mod channel;
 mod connector;
-mod conversation;
 mod disk;
+mod liveness;
 pub mod message;
 pub mod model;
 pub mod server;
 mod values;
 pub mod worker;
 
-use conversation::Conversation;
+use channel::MessageChannel;
 
 /// How often a process says that it lives, and says again what had no answer.
 const BEAT: Duration = Duration::from_millis(250);
 
 /// What is to be said of a connection on which nothing is heard for too long, if it is one.
-fn is_silent(conversation: &Conversation, too_long: Duration, now: Instant) -> Option<Error> {
-    let silence = conversation.silence(now);
+fn is_silent(channel: &MessageChannel, too_long: Duration, now: Instant) -> Option<Error> {
+    let silence = channel.silence(now);
     (silence >= too_long).then(|| Lost::Silent { silence }.into())
 }

@@ -1,4 +1,4 @@
-//! What is trained: variables, and which part of each is on which server.
+//! The model that is trained: variables, and which part of each is on which server.
 
 use std::collections::BTreeMap;
 use std::iter::zip;

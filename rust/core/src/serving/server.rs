@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::BEAT;
 use super::access::ClientAccess;
-use super::attendance::Attendance;
+use super::channel::MessageChannel;
 use super::connector::ServerConnector;
-use super::conversation::Conversation;
 use super::disk::Store;
+use super::liveness::WorkerLiveness;
 use super::message::{Counted, Message};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::config::Config;
@@ -98,7 +98,7 @@ impl Server {
         place: Place,
         rules: &Rules,
         directory: Option<&Path>,
-        patience: Duration,
+        worker_timeout: Duration,
         config: &Config,
     ) -> Result<Self> {
         rules.check(place.addresses.len())?;
@@ -170,8 +170,13 @@ impl Server {
             workers: BTreeMap::new(),
             upstream: None,
             downstream: (0..servers).map(|_| None).collect(),
-            said: BTreeMap::new(),
-            attendance: Attendance::new(rules.workers, patience, config.settings.timeout, now),
+            sent_rounds: BTreeMap::new(),
+            liveness: WorkerLiveness::new(
+                rules.workers,
+                worker_timeout,
+                config.settings.timeout,
+                now,
+            ),
             upstream_away: now,
             ending: None,
             told: vec![false; servers],
@@ -312,16 +317,16 @@ struct Core {
     /// For copies of this server, from the sequencer beside them.
     orders: VecDeque<(usize, Order)>,
     /// With the number of the process.
-    workers: BTreeMap<u32, (u64, Conversation)>,
+    workers: BTreeMap<u32, (u64, MessageChannel)>,
     /// From server 0, in the others, and since when it is away.
-    upstream: Option<Conversation>,
+    upstream: Option<MessageChannel>,
     upstream_away: Instant,
     /// To the others, in server 0.
-    downstream: Vec<Option<Conversation>>,
-    /// By keeper, to which question an order with weights, or for some, was the outcome that was sent
+    downstream: Vec<Option<MessageChannel>>,
+    /// By keeper, to which round an order with weights, or for some, was the outcome that was sent
     /// over its connection.
-    said: BTreeMap<usize, u64>,
-    attendance: Attendance,
+    sent_rounds: BTreeMap<usize, u64>,
+    liveness: WorkerLiveness,
     /// Since when all workers have left, in server 0; the others are told.
     ending: Option<Instant>,
     /// By server, whether it is.
@@ -330,7 +335,7 @@ struct Core {
     is_over: bool,
     /// When workers were last told what has become of gradients.
     told_at: Instant,
-    /// Bytes of conversations that have ended.
+    /// Bytes of channels that are closed.
     counted: (u64, u64),
     published: Arc<Mutex<Stats>>,
 }
@@ -339,8 +344,8 @@ impl Core {
     fn begin(&mut self) -> Result<()> {
         let now = Instant::now();
         self.upstream_away = now;
-        self.attendance.since = now;
-        for (since, _) in self.attendance.away.values_mut() {
+        self.liveness.since = now;
+        for (since, _) in self.liveness.away.values_mut() {
             *since = now;
         }
         if self.sequencer.is_some() {
@@ -353,24 +358,24 @@ impl Core {
 
     /// Does what there is to do, and says how long it may wait then; nothing once all is over.
     fn turn(&mut self, now: Instant) -> Result<Option<Duration>> {
-        self.let_in(now);
+        self.accept(now);
         self.connect(now)?;
-        self.hear_workers(now)?;
-        self.hear_servers(now)?;
+        self.recv_from_workers(now)?;
+        self.recv_from_servers(now)?;
         self.note_saved(now)?;
         self.sequence(now)?;
         self.keep_up(now)?;
-        self.count_out(now)?;
+        self.remove_lost(now)?;
         self.publish();
         if self.is_over {
             return Ok(None);
         }
         if let Some(sequencer) = &self.sequencer {
             if sequencer.start() > 0 {
-                self.attendance.have_been_there();
+                self.liveness.have_been_there();
             }
             let server = self.place.server;
-            if self.ending.is_none() && self.attendance.is_over(server, now)? {
+            if self.ending.is_none() && self.liveness.is_over(server, now)? {
                 self.ending = Some(now);
             }
             if let Some(since) = self.ending
@@ -381,7 +386,7 @@ impl Core {
         } else if self.upstream.is_none() {
             self.check_upstream(now)?;
         }
-        let has_more = self.conversations().any(Conversation::has_more);
+        let has_more = self.channels().any(MessageChannel::has_more);
         let wake = self.sequencer.as_ref().map(Sequencer::wake);
         let wake = wake.unwrap_or(now + BEAT).clamp(now, now + BEAT);
         Ok(Some(if has_more {
@@ -391,48 +396,48 @@ impl Core {
         }))
     }
 
-    fn conversations(&self) -> impl Iterator<Item = &Conversation> {
+    fn channels(&self) -> impl Iterator<Item = &MessageChannel> {
         let workers = self.workers.values().map(|(_, it)| it);
         let servers = self.downstream.iter().chain([&self.upstream]);
         workers.chain(servers.flatten())
     }
 
     fn awaited(&self) -> impl Iterator<Item = poll::PollFd<'_>> {
-        self.conversations().flat_map(Conversation::awaited)
+        self.channels().flat_map(MessageChannel::awaited)
     }
 
-    fn let_in(&mut self, now: Instant) {
+    fn accept(&mut self, now: Instant) {
         for (client, connection) in self.access.arrived() {
-            let conversation = Conversation::new(connection, self.config.settings.checksum, now);
+            let channel = MessageChannel::new(connection, self.config.settings.checksum, now);
             match client {
                 ClientKind::Worker { index, process, .. } => {
                     let worker = index as u32;
-                    self.attendance.comes(worker);
-                    let before = self.workers.insert(worker, (process.0, conversation));
+                    self.liveness.connected(worker);
+                    let before = self.workers.insert(worker, (process.0, channel));
                     self.count(before.map(|(_, it)| it).as_ref());
                 }
                 ClientKind::Sequencer { .. } => {
-                    let before = self.upstream.replace(conversation);
+                    let before = self.upstream.replace(channel);
                     self.count(before.as_ref());
                 }
             }
         }
     }
 
-    fn count(&mut self, ended: Option<&Conversation>) {
-        if let Some(conversation) = ended {
-            self.counted.0 += conversation.bytes_sent;
-            self.counted.1 += conversation.bytes_received;
+    fn count(&mut self, ended: Option<&MessageChannel>) {
+        if let Some(channel) = ended {
+            self.counted.0 += channel.bytes_sent;
+            self.counted.1 += channel.bytes_received;
         }
     }
 
     /// Takes up connections to other servers.
     fn connect(&mut self, now: Instant) -> Result<()> {
         for (server, outcome) in self.connector.outcomes() {
-            let conversation = Conversation::new(outcome?, self.config.settings.checksum, now);
-            self.downstream[server] = Some(conversation);
+            let channel = MessageChannel::new(outcome?, self.config.settings.checksum, now);
+            self.downstream[server] = Some(channel);
             let keepers = self.keepers;
-            self.said
+            self.sent_rounds
                 .retain(|keeper, _| keepers.server(*keeper) != server);
             if self.ending.is_some() {
                 self.tell_end(server, now)?;
@@ -441,7 +446,7 @@ impl Core {
         Ok(())
     }
 
-    fn hear_workers(&mut self, now: Instant) -> Result<()> {
+    fn recv_from_workers(&mut self, now: Instant) -> Result<()> {
         let there: Vec<_> = self.workers.keys().copied().collect();
         // A gradient is not longer than the weights, but for the numbers of its rows.
         let longest = |copy: &Protocol<Store>| {
@@ -454,9 +459,9 @@ impl Core {
         let values_max = self.copies.iter().map(longest).max().unwrap_or(0);
         for worker in there {
             let mut turn = 0;
-            while let Some((_, conversation)) = self.workers.get_mut(&worker) {
-                conversation.values_max = values_max;
-                match conversation.receive(&mut turn, now) {
+            while let Some((_, channel)) = self.workers.get_mut(&worker) {
+                channel.values_max = values_max;
+                match channel.recv(&mut turn, now) {
                     Ok(Some(Message::Request(copy, request))) if request.worker == worker => {
                         self.answer(copy, &request, now)?;
                     }
@@ -482,29 +487,29 @@ impl Core {
         }
         let message = match (&request.ask, reply) {
             (Ask::Leave(_), _) => {
-                self.attendance.away.remove(&request.worker);
-                self.attendance.left.insert(request.worker);
+                self.liveness.away.remove(&request.worker);
+                self.liveness.left.insert(request.worker);
                 // What became of its gradients comes before the goodbye.
                 self.sequence(now)?;
-                Message::Over
+                Message::Goodbye
             }
             (_, Some(reply)) => Message::Reply(copy, reply),
-            (Ask::Stage { .. } | Ask::Pull { .. }, None) if !waits => Message::Unheard(copy),
+            (Ask::Stage { .. } | Ask::Pull { .. }, None) if !waits => Message::Retry(copy),
             _ => return Ok(()),
         };
-        self.tell_worker(request.worker, message, now)
+        self.send_to_worker(request.worker, message, now)
     }
 
-    fn tell_worker(&mut self, worker: u32, message: Message, now: Instant) -> Result<()> {
+    fn send_to_worker(&mut self, worker: u32, message: Message, now: Instant) -> Result<()> {
         match self.workers.get_mut(&worker) {
-            Some((_, conversation)) => conversation.say(message, now),
+            Some((_, channel)) => channel.send(message, now),
             None => Ok(()),
         }
     }
 
-    fn tell_server(&mut self, server: usize, message: Message, now: Instant) -> Result<()> {
+    fn send_to_server(&mut self, server: usize, message: Message, now: Instant) -> Result<()> {
         match &mut self.downstream[server] {
-            Some(conversation) => conversation.say(message, now),
+            Some(channel) => channel.send(message, now),
             None => Ok(()),
         }
     }
@@ -516,31 +521,31 @@ impl Core {
             self.orders.push_back((copy, order));
             return Ok(());
         }
-        if let Order::Give(start) | Order::Fill(start, _) = &order
+        if let Order::FetchState(start) | Order::InstallSnapshot(start, _) = &order
             && self.downstream[server].is_some()
-            && self.said.insert(keeper, start.question) == Some(start.question)
+            && self.sent_rounds.insert(keeper, start.round) == Some(start.round)
         {
             return Ok(());
         }
-        self.tell_server(server, Message::Order(copy, order), now)
+        self.send_to_server(server, Message::Order(copy, order), now)
     }
 
     /// Tells the sequencer, wherever it is.
     fn report(&mut self, copy: usize, report: Report, now: Instant) -> Result<()> {
         match (&mut self.sequencer, &mut self.upstream) {
-            (Some(sequencer), _) => sequencer.heard(self.keepers.on(0, copy), report, now),
-            (None, Some(upstream)) => upstream.say(Message::Report(copy, report), now)?,
+            (Some(sequencer), _) => sequencer.receive(self.keepers.on(0, copy), report, now),
+            (None, Some(upstream)) => upstream.send(Message::Report(copy, report), now)?,
             (None, None) => {}
         }
         Ok(())
     }
 
-    fn hear_servers(&mut self, now: Instant) -> Result<()> {
+    fn recv_from_servers(&mut self, now: Instant) -> Result<()> {
         let mut turn = 0;
-        while let Some(conversation) = &mut self.upstream {
-            match conversation.receive(&mut turn, now) {
-                Ok(Some(Message::Order(copy, order))) => self.obey(copy, order, now)?,
-                Ok(Some(Message::Over)) => self.is_over = true,
+        while let Some(channel) = &mut self.upstream {
+            match channel.recv(&mut turn, now) {
+                Ok(Some(Message::Order(copy, order))) => self.apply(copy, order, now)?,
+                Ok(Some(Message::Goodbye)) => self.is_over = true,
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(_) => self.lose_upstream(now),
@@ -548,13 +553,13 @@ impl Core {
         }
         for server in 0..self.downstream.len() {
             let mut turn = 0;
-            while let Some(conversation) = &mut self.downstream[server] {
-                match conversation.receive(&mut turn, now) {
+            while let Some(channel) = &mut self.downstream[server] {
+                match channel.recv(&mut turn, now) {
                     Ok(Some(Message::Report(copy, report))) => {
                         if let Some(sequencer) = &mut self.sequencer
                             && copy < self.copies.len()
                         {
-                            sequencer.heard(self.keepers.on(server, copy), report, now);
+                            sequencer.receive(self.keepers.on(server, copy), report, now);
                         }
                     }
                     Ok(Some(_)) => {}
@@ -566,15 +571,15 @@ impl Core {
         Ok(())
     }
 
-    fn obey(&mut self, copy: usize, order: Order, now: Instant) -> Result<()> {
+    fn apply(&mut self, copy: usize, order: Order, now: Instant) -> Result<()> {
         let Some(keeper) = self.copies.get_mut(copy) else {
             return Ok(());
         };
-        let (report, replies) = keeper.obey(order);
+        let (report, replies) = keeper.apply(order);
         // What could not be written down must not be reported as done.
         keeper.disk().check()?;
         for (worker, reply) in replies {
-            self.tell_worker(worker, Message::Reply(copy, reply), now)?;
+            self.send_to_worker(worker, Message::Reply(copy, reply), now)?;
         }
         report.map_or(Ok(()), |report| self.report(copy, report, now))
     }
@@ -597,10 +602,10 @@ impl Core {
             term,
             after,
             entries: vec![],
-            over: vec![],
+            acknowledged: vec![],
             stable: 0,
         };
-        self.obey(0, nothing, now)
+        self.apply(0, nothing, now)
     }
 
     /// Lets the sequencer decide, and this server do its part.
@@ -613,7 +618,7 @@ impl Core {
                 match output {
                     Output::Keeper(keeper, order) => self.order(keeper, order, now)?,
                     Output::Worker(worker, reply) => {
-                        self.tell_worker(worker, Message::Reply(0, reply), now)?;
+                        self.send_to_worker(worker, Message::Reply(0, reply), now)?;
                     }
                 }
             }
@@ -621,7 +626,7 @@ impl Core {
                 return Ok(());
             }
             while let Some((copy, order)) = self.orders.pop_front() {
-                self.obey(copy, order, now)?;
+                self.apply(copy, order, now)?;
             }
         }
     }
@@ -629,36 +634,36 @@ impl Core {
     /// Sends, and looks who is silent.
     fn keep_up(&mut self, now: Instant) -> Result<()> {
         let too_long = self.config.timing.silence;
-        let ended = |conversation: &mut Conversation| -> Result<Option<Error>> {
-            conversation.keep_alive(now, BEAT)?;
-            let broken = conversation.flush().err();
-            Ok(broken.or_else(|| super::is_silent(conversation, too_long, now)))
+        let ended = |channel: &mut MessageChannel| -> Result<Option<Error>> {
+            channel.keep_alive(now, BEAT)?;
+            let broken = channel.flush().err();
+            Ok(broken.or_else(|| super::is_silent(channel, too_long, now)))
         };
         let mut lost = Vec::new();
         let is_due = now >= self.told_at + TELLING;
         self.told_at = if is_due { now } else { self.told_at };
         let told = self.sequencer.as_ref().filter(|_| is_due).map(counted);
-        for (worker, (_, conversation)) in &mut self.workers {
+        for (worker, (_, channel)) in &mut self.workers {
             if let Some(counted) = &told
-                && conversation.is_flushed()
+                && channel.is_flushed()
             {
-                conversation.say(Message::Counted(counted.clone()), now)?;
+                channel.send(Message::Counted(counted.clone()), now)?;
             }
-            if ended(conversation)?.is_some() {
+            if ended(channel)?.is_some() {
                 lost.push(*worker);
             }
         }
         for worker in lost {
             self.lose_worker(worker, now);
         }
-        if let Some(conversation) = &mut self.upstream
-            && ended(conversation)?.is_some()
+        if let Some(channel) = &mut self.upstream
+            && ended(channel)?.is_some()
         {
             self.lose_upstream(now);
         }
         for server in 0..self.downstream.len() {
-            if let Some(conversation) = &mut self.downstream[server]
-                && let Some(error) = ended(conversation)?
+            if let Some(channel) = &mut self.downstream[server]
+                && let Some(error) = ended(channel)?
             {
                 self.lose_server(server, &error)?;
             }
@@ -667,10 +672,10 @@ impl Core {
     }
 
     fn lose_worker(&mut self, worker: u32, now: Instant) {
-        if let Some((process, conversation)) = self.workers.remove(&worker) {
-            self.count(Some(&conversation));
+        if let Some((process, channel)) = self.workers.remove(&worker) {
+            self.count(Some(&channel));
             self.access.gone(worker as usize, process);
-            self.attendance.is_lost(worker, now);
+            self.liveness.disconnected(worker, now);
         }
     }
 
@@ -692,12 +697,12 @@ impl Core {
     }
 
     /// Members whose connection has ended and who made no other are lost: nobody waits for them.
-    fn count_out(&mut self, now: Instant) -> Result<()> {
+    fn remove_lost(&mut self, now: Instant) -> Result<()> {
         let (Some(sequencer), Some(term)) = (&mut self.sequencer, self.copies[0].term()) else {
             return Ok(());
         };
         for (worker, incarnation) in sequencer.members() {
-            let away = self.attendance.away.get(&worker);
+            let away = self.liveness.away.get(&worker);
             if away.is_some_and(|(since, _)| now.saturating_duration_since(*since) >= LOST_GRACE) {
                 let ask = Ask::Leave(incarnation);
                 sequencer.answer(&Request { term, worker, ask }, now);
@@ -716,13 +721,13 @@ impl Core {
         let mut others = std::iter::zip(&self.told, &self.downstream).skip(1);
         let is_told = others.all(|(told, downstream)| *told && downstream.is_none());
         let mut workers = self.workers.values();
-        let is_flushed = workers.all(|(_, conversation)| conversation.is_flushed());
+        let is_flushed = workers.all(|(_, channel)| channel.is_flushed());
         Ok((is_told && is_flushed) || now >= since + ENDING_LIMIT)
     }
 
     fn tell_end(&mut self, server: usize, now: Instant) -> Result<()> {
         self.told[server] = true;
-        self.tell_server(server, Message::Over, now)
+        self.send_to_server(server, Message::Goodbye, now)
     }
 
     fn check_upstream(&self, now: Instant) -> Result<()> {
@@ -746,14 +751,14 @@ impl Core {
             term: self.copies[0].term().unwrap_or(0),
             staged: self.copies.iter().map(Protocol::staged).sum(),
             replicas: self.copies.iter().skip(1).map(kept).collect(),
-            connections: self.conversations().count(),
-            left: self.attendance.left.iter().copied().collect(),
+            connections: self.channels().count(),
+            left: self.liveness.left.iter().copied().collect(),
             ..Stats::default()
         };
         (stats.bytes_sent, stats.bytes_received) = self.counted;
-        for conversation in self.conversations() {
-            stats.bytes_sent += conversation.bytes_sent;
-            stats.bytes_received += conversation.bytes_received;
+        for channel in self.channels() {
+            stats.bytes_sent += channel.bytes_sent;
+            stats.bytes_received += channel.bytes_received;
         }
         if let Some(at) = self.copies[0].at() {
             stats.version = at.point.version;

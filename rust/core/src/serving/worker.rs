@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::BEAT;
+use super::channel::MessageChannel;
 use super::connector::ServerConnector;
-use super::conversation::Conversation;
 use super::message::{Counted, Message};
 use super::model::{Given, Model};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -186,12 +186,12 @@ impl Worker {
         let connector = ServerConnector::new(credentials, client, self.addresses.clone(), wake_up);
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
-            said: BTreeMap::new(),
+            sent: BTreeMap::new(),
             keepers: Keepers {
                 servers: self.addresses.len(),
                 replicas: 0,
             },
-            conversations: self.addresses.iter().map(|_| None).collect(),
+            channels: self.addresses.iter().map(|_| None).collect(),
             counted: (0, 0),
             left_at: now.checked_sub(BEAT).unwrap_or(now),
             checks_values: self.config.settings.checksum,
@@ -490,14 +490,14 @@ struct Carrier {
     model: Arc<Model>,
     connector: ServerConnector,
     /// By server.
-    conversations: Vec<Option<Conversation>>,
+    channels: Vec<Option<MessageChannel>>,
     /// By keeper.
-    said: BTreeMap<usize, Long>,
+    sent: BTreeMap<usize, Long>,
     /// As far as is known.
     keepers: Keepers,
-    /// Bytes of conversations that have ended.
+    /// Bytes of channels that are closed.
     counted: (u64, u64),
-    /// When the last goodbye was said.
+    /// When the last goodbye was sent.
     left_at: Instant,
     checks_values: bool,
     /// After how much of it a server is lost.
@@ -517,7 +517,7 @@ impl Carrier {
     }
 
     fn carry(&mut self) -> Result<()> {
-        for server in 0..self.conversations.len() {
+        for server in 0..self.channels.len() {
             self.connector.connect(server)?;
         }
         loop {
@@ -529,19 +529,19 @@ impl Carrier {
                 return Ok(());
             };
             for (keeper, request) in requests {
-                self.say(keeper, request, now)?;
+                self.send(keeper, request, now)?;
             }
             self.keep_up(now)?;
             let wake = wake.clamp(now + Duration::from_millis(1), now + BEAT);
             let has_more =
-                |it: &Option<Conversation>| it.as_ref().is_some_and(Conversation::has_more);
-            let limit = if self.conversations.iter().any(has_more) {
+                |it: &Option<MessageChannel>| it.as_ref().is_some_and(MessageChannel::has_more);
+            let limit = if self.channels.iter().any(has_more) {
                 Duration::ZERO
             } else {
                 wake.saturating_duration_since(Instant::now())
             };
-            let sockets = self.conversations.iter().flatten();
-            let awaited = sockets.flat_map(Conversation::awaited);
+            let sockets = self.channels.iter().flatten();
+            let awaited = sockets.flat_map(MessageChannel::awaited);
             poll::wait(awaited.chain([self.shared.wake_up.awaited()]), limit);
         }
     }
@@ -549,11 +549,11 @@ impl Carrier {
     /// Takes up new connections.
     fn connect(&mut self, now: Instant) -> Result<()> {
         for (server, outcome) in self.connector.outcomes() {
-            let mut conversation = Conversation::new(outcome?, self.checks_values, now);
-            conversation.values_max = self.model.bytes_on(server);
-            self.conversations[server] = Some(conversation);
+            let mut channel = MessageChannel::new(outcome?, self.checks_values, now);
+            channel.values_max = self.model.bytes_on(server);
+            self.channels[server] = Some(channel);
             let keepers = self.keepers;
-            self.said
+            self.sent
                 .retain(|keeper, _| keepers.server(*keeper) != server);
             let mut state = lock(&self.shared.state);
             state.away[server] = None;
@@ -567,17 +567,17 @@ impl Carrier {
     /// All that servers have said, and whether they have said goodbye.
     fn receive(&mut self, now: Instant) -> Result<(Vec<(usize, Reply)>, bool)> {
         let (mut replies, mut goodbye) = (Vec::new(), false);
-        for server in 0..self.conversations.len() {
+        for server in 0..self.channels.len() {
             let mut turn = 0;
-            while let Some(conversation) = &mut self.conversations[server] {
-                match conversation.receive(&mut turn, now) {
+            while let Some(channel) = &mut self.channels[server] {
+                match channel.recv(&mut turn, now) {
                     Ok(Some(Message::Reply(copy, reply))) if copy <= self.keepers.replicas => {
                         replies.push((self.keepers.on(server, copy), reply));
                     }
-                    Ok(Some(Message::Unheard(copy))) if copy <= self.keepers.replicas => {
-                        self.said.remove(&self.keepers.on(server, copy));
+                    Ok(Some(Message::Retry(copy))) if copy <= self.keepers.replicas => {
+                        self.sent.remove(&self.keepers.on(server, copy));
                     }
-                    Ok(Some(Message::Over)) => goodbye = true,
+                    Ok(Some(Message::Goodbye)) => goodbye = true,
                     Ok(Some(Message::Counted(counted))) => {
                         lock(&self.shared.state).stats.counted = counted;
                     }
@@ -602,9 +602,9 @@ impl Carrier {
             return None;
         }
         let (mut sent, mut received) = self.counted;
-        for conversation in self.conversations.iter().flatten() {
-            sent += conversation.bytes_sent;
-            received += conversation.bytes_received;
+        for channel in self.channels.iter().flatten() {
+            sent += channel.bytes_sent;
+            received += channel.bytes_received;
         }
         (state.stats.bytes_sent, state.stats.bytes_received) = (sent, received);
         for (server, away) in state.away.iter_mut().enumerate() {
@@ -616,7 +616,7 @@ impl Carrier {
         state.has_left |= leaving && goodbye;
         let protocol = state.protocol.as_mut()?;
         for (keeper, reply) in replies {
-            protocol.heard(keeper, reply, now);
+            protocol.receive(keeper, reply, now);
         }
         self.keepers = protocol.keepers();
         let next = if leaving && (protocol.has_gone_on() || protocol.term() == 0) {
@@ -634,28 +634,28 @@ impl Carrier {
         Some(next)
     }
 
-    fn say(&mut self, keeper: usize, request: Request, now: Instant) -> Result<()> {
+    fn send(&mut self, keeper: usize, request: Request, now: Instant) -> Result<()> {
         let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
-        let Some(conversation) = &mut self.conversations[server] else {
+        let Some(channel) = &mut self.channels[server] else {
             return Ok(());
         };
         if let Some(long) = Long::of(&request)
-            && self.said.insert(keeper, long) == Some(long)
+            && self.sent.insert(keeper, long) == Some(long)
         {
             return Ok(());
         }
-        conversation.say(Message::Request(copy, request), now)
+        channel.send(Message::Request(copy, request), now)
     }
 
     /// Sends, and looks who is silent.
     fn keep_up(&mut self, now: Instant) -> Result<()> {
-        for server in 0..self.conversations.len() {
-            let Some(conversation) = &mut self.conversations[server] else {
+        for server in 0..self.channels.len() {
+            let Some(channel) = &mut self.channels[server] else {
                 continue;
             };
-            conversation.keep_alive(now, BEAT)?;
-            let lost = conversation.flush().err();
-            let lost = lost.or_else(|| super::is_silent(conversation, self.silence, now));
+            channel.keep_alive(now, BEAT)?;
+            let lost = channel.flush().err();
+            let lost = lost.or_else(|| super::is_silent(channel, self.silence, now));
             if let Some(error) = lost {
                 self.lose(server, &error, now)?;
             }
@@ -665,9 +665,9 @@ impl Carrier {
 
     /// A connection has ended: makes another.
     fn lose(&mut self, server: usize, error: &Error, now: Instant) -> Result<()> {
-        if let Some(conversation) = self.conversations[server].take() {
-            self.counted.0 += conversation.bytes_sent;
-            self.counted.1 += conversation.bytes_received;
+        if let Some(channel) = self.channels[server].take() {
+            self.counted.0 += channel.bytes_sent;
+            self.counted.1 += channel.bytes_received;
         }
         self.connector.note(server, error);
         let mut state = lock(&self.shared.state);

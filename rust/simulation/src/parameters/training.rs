@@ -320,13 +320,13 @@ impl Training {
                 if let Some(process) = &mut self.servers[server].process
                     && let Some(sequencer) = &mut process.sequencer
                 {
-                    sequencer.heard(from, report, now);
+                    sequencer.receive(from, report, now);
                 }
                 self.drive_server(server);
             }
             (Who::Worker(worker), Message::Reply(from, reply)) => {
                 if let Some(process) = &mut self.workers[worker].process {
-                    process.worker.heard(from, reply, now);
+                    process.worker.receive(from, reply, now);
                     self.drive_worker(worker)?;
                 }
             }
@@ -343,7 +343,7 @@ impl Training {
         };
         let (there, disk) = &mut process.copies[copy];
         let before = there.at().map(|at| at.point);
-        let (report, replies) = there.obey(order.clone());
+        let (report, replies) = there.apply(order.clone());
         let at = there.at().cloned();
         let staged = there.staged();
         let writing = std::mem::take(&mut disk.0.borrow_mut().writing);
@@ -355,11 +355,11 @@ impl Training {
                     entries,
                     ..
                 } => (*term, *after, &entries[..]),
-                Order::Install(start) | Order::Give(start) => {
+                Order::Install(start) | Order::FetchState(start) => {
                     let after = start.point.version - start.entries.len() as u64;
                     (start.point.term, after, &start.entries[..])
                 }
-                Order::Look { .. } | Order::Fill(..) => (0, 0, &[][..]),
+                Order::Prepare { .. } | Order::InstallSnapshot(..) => (0, 0, &[][..]),
             };
             for (version, entry) in (after + 1..).zip(entries) {
                 if version == point.version + 1 && version <= at.point.version {
@@ -377,7 +377,7 @@ impl Training {
             }
             self.record.check_server(keepers.shard(keeper), at)?;
         }
-        if let (Order::Install(start) | Order::Fill(start, _), Some(at)) = (&order, &at)
+        if let (Order::Install(start) | Order::InstallSnapshot(start, _), Some(at)) = (&order, &at)
             && let Some(Report::Installed { .. }) = report
         {
             let point = start.point;
@@ -396,7 +396,7 @@ impl Training {
             }
             if point.version > 0 {
                 self.record.note(match (&order, before) {
-                    (Order::Fill(..), _) => "a copy was filled from another server",
+                    (Order::InstallSnapshot(..), _) => "a copy was filled from another server",
                     (_, Some(_)) => "a server went on with what it had",
                     (_, None) => "a snapshot was restored",
                 });
@@ -671,14 +671,14 @@ fn kind(message: &Message) -> Option<Kind> {
         },
         Message::Order(_, order) => match order {
             Order::Append { entries, .. } if !entries.is_empty() => Kind::Append,
-            Order::Install(_) | Order::Fill(..) => Kind::Install,
-            Order::Give(_) => Kind::Give,
+            Order::Install(_) | Order::InstallSnapshot(..) => Kind::Install,
+            Order::FetchState(_) => Kind::Give,
             _ => return None,
         },
         Message::Report(_, report) => match report {
             Report::Applied { .. } => Kind::Applied,
             Report::Installed { .. } => Kind::Installed,
-            Report::Given { .. } => Kind::Given,
+            Report::FetchedState { .. } => Kind::Given,
             _ => return None,
         },
     })

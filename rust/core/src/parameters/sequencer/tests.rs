@@ -32,11 +32,11 @@ impl Served {
             snapshot_every: EVERY,
         };
         let mut sequencer = Sequencer::new(rules, timing, keepers, 7, now);
-        let Output::Keeper(0, Order::Look { question }) = sequencer.step(now).remove(0) else {
+        let Output::Keeper(0, Order::Prepare { round }) = sequencer.step(now).remove(0) else {
             panic!("it asks first");
         };
         let status = Report::Status {
-            question,
+            round,
             terms: Terms::NONE,
             points: vec![Point::default()],
             at: None,
@@ -49,7 +49,7 @@ impl Served {
         };
         for report in [status, installed] {
             for keeper in 0..keepers.count() {
-                sequencer.heard(keeper, report.clone(), now);
+                sequencer.receive(keeper, report.clone(), now);
             }
         }
         let incarnation = Incarnation(1, 1);
@@ -110,7 +110,7 @@ impl Served {
             version,
             saved,
         };
-        self.sequencer.heard(keeper, applied, self.now);
+        self.sequencer.receive(keeper, applied, self.now);
         version
     }
 
@@ -176,17 +176,17 @@ fn after_all_servers_have_forgotten_their_terms_a_new_one_is_later_than_what_wor
         ask: Ask::Join { nonce, claim },
     };
     sequencer.answer(&request, now);
-    let Some(Output::Keeper(0, Order::Look { question })) = sequencer.step(now).pop() else {
+    let Some(Output::Keeper(0, Order::Prepare { round })) = sequencer.step(now).pop() else {
         panic!("it asks what servers have");
     };
     let status = Report::Status {
-        question,
+        round,
         terms: Terms::NONE.followed_by(1, 0),
         points: vec![Point::default()],
         at: None,
         entries: vec![],
     };
-    sequencer.heard(0, status, now);
+    sequencer.receive(0, status, now);
     let orders = sequencer.step(now).into_iter();
     let terms: Vec<_> = orders
         .filter_map(|order| match order {

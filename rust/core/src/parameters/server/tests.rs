@@ -76,10 +76,10 @@ fn server() -> Server<Memory> {
 }
 
 fn install(server: &mut Server<Memory>, terms: Terms, point: Point) -> Option<Report> {
-    let question = 7;
-    server.obey(Order::Look { question });
-    let (report, _) = server.obey(Order::Install(Start {
-        question,
+    let round = 7;
+    server.apply(Order::Prepare { round });
+    let (report, _) = server.apply(Order::Install(Start {
+        round,
         terms,
         point,
         entries: vec![],
@@ -131,11 +131,11 @@ fn append(
     compensation: Option<f32>,
 ) -> (Option<Report>, usize) {
     let entry = entry(id, compensation);
-    let (report, replies) = server.obey(Order::Append {
+    let (report, replies) = server.apply(Order::Append {
         term: 1,
         after,
         entries: vec![entry],
-        over: vec![id],
+        acknowledged: vec![id],
         stable: 0,
     });
     (report, replies.len())
@@ -176,7 +176,7 @@ fn a_restarted_server_knows_its_snapshots_and_takes_its_term_up_no_more() {
     append(&mut server, 1, id(1, 1), None);
     let mut restarted = Server::new(server.disk().clone(), Some(2), true);
     let point = |version| Point { term: 1, version };
-    let (report, _) = restarted.obey(Order::Look { question: 7 });
+    let (report, _) = restarted.apply(Order::Prepare { round: 7 });
     let Some(Report::Status { terms, points, .. }) = report else {
         panic!("{report:?}");
     };
@@ -199,29 +199,29 @@ fn from_its_answer_on_a_server_changes_nothing_until_it_is_told_where_all_go_on(
     let mut server = server();
     stage(&mut server, id(1, 1), 1, gradient(3.0));
     let mut other = server.at().expect("it is in a term").clone();
-    server.obey(Order::Look { question: 9 });
+    server.apply(Order::Prepare { round: 9 });
     let (report, _) = append(&mut server, 1, id(1, 1), None);
     assert!(matches!(report, Some(Report::Lost(1))));
     assert_eq!(server.at(), Some(&other));
     other.point.version = 2;
-    // What goes with another question may be of a server that was lost since.
-    for (question, goes_on) in [(8, false), (9, true)] {
+    // What goes with another round may be of a server that was lost since.
+    for (round, goes_on) in [(8, false), (9, true)] {
         let start = Start {
-            question,
+            round,
             terms: Terms::default().followed_by(1, 0).followed_by(2, 2),
             point: other.point,
             entries: vec![],
         };
-        let (report, _) = server.obey(Order::Fill(start, Arc::new(other.clone())));
+        let (report, _) = server.apply(Order::InstallSnapshot(start, Arc::new(other.clone())));
         assert_eq!(matches!(report, Some(Report::Installed { .. })), goes_on);
         assert_eq!(server.at() == Some(&other), goes_on);
     }
 }
 
 /// Where all go on in term 2, from version 2.
-fn second_term(question: u64, entries: Vec<Entry>) -> Start {
+fn second_term(round: u64, entries: Vec<Entry>) -> Start {
     Start {
-        question,
+        round,
         terms: Terms::default().followed_by(1, 0).followed_by(2, 2),
         point: Point {
             term: 1,
@@ -237,11 +237,11 @@ fn what_was_read_for_others_is_given_again_without_reading_it_again() {
     stage(&mut server, id(1, 1), 1, gradient(3.0));
     append(&mut server, 1, id(1, 1), None);
     let mut restarted = Server::new(server.disk().clone(), Some(2), true);
-    for (question, gives) in [(8, [true, true]), (9, [false, false])] {
-        restarted.obey(Order::Look { question });
+    for (round, gives) in [(8, [true, true]), (9, [false, false])] {
+        restarted.apply(Order::Prepare { round });
         for gives in gives {
-            let (report, _) = restarted.obey(Order::Give(second_term(question, vec![])));
-            assert_eq!(matches!(report, Some(Report::Given { .. })), gives);
+            let (report, _) = restarted.apply(Order::FetchState(second_term(round, vec![])));
+            assert_eq!(matches!(report, Some(Report::FetchedState { .. })), gives);
             restarted.disk().snapshots.clear();
         }
     }
@@ -250,12 +250,12 @@ fn what_was_read_for_others_is_given_again_without_reading_it_again() {
 #[test]
 fn a_server_that_lacks_what_it_was_to_apply_says_so_and_has_nothing_any_more() {
     let mut server = server();
-    let question = 9;
-    server.obey(Order::Look { question });
-    let start = second_term(question, vec![entry(id(1, 1), None)]);
-    let (report, _) = server.obey(Order::Install(start));
+    let round = 9;
+    server.apply(Order::Prepare { round });
+    let start = second_term(round, vec![entry(id(1, 1), None)]);
+    let (report, _) = server.apply(Order::Install(start));
     assert!(matches!(report, Some(Report::Lost(2))));
-    let (report, _) = server.obey(Order::Look { question });
+    let (report, _) = server.apply(Order::Prepare { round });
     assert!(matches!(report, Some(Report::Status { at: None, .. })));
 }
 
@@ -263,16 +263,16 @@ fn a_server_that_lacks_what_it_was_to_apply_says_so_and_has_nothing_any_more() {
 fn a_further_copy_answers_no_pull() {
     let mut first = server();
     let mut further = Server::new(first.disk().clone(), None, false);
-    let (question, terms) = (9, Terms::default().followed_by(1, 0).followed_by(2, 1));
+    let (round, terms) = (9, Terms::default().followed_by(1, 0).followed_by(2, 1));
     let state = Arc::new(first.at().expect("it is in a term").clone());
-    further.obey(Order::Look { question });
+    further.apply(Order::Prepare { round });
     let start = Start {
-        question,
+        round,
         terms,
         point: state.point,
         entries: vec![],
     };
-    let (report, _) = further.obey(Order::Fill(start, state));
+    let (report, _) = further.apply(Order::InstallSnapshot(start, state));
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
     for (server, term, answers) in [(&mut first, 1, true), (&mut further, 2, false)] {
         let (round, at_least) = (1, 1);

@@ -1,5 +1,4 @@
-//! A connection between a worker and a server, or two servers: messages in, messages out, never a
-//! wait.
+//! A channel of messages between a worker and a server, or two servers, which never waits.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -11,7 +10,8 @@ use crate::link::Link as _;
 use crate::link::poll::{self, PollFd};
 use crate::link::tcp::connection::Connection;
 
-/// Messages that may wait to be sent before no more are received: who does not listen is not heard.
+/// Messages that may wait to be sent before no more are received. Back-pressure: stop reading when the
+/// peer does not read.
 const OUTBOX_MAX: usize = 32;
 /// Parts that are handed to the system at once; it takes 1024 at most.
 const PARTS_MAX: usize = 64;
@@ -19,15 +19,15 @@ const PARTS_MAX: usize = 64;
 const TURN_BYTES: usize = 8 << 20;
 
 /// A connection, what arrives on it, and what is to be sent.
-pub(crate) struct Conversation {
+pub(crate) struct MessageChannel {
     connection: Connection,
     incoming: Incoming,
     outbox: VecDeque<Outgoing>,
     /// Of the first message in the outbox.
     sent: usize,
-    /// When something was heard and said.
-    heard: Instant,
-    said: Instant,
+    /// When something was received and sent last.
+    last_received: Instant,
+    last_sent: Instant,
     /// Whether there may be more to receive, though a turn has ended.
     has_more: bool,
     checks_values: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Conversation {
     pub(crate) bytes_received: u64,
 }
 
-impl Conversation {
+impl MessageChannel {
     /// Over a connection on which both have greeted each other.
     pub(crate) const fn new(connection: Connection, checks_values: bool, now: Instant) -> Self {
         Self {
@@ -45,8 +45,8 @@ impl Conversation {
             incoming: Incoming::NEW,
             outbox: VecDeque::new(),
             sent: 0,
-            heard: now,
-            said: now,
+            last_received: now,
+            last_sent: now,
             has_more: false,
             checks_values,
             values_max: u64::MAX,
@@ -59,24 +59,24 @@ impl Conversation {
     ///
     /// # Errors
     /// `Protocol` when it cannot be encoded.
-    pub(crate) fn say(&mut self, message: Message, now: Instant) -> Result<()> {
+    pub(crate) fn send(&mut self, message: Message, now: Instant) -> Result<()> {
         self.outbox
             .push_back(Outgoing::new(message, self.checks_values)?);
-        self.said = now;
+        self.last_sent = now;
         Ok(())
     }
 
-    /// Tells the other side that this one lives, if it has not heard anything for so long.
+    /// Tells the other side that this one lives, if it has received nothing for so long.
     pub(crate) fn keep_alive(&mut self, now: Instant, interval: Duration) -> Result<()> {
-        if self.outbox.is_empty() && now >= self.said + interval {
-            self.say(Message::Alive, now)?;
+        if self.outbox.is_empty() && now >= self.last_sent + interval {
+            self.send(Message::Alive, now)?;
         }
         Ok(())
     }
 
     /// For how long nothing was heard.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard)
+        now.saturating_duration_since(self.last_received)
     }
 
     /// Whether everything was sent.
@@ -128,7 +128,7 @@ impl Conversation {
     ///
     /// # Errors
     /// `PeerLost` when the connection has ended; `Protocol` for what no correct peer sends.
-    pub(crate) fn receive(&mut self, turn: &mut usize, now: Instant) -> Result<Option<Message>> {
+    pub(crate) fn recv(&mut self, turn: &mut usize, now: Instant) -> Result<Option<Message>> {
         loop {
             if *turn >= TURN_BYTES || self.outbox.len() >= OUTBOX_MAX {
                 self.has_more = true;
@@ -142,7 +142,7 @@ impl Conversation {
                 return Ok(None);
             };
             *turn += count;
-            self.heard = now;
+            self.last_received = now;
             self.bytes_received += count as u64;
             if let Some(message) = self.incoming.filled(count, self.values_max)? {
                 return Ok(Some(message));

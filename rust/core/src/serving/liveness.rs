@@ -1,4 +1,4 @@
-//! Which workers a server still waits for.
+//! Liveness of workers: for which of them a server still waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -6,24 +6,29 @@ use std::time::{Duration, Instant};
 use crate::error::{NotServed, Result};
 
 /// Which workers are there, have left, or are away.
-pub(super) struct Attendance {
+pub(super) struct WorkerLiveness {
     /// Those that are neither: since when, and for how long they may.
     pub(super) away: BTreeMap<u32, (Instant, Duration)>,
     pub(super) left: BTreeSet<u32>,
     has_come: bool,
-    patience: Duration,
+    worker_timeout: Duration,
     workers: u32,
     pub(super) since: Instant,
     timeout: Duration,
 }
 
-impl Attendance {
-    pub(super) fn new(workers: u32, patience: Duration, timeout: Duration, now: Instant) -> Self {
+impl WorkerLiveness {
+    pub(super) fn new(
+        workers: u32,
+        worker_timeout: Duration,
+        timeout: Duration,
+        now: Instant,
+    ) -> Self {
         Self {
             away: (0..workers).map(|it| (it, (now, timeout))).collect(),
             left: BTreeSet::new(),
             has_come: false,
-            patience,
+            worker_timeout,
             workers,
             since: now,
             timeout,
@@ -33,19 +38,19 @@ impl Attendance {
     /// All workers have been there, with a server before this one: who is away may have left.
     pub(super) fn have_been_there(&mut self) {
         for (_, limit) in self.away.values_mut() {
-            *limit = self.patience;
+            *limit = self.worker_timeout;
         }
     }
 
-    pub(super) fn comes(&mut self, worker: u32) {
+    pub(super) fn connected(&mut self, worker: u32) {
         self.has_come = true;
         self.away.remove(&worker);
         self.left.remove(&worker);
     }
 
-    pub(super) fn is_lost(&mut self, worker: u32, now: Instant) {
+    pub(super) fn disconnected(&mut self, worker: u32, now: Instant) {
         if !self.left.contains(&worker) {
-            self.away.insert(worker, (now, self.patience));
+            self.away.insert(worker, (now, self.worker_timeout));
         }
     }
 
@@ -63,7 +68,7 @@ impl Attendance {
         }
         let within = self.timeout;
         if !self.has_come {
-            // Workers that notice a restart take a moment, however little patience there is.
+            // Workers that notice a restart take a moment, however short the timeout is.
             if now.saturating_duration_since(self.since) < within {
                 return Ok(false);
             }
