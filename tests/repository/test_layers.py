@@ -53,6 +53,11 @@ def test_no_module_uses_one_above_it_and_there_are_no_circles(directory: str) ->
     assert not (said := list(found)), "\n".join(said)
 
 
+@pytest.mark.parametrize("crate", ["python", "tensorflow"])
+def test_the_bindings_have_no_circle(crate: str) -> None:
+    assert not list(circles(rust_graph(ROOT / "rust" / crate / "src")))
+
+
 PYTHON = {
     "__init__.py": "from gradring.high import high",
     "high.py": "from gradring import low",
