@@ -47,6 +47,10 @@ def replaced(trainee: Trainee) -> bool:
     return comm.generation > 2 and comm.world_size == 3 and trainee.steps_here >= STEPS
 
 
+#: Reductions of a group that belong to no step, most of them comparisons at its start.
+COMPARED = 4
+
+
 @dataclass
 class Watched:
     """What a process tells of its last group."""
@@ -108,9 +112,10 @@ def test_certificates_monitors_and_metrics_go_on_in_the_next_group(
         (about,) = (line for line in one.metrics.splitlines() if line.startswith("gradring_info{"))
         assert f'rank="{one.rank}"' in about
         assert 'world_size="3"' in about
-        # It counts from the beginning of the group, which compares a few things at first.
+        # It counts from the beginning of the group.
         steps = one.seen.step - one.seen.groups[-1].step
-        assert one.stats["collectives"]["all_reduce"]["count"] == pytest.approx(3 * steps, abs=5)
+        reductions = one.stats["collectives"]["all_reduce"]["count"]
+        assert reductions == pytest.approx(3 * steps + COMPARED, abs=3)
         assert set(one.stats["lateness_s"]) <= {0, 1, 2}
         assert one.steps >= steps - 1
         # Its own address, and that of its metrics.
