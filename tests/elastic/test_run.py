@@ -36,6 +36,7 @@ from faults.actor import belongings, leaks
 from faults.stage import Stage
 from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, MismatchError, RendezvousError
+from gradring.group.communicator import core_of
 from gradring.testing import Outcome, run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
 from pairs import Pair
@@ -174,6 +175,7 @@ def calls_before_it_tells_why(trainee: Trainee) -> bool:
 def calls_and_does_not_tell_why(trainee: Trainee) -> bool:
     if trainee.comm.generation == 1 and trainee.state.step == STEPS and trainee.place == 0:
         trainee.call_others()
+        wait_until(lambda: core_of(trainee.comm).has_failed, "the others leave the group")
     return trainee.comm.generation > 1 and trainee.steps_here >= STEPS
 
 

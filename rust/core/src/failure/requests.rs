@@ -59,8 +59,13 @@ impl Requests {
 
     /// Ends the group for all, unless it has ended before.
     pub fn abort(&self, cause: Error) {
-        if self.abort.raise(cause.clone()) {
-            self.request(Request::Spread(cause));
+        let (wake, mut requests) = (lock(&self.wake), lock(&self.requests));
+        // Who is told may close at once: that request has to come behind this one.
+        if self.abort.raise(cause.clone())
+            && let Some(wake) = &*wake
+        {
+            requests.push(Request::Spread(cause));
+            wake();
         }
     }
 }
