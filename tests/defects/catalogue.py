@@ -105,7 +105,7 @@ FAILURES = _of(
     ("detector.rs", "Some(now + self.timing.report_grace)", "Some(now)", FACTS),
     ("detector.rs", "|diagnosis| diagnosis.sequence <= sequence", "|_| true", FACTS),
     ("diagnosis.rs", ".max_by_key(|&side| (sides", ".min_by_key(|&side| (sides", FACTS),
-    ("requests.rs", "self.request(Request::Spread(cause));", "", FACTS),
+    ("requests.rs", "requests.push(Request::Spread(cause));", "", FACTS),
     (
         "neighbour.rs",
         "self.ended = true;",

@@ -69,3 +69,38 @@ impl Requests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_close_that_follows_an_abort_at_once_stands_behind_it() {
+        let requests = Arc::new(Requests::new(Arc::default(), Box::new(|| ())));
+        let (raised, was_raised) = mpsc::channel();
+        let (closed, was_closed) = mpsc::channel();
+        let was_closed = Mutex::new(was_closed);
+        // Gives the close time to overtake: it comes after the abort all the same.
+        requests.abort.wake_with(Box::new(move || {
+            raised.send(()).unwrap();
+            let _ = lock(&was_closed).recv_timeout(Duration::from_millis(100));
+        }));
+        let closer = std::thread::spawn({
+            let requests = Arc::clone(&requests);
+            move || {
+                was_raised.recv().unwrap();
+                requests.request(Request::Close);
+                let _ = closed.send(());
+            }
+        });
+        requests.abort(Error::aborted("enough"));
+        closer.join().unwrap();
+        assert!(matches!(
+            requests.take()[..],
+            [Request::Spread(_), Request::Close]
+        ));
+    }
+}
