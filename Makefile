@@ -62,11 +62,12 @@ defects: setup ## puts deliberate defects into a copy, of which each must fail a
 # A mutant is compiled and tested in half a minute to two. SHARD=0/1 is all of them, 2,144 for these modules.
 MODULES ?= schedule wire consensus parameters drive
 SHARD ?= 0/50
-mutants: prerequisites ## changes the core's MODULES, one place at a time, and lists what no test finds; SHARD=0/50 is a 50th
+mutants: prerequisites ## changes the MODULES, one place at a time, and lists what no test finds; SHARD=0/50 is a 50th
 	@cargo mutants --version >/dev/null 2>&1 || { echo "cargo-mutants is missing. Install it with: cargo install --locked cargo-mutants"; exit 1; }
-	cargo mutants --package gradring-core $(MODULES:%=--file 'rust/core/src/%/**') --exclude-re 'Debug|Display' \
+	cargo mutants --package gradring-proto --package gradring-core $(MODULES:%=--file 'rust/*/src/%/**') \
+		--exclude-re 'Debug|Display' \
 		--shard $(SHARD) --sharding round-robin --timeout 180 --output target --cargo-arg=--lib \
-		--test-package gradring-core --test-package gradring-simulation
+		--test-package gradring-proto --test-package gradring-core --test-package gradring-simulation
 
 # Branches take a nightly toolchain: rustup toolchain install nightly --component llvm-tools
 coverage: setup ## lines and branches that tests reach, by layer: of Rust, and of Python as far as one process goes
@@ -81,17 +82,17 @@ lines: ## lines of product code by folder, without tests, comments, docstrings a
 	@$(PYTHON) tests/repository/lines.py
 
 loom: prerequisites ## all interleavings of the shared memory's protocol
-	RUSTFLAGS="--cfg loom" cargo test --package gradring-core --lib --release --target-dir target/loom loom
+	RUSTFLAGS="--cfg loom" cargo test --package gradring-net --lib --release --target-dir target/loom loom
 
 # Both need a nightly toolchain with parts that only nightly has:
 # rustup toolchain install nightly --component rust-src,miri
 tsan: prerequisites ## data races in the core's tests, with ThreadSanitizer (see CONTRIBUTING.md)
-	RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --package gradring-core --lib --tests -Zbuild-std \
+	RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --package gradring-net --package gradring-core --package gradring-servers --lib --tests -Zbuild-std \
 		--target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan \
 		-- --skip verify --skip instruction_set
 
 miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats, with Miri (see CONTRIBUTING.md)
-	cargo +nightly miri test --package gradring-core --lib --target-dir target/miri -- \
+	cargo +nightly miri test --package gradring-proto --package gradring-net --package gradring-core --lib --target-dir target/miri -- \
 		kernel::tests buffer:: wire::contract wire::control wire::handshake::tests::a_giant \
 		schedule::choice schedule::topology schedule::explanation::tests::sizes
 
@@ -99,7 +100,7 @@ miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats,
 RUNS ?= 10000000
 fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each (10 million)
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "cargo-fuzz is missing. Install it with: cargo install cargo-fuzz"; exit 1; }
-	cargo run --quiet --release --package gradring-core --example decoder_samples fuzz/corpus
+	cargo run --quiet --release --package gradring-fuzzing --example decoder_samples fuzz/corpus
 	set -e; for decoder in $$(cargo +nightly fuzz list); do \
 		cargo +nightly fuzz run --sanitizer none $$decoder -- -runs=$(RUNS) -max_len=4096 -timeout=10 \
 			-malloc_limit_mb=4 -rss_limit_mb=1024 -print_final_stats=1; done
@@ -195,7 +196,7 @@ sdist: $(VENV)/created ## builds the source distribution into dist/
 	$(BIN)/maturin sdist --out dist
 	$(call FINISH,.tar.gz)
 
-settings: setup ## writes the table of settings into its page and the stub, after a change of rust/core/src/config.rs
+settings: setup ## writes the table of settings into its page and the stub, after a change of rust/net/src/config.rs
 	$(BIN)/python release/settings_tables.py
 
 licences: prerequisites ## writes the licence texts of the linked crates, after a change of Cargo.lock
@@ -214,7 +215,7 @@ test-arm: prerequisites ## kernels, buffers and wire formats for aarch64, under 
 	@[ -d "$$(rustc --print sysroot)/lib/rustlib/$(AARCH64)" ] || { echo "Rust for aarch64 is missing. Install it with: rustup target add $(AARCH64)"; exit 1; }
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
-		cargo test --quiet --target $(AARCH64) --package gradring-core --lib -- kernel:: buffer:: wire::
+		cargo test --quiet --target $(AARCH64) --package gradring-proto --lib -- kernel:: buffer:: wire::
 
 test-wheel: wheel setup ## installs the wheel into empty environments, of all Pythons found, and uses it
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(MARKS) tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"

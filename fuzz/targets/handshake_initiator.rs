@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gradring_core::fuzzing::handshake_initiator(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gradring_fuzzing::handshake_initiator(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gradring_core::fuzzing::roster(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| gradring_fuzzing::roster(bytes));

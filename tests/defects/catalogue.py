@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from documents import ROOT
+
 
 @dataclass(frozen=True)
 class Defect:
@@ -23,13 +25,24 @@ TESTS = "tests/"
 
 def _of(folder: str, tests: str, *defects: tuple[str, str, str, str]) -> list[Defect]:
     return [
-        Defect(f"{folder}{file}", right, wrong, f"{tests}{found_by}")
+        Defect(path := _path(f"{folder}{file}"), right, wrong, f"{_tests(tests, path)}{found_by}")
         for file, right, wrong, found_by in defects
     ]
 
 
-CORE = "rust/core/src/"
-CORES_OWN = "gradring-core --lib "
+def _path(pattern: str) -> str:
+    """The one file that a pattern means, from the root of the repository."""
+    (found,) = ROOT.glob(pattern)
+    return found.relative_to(ROOT).as_posix()
+
+
+def _tests(tests: str, path: str) -> str:
+    return tests.replace("OWN", f"gradring-{path.split('/')[1]}")
+
+
+#: In whichever crate a file is, with the tests of that crate.
+CORE = "rust/*/src/"
+CORES_OWN = "OWN --lib "
 SIMULATED = "gradring-simulation "
 FACTS = "survivors_see_what_the_facts_say"
 RUNS = "every_run_ends_right_or_with_one_cause"

@@ -44,7 +44,7 @@ HEADS_TO_DO = (
     "benches/",
     "python/gradring/elastic/",
     "python/gradring/group/",
-    "rust/core/",
+    "rust/",
 )
 #: For those who work on gradring, who measure in fast hours.
 LOG = ROOT / "docs" / "engineering-log.md"

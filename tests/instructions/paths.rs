@@ -9,25 +9,25 @@ use std::io::{IoSlice, IoSliceMut, Read as _};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gradring_core::abort::AbortSwitch;
-use gradring_core::buffer::Buffer;
-use gradring_core::collective::{Call, Collective};
 use gradring_core::drive::{
     Context, Drive, Launched, Limits, Memory, Operand, Prepared, Stall, Step, Supervisor,
     Suspicion, Waits,
 };
-use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::error::Error;
-use gradring_core::kernel;
-use gradring_core::link::mesh::Mesh;
-use gradring_core::link::poll::{PollFd, WakeUp};
-use gradring_core::link::{Broken, Direction, Link, framing};
-use gradring_core::lock::lock;
-use gradring_core::schedule::algorithm_rules::Rules;
-use gradring_core::schedule::choice::Policy;
-use gradring_core::schedule::topology::Topology;
-use gradring_core::schedule::{self, Algorithm};
-use gradring_core::wire::contract::{self, Contract};
+use gradring_net::abort::AbortSwitch;
+use gradring_net::link::mesh::Mesh;
+use gradring_net::link::poll::{PollFd, WakeUp};
+use gradring_net::link::{Broken, Direction, Link, framing};
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::{Call, Collective};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::Error;
+use gradring_proto::kernel;
+use gradring_proto::lock::lock;
+use gradring_proto::schedule::algorithm_rules::Rules;
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::schedule::{self, Algorithm};
+use gradring_proto::wire::contract::{self, Contract};
 
 const ROUNDS: usize = 5;
 const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };

@@ -57,19 +57,21 @@ def _code(path: Path) -> int:
 
 def product_lines(root: Path) -> dict[str, int]:
     """By folder of a checkout."""
-    core = rust_lines(root / "rust" / "core" / "src")
     package = python_lines(root / "python" / "gradring")
-    crates = sorted(it.parents[0] for it in root.glob("rust/*/Cargo.toml"))
+    crates = sorted(it.parent for it in root.glob("rust/*/Cargo.toml") if _is_in_the_wheel(it))
     return {
-        **{f"rust/core/src/{name}": count for name, count in sorted(core.items())},
         **{
-            crate.relative_to(root).as_posix(): rust_lines(crate / "src").total()
+            f"{crate.relative_to(root).as_posix()}/src/{name}": count
             for crate in crates
-            if crate.name != "core"
+            for name, count in sorted(rust_lines(crate / "src").items())
         },
         **{f"python/gradring/{name}": count for name, count in sorted(package.items())},
         "benches": python_lines(root / "benches").total(),
     }
+
+
+def _is_in_the_wheel(manifest: Path) -> bool:
+    return "not in the wheel" not in manifest.read_text()
 
 
 def main() -> None:

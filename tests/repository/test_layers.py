@@ -11,7 +11,13 @@ from import_graph import Graph, circles, python_graph, rust_graph
 
 from documents import ROOT
 
-DIRECTORIES = ("rust/core/src", "python/gradring")
+DIRECTORIES = (
+    "rust/proto/src",
+    "rust/net/src",
+    "rust/core/src",
+    "rust/servers/src",
+    "python/gradring",
+)
 
 
 def layers(directory: str) -> list[list[str]]:
@@ -51,6 +57,17 @@ def _room(module: str, drawn: Container[str]) -> str:
 def test_no_module_uses_one_above_it_and_there_are_no_circles(directory: str) -> None:
     found = problems(graph_of(ROOT / directory), layers(directory))
     assert not (said := list(found)), "\n".join(said)
+
+
+def test_no_crate_uses_one_above_it() -> None:
+    """Cargo allows no circle; which crate may use which is the drawing's to say."""
+    graph = {}
+    for manifest in ROOT.glob("rust/*/Cargo.toml"):
+        dependencies = manifest.read_text().partition("[dependencies]")[2].partition("\n[")[0]
+        graph[manifest.parent.name] = set(
+            re.findall(r"^gradring-(\w+)", dependencies, re.MULTILINE)
+        )
+    assert not (said := list(problems(graph, layers("rust")))), "\n".join(said)
 
 
 @pytest.mark.parametrize("crate", ["python", "tensorflow"])

@@ -30,7 +30,7 @@ def test_tests_comments_docstrings_and_blank_lines_do_not_count(tmp_path: Path) 
     assert product_lines(tmp_path) == {
         "rust/core/src/deep": 4,
         "rust/core/src/lib": 1,
-        "rust/other": 1,
+        "rust/other/src/lib": 1,
         "python/gradring/deep": 5,
         "python/gradring/errors": 4,
         "benches": 1,

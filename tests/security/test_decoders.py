@@ -1,6 +1,6 @@
 """Texts from outside end in a value or in an error of ours, whatever they are.
 
-The decoders of what travels between ranks are tested in ``rust/core/tests/decoders.rs``.
+The decoders of what travels between ranks are tested in ``rust/fuzzing/tests/decoders.rs``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Updates by Keras' own optimizers, to compare the server's optimizers with.
 
-``python tests/tensorflow/keras_updates.py`` writes ``rust/core/tests/data/keras_updates.json``,
-which ``rust/core/tests/keras_updates.rs`` reads; ``test_keras_updates.py`` says whether it is still
-true.
+``python tests/tensorflow/keras_updates.py`` writes ``rust/proto/tests/data/keras_updates.json``,
+which ``rust/proto/tests/keras_updates.rs`` reads; ``test_keras_updates.py`` says whether it is
+still true.
 
 It runs eagerly, because TensorFlow rewrites graphs: under Adagrad the last bit or two of a weight
 differ there, probably since a division by a root becomes a multiplication by its reciprocal.
@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-FILE = Path(__file__).parents[2] / "rust/core/tests/data/keras_updates.json"
+FILE = Path(__file__).parents[2] / "rust/proto/tests/data/keras_updates.json"
 ELEMENTS = 16
 STEPS = 120
 #: After which the weights are compared, besides the last.

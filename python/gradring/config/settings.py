@@ -1,4 +1,4 @@
-"""The table of settings, which stands in ``rust/core/src/config.rs``.
+"""The table of settings, which stands in ``rust/net/src/config.rs``.
 
 ``make settings`` writes the table of ``docs/command-line.md`` and types in ``_native.pyi`` from it.
 """

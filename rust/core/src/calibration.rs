@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use crate::buffer::Buffer;
-use crate::caller::Interrupt;
-use crate::collective::{Collective, Request};
-use crate::dtype::{DType, ReduceOp};
 use crate::engine::Engine;
-use crate::error::{Damage, Result};
-use crate::schedule::algorithm_rules::Rules;
-use crate::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy};
+use gradring_net::caller::Interrupt;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::{Collective, Request};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::{Damage, Result};
+use gradring_proto::schedule::algorithm_rules::Rules;
+use gradring_proto::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy};
 
 /// How often the small and the large buffer are reduced; the fastest time counts.
 const SMALL: (usize, usize) = (MEASURED_SIZES.0, 8);

@@ -2,12 +2,12 @@
 //! neither Python nor TensorFlow, and is a library of its own: a program in Rust needs nothing else.
 //!
 //! ```no_run
-//! use gradring_core::communicator::Communicator;
-//! use gradring_core::config::Config;
-//! use gradring_core::dtype::ReduceOp;
+//! use crate::communicator::Communicator;
+//! use gradring_net::config::Config;
+//! use gradring_proto::dtype::ReduceOp;
 //!
 //! # fn rank_of_this_process() -> usize { 0 }
-//! # fn main() -> gradring_core::error::Result<()> {
+//! # fn main() -> gradring_proto::error::Result<()> {
 //! // On each of two hosts, with a rank of its own; rank 0 listens at this address.
 //! let mut config = Config::new(rank_of_this_process(), 2, "node-a:29500");
 //! config.token = b"the job's shared secret".into();
@@ -54,49 +54,27 @@
 //!
 //! From the top down: a [`communicator::Communicator`] is a connected group; its
 //! [`engine::Engine`] runs collectives in launch order; the executor performs one `schedule` (a
-//! collective as data) over [`link`]s, reducing with the [`kernel`]s. `forming` forms the group,
+//! collective as data) over `gradring-net`'s links, reducing with `gradring-proto`'s kernels. `forming` forms the group,
 //! `failure` notices failures and finds their causes, [`observe`] keeps what happened; `wire` says
 //! what travels.
 
-pub mod abort;
-pub mod buffer;
 mod calibration;
-pub mod caller;
-pub mod collective;
 pub mod communicator;
-pub mod config;
-#[doc(hidden)]
-pub mod consensus;
-#[doc(hidden)]
-pub mod cost_model;
 #[doc(hidden)]
 pub mod drive;
-pub mod dtype;
 pub mod elastic;
 pub mod engine;
-pub mod error;
-mod executor;
+#[doc(hidden)]
+pub mod executor;
 #[doc(hidden)]
 pub mod failure;
-mod forming;
-#[cfg(feature = "testing")]
 #[doc(hidden)]
-pub mod fuzzing;
-mod host;
-pub mod kernel;
-pub mod link;
-pub mod lock;
-mod names;
+pub mod forming;
 pub mod observe;
-#[doc(hidden)]
-pub mod parameters;
-pub mod schedule;
-#[doc(hidden)]
-pub mod serving;
-mod session;
-pub mod wire;
 pub mod work;
 
 pub use failure::diagnosis::{Findings, Known, Problem, Statement, diagnose};
 pub use forming::inquiry::inquire;
 pub use forming::roster::Roster;
+pub use gradring_net::{caller, config};
+pub use gradring_proto::{buffer, collective, dtype, error};

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
-use crate::error::{Abort, Breach, Error, Late, Result, shortened};
-use crate::link::forks::Process;
-use crate::lock::{self, lock};
 use crate::observe::flight_recorder::FlightRecorder;
+use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
+use gradring_net::link::forks::Process;
+use gradring_proto::error::{Abort, Breach, Error, Late, Result, shortened};
+use gradring_proto::lock::{self, lock};
 
 /// How a wait on a work ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -154,8 +154,8 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::Request;
-    use crate::schedule::Algorithm;
+    use gradring_proto::collective::Request;
+    use gradring_proto::schedule::Algorithm;
 
     #[test]
     fn a_work_that_has_ended_keeps_its_result_and_no_records() {

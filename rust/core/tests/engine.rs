@@ -6,21 +6,21 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use gradring_core::abort::AbortSwitch;
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Collective, Request};
-use gradring_core::dtype::{DType, ReduceOp};
 use gradring_core::engine::{Engine, Parts, SpinPolicy, Stall, Supervisor, Suspicion};
-use gradring_core::error::{Breach, Damage, Error, ErrorKind, Late, Lost};
-use gradring_core::link::memory::MemoryLink;
-use gradring_core::link::mesh::Mesh;
-use gradring_core::link::poll::PollFd;
-use gradring_core::link::{Broken, Direction, Interest, Link, Transport, framing, memory};
-use gradring_core::schedule::algorithm_rules::Rules;
-use gradring_core::schedule::choice::Policy;
-use gradring_core::schedule::topology::Topology;
-use gradring_core::schedule::{self, Algorithm};
 use gradring_core::work::WaitOutcome;
+use gradring_net::abort::AbortSwitch;
+use gradring_net::link::memory::MemoryLink;
+use gradring_net::link::mesh::Mesh;
+use gradring_net::link::poll::PollFd;
+use gradring_net::link::{Broken, Direction, Interest, Link, Transport, framing, memory};
+use gradring_proto::buffer::{Buffer, Slice};
+use gradring_proto::collective::{Collective, Request};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::{Breach, Damage, Error, ErrorKind, Late, Lost};
+use gradring_proto::schedule::algorithm_rules::Rules;
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::schedule::{self, Algorithm};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 /// Turns every suspicion into an error and ends all ranks of one test with it.

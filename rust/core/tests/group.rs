@@ -8,13 +8,13 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradring_core::collective::Request;
 use gradring_core::communicator::Communicator;
-use gradring_core::config::{Config, Settings};
-use gradring_core::dtype::ReduceOp;
-use gradring_core::error::{Error, ErrorKind};
 use gradring_core::inquire;
-use gradring_core::wire::state::{self, Phase, State};
+use gradring_net::config::{Config, Settings};
+use gradring_proto::collective::Request;
+use gradring_proto::dtype::ReduceOp;
+use gradring_proto::error::{Error, ErrorKind};
+use gradring_proto::wire::state::{self, Phase, State};
 
 use common::free_address;
 

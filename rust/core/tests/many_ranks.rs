@@ -7,12 +7,12 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator::Communicator;
-use gradring_core::config::{Config, Settings};
-use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::error::Result;
+use gradring_net::config::{Config, Settings};
+use gradring_proto::buffer::{Buffer, Slice};
+use gradring_proto::collective::{Collective, Request};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::Result;
 
 use common::free_address;
 

@@ -2,13 +2,13 @@
 
 use std::thread;
 
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Collective, Request};
 use gradring_core::communicator::Communicator;
-use gradring_core::config::{Config, Settings};
-use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::algorithm_rules::Rules;
+use gradring_net::config::{Config, Settings};
+use gradring_proto::buffer::{Buffer, Slice};
+use gradring_proto::collective::{Collective, Request};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::schedule::Algorithm;
+use gradring_proto::schedule::algorithm_rules::Rules;
 
 use common::free_address;
 

@@ -6,12 +6,12 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 
 use gradring_core::communicator::Communicator;
-use gradring_core::config::{Config, Settings};
-use gradring_core::dtype::ReduceOp;
-use gradring_core::link::kind::{Introduction, Kind, Lanes};
-use gradring_core::link::poll::{self, PollFd};
-use gradring_core::link::tcp::deadline_stream::DeadlineStream;
-use gradring_core::link::{Broken, Direction, Link};
+use gradring_net::config::{Config, Settings};
+use gradring_net::link::kind::{Introduction, Kind, Lanes};
+use gradring_net::link::poll::{self, PollFd};
+use gradring_net::link::tcp::deadline_stream::DeadlineStream;
+use gradring_net::link::{Broken, Direction, Link};
+use gradring_proto::dtype::ReduceOp;
 
 use common::free_address;
 

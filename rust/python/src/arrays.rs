@@ -4,10 +4,10 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Collective, Request, push_shape};
-use gradring_core::dtype::DType;
-use gradring_core::link::forks::PerProcess;
+use gradring_net::link::forks::PerProcess;
+use gradring_proto::buffer::{Buffer, Slice};
+use gradring_proto::collective::{Collective, Request, push_shape};
+use gradring_proto::dtype::DType;
 use numpy::npyffi::flags::NPY_ARRAY_WRITEABLE;
 use numpy::{PyArrayDescr, PyArrayDescrMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};

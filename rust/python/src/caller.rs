@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use gradring_core::caller::Caller;
-use gradring_core::error::Error;
+use gradring_net::caller::Caller;
+use gradring_proto::error::Error;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyString;

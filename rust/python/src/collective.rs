@@ -1,7 +1,7 @@
 //! `_native.Collective`.
 
-use gradring_core::collective;
-use gradring_core::dtype::ReduceOp;
+use gradring_proto::collective;
+use gradring_proto::dtype::ReduceOp;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

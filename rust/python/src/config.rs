@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gradring_core::config::timing::Timing;
-use gradring_core::config::{self, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
-use gradring_core::error::Unusable;
+use gradring_net::config::timing::Timing;
+use gradring_net::config::{self, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
+use gradring_proto::error::Unusable;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradring_core::caller::Caller;
-use gradring_core::config::LONGEST_S;
-use gradring_core::consensus::quorum::{Id, Peer};
 use gradring_core::elastic::{self, Event};
+use gradring_net::caller::Caller;
+use gradring_proto::consensus::quorum::{Id, Peer};
+use gradring_proto::settings::LONGEST_S;
 use pyo3::prelude::*;
 
 use crate::caller::{Program, guarded};
@@ -75,7 +75,7 @@ impl Participant {
     ) -> PyResult<Self> {
         let group = Arc::clone(&group.get().inner);
         enter(py, || {
-            let config = gradring_core::config::Config {
+            let config = gradring_net::config::Config {
                 id: Some(group.id),
                 ..config.get().inner.clone()
             };

@@ -12,8 +12,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use gradring_core::error::{Error, message_of};
-use gradring_core::lock::lock;
+use gradring_proto::error::{Error, message_of};
+use gradring_proto::lock::lock;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use gradring_core::error::Error;
-use gradring_core::link::forks::PerProcess;
+use gradring_net::link::forks::PerProcess;
+use gradring_proto::error::Error;
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

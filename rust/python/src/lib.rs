@@ -1,7 +1,7 @@
 //! The extension module `gradring._native`: one file per Python class. Parse, release the
 //! interpreter, delegate to the core.
 
-use gradring_core::link::forks;
+use gradring_net::link::forks;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -31,7 +31,7 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let info = PyDict::new(py);
     info.set_item("version", env!("CARGO_PKG_VERSION"))?;
     info.set_item("debug", cfg!(debug_assertions))?;
-    info.set_item("instruction_set", gradring_core::kernel::instruction_set())?;
+    info.set_item("instruction_set", gradring_proto::kernel::instruction_set())?;
     Ok(info)
 }
 

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use gradring_core::communicator;
-use gradring_core::config::Config;
+use gradring_net::config::Config;
 use pyo3::prelude::*;
 
 /// A port that a process has opened for a group that is yet to form.

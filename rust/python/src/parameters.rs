@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gradring_core::config::LONGEST_S;
-use gradring_core::error::{Result, Unusable};
-use gradring_core::parameters::optimizer::{Hyper, Optimizer};
-use gradring_core::parameters::rules::Rules;
-use gradring_core::serving::message::Counted;
-use gradring_core::serving::model::{Given, Model, Variable};
-use gradring_core::serving::server::{Place, Server};
-use gradring_core::serving::worker::Worker;
+use gradring_proto::error::{Result, Unusable};
+use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::rules::Rules;
+use gradring_proto::settings::LONGEST_S;
+use gradring_servers::message::Counted;
+use gradring_servers::model::{Given, Model, Variable};
+use gradring_servers::server::{Place, Server};
+use gradring_servers::worker::Worker;
 use numpy::{PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -422,7 +422,7 @@ fn check_server(index: usize, servers: usize) -> Result<()> {
     }
 }
 
-fn value(name: &str, value: &str, wanted: &str) -> gradring_core::error::Error {
+fn value(name: &str, value: &str, wanted: &str) -> gradring_proto::error::Error {
     let (name, value, wanted) = (name.into(), value.into(), wanted.into());
     Unusable::Value {
         name,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gradring_core::config::LONGEST_S;
 use gradring_core::inquire;
-use gradring_core::wire::state::{Collective, Phase, State};
+use gradring_proto::settings::LONGEST_S;
+use gradring_proto::wire::state::{Collective, Phase, State};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
 use gradring_core::observe::stats::{Lateness, Stats, Totals};
-use gradring_core::schedule::Algorithm;
+use gradring_proto::schedule::Algorithm;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -1,10 +1,10 @@
 //! `_native.time_all_reduce`: how long an all-reduce would take.
 
-use gradring_core::collective::Call;
-use gradring_core::cost_model::{self, Network, Path, Timing, Uplink};
-use gradring_core::error::Result;
-use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::algorithm_rules::Rules;
+use gradring_model::{Network, Path, Timing, Uplink};
+use gradring_proto::collective::Call;
+use gradring_proto::error::Result;
+use gradring_proto::schedule::Algorithm;
+use gradring_proto::schedule::algorithm_rules::Rules;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -95,13 +95,13 @@ fn times(
     let rules = Rules::parse(algorithm)?;
     let policy = match Algorithm::from_name(algorithm) {
         Some(_) => None,
-        None => Some(cost_model::policy(rules, network, program)?),
+        None => Some(gradring_model::policy(rules, network, program)?),
     };
     let mut time = |&bytes: &usize| {
         let ruled = Algorithm::from_name(algorithm);
         let chosen = policy.as_ref().map(|p| p.choose(&Call::float_sum(bytes)));
         let chosen = ruled.or(chosen).expect("there is a policy without a rule");
-        let timing = cost_model::time(bytes, chosen, network, program)?;
+        let timing = gradring_model::time(bytes, chosen, network, program)?;
         Ok((chosen, timing))
     };
     sizes.iter().map(&mut time).collect()

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gradring_core::error::Abort;
-use gradring_core::link::forks::Process;
 use gradring_core::work::WaitOutcome;
+use gradring_net::link::forks::Process;
+use gradring_proto::error::Abort;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -10,9 +10,9 @@ use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
-use gradring_core::dtype::DType;
-use gradring_core::kernel;
-use gradring_core::lock::lock;
+use gradring_proto::dtype::DType;
+use gradring_proto::kernel;
+use gradring_proto::lock::lock;
 
 use crate::context::Construction;
 use crate::ops::attr;

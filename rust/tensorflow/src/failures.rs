@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use gradring_core::error::Error;
-use gradring_core::lock::lock;
+use gradring_proto::error::Error;
+use gradring_proto::lock::lock;
 
 /// Errors remembered: more than the buckets of a step that fail together.
 const CAPACITY: usize = 256;

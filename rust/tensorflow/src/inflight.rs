@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
-use gradring_core::collective::Request;
 use gradring_core::communicator::Communicator;
-use gradring_core::error::Error;
-use gradring_core::lock::lock;
 use gradring_core::work::{WaitOutcome, Work};
+use gradring_proto::collective::Request;
+use gradring_proto::error::Error;
+use gradring_proto::lock::lock;
 
 use crate::api::Api;
 use crate::executions::{Execution, Executions};

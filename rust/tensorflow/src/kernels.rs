@@ -10,12 +10,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
 
-use gradring_core::buffer::Buffer;
-use gradring_core::collective::{Collective, Name, Request, push_shape};
 use gradring_core::communicator::Communicator;
-use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::error::{Abort, Error};
-use gradring_core::schedule;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::{Collective, Name, Request, push_shape};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::{Abort, Error};
+use gradring_proto::schedule;
 
 use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
 use crate::check::Check;

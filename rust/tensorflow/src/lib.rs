@@ -41,7 +41,7 @@ pub use api::RegisterError;
 /// [`RegisterError`] when TensorFlow is not loaded, is too old, or refuses an op.
 pub fn register() -> Result<(), RegisterError> {
     static REGISTERED: Mutex<bool> = Mutex::new(false);
-    let mut registered = gradring_core::lock::lock(&REGISTERED);
+    let mut registered = gradring_proto::lock::lock(&REGISTERED);
     if !*registered {
         let api = api::Api::get()?;
         ops::register(api)?;

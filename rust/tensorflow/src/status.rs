@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_int};
 
-use gradring_core::error::{Error, ErrorKind};
+use gradring_proto::error::{Error, ErrorKind};
 
 use crate::api::{Api, RawStatus};
 use crate::failures;

@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use gradring_core::buffer::Slice;
-use gradring_core::dtype::DType;
+use gradring_proto::buffer::Slice;
+use gradring_proto::dtype::DType;
 
 use crate::api::{Api, DataType, RawTensor};
 use crate::status::{Code, Failure};

@@ -12,18 +12,18 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::collective::{Collective, Request};
 use crate::drive::{Stall, Supervisor, Suspicion};
 use crate::engine::{Engine, Parts, SpinPolicy};
-use crate::error::{Abort, Error, ErrorKind, NotFormed, Result, Text, Unusable};
 use crate::forming::on_demand::PeerConnector;
-use crate::link::mesh::Mesh;
-use crate::link::poll::WakeUp;
-use crate::lock::lock;
 use crate::observe::flight_recorder::FlightRecorder;
 use crate::observe::stats::Stats;
-use crate::schedule::choice::Policy;
-use crate::schedule::topology::Topology;
+use gradring_net::link::mesh::Mesh;
+use gradring_net::link::poll::WakeUp;
+use gradring_proto::collective::{Collective, Request};
+use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, Text, Unusable};
+use gradring_proto::lock::lock;
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::schedule::topology::Topology;
 
 /// The channels of one rank.
 pub(super) struct Channels {

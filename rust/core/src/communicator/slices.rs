@@ -1,10 +1,10 @@
 //! Collectives over slices, for programs in Rust that have their values in one piece.
 
 use super::Communicator;
-use crate::buffer::Buffer;
-use crate::collective::{Collective, Request, push_shape};
-use crate::dtype::{Element, ReduceOp};
-use crate::error::Result;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::{Collective, Request, push_shape};
+use gradring_proto::dtype::{Element, ReduceOp};
+use gradring_proto::error::Result;
 
 /// Each waits for its end. All ranks call the same, in the same order, with as many elements of the
 /// same type and the same name, which may be empty. After an error, what `values` holds is undefined.

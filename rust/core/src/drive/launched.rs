@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::collective::Call;
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::schedule::Algorithm;
-use crate::schedule::choice::Policy;
-use crate::wire::contract::{Contract, Header};
+use gradring_proto::collective::Call;
+use gradring_proto::dtype::DType;
+use gradring_proto::error::Result;
+use gradring_proto::schedule::Algorithm;
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::wire::contract::{Contract, Header};
 
 /// All that follows from a call and the policy.
 #[derive(Clone)]

@@ -1,9 +1,9 @@
 //! Memory that one collective after the other uses.
 
 use super::Launched;
-use crate::buffer::Buffer;
-use crate::error::Error;
 use crate::executor::Scratch;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::error::Error;
 
 /// Memory of the collectives of one rank.
 #[derive(Default)]

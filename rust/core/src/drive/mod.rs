@@ -8,13 +8,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::abort::AbortSwitch;
-use crate::caller::INTERRUPT_INTERVAL;
-pub use crate::error::Suspicion;
-use crate::error::{Breach, Error};
 use crate::executor::{Execution, Progress};
-use crate::link::{Interest, Transport};
-use crate::schedule::topology::Topology;
+use gradring_net::abort::AbortSwitch;
+use gradring_net::caller::INTERRUPT_INTERVAL;
+use gradring_net::link::{Interest, Transport};
+pub use gradring_proto::error::Suspicion;
+use gradring_proto::error::{Breach, Error};
+use gradring_proto::schedule::topology::Topology;
 
 mod launched;
 mod memory;

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use super::{Context, Launched, Stall, Supervisor, Suspicion, Waiting, Waits};
-use crate::caller::INTERRUPT_INTERVAL;
-use crate::error::{Garbled, Text};
 use crate::executor::{Execution, Fault};
-use crate::wire::contract;
+use gradring_net::caller::INTERRUPT_INTERVAL;
+use gradring_proto::error::{Garbled, Text};
+use gradring_proto::wire::contract;
 
 /// How long nothing has moved in one collective, and what was done about it.
 pub(super) struct StallDetector<'a> {

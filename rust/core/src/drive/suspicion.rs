@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::collective::Call;
-use crate::error::{Error, Suspicion};
+use gradring_proto::collective::Call;
+use gradring_proto::error::{Error, Suspicion};
 
 /// Investigates suspicions for the whole group, and spreads aborts.
 pub trait Supervisor {

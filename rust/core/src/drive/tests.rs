@@ -2,13 +2,13 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 
 use super::*;
-use crate::buffer::Buffer;
-use crate::collective::{Collective, Request};
-use crate::dtype::{DType, ReduceOp};
-use crate::error::{Garbled, Text};
-use crate::link::memory;
-use crate::schedule::choice::Policy;
-use crate::wire::contract::{self, HEADER_BYTES};
+use gradring_net::link::memory;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::{Collective, Request};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::{Garbled, Text};
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::wire::contract::{self, HEADER_BYTES};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LIMITS: Limits = Limits {

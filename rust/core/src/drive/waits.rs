@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::lock::lock;
+use gradring_proto::lock::lock;
 
 /// A collective under way that does not move.
 #[derive(Debug, Clone)]

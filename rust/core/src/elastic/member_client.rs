@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::consensus::message::{Envelope, Outcome};
-use crate::error::{Breach, Error, ErrorKind, NotFormed, Result};
-use crate::session::connect::{Connector, Failure, Retry};
-use crate::session::credentials::Credentials;
-use crate::wire::handshake::{self, Hello, Purpose};
+pub(super) use gradring_net::session::connect::{Connector, Failure, Retry};
+use gradring_net::session::credentials::Credentials;
+use gradring_proto::consensus::message::{Envelope, Outcome};
+use gradring_proto::error::{Breach, Error, ErrorKind, NotFormed, Result};
+use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
 /// Says something to other processes of the job.
 pub(crate) struct MemberClient {
@@ -64,9 +64,9 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::config::Config;
-    use crate::consensus::message::Request;
-    use crate::consensus::quorum::{Id, Peer};
+    use gradring_net::config::Config;
+    use gradring_proto::consensus::message::Request;
+    use gradring_proto::consensus::quorum::{Id, Peer};
 
     #[test]
     fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-use crate::link::{Interest, Transport};
+use gradring_net::link::{Interest, Transport};
 
 /// Where threads run changes with every few milliseconds; moving takes up to 80 microseconds.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(1);

@@ -9,13 +9,13 @@ use super::cores::{Company, Cores};
 use super::queue::Turn;
 use super::spin_policy::Patience;
 use super::{Shared, SpinPolicy, placed};
-use crate::buffer::Buffer;
-use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
 use crate::drive::{Context, Drive, Launched, Measured, Memory, Step};
-use crate::error::{Abort, Error, Result, message_of};
-use crate::link::Transport;
-use crate::lock::lock;
 use crate::observe::flight_recorder::State;
+use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
+use gradring_net::link::Transport;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::error::{Abort, Error, Result, message_of};
+use gradring_proto::lock::lock;
 
 /// How often a spinning caller looks at its links before it looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 8;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::Driver;
 use super::steps::Steps;
-use crate::buffer::Buffer;
-use crate::collective::Call;
 use crate::drive::{Launched, Prepared};
-use crate::error::Result;
-use crate::schedule::choice::Policy;
 use crate::work::Work;
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::Call;
+use gradring_proto::error::Result;
+use gradring_proto::schedule::choice::Policy;
 
 /// A collective that is queued, and what it works on.
 type Waiting = (Launched, Buffer, Work);

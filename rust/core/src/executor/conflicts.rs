@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::schedule::{Access, Use};
+use gradring_proto::schedule::{Access, Use};
 
 /// An earlier operation, and the elements on which it must stay ahead.
 pub(super) type Conflict = (usize, Range<usize>);

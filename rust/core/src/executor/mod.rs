@@ -11,13 +11,13 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 
-use crate::buffer::Buffer;
-use crate::collective::Call;
-use crate::error::Error;
-use crate::link::{Broken, Direction, Interest, Transport};
-use crate::schedule::topology::Topology;
-use crate::schedule::{Action, Algorithm};
-use crate::wire::contract::{self, HEADER_BYTES, Header};
+use gradring_net::link::{Broken, Direction, Interest, Transport};
+use gradring_proto::buffer::Buffer;
+use gradring_proto::collective::Call;
+use gradring_proto::error::Error;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::schedule::{Action, Algorithm};
+use gradring_proto::wire::contract::{self, HEADER_BYTES, Header};
 
 mod conflicts;
 mod operands;
@@ -25,7 +25,7 @@ mod outline;
 mod plan;
 
 use operands::{BesideMemory, Operands};
-pub(crate) use outline::{Outline, Way, Work};
+pub use outline::{Outline, Way, Work};
 use plan::{Operation, Plan, Plans};
 
 /// Bytes received before they are combined: source and target of the kernel stay in L2 cache.

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::buffer::{Buffer, make_room};
-use crate::dtype::{DType, ReduceOp};
-use crate::error::Result;
-use crate::kernel;
-use crate::schedule::{Action, Contents, Turn};
+use gradring_proto::buffer::{Buffer, make_room};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::error::Result;
+use gradring_proto::kernel;
+use gradring_proto::schedule::{Action, Contents, Turn};
 
 use super::plan::{Offsets, Plan};
 

@@ -2,16 +2,16 @@
 //! to know how long a collective takes, and not what it yields.
 
 use super::plan::{Pipe, Plan, block_elements};
-use crate::collective::Call;
-use crate::schedule::symmetry::Symmetry;
-use crate::schedule::topology::Topology;
-use crate::schedule::{Action, Algorithm};
+use gradring_proto::collective::Call;
+pub(super) use gradring_proto::schedule::symmetry::Symmetry;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::schedule::{Action, Algorithm};
 
 /// Most bytes that go on their way at once: what a system takes from a socket, give or take.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// What one rank moves in a collective.
-pub(crate) struct Outline {
+pub struct Outline {
     pieces: Vec<Piece>,
     /// Of all pieces, one after the other: the pieces that have to have moved before.
     follows: Vec<u32>,
@@ -20,16 +20,16 @@ pub(crate) struct Outline {
 
 /// Bytes that move at once.
 #[derive(Clone, Copy)]
-pub(crate) struct Piece {
-    pub(crate) bytes: u32,
+pub struct Piece {
+    pub bytes: u32,
     /// Where what it follows ends; it begins where that of the piece before ends.
     follows_end: u32,
-    pub(crate) work: Work,
+    pub work: Work,
 }
 
 /// What a rank does with a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub enum Work {
     /// It sends or receives it.
     Move,
     /// It receives it and reduces it.
@@ -39,16 +39,16 @@ pub(crate) enum Work {
 }
 
 /// Pieces that keep their order.
-pub(crate) struct Route {
-    pub(crate) way: Way,
+pub struct Route {
+    pub way: Way,
     /// As `Symmetry` means it, if several ranks share an outline.
-    pub(crate) peer: usize,
-    pub(crate) pieces: Vec<u32>,
+    pub peer: usize,
+    pub pieces: Vec<u32>,
 }
 
 /// Where the pieces of a pipe go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub enum Way {
     /// To the peer.
     Out,
     /// From the peer.
@@ -59,19 +59,19 @@ pub(crate) enum Way {
 
 impl Outline {
     /// Which ranks have the same outline in `call`.
-    pub(crate) fn symmetry(call: &Call, algorithm: Algorithm, topology: &Topology) -> Symmetry {
+    pub fn symmetry(call: &Call, algorithm: Algorithm, topology: &Topology) -> Symmetry {
         let block = block_elements(call, call.dtype, topology);
         Symmetry::of(algorithm, &call.collective, topology, call.count, block)
     }
 
     /// Into how many blocks `call` is cut.
-    pub(crate) fn blocks(call: &Call, topology: &Topology) -> usize {
+    pub fn blocks(call: &Call, topology: &Topology) -> usize {
         let block = block_elements(call, call.dtype, topology);
         call.count.div_ceil(block).max(1)
     }
 
     /// What `rank` moves in `call`.
-    pub(crate) fn of(call: &Call, algorithm: Algorithm, rank: usize, topology: &Topology) -> Self {
+    pub fn of(call: &Call, algorithm: Algorithm, rank: usize, topology: &Topology) -> Self {
         let plan = Plan::of(call, call.dtype, algorithm, rank, topology);
         let mut outline = Self {
             pieces: Vec::new(),
@@ -135,16 +135,17 @@ impl Outline {
         });
     }
 
-    pub(crate) const fn len(&self) -> usize {
+    #[expect(clippy::len_without_is_empty, reason = "no plan is empty")]
+    pub const fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    pub(crate) fn piece(&self, number: u32) -> Piece {
+    pub fn piece(&self, number: u32) -> Piece {
         self.pieces[number as usize]
     }
 
     /// The pieces that have to have moved before piece `number` does.
-    pub(crate) fn follows(&self, number: u32) -> &[u32] {
+    pub fn follows(&self, number: u32) -> &[u32] {
         let ends = |index: usize| self.pieces[index].follows_end as usize;
         let index = number as usize;
         let start = index.checked_sub(1).map_or(0, ends);
@@ -152,7 +153,7 @@ impl Outline {
     }
 
     /// The pipes: outgoing, own and incoming ones.
-    pub(crate) fn pipes(&self) -> &[Route] {
+    pub fn pipes(&self) -> &[Route] {
         &self.pipes
     }
 }

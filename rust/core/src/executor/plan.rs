@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::conflicts::{Conflict, History};
-use crate::collective::{Call, Collective};
-use crate::dtype::DType;
-use crate::schedule::topology::Topology;
-use crate::schedule::{self, Access, Action, Algorithm, Contents, Schedule};
+use gradring_proto::collective::{Call, Collective};
+use gradring_proto::dtype::DType;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::schedule::{self, Access, Action, Algorithm, Contents, Schedule};
 
 /// How many plans are kept: more than a step of most models has buckets.
 const PLANS_MAX: usize = 64;

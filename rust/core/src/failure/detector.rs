@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::abort::AbortSwitch;
-use crate::config::timing::Timing;
 use crate::drive::{Suspicion, Waiting};
-use crate::error::{Breach, Broken, Damage, Error, Lost, shortened};
 use crate::failure::diagnosis::Diagnosis;
 use crate::observe::clock;
 use crate::observe::journal::Journal;
 use crate::observe::neighbour_clock::NeighbourClock;
-use crate::wire::control::{Entered, LogLine, Message, Report, Waits};
-use crate::wire::gossip::Tick;
+use gradring_net::abort::AbortSwitch;
+use gradring_net::config::timing::Timing;
+use gradring_proto::error::{Breach, Broken, Damage, Error, Lost, shortened};
+pub use gradring_proto::wire::control::{Entered, LogLine, Message, Report, Waits};
+use gradring_proto::wire::gossip::Tick;
 
 /// The first heartbeats follow each other faster, so that clocks can be compared soon.
 const FIRST_HEARTBEATS: u32 = 8;

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::{Breach, Error, ErrorKind, Late, Text};
-use crate::names::named;
-use crate::wire::control::{Entered, Report, Waits};
+use gradring_proto::error::{Breach, Error, ErrorKind, Late, Text};
+use gradring_proto::names::named;
+use gradring_proto::wire::control::{Entered, Report, Waits};
 
 named! {
     /// What can be wrong at one position.
@@ -409,17 +409,6 @@ fn describe_call(side: &Side<'_>, other: &Side<'_>) -> String {
 fn names(side: &Side<'_>) -> String {
     let names: Vec<String> = side.iter().map(|(rank, _)| rank.to_string()).collect();
     names.join(", ")
-}
-
-impl Entered {
-    /// The call and its step, and why that is another one than elsewhere, if the rank knows it.
-    fn in_its_step(&self) -> String {
-        let mut text = format!("{} in step {}", self.call, self.step);
-        if let Some((step, by)) = &self.left {
-            text.push_str(&format!(", after it left step {step} by {by}"));
-        }
-        text
-    }
 }
 
 #[cfg(test)]

@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::abort::AbortSwitch;
-use crate::config::timing::Timing;
 use crate::drive::{Stall, Supervisor, Suspicion};
-use crate::error::{Error, message_of, shortened};
-use crate::link::forks;
-use crate::link::poll::WakeUp;
-use crate::link::tcp::connection::Connection;
-use crate::lock::lock;
 use crate::observe::journal::Journal;
+use gradring_net::abort::AbortSwitch;
+use gradring_net::config::timing::Timing;
+use gradring_net::link::forks;
+use gradring_net::link::poll::WakeUp;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_proto::error::{Error, message_of, shortened};
+use gradring_proto::lock::lock;
 
 pub mod detector;
 pub(crate) mod diagnosis;

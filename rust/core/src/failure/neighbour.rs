@@ -2,8 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use crate::error::{Error, Lost, Text};
-use crate::wire::control::{self, Message};
+use gradring_proto::error::{Error, Lost, Text};
+pub(super) use gradring_proto::wire::control::{self, Message};
 
 /// A neighbour's control connection.
 pub(super) struct Neighbour<S> {

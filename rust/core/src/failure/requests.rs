@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::abort::{AbortSwitch, Waker};
 use crate::drive::Suspicion;
-use crate::error::Error;
-use crate::lock::lock;
+use gradring_net::abort::{AbortSwitch, Waker};
+use gradring_proto::error::Error;
+use gradring_proto::lock::lock;
 
 /// The requests that the monitor has not seen yet, and the switch that it raises.
 pub struct Requests {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use super::detector::{Audience, Detector};
 use super::neighbour::Neighbour;
 use super::requests::{Request, Requests};
-use crate::config::timing::Timing;
-use crate::link::poll::{self, WakeUp};
-use crate::link::tcp::connection::Connection;
 use crate::observe::journal::Journal;
 use crate::observe::{record, signals};
-use crate::wire::control;
+use gradring_net::config::timing::Timing;
+use gradring_net::link::poll::{self, WakeUp};
+use gradring_net::link::tcp::connection::Connection;
+use gradring_proto::wire::control;
 
 /// Bound on sending the last messages.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::abort::Waker;
-use crate::error::Result;
 use crate::forming::access::GroupAccess;
-use crate::link::tcp::connection::Connection;
-use crate::lock::{self, lock};
-use crate::session::listener::Service;
-use crate::wire::handshake::{Hello, Purpose, Traffic};
+use gradring_net::abort::Waker;
+use gradring_net::link::tcp::connection::Connection;
+pub(crate) use gradring_net::session::listener::Service;
+use gradring_proto::error::Result;
+use gradring_proto::lock::{self, lock};
+use gradring_proto::wire::handshake::{Hello, Purpose, Traffic};
 
 /// Connections that wait for this rank.
 pub(crate) struct AcceptedConnections {

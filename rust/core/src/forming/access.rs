@@ -7,19 +7,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config::Config;
-use crate::error::{Breach, Error, NotFormed, Result};
 use crate::forming::peers::initiates;
 use crate::forming::turned_away::TurnedAway;
-use crate::host::host_name;
 use crate::observe::own_state::OwnState;
-use crate::session::credentials::Credentials;
-use crate::session::listener::{AccessPolicy, Initiator, Limits};
-use crate::wire::handshake::{self, Hello, Purpose};
+use gradring_net::config::Config;
+use gradring_net::host::host_name;
+use gradring_net::session::credentials::Credentials;
+pub(crate) use gradring_net::session::listener::{AccessPolicy, Initiator, Limits};
+use gradring_proto::error::{Breach, Error, NotFormed, Result};
+use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
 /// Those of a formed group, where people ask and a few members connect at a time. Handshakes of
 /// strangers, with TLS up to a millisecond of computing each, take little of what the job could use.
-const FORMED: Limits = Limits {
+pub(crate) const FORMED: Limits = Limits {
     slots: 16,
     pause: Duration::from_millis(20),
     ..Limits::USUAL

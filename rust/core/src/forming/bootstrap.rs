@@ -7,17 +7,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, NotFormed, Result};
-use crate::link::poll;
-use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::wire::handshake::{self, GroupId, Member};
+use gradring_net::link::poll;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::tcp::deadline_stream::DeadlineStream;
+use gradring_proto::error::{Error, NotFormed, Result};
+use gradring_proto::wire::handshake::{self, GroupId, Member};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// What rank 0 tells those who joined.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// All have joined, as this group; connect with them.
     Formed {
         group: GroupId,
@@ -35,7 +35,7 @@ pub(crate) enum Answer {
     clippy::large_enum_variant,
     reason = "there is one failure, at the end"
 )]
-pub(crate) enum Status {
+pub enum Status {
     /// This rank is connected with all.
     Ready,
     /// This rank cannot go on.

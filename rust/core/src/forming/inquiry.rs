@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config::TlsFiles;
-use crate::error::{Abort, Result};
-use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::observe::own_state::OwnState;
-use crate::session::connect::{Connector, Failure, Retry};
-use crate::session::credentials::Credentials;
-use crate::session::listener::Service;
-use crate::wire::handshake::{self, Hello, Purpose};
-use crate::wire::state::State;
+use gradring_net::config::TlsFiles;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::tcp::deadline_stream::DeadlineStream;
+pub(crate) use gradring_net::session::connect::{Connector, Failure, Retry};
+use gradring_net::session::credentials::Credentials;
+pub(crate) use gradring_net::session::listener::Service;
+use gradring_proto::error::{Abort, Result};
+use gradring_proto::wire::handshake::{self, Hello, Purpose};
+use gradring_proto::wire::state::State;
 
 /// Asks the rank that listens at `host:port`, inside TLS if its job uses it. One that hands its
 /// listener from a group to the next one is asked again.

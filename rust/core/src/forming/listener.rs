@@ -8,15 +8,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::error::{NotFormed, NotServed, Result};
 use crate::forming::accepted::{AcceptedConnections, OnDemand};
 use crate::forming::access::GroupAccess;
 use crate::forming::inquiry::Inquiries;
 use crate::forming::members::Membership;
-use crate::link::tcp::connection::Connection;
-use crate::lock::lock;
-use crate::session::listener::{ListenOptions, Listener, Service, bind};
-use crate::wire::handshake::{Hello, Purpose};
+use gradring_net::link::tcp::connection::Connection;
+pub(crate) use gradring_net::session::listener::{ListenOptions, Listener, Service, bind};
+use gradring_proto::error::{NotFormed, NotServed, Result};
+use gradring_proto::lock::lock;
+use gradring_proto::wire::handshake::{Hello, Purpose};
 
 /// An initiator that is a member, and what it said.
 type Member = (Hello, Connection);

@@ -7,14 +7,14 @@ use std::io::{Read, Write};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::consensus::message::{Envelope, Reply};
-use crate::error::Result;
 use crate::forming::access::GroupAccess;
-use crate::link::forks::PerProcess;
-use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::session::listener::Service;
-use crate::wire::handshake::{self, Hello, Purpose};
+use gradring_net::link::forks::PerProcess;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::tcp::deadline_stream::DeadlineStream;
+pub(crate) use gradring_net::session::listener::Service;
+use gradring_proto::consensus::message::{Envelope, Reply};
+use gradring_proto::error::Result;
+use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
 /// Answers for this process in one job.
 pub(crate) trait Answers: Send + Sync {

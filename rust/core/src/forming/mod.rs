@@ -6,12 +6,12 @@
 
 pub(crate) mod accepted;
 pub(crate) mod access;
-pub(crate) mod bootstrap;
+pub mod bootstrap;
 pub(crate) mod inquiry;
 pub(crate) mod listener;
 pub(crate) mod members;
 pub(crate) mod on_demand;
 pub(crate) mod peers;
-pub(crate) mod rendezvous;
+pub mod rendezvous;
 pub(crate) mod roster;
 pub(crate) mod turned_away;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::link::tcp::connection::Connection;
-use crate::schedule::partners;
-use crate::schedule::topology::Topology;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_proto::schedule::partners;
+use gradring_proto::schedule::topology::Topology;
 
 /// The ranks to which `rank` connects, the nearest first.
 pub(crate) fn connects_to(rank: usize, topology: &Topology) -> Vec<usize> {
@@ -59,7 +59,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::schedule::choice::MESH_RANKS_MAX;
+    use gradring_proto::schedule::choice::MESH_RANKS_MAX;
 
     #[test]
     fn every_pair_of_a_mesh_connects_once() {

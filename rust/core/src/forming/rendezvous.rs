@@ -13,25 +13,25 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
-use crate::config::Config;
-use crate::error::{
-    Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, message_of,
-};
 use crate::forming::access::GroupAccess;
 use crate::forming::bootstrap::{Answer, Bootstrap, Coordinator, Joined};
 use crate::forming::listener::GroupListener;
 use crate::forming::peers::{accepts_from, by_rank, connects_to, each_stream};
 use crate::forming::roster::{Roster, this_member};
-use crate::host::host_name;
-use crate::link::kind::Kind;
-use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
-use crate::link::tcp::tls;
 use crate::observe::own_state::OwnState;
-use crate::session::connect::{Owner, Resolve, look_up, resolve};
-use crate::session::credentials::Credentials;
-use crate::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
+use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
+use gradring_net::config::Config;
+use gradring_net::host::host_name;
+use gradring_net::link::kind::Kind;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::tcp::deadline_stream::DeadlineStream;
+use gradring_net::link::tcp::tls;
+pub use gradring_net::session::connect::{Owner, Resolve, look_up, resolve};
+use gradring_net::session::credentials::Credentials;
+use gradring_proto::error::{
+    Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, message_of,
+};
+use gradring_proto::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 
 mod connect;
 mod missing;
@@ -479,7 +479,7 @@ pub(crate) fn interrupted(rank: usize) -> Error {
 }
 
 /// Nobody can be waited for at a loopback address whose interface is down, as in a new namespace.
-pub(crate) fn check_loopback(address: &str) -> Result<()> {
+pub fn check_loopback(address: &str) -> Result<()> {
     let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let name = address.strip_prefix("localhost:");
     let named = name.and_then(|port| port.parse().ok()).map(local);

@@ -1,10 +1,10 @@
 //! The agreed list of members, and what follows from it.
 
-use crate::config::Config;
-use crate::host::{host_id, host_name};
-use crate::link::kind::Kind;
-use crate::schedule::topology::Topology;
-use crate::wire::handshake::Member;
+use gradring_net::config::Config;
+use gradring_net::host::{host_id, host_name};
+use gradring_net::link::kind::Kind;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::wire::handshake::Member;
 
 /// Who is in the group, by rank.
 #[derive(Debug, Clone)]

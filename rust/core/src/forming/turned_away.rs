@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use crate::error::{Breach, Error, ErrorKind};
-use crate::lock::lock;
-use crate::session::listener::Initiator;
+use gradring_net::session::listener::Initiator;
+use gradring_proto::error::{Breach, Error, ErrorKind};
+use gradring_proto::lock::lock;
 
 /// Different reasons of members that are kept.
 const MEMBERS_REASONS_MAX: usize = 8;
@@ -40,24 +40,15 @@ pub(crate) struct TurnedAway {
     visits: Mutex<BTreeMap<(Sort, String), Visits>>,
 }
 
-impl Initiator {
-    fn sort(&self, error: &Error) -> Sort {
-        if self.proved_rank.is_some() {
-            Sort::Member
+impl Sort {
+    fn of(initiator: &Initiator, error: &Error) -> Self {
+        if initiator.proved_rank.is_some() {
+            Self::Member
         } else if matches!(error.kind, ErrorKind::Protocol(Breach::OtherVersion { .. })) {
-            Sort::OtherVersion
+            Self::OtherVersion
         } else {
-            Sort::Stranger(error.kind.exception(), self.is_connected)
+            Self::Stranger(error.kind.exception(), initiator.is_connected)
         }
-    }
-}
-
-impl fmt::Display for Initiator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(rank) = self.proved_rank {
-            write!(f, "rank {rank} at ")?;
-        }
-        write!(f, "{}", self.address)
     }
 }
 
@@ -66,7 +57,7 @@ impl TurnedAway {
     /// reason.
     pub(crate) fn note(&self, initiator: &Initiator, error: &Error) -> Option<String> {
         let (initiator_name, reason) = (initiator.to_string(), error.to_string());
-        let sort = initiator.sort(error);
+        let sort = Sort::of(initiator, error);
         let (kind, reasons_max) = match sort {
             Sort::Member => (format!("{initiator_name}: {reason}"), MEMBERS_REASONS_MAX),
             _ => (
@@ -117,8 +108,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::error::{NotFormed, NotTrusted};
-    use crate::wire::handshake;
+    use gradring_proto::error::{NotFormed, NotTrusted};
+    use gradring_proto::wire::handshake;
 
     fn initiator(number: u32, proved_rank: Option<usize>) -> Initiator {
         Initiator {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::lock::lock;
 use crate::observe::stats::Stats;
-use crate::wire::gossip::{Gossip, Late};
+use gradring_proto::lock::lock;
+use gradring_proto::wire::gossip::{Gossip, Late};
 
 /// Bound on what a program may add to its gossip.
 pub const NOTE_BYTES_MAX: usize = 1024;

@@ -7,15 +7,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::caller::Caller;
-use crate::collective::Call;
 use crate::drive::{Measured, Waiting, Waits};
-use crate::lock::lock;
-use crate::names::named;
 use crate::observe::exposure::Exposure;
 use crate::observe::stats::Stats;
-use crate::schedule::Algorithm;
-use crate::wire::contract::{Contract, Header};
+use gradring_net::caller::Caller;
+use gradring_proto::collective::Call;
+use gradring_proto::lock::lock;
+use gradring_proto::names::named;
+use gradring_proto::schedule::Algorithm;
+use gradring_proto::wire::contract::{Contract, Header};
 
 /// How many collectives are remembered by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -357,8 +357,8 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Collective, Name};
-    use crate::dtype::{DType, ReduceOp};
+    use gradring_proto::collective::{Collective, Name};
+    use gradring_proto::dtype::{DType, ReduceOp};
 
     fn call() -> Arc<Call> {
         Arc::new(Call {

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::lock::lock;
 use crate::observe::board::Board;
 use crate::observe::flight_recorder::FlightRecorder;
-use crate::wire::gossip::ClockOffset;
+use gradring_proto::lock::lock;
+use gradring_proto::wire::gossip::ClockOffset;
 
 /// Everything that one rank writes down.
 pub struct Journal {

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::wire::gossip::{ClockOffset, Tick};
+use gradring_proto::wire::gossip::{ClockOffset, Tick};
 
 /// Lags of this many heartbeats count, so that a drift of the clocks shows.
 const LAGS: usize = 16;

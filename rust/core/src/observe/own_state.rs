@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::abort::AbortSwitch;
-use crate::error::shortened;
-use crate::host::host_name;
-use crate::lock::{self, lock};
 use crate::observe::flight_recorder::{Entry, FlightRecorder};
-use crate::wire::handshake::GroupId;
-use crate::wire::state::{Collective, Phase, State};
+use gradring_net::abort::AbortSwitch;
+use gradring_net::host::host_name;
+use gradring_proto::error::shortened;
+use gradring_proto::lock::{self, lock};
+use gradring_proto::wire::handshake::GroupId;
+use gradring_proto::wire::state::{Collective, Phase, State};
 
 /// One rank from outside. It is asked by threads of the listener, never by the engine, so it answers
 /// also while Python is stuck.

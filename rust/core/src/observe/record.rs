@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::error::Error;
 use crate::observe::clock;
 use crate::observe::flight_recorder::Entry;
 use crate::observe::journal::{Journal, path_in};
-use crate::wire::gossip::ClockOffset;
+use gradring_proto::error::Error;
+use gradring_proto::wire::gossip::ClockOffset;
 
 /// Grows with every incompatible change of the file.
 const FORMAT: u32 = 1;

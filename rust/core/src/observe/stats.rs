@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::collective::Call;
 use crate::drive::Measured;
+use gradring_proto::collective::Call;
 
 /// Half of the time that counts as recent.
 const RECENT_HALF: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@ use super::faults::Fault;
 use super::group::{Ended, Run};
 use super::process::Outcome;
 use crate::world::time::{Moment, NEVER, SECOND, nanoseconds};
-use gradring_core::config::timing::Timing;
-use gradring_core::error::Error;
+use gradring_net::config::timing::Timing;
+use gradring_proto::error::Error;
 
 /// Longest that news, a turn of the monitor and a wake-up take together, with room to spare.
 const SLACK: Moment = 2 * SECOND;

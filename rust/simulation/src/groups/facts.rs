@@ -17,15 +17,15 @@ use super::process::Outcome;
 use super::scenario::{Planned, Scenario};
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use gradring_core::collective::{Call, Collective};
-use gradring_core::config::timing::Timing;
 use gradring_core::drive::Limits;
-use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::algorithm_rules::Rules;
-use gradring_core::schedule::choice::Policy;
-use gradring_core::schedule::topology::Topology;
-use gradring_core::wire::contract::HEADER_BYTES;
+use gradring_net::config::timing::Timing;
+use gradring_proto::collective::{Call, Collective};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::schedule::Algorithm;
+use gradring_proto::schedule::algorithm_rules::Rules;
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::wire::contract::HEADER_BYTES;
 
 const WORLD_SIZES: [usize; 3] = [2, 3, 5];
 /// Of each cell: half of them with shared memory.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::world::pipes::{End, PipeId, Pipes};
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
-use gradring_core::collective::{Call, Collective};
-use gradring_core::config::timing::Timing;
-use gradring_core::dtype::DType;
-use gradring_core::wire::contract::HEADER_BYTES;
+use gradring_net::config::timing::Timing;
+use gradring_proto::collective::{Call, Collective};
+use gradring_proto::dtype::DType;
+use gradring_proto::wire::contract::HEADER_BYTES;
 
 /// When a fault strikes: some time after a rank has begun to compute for a collective, and has sent
 /// so much of it.

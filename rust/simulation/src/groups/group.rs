@@ -16,10 +16,10 @@ use crate::world::pipes::{End, Event, PipeId, Pipes};
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use crate::world::{self, Happens, Subject, World};
-use gradring_core::config::timing::Timing;
 use gradring_core::failure::requests::Request;
 use gradring_core::failure::thread::MonitorThread;
-use gradring_core::link::{Direction, Interest};
+use gradring_net::config::timing::Timing;
+use gradring_net::link::{Direction, Interest};
 
 /// A thread that is woken waits so long for the processor, at most.
 pub(super) const WAKE_MAX: Moment = 5 * MILLISECOND;

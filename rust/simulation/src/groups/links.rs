@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::world::pipes::{End, PipeId, Pipes};
-use gradring_core::error::{BadSegment, Breakage};
-use gradring_core::link::{Broken, Direction, Interest, Transport};
-use gradring_core::lock::lock;
+use gradring_net::link::{Broken, Direction, Interest, Transport};
+use gradring_proto::error::{BadSegment, Breakage};
+use gradring_proto::lock::lock;
 
 /// The network, as all ranks share it.
 #[derive(Clone)]

@@ -14,16 +14,16 @@ use super::values::Values;
 use crate::world::random::Random;
 use crate::world::time::{Clock, Moment, nanoseconds};
 use crate::world::trace::Trace;
-use gradring_core::abort::AbortSwitch;
-use gradring_core::collective::Call;
 use gradring_core::drive::{
     Context, Drive, Launched, Memory, Prepared, Stall, Step, Supervisor, Suspicion,
 };
-use gradring_core::error::Error;
 use gradring_core::failure::requests::{Request, Requests};
-use gradring_core::link::Interest;
 use gradring_core::observe::flight_recorder::{FlightRecorder, State};
 use gradring_core::observe::journal::Journal;
+use gradring_net::abort::AbortSwitch;
+use gradring_net::link::Interest;
+use gradring_proto::collective::Call;
+use gradring_proto::error::Error;
 
 /// How often an engine may look in vain at what is ready, at one moment.
 const ROUNDS_MAX: u32 = 1000;

@@ -7,13 +7,13 @@ use super::faults::Fault;
 use super::values;
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
-use gradring_core::collective::Call;
 use gradring_core::drive::Limits;
-use gradring_core::dtype::DType;
-use gradring_core::schedule::Algorithm;
-use gradring_core::schedule::algorithm_rules::Rules;
-use gradring_core::schedule::choice::Policy;
-use gradring_core::schedule::topology::Topology;
+use gradring_proto::collective::Call;
+use gradring_proto::dtype::DType;
+use gradring_proto::schedule::Algorithm;
+use gradring_proto::schedule::algorithm_rules::Rules;
+use gradring_proto::schedule::choice::Policy;
+use gradring_proto::schedule::topology::Topology;
 
 const LINGERS_MAX: Moment = 3 * SECOND;
 

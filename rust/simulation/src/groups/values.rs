@@ -2,10 +2,10 @@
 
 use half::{bf16, f16};
 
-use gradring_core::buffer::{Buffer, Slice};
-use gradring_core::collective::{Call, Collective};
-use gradring_core::dtype::{DType, ReduceOp};
-use gradring_core::schedule;
+use gradring_proto::buffer::{Buffer, Slice};
+use gradring_proto::collective::{Call, Collective};
+use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::schedule;
 
 use crate::world::random::Random;
 

@@ -6,8 +6,8 @@ use super::job::{Group, Job, State};
 use super::scenario::{Fault, Harm};
 use crate::world::faults::Trigger;
 use crate::world::time::{Moment, NEVER, SECOND};
-use gradring_core::consensus::quorum::{Ballot, Roster};
-use gradring_core::error::{Error, ErrorKind, NotAgreed};
+use gradring_proto::consensus::quorum::{Ballot, Roster};
+use gradring_proto::error::{Error, ErrorKind, NotAgreed};
 
 /// A group without a step for so long, when all is well again, is stuck.
 const STUCK_AFTER: Moment = 20 * SECOND;

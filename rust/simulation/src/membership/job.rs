@@ -11,9 +11,9 @@ use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens as _, Subject, World};
 use event::Event;
-use gradring_core::consensus::member::Member;
-use gradring_core::consensus::quorum::{Id, Peer, Roster};
-use gradring_core::consensus::timing::Timing;
+use gradring_proto::consensus::member::Member;
+use gradring_proto::consensus::quorum::{Id, Peer, Roster};
+use gradring_proto::consensus::timing::Timing;
 pub(super) use host::{Group, Host, State};
 
 mod connecting;

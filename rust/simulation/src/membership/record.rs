@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use crate::world::time::{Moment, SECOND};
-use gradring_core::consensus::message::Reply;
-use gradring_core::consensus::quorum::{Ballot, Id, Peer, Roster};
-use gradring_core::error::{Error, ErrorKind, NotAgreed};
+use gradring_proto::consensus::message::Reply;
+use gradring_proto::consensus::quorum::{Ballot, Id, Peer, Roster};
+use gradring_proto::error::{Error, ErrorKind, NotAgreed};
 
 /// If one that has accepted a roster dies, and nothing else goes wrong, the others are at the next one
 /// by then. To wait until they have connected in vain takes longer.

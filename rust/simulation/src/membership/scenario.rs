@@ -7,7 +7,7 @@ use crate::world::faults::{self, Hits, Trigger};
 use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND};
-use gradring_core::consensus::timing::Timing;
+use gradring_proto::consensus::timing::Timing;
 
 /// Everything about a history that is settled before it begins.
 #[derive(Debug)]

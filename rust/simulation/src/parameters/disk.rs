@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use gradring_core::parameters::identity::{Point, Terms, Version};
-use gradring_core::parameters::server::Disk;
-use gradring_core::parameters::snapshot::Snapshot;
+use gradring_proto::parameters::identity::{Point, Terms, Version};
+use gradring_proto::parameters::server::Disk;
+use gradring_proto::parameters::snapshot::Snapshot;
 
 #[derive(Default)]
 pub(super) struct Contents {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::scenario::Scenario;
-use gradring_core::parameters::identity::{Incarnation, Point, PushId, Term};
-use gradring_core::parameters::log::Entry;
-use gradring_core::parameters::message::Start;
-use gradring_core::parameters::shard::Weights;
-use gradring_core::parameters::snapshot::Snapshot;
+use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Term};
+use gradring_proto::parameters::log::Entry;
+use gradring_proto::parameters::message::Start;
+use gradring_proto::parameters::shard::Weights;
+use gradring_proto::parameters::snapshot::Snapshot;
 
 /// Elements on each server.
 pub(super) const ELEMENTS: usize = 2;

@@ -6,8 +6,8 @@ use crate::world::faults::{self, Hits, Trigger};
 use crate::world::network::Weather;
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
-use gradring_core::parameters::keepers::Keepers;
-use gradring_core::parameters::rules::{Combine, Late, Overflow, Rules, Timing};
+use gradring_proto::parameters::keepers::Keepers;
+use gradring_proto::parameters::rules::{Combine, Late, Overflow, Rules, Timing};
 
 /// Faults strike in this time, unless messages trigger them.
 const WINDOW: Moment = 6 * SECOND;

@@ -11,15 +11,15 @@ use crate::world::faults::{Faults, Hits};
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
-use gradring_core::parameters::identity::{Incarnation, Point, PushId};
-use gradring_core::parameters::message::{Ask, Order, Reply, Report, Request};
-use gradring_core::parameters::optimizer::{Hyper, Optimizer};
-use gradring_core::parameters::rules::Timing;
-use gradring_core::parameters::sequencer::{Output, Sequencer};
-use gradring_core::parameters::server::Server;
-use gradring_core::parameters::shard::{Gradient, Payload, Spec};
-use gradring_core::parameters::snapshot::Snapshot;
-use gradring_core::parameters::worker::{Event as Told, Worker};
+use gradring_proto::parameters::identity::{Incarnation, Point, PushId};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::rules::Timing;
+use gradring_proto::parameters::sequencer::{Output, Sequencer};
+use gradring_proto::parameters::server::Server;
+use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
+use gradring_proto::parameters::snapshot::Snapshot;
+use gradring_proto::parameters::worker::{Event as Told, Worker};
 
 /// Faults that messages trigger come before this.
 const LAST_FAULT: Moment = 10 * SECOND;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
 
-use gradring_core::error::message_of;
+use gradring_proto::error::message_of;
 
 /// Histories in an ordinary test.
 const SEEDS: u64 = 2000;

@@ -1,10 +1,10 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::collective::Collective;
-use crate::dtype::ReduceOp;
-use crate::schedule::topology::Topology;
-use crate::schedule::{self, Algorithm, Step};
+use gradring_proto::collective::Collective;
+use gradring_proto::dtype::ReduceOp;
+use gradring_proto::schedule::topology::Topology;
+use gradring_proto::schedule::{self, Algorithm, Step};
 
 /// What the operations of a schedule touch, in order.
 fn operations(rank: usize, steps: Vec<Step>) -> Vec<(Range<usize>, Access)> {

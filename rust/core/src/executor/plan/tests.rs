@@ -1,9 +1,9 @@
 use std::time::Instant;
 
 use super::*;
-use crate::dtype::ReduceOp;
-use crate::schedule::Turn;
-use crate::schedule::choice::MESH_RANKS_MAX;
+use gradring_proto::dtype::ReduceOp;
+use gradring_proto::schedule::Turn;
+use gradring_proto::schedule::choice::MESH_RANKS_MAX;
 
 const MIB: usize = 1 << 20;
 

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::{GoesOn, PeerConnector, Probe, configure};
-use crate::abort::Waker;
-use crate::caller::INTERRUPT_INTERVAL;
-use crate::error::Error;
-use crate::link::mesh::LinkConnector;
-use crate::link::poll::WakeUp;
-use crate::link::tcp::connection::Connection;
-use crate::link::{Link, framing};
-use crate::lock::lock;
-use crate::wire::handshake::Traffic;
+use gradring_net::abort::Waker;
+use gradring_net::caller::INTERRUPT_INTERVAL;
+use gradring_net::link::mesh::LinkConnector;
+use gradring_net::link::poll::WakeUp;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::{Link, framing};
+use gradring_proto::error::Error;
+use gradring_proto::lock::lock;
+use gradring_proto::wire::handshake::Traffic;
 
 /// A thread that connects; it is told to end, and has ended, when this is dropped.
 struct Worker<T> {

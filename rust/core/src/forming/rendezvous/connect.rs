@@ -4,11 +4,11 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::Forming;
-use crate::error::{Error, NotFormed, Result, Text};
 use crate::forming::roster::Roster;
-use crate::link::tcp::connection::Connection;
-use crate::session::connect::{Connector, Failure, Retry};
-use crate::wire::handshake::{Hello, Purpose};
+use gradring_net::link::tcp::connection::Connection;
+pub(super) use gradring_net::session::connect::{Connector, Failure, Retry};
+use gradring_proto::error::{Error, NotFormed, Result, Text};
+use gradring_proto::wire::handshake::{Hello, Purpose};
 
 impl Forming<'_> {
     /// Connects to a rank for one purpose.

@@ -5,11 +5,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::Forming;
-use crate::caller::INTERRUPT_INTERVAL;
-use crate::config::Config;
-use crate::error::{Error, Missing, NotFormed, Result, Text};
 use crate::forming::listener::GroupListener;
-use crate::session::connect::{LOOK_UP_GOES_ON, Resolve, connect};
+use gradring_net::caller::INTERRUPT_INTERVAL;
+use gradring_net::config::Config;
+use gradring_net::session::connect::{LOOK_UP_GOES_ON, Resolve, connect};
+use gradring_proto::error::{Error, Missing, NotFormed, Result, Text};
 
 /// Bound on a look at the address of a rank that did not join.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);

@@ -2,10 +2,10 @@ use std::net::TcpListener;
 use std::thread;
 
 use super::*;
-use crate::config::Settings;
-use crate::error::ErrorKind;
-use crate::link::negotiation::KINDS;
-use crate::session::connect::LOOK_UP_GOES_ON;
+use gradring_net::config::Settings;
+use gradring_net::link::negotiation::KINDS;
+use gradring_net::session::connect::LOOK_UP_GOES_ON;
+use gradring_proto::error::ErrorKind;
 
 const STREAMS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(3);

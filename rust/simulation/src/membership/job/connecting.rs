@@ -4,7 +4,7 @@ use super::{Event, Group, Job, State, number};
 use crate::membership::scenario::Kind;
 use crate::world::faults::Hits;
 use crate::world::time::{MILLISECOND, nanoseconds};
-use gradring_core::consensus::quorum::{Ballot, Id};
+use gradring_proto::consensus::quorum::{Ballot, Id};
 
 impl Job {
     pub(super) fn connect(&mut self, host: usize, ballot: Ballot) -> Result<(), String> {

@@ -2,8 +2,8 @@
 
 use super::{Group, Job, STEP, State};
 use crate::world::Happens;
-use gradring_core::consensus::message::{Envelope, Outcome};
-use gradring_core::consensus::quorum::{Ballot, Id};
+use gradring_proto::consensus::message::{Envelope, Outcome};
+use gradring_proto::consensus::quorum::{Ballot, Id};
 
 #[derive(Debug, Clone)]
 pub(in super::super) enum Event {

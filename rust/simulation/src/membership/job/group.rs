@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Event, Group, Job, PEER_TIMEOUT, State, number};
 use crate::world::time::MILLISECOND;
-use gradring_core::consensus::quorum::{Ballot, Peer, Roster};
+use gradring_proto::consensus::quorum::{Ballot, Peer, Roster};
 
 impl Job {
     /// Groups make a step, and notice what has become of their members.

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::world::time::Moment;
-use gradring_core::consensus::member::Member;
-use gradring_core::consensus::quorum::{Ballot, Id};
-use gradring_core::error::Error;
+use gradring_proto::consensus::member::Member;
+use gradring_proto::consensus::quorum::{Ballot, Id};
+use gradring_proto::error::Error;
 
 /// What runs on a host.
 pub(in super::super) struct Host {

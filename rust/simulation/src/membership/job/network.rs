@@ -4,7 +4,7 @@ use super::{Event, Job, State, number};
 use crate::membership::scenario::Kind;
 use crate::world::faults::Hits;
 use crate::world::time::nanoseconds;
-use gradring_core::consensus::message::{Envelope, Outcome, Reply, Request};
+use gradring_proto::consensus::message::{Envelope, Outcome, Reply, Request};
 
 impl Job {
     pub(super) fn send(

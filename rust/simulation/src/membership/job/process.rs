@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::{Event, Group, Job, STEPS_MAX, State};
 use crate::world::time::MILLISECOND;
-use gradring_core::consensus::member::Member;
-use gradring_core::consensus::message::Step;
-use gradring_core::consensus::quorum::{Id, Peer};
+use gradring_proto::consensus::member::Member;
+use gradring_proto::consensus::message::Step;
+use gradring_proto::consensus::quorum::{Id, Peer};
 
 impl Job {
     pub(super) fn new_peer(&mut self, host: usize) -> Peer {

@@ -1,0 +1,137 @@
+//! The links of one rank to all others, and the one place where it waits for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::poll::{self, WakeUp};
+use super::{Broken, Interest, Link, Transport};
+use crate::abort::Waker;
+use gradring_proto::error::Breakage;
+
+/// Makes the links that a rank has not got when its group forms.
+pub trait LinkConnector: Send {
+    /// The link with `peer`, once there is one. To ask is to begin: both ranks do it. Does not wait;
+    /// wakes the mesh when it is worth while to ask again. Whatever makes a link impossible ends the
+    /// group.
+    fn link(&mut self, peer: usize) -> Option<Box<dyn Link>>;
+}
+
+/// The links of one rank.
+pub struct Mesh {
+    /// Indexed by rank; `None` where there has been nothing to say to each other.
+    links: Vec<Option<Box<dyn Link>>>,
+    /// Makes the others, if it can.
+    connector: Option<Box<dyn LinkConnector>>,
+    /// Woken by this process.
+    wake_up: Arc<WakeUp>,
+    /// Woken by peers that share memory.
+    doorbell: Arc<WakeUp>,
+}
+
+impl Mesh {
+    /// Of `links` by rank, which may be woken by `doorbell`.
+    ///
+    /// # Errors
+    /// When the system has no file descriptor left.
+    pub fn new(links: Vec<Option<Box<dyn Link>>>, doorbell: Arc<WakeUp>) -> io::Result<Self> {
+        let wake_up = Arc::new(WakeUp::new()?);
+        Ok(Self {
+            links,
+            connector: None,
+            wake_up,
+            doorbell,
+        })
+    }
+
+    /// Has links that are wanted later made by `connector`, which wakes by the waker that it is given.
+    #[must_use]
+    pub fn with_connector(
+        mut self,
+        connector: impl FnOnce(Waker) -> Box<dyn LinkConnector>,
+    ) -> Self {
+        self.connector = Some(connector(self.waker()));
+        self
+    }
+
+    /// The TCP congestion controls of the links that have one, and why they do.
+    #[must_use]
+    pub fn congestion(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
+        for (name, reason) in self.links.iter().flatten().filter_map(|l| l.congestion()) {
+            reasons.entry(name).or_default().insert(reason);
+        }
+        reasons
+    }
+
+    /// The link with a peer; `None` while it is being made.
+    #[inline]
+    fn link(&mut self, peer: usize) -> Result<Option<&mut dyn Link>, Broken> {
+        if self.links[peer].is_none() {
+            let connector = self.connector.as_mut().ok_or(Breakage::Absent)?;
+            self.links[peer] = connector.link(peer);
+        }
+        Ok(self.links[peer].as_deref_mut().map(|link| link as _))
+    }
+}
+
+impl Transport for Mesh {
+    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.link(peer)?
+            .map_or(Ok(None), |link| link.try_send(parts))
+    }
+
+    fn try_receive(
+        &mut self,
+        peer: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        self.link(peer)?
+            .map_or(Ok(None), |link| link.try_receive(parts))
+    }
+
+    fn readable(&mut self, peer: usize) -> Result<Option<&[u8]>, Broken> {
+        self.link(peer)?.map_or(Ok(None), |link| link.readable())
+    }
+
+    fn consume(&mut self, peer: usize, count: usize) {
+        if let Some(link) = &mut self.links[peer] {
+            link.consume(count);
+        }
+    }
+
+    fn core_of_peer(&self, peer: usize) -> Option<usize> {
+        let link = self.links[peer].as_ref();
+        link.and_then(|link| link.core_of_peer())
+    }
+
+    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        let sleeps = interests.iter().all(|interest| {
+            let link = self.links[interest.peer].as_mut();
+            link.is_none_or(|link| link.may_sleep(interest.direction))
+        });
+        if sleeps {
+            let mut awaited = vec![self.doorbell.awaited(), self.wake_up.awaited()];
+            for interest in interests {
+                if let Some(link) = &self.links[interest.peer] {
+                    link.awaited(interest.direction, &mut awaited);
+                }
+            }
+            poll::wait(awaited, timeout);
+        }
+        for interest in interests {
+            if let Some(link) = &mut self.links[interest.peer] {
+                link.awake(sleeps);
+            }
+        }
+        self.doorbell.reset();
+        // What woke it for good has told why elsewhere.
+        self.wake_up.reset();
+    }
+
+    fn waker(&self) -> Waker {
+        let wake_up = Arc::clone(&self.wake_up);
+        Box::new(move || wake_up.wake())
+    }
+}

@@ -1,0 +1,166 @@
+//! What links can be made of, and how two ranks agree about it when their group forms.
+//!
+//! A new transport is a folder with a [`Kind`], and its name in [`KINDS`].
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::kind::{Introduction, Kind};
+use super::mesh::Mesh;
+use super::poll::WakeUp;
+use super::tcp::connection::Connection;
+use super::tcp::deadline_stream::GoOn;
+use super::{Link, framing, shm, tcp};
+use gradring_proto::schedule::partners;
+use gradring_proto::schedule::topology::Topology;
+
+/// What links can be made of, the best first. TCP leads everywhere.
+pub const KINDS: &[Kind] = &[shm::KIND, tcp::KIND];
+
+/// What a rank offers that leaves the choice to the ranks.
+pub const AUTO: &str = "auto";
+
+/// What a setting `transport` offers: all kinds, or the one of that name; `None` for none.
+#[must_use]
+pub fn offered(transport: &str) -> Option<Vec<Kind>> {
+    let kinds = KINDS.iter().copied();
+    let kinds: Vec<_> = kinds
+        .filter(|kind| [AUTO, kind.name].contains(&transport))
+        .collect();
+    (!kinds.is_empty()).then_some(kinds)
+}
+
+/// What links a rank has got, and which it has not.
+pub struct Agreed {
+    /// The links.
+    pub mesh: Mesh,
+    /// What they are made of.
+    pub name: String,
+    /// By rank: why the best of what both offer could not be had.
+    pub refused: BTreeMap<usize, String>,
+}
+
+/// Why two ranks have no link.
+#[derive(Debug)]
+pub enum Failed {
+    /// Their connection failed meanwhile.
+    Broken {
+        /// The other rank.
+        peer: usize,
+        /// How; as timed out if the other was not done in time.
+        error: io::Error,
+    },
+    /// Nothing that both offer works.
+    Refused {
+        /// The other rank.
+        peer: usize,
+        /// Why the best of it does not.
+        reason: String,
+    },
+}
+
+/// Links a rank with all to which `connections` lead; with each by the best kind of `ours` that it
+/// offers, too, and that works.
+///
+/// One after the other: rank `a` and rank `b` meet in round `a + b` modulo the number of ranks.
+/// In every round each rank has at most one to meet, so the pairs of the earliest round that is
+/// not over can always go on. All at once would be as many threads as there are pairs.
+///
+/// # Errors
+/// When a socket cannot be configured, the system has no file descriptor left, or the agreement
+/// with a peer fails or is not over by `deadline`.
+pub fn agree(
+    (rank, topology): (usize, &Topology),
+    ours: &[Kind],
+    offers: &[Vec<String>],
+    mut connections: BTreeMap<usize, Vec<Connection>>,
+    checked: bool,
+    deadline: Instant,
+    go_on: GoOn<'_>,
+) -> io::Result<Result<Agreed, Failed>> {
+    let mut all = connections.values().flatten();
+    all.try_for_each(|connection| tcp::configure(connection.tcp()))?;
+    let doorbell = Arc::new(WakeUp::new()?);
+    let world_size = offers.len();
+    let pairs = pairs_of_a_host(topology);
+    let mut links: Vec<Option<Box<dyn Link>>> = (0..world_size).map(|_| None).collect();
+    let (mut used, mut refused) = (vec![false; ours.len()], BTreeMap::new());
+    let mut in_rounds: Vec<usize> = connections.keys().copied().collect();
+    in_rounds.sort_unstable_by_key(|peer| (rank + peer) % world_size);
+    for peer in in_rounds {
+        let mut introduction = Introduction {
+            connections: connections.remove(&peer).unwrap_or_default(),
+            rank,
+            initiator: rank < peer,
+            doorbell: doorbell.as_fd(),
+            pairs,
+            deadline,
+            go_on: &mut *go_on,
+        };
+        let (made, reason) = match best(&mut introduction, ours, &offers[peer], checked) {
+            Ok(outcome) => outcome,
+            Err(error) => return Ok(Err(Failed::Broken { peer, error })),
+        };
+        let Some((kind, link)) = made else {
+            let reason = reason.unwrap_or_default();
+            return Ok(Err(Failed::Refused { peer, reason }));
+        };
+        links[peer] = Some(link);
+        used[kind] = true;
+        refused.extend(reason.map(|reason| (peer, reason)));
+    }
+    let names = ours.iter().zip(used).filter(|(_, used)| *used);
+    let names: Vec<_> = names.map(|(kind, _)| kind.name).collect();
+    Ok(Ok(Agreed {
+        mesh: Mesh::new(links, doorbell)?,
+        name: match &*names {
+            // A rank that is alone has no links.
+            [] => tcp::KIND.name.into(),
+            names => names.join("+"),
+        },
+        refused,
+    }))
+}
+
+/// A link with the index of its kind, if there is one; and why a better one does not work, if so.
+pub(crate) type Best = (Option<(usize, Box<dyn Link>)>, Option<String>);
+
+/// A link with a peer that offers `theirs`, by the best kind of `ours` that works.
+///
+/// # Errors
+/// When the agreement fails or takes too long.
+pub fn best(
+    introduction: &mut Introduction<'_>,
+    ours: &[Kind],
+    theirs: &[String],
+    checked: bool,
+) -> io::Result<Best> {
+    let mut refused = None;
+    for (index, kind) in ours.iter().enumerate() {
+        if !theirs.iter().any(|offer| offer == kind.name) {
+            continue;
+        }
+        match (kind.link)(introduction)? {
+            Ok(lanes) => return Ok((Some((index, framing::over(lanes, checked))), refused)),
+            Err(reason) => drop(refused.get_or_insert(reason)),
+        }
+    }
+    Ok((None, refused))
+}
+
+/// Between how many pairs of ranks there are links on the host that has most.
+pub fn pairs_of_a_host(topology: &Topology) -> usize {
+    let host_of: BTreeMap<usize, usize> = (0..)
+        .zip(topology.hosts())
+        .flat_map(|(host, ranks)| ranks.iter().map(move |&rank| (rank, host)))
+        .collect();
+    let ends = |(host, ranks): (usize, &Vec<usize>)| {
+        let partners = ranks.iter().flat_map(|&rank| partners(rank, topology));
+        partners.filter(|peer| host_of[peer] == host).count()
+    };
+    let most = (0..).zip(topology.hosts()).map(ends).max();
+    most.unwrap_or_default() / 2
+}

@@ -1,0 +1,384 @@
+//! How two ranks come to share memory, over a connection on which they know each other already.
+//!
+//! ```text
+//! initiator -> responder  TCP   name of a Unix socket and a nonce      | why not
+//! responder -> initiator  Unix  the nonce
+//! initiator -> responder  Unix  the memory and its doorbell
+//! responder -> initiator  Unix  its doorbell
+//! responder -> initiator  TCP   it is mapped                           | why not
+//! initiator -> responder  TCP   both use it                            | why not
+//! ```
+//!
+//! The Unix socket has an abstract name, which exists only in this host's network namespace, so to
+//! reach it proves more than any comparison of host names. Everybody on the host can see the name
+//! and connect; only the nonce, known over TCP alone, is answered. A side that cannot go on says "why not"
+//! over TCP. After an initiator's nothing follows, and it has the last word: both sides know the same
+//! reason, and the connection is as before.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::arena::Arena;
+use super::{ShmLink, passing};
+use crate::caller::INTERRUPT_INTERVAL;
+use crate::link::poll;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn, gave_up};
+use gradring_proto::error::Error;
+use gradring_proto::wire::pairing as wire;
+
+/// Bytes of the random part of the socket's name, and of the nonce.
+const RANDOM_BYTES: usize = 16;
+/// Connections that have not sent the nonce yet; a new one drives out the oldest.
+const PENDING_MAX: usize = 16;
+/// How long the other side tries to reach the initiator, which waits for it: at most, and at most
+/// this part of the time that is left, so that its answer still comes in time.
+const REACHING_LIMIT: Duration = Duration::from_secs(10);
+const REACHING_PART: u32 = 2;
+
+type Nonce = [u8; RANDOM_BYTES];
+
+/// What one side brings.
+pub(super) struct Own<'a> {
+    /// Who it is.
+    pub(super) rank: usize,
+    /// Exactly one of both is.
+    pub(super) initiator: bool,
+    /// An eventfd that the other side rings.
+    pub(super) doorbell: BorrowedFd<'a>,
+}
+
+impl Own<'_> {
+    /// What this process lacks, said of its rank, as the other one hears it, too.
+    fn shortage(&self, error: &io::Error) -> Option<String> {
+        let shortage = Error::out_of_resources(error, &format!("rank {}", self.rank))?;
+        Some(shortage.kind.to_string())
+    }
+
+    fn reason(&self, what: &str, error: &io::Error) -> String {
+        self.shortage(error)
+            .unwrap_or_else(|| format!("{what}: {error}"))
+    }
+}
+
+/// Tries to share memory with the process at the other end of `stream`, which runs this at the
+/// same time. Both know what a ring of the memory holds.
+///
+/// Returns the link, or why there is none. `stream` carries nothing of this afterwards. It asks now
+/// and then whether to go on.
+///
+/// # Errors
+/// When the connection fails, the other side is not done by `deadline`, or `go_on` says no.
+pub(super) fn pair(
+    stream: &mut Connection,
+    own: &Own<'_>,
+    ring_bytes: usize,
+    deadline: Instant,
+    go_on: GoOn<'_>,
+) -> io::Result<Result<ShmLink, String>> {
+    let mut talk = Talk {
+        stream,
+        deadline,
+        go_on,
+    };
+    if own.initiator {
+        initiate(&mut talk, own, ring_bytes)
+    } else {
+        respond(&mut talk, own, ring_bytes)
+    }
+}
+
+fn initiate(
+    talk: &mut Talk<'_>,
+    own: &Own<'_>,
+    ring_bytes: usize,
+) -> io::Result<Result<ShmLink, String>> {
+    let offer = match Offer::new(own, ring_bytes) {
+        Ok(offer) => offer,
+        Err(reason) => return talk.refuse(reason),
+    };
+    talk.go_on(&[offer.name, offer.nonce].concat())?;
+    let responder = offer.await_responder(talk).and_then(|responder| {
+        let descriptors = [offer.file.as_fd(), own.doorbell];
+        passing::send(&responder, &descriptors)?;
+        Ok(responder)
+    });
+    // A responder that waits in vain notices here, and says so.
+    drop(offer.listener);
+    let other_doorbell = match (talk.hear()?, responder) {
+        // The responder's doorbell came before its answer.
+        (Ok(_), Ok(responder)) => {
+            receive_doorbell(&responder).map_err(|error| own.reason("the initiator failed", &error))
+        }
+        (Err(reason), Ok(_)) => Err(reason),
+        // Why the responder has waited in vain is known here only.
+        (Ok(_), Err(error)) => Err(own.reason("the initiator failed", &error)),
+        (Err(reason), Err(error)) => Err(own.shortage(&error).unwrap_or(reason)),
+    };
+    match other_doorbell {
+        Ok(other_doorbell) => {
+            talk.go_on(&[])?;
+            Ok(Ok(ShmLink::new(offer.arena, 0, other_doorbell)))
+        }
+        Err(reason) => talk.refuse(reason),
+    }
+}
+
+fn respond(
+    talk: &mut Talk<'_>,
+    own: &Own<'_>,
+    ring_bytes: usize,
+) -> io::Result<Result<ShmLink, String>> {
+    let accepted = match talk.hear()? {
+        Ok(offer) => {
+            let left = talk.deadline.saturating_duration_since(Instant::now());
+            let limit = REACHING_LIMIT.min(left / REACHING_PART);
+            let limit = limit.max(Duration::from_millis(1));
+            accept(&offer, own, ring_bytes, limit)
+        }
+        Err(reason) => return Ok(Err(reason)),
+    };
+    answer(talk, accepted)
+}
+
+/// Tells the initiator what has come of its offer, and hears whether both use it.
+fn answer(
+    talk: &mut Talk<'_>,
+    accepted: Result<ShmLink, String>,
+) -> io::Result<Result<ShmLink, String>> {
+    let accepted = match accepted {
+        Ok(link) => {
+            talk.go_on(&[])?;
+            Ok(link)
+        }
+        Err(reason) => talk.refuse(reason)?,
+    };
+    Ok(talk.hear()?.and(accepted))
+}
+
+/// What the other side needs in order to share memory.
+struct Offer {
+    arena: Arena,
+    file: OwnedFd,
+    listener: UnixListener,
+    name: [u8; RANDOM_BYTES],
+    nonce: Nonce,
+}
+
+impl Offer {
+    fn new(own: &Own<'_>, ring_bytes: usize) -> Result<Self, String> {
+        let (arena, file) = Arena::create(ring_bytes)
+            .map_err(|error| own.reason("no shared memory from the system", &error))?;
+        let (mut name, mut nonce) = ([0; RANDOM_BYTES], [0; RANDOM_BYTES]);
+        getrandom::fill(&mut name)
+            .and_then(|()| getrandom::fill(&mut nonce))
+            .map_err(|error| format!("no random numbers from the system: {error}"))?;
+        let listener =
+            listen(&name).map_err(|error| own.reason("no Unix socket from the system", &error))?;
+        Ok(Self {
+            arena,
+            file,
+            listener,
+            name,
+            nonce,
+        })
+    }
+
+    /// The connection that knows the nonce.
+    fn await_responder(&self, talk: &mut Talk<'_>) -> io::Result<UnixStream> {
+        let mut pending = VecDeque::with_capacity(PENDING_MAX + 1);
+        loop {
+            while let Some((connection, _)) = unless_later(self.listener.accept())? {
+                connection.set_nonblocking(true)?;
+                if passing::is_same_user(&connection)? {
+                    pending.push_back(connection);
+                }
+                if pending.len() > PENDING_MAX {
+                    pending.pop_front();
+                }
+            }
+            if let Some(responder) = self.recognise(&mut pending) {
+                return Ok(responder);
+            }
+            if talk.has_answer() {
+                return Err(io::Error::other("an answer came before the nonce"));
+            }
+            let left = talk.left()?;
+            let sockets = [poll::readable(&self.listener), poll::readable(talk.stream)];
+            let sockets = sockets
+                .into_iter()
+                .chain(pending.iter().map(poll::readable));
+            poll::wait(sockets, left.min(INTERRUPT_INTERVAL));
+        }
+    }
+
+    /// Takes the responder out of `pending`, and closes all that said something else.
+    fn recognise(&self, pending: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
+        for _ in 0..pending.len() {
+            let mut connection = pending.pop_front()?;
+            let mut said = [0; RANDOM_BYTES];
+            match connection.read(&mut said) {
+                Ok(RANDOM_BYTES) if is_equal(&said, &self.nonce) => return Some(connection),
+                Err(error) if is_later(error.kind()) => pending.push_back(connection),
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// The responder's part over the Unix socket.
+fn accept(
+    offer: &[u8],
+    own: &Own<'_>,
+    ring_bytes: usize,
+    limit: Duration,
+) -> Result<ShmLink, String> {
+    let Some((name, nonce)) = offer.split_at_checked(RANDOM_BYTES) else {
+        return Err("the offer is too short".into());
+    };
+    let mut initiator = reach(name, limit)
+        .map_err(|error| own.reason("different hosts or network namespaces", &error))?;
+    let exchange = |initiator: &mut UnixStream| {
+        if !passing::is_same_user(initiator)? {
+            return Err(io::Error::other("different users"));
+        }
+        initiator.write_all(nonce)?;
+        let [file, other_doorbell] = despite_signals(limit, || passing::receive(initiator))?;
+        check_doorbell(&other_doorbell)?;
+        let arena = Arena::open(file, ring_bytes)?;
+        passing::send(initiator, &[own.doorbell])?;
+        Ok(ShmLink::new(arena, 1, other_doorbell))
+    };
+    exchange(&mut initiator).map_err(|error| own.reason("the memory did not get across", &error))
+}
+
+fn receive_doorbell(responder: &UnixStream) -> io::Result<OwnedFd> {
+    let [doorbell] = passing::receive(responder)?;
+    check_doorbell(&doorbell)?;
+    Ok(doorbell)
+}
+
+/// Makes sure that ringing neither blocks nor raises SIGPIPE.
+fn check_doorbell(doorbell: &OwnedFd) -> io::Result<()> {
+    // Files, pipes and sockets have a type; what only the kernel makes, such as eventfds, has none.
+    if FileType::from_raw_mode(fstat(doorbell)?.st_mode) != FileType::Unknown {
+        return Err(io::Error::other("the doorbell is no eventfd"));
+    }
+    Ok(fcntl_setfl(
+        doorbell,
+        fcntl_getfl(doorbell)? | OFlags::NONBLOCK,
+    )?)
+}
+
+fn listen(name: &[u8]) -> io::Result<UnixListener> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&abstract_address(name)?)?;
+    socket.listen(PENDING_MAX as i32)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+fn reach(name: &[u8], limit: Duration) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // The time to write also bounds the time to connect.
+    socket.set_write_timeout(Some(limit))?;
+    socket.set_read_timeout(Some(limit))?;
+    let address = abstract_address(name)?;
+    despite_signals(limit, || socket.connect(&address))?;
+    Ok(socket.into())
+}
+
+/// Repeats what signals interrupt, which is every call that waits on a socket with a time limit,
+/// even if their handlers would have calls go on. All of it takes twice the `limit` at most.
+fn despite_signals<T>(limit: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let started = Instant::now();
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted && started.elapsed() < limit => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+fn abstract_address(name: &[u8]) -> io::Result<SockAddr> {
+    let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    SockAddr::unix(OsStr::from_bytes(format!("\0gradring-{digits}").as_bytes()))
+}
+
+/// The conversation over TCP.
+struct Talk<'a> {
+    stream: &'a mut Connection,
+    deadline: Instant,
+    go_on: GoOn<'a>,
+}
+
+impl Talk<'_> {
+    fn go_on(&mut self, content: &[u8]) -> io::Result<()> {
+        self.line().write_all(&wire::encode(&Ok(content.to_vec())))
+    }
+
+    fn refuse(&mut self, reason: String) -> io::Result<Result<ShmLink, String>> {
+        let reason = wire::cut(reason);
+        self.line().write_all(&wire::encode(&Err(reason.clone())))?;
+        Ok(Err(reason))
+    }
+
+    /// The other side's next message: its content, or why there is no more to say.
+    fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
+        wire::read(&mut self.line())
+    }
+
+    fn line(&mut self) -> DeadlineStream<'_> {
+        DeadlineStream::cancellable(self.stream, self.deadline, &mut *self.go_on)
+    }
+
+    /// Whether the other side has said something, or gone.
+    fn has_answer(&self) -> bool {
+        self.stream.is_readable()
+    }
+
+    /// The time that is left, if there is no reason to give up.
+    fn left(&mut self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        if !(self.go_on)() {
+            return Err(gave_up());
+        }
+        Ok(left)
+    }
+}
+
+/// Compares in a time that does not depend on the contents.
+fn is_equal(a: &Nonce, b: &Nonce) -> bool {
+    let difference = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
+    std::hint::black_box(difference) == 0
+}
+
+/// What there is by now.
+fn unless_later<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if is_later(error.kind()) => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+fn is_later(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,171 @@
+//! TLS over a socket that may block at any byte.
+//!
+//! The sender is told of bytes as sent when the peer will get them without further calls, and as
+//! not sent when another connection could take them instead. What was encrypted is neither until the
+//! socket has taken all of its ciphertext. So meanwhile all but the last byte of it count as sent:
+//! the bytes belong to this connection, and the caller comes back for the last one. No ciphertext
+//! is left behind when a collective ends.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+
+use rustls::CertificateError;
+
+use super::socket::is_later;
+use gradring_proto::error::{Breach, Error, NotTrusted, Text, Unusable};
+
+/// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
+const SEND_BYTES: usize = 256 << 10;
+/// Ciphertext received at a time.
+const RECEIVE_BYTES: usize = 128 << 10;
+
+/// A connection that has shaken hands.
+pub(super) struct Session {
+    connection: rustls::Connection,
+    /// Bytes of plaintext, one at most, that have been encrypted and not been reported as sent: the
+    /// ciphertext has not been sent in full.
+    withheld: usize,
+    inbox: Box<[u8]>,
+    /// Which part of the inbox has not been decrypted.
+    received: std::ops::Range<usize>,
+    /// How many decrypted bytes wait inside the connection.
+    decrypted: usize,
+}
+
+impl Session {
+    pub(super) fn new(mut connection: rustls::Connection) -> Self {
+        connection.set_buffer_limit(None);
+        // The last message of the handshake may have come together with something else.
+        let state = connection.process_new_packets();
+        Self {
+            decrypted: state.map_or(0, |state| state.plaintext_bytes_to_read()),
+            connection,
+            withheld: 0,
+            inbox: vec![0; RECEIVE_BYTES].into(),
+            received: 0..0,
+        }
+    }
+
+    pub(super) fn has_buffered(&self) -> bool {
+        self.decrypted > 0 || !self.received.is_empty()
+    }
+
+    /// As `Connection::send`.
+    pub(super) fn send(
+        &mut self,
+        socket: &mut impl Write,
+        parts: &[IoSlice<'_>],
+    ) -> io::Result<usize> {
+        if self.withheld > 0 {
+            self.flush(socket)?;
+            return Ok(std::mem::take(&mut self.withheld));
+        }
+        let mut encrypted = 0;
+        for part in parts {
+            let length = part.len().min(SEND_BYTES - encrypted);
+            encrypted += self.connection.writer().write(&part[..length])?;
+        }
+        match self.flush(socket) {
+            Err(error) if is_later(error.kind()) && encrypted > 0 => {
+                self.withheld = 1;
+                match encrypted {
+                    1 => Err(error),
+                    _ => Ok(encrypted - 1),
+                }
+            }
+            flushed => flushed.map(|()| encrypted),
+        }
+    }
+
+    fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
+        while self.connection.wants_write() {
+            self.connection.write_tls(socket)?;
+        }
+        Ok(())
+    }
+
+    /// As `Connection::receive`.
+    pub(super) fn receive(
+        &mut self,
+        socket: &mut impl Read,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
+        let wanted: usize = parts.iter().map(|part| part.len()).sum();
+        let mut filled = 0;
+        loop {
+            filled += self.take_decrypted(parts, filled)?;
+            if filled == wanted {
+                return Ok(filled);
+            }
+            if self.received.is_empty() {
+                if filled > 0 {
+                    return Ok(filled);
+                }
+                match socket.read(&mut self.inbox)? {
+                    0 => return Ok(0),
+                    count => self.received = 0..count,
+                }
+            }
+            let mut ciphertext = &self.inbox[self.received.clone()];
+            self.received.start += self.connection.read_tls(&mut ciphertext)?;
+            let state = self
+                .connection
+                .process_new_packets()
+                .map_err(|error| io::Error::new(ErrorKind::InvalidData, refusal(&error)))?;
+            self.decrypted = state.plaintext_bytes_to_read();
+            if state.peer_has_closed() && self.decrypted == 0 {
+                return Ok(filled);
+            }
+        }
+    }
+
+    /// Moves what has been decrypted behind the first `filled` bytes of `parts`.
+    fn take_decrypted(
+        &mut self,
+        parts: &mut [IoSliceMut<'_>],
+        mut filled: usize,
+    ) -> io::Result<usize> {
+        let mut taken = 0;
+        for part in parts {
+            let skipped = filled.min(part.len());
+            filled -= skipped;
+            let mut room = &mut part[skipped..];
+            while self.decrypted > 0 && !room.is_empty() {
+                let count = self.connection.reader().read(room)?;
+                taken += count;
+                self.decrypted -= count;
+                room = &mut room[count..];
+            }
+        }
+        Ok(taken)
+    }
+}
+
+/// What is to be said about an error of TLS on a connection.
+pub(super) fn refusal(error: &rustls::Error) -> Error {
+    use rustls::Error::{
+        AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,
+    };
+    match error {
+        InvalidCertificate(reason) => wrong_certificate(reason).into(),
+        NoCertificatesPresented => NotTrusted::NoCertificate.into(),
+        AlertReceived(alert) => NotTrusted::OwnCertificate {
+            alert: format!("{alert:?}").into(),
+        }
+        .into(),
+        InvalidMessage(_) => Unusable::AnswersWithoutTls.into(),
+        error => Breach::Tls {
+            error: Text::of(error),
+        }
+        .into(),
+    }
+}
+
+fn wrong_certificate(reason: &CertificateError) -> NotTrusted {
+    use CertificateError as C;
+    match reason {
+        C::UnknownIssuer | C::BadSignature => NotTrusted::UnknownAuthority,
+        reason => NotTrusted::Certificate {
+            reason: Text::of(reason),
+        },
+    }
+}

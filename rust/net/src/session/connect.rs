@@ -1,0 +1,373 @@
+//! Connections to other processes of the job: a name is looked up, TCP and TLS connect, the handshake
+//! proves what both are, and they talk; all of it again, as long as that may help.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::credentials::Credentials;
+use crate::caller::INTERRUPT_INTERVAL;
+use crate::link::tcp;
+use crate::link::tcp::connection::Connection;
+use crate::link::tcp::deadline_stream::DeadlineStream;
+use crate::link::tcp::tls;
+use gradring_proto::error::{Error, ErrorKind, NotFormed, Result, Text};
+use gradring_proto::wire::handshake::{self, Hello};
+
+/// Pauses between two attempts, the shortest and the longest: what is awaited starts, or moves from a
+/// group to the next one.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
+/// The part of the time that has gone by for which there is a pause, so that little more goes by.
+const PAUSE_PART: u32 = 8;
+/// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// What is known of a name whose look-up takes longer than there is time.
+pub const LOOK_UP_GOES_ON: &str = "its name is still being looked up";
+
+/// How the addresses of a `host:port` are found.
+pub type Resolve = fn(&str) -> io::Result<Vec<SocketAddr>>;
+
+/// Who wants a connection. A closure is one that does nothing else.
+pub trait Owner {
+    /// Called about ten times a second; fails once there is a reason to give up.
+    fn check(&mut self) -> Result<()>;
+}
+
+impl<F: FnMut() -> Result<()>> Owner for F {
+    fn check(&mut self) -> Result<()> {
+        self()
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nothing at the address accepts one.
+    Unreachable(io::Error),
+    /// What accepted it said no, broke it, or said nothing in time.
+    Handshake(Error),
+    /// This process has given up, or lacks something.
+    Own(Error),
+}
+
+impl Failure {
+    /// What the system lacks, if that is the reason.
+    pub fn shortage(&self) -> Option<Error> {
+        match self {
+            Self::Unreachable(error) => Error::out_of_resources(error, "cannot make a connection"),
+            Self::Handshake(error) | Self::Own(error) => {
+                matches!(error.kind, ErrorKind::Exhausted { .. }).then(|| error.clone())
+            }
+        }
+    }
+
+    /// What is to be said of it to those who know no more of the process than `address`.
+    pub fn error(&self, address: &str) -> Error {
+        match self {
+            Self::Unreachable(error) => {
+                let (address, error) = (address.into(), Text::of(error));
+                NotFormed::NobodyThere { address, error }.into()
+            }
+            Self::Handshake(error) | Self::Own(error) => error.clone(),
+        }
+    }
+
+    /// Whether the connection ended, as happens when a listener closes or strangers flood it, or an
+    /// earlier group is still there.
+    pub fn is_passing(&self) -> bool {
+        let Self::Handshake(error) = self else {
+            return false;
+        };
+        matches!(
+            error.kind,
+            ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
+        )
+    }
+}
+
+/// When to try again, and until when.
+#[derive(Clone, Copy)]
+pub struct Retry<'a> {
+    /// When the first attempt began.
+    pub started: Instant,
+    /// When to give up.
+    pub deadline: Instant,
+    /// How long one conversation may take, from the first byte of TLS on: until the deadline if
+    /// nothing says so.
+    pub conversation: Option<Duration>,
+    /// The shortest and the longest.
+    pub pauses: (Duration, Duration),
+    /// Whether another attempt may end otherwise, so long after the start.
+    pub again: &'a dyn Fn(&Failure, Duration) -> bool,
+}
+
+impl<'a> Retry<'a> {
+    /// From now on.
+    pub fn until(deadline: Instant, again: &'a dyn Fn(&Failure, Duration) -> bool) -> Self {
+        Self {
+            started: Instant::now(),
+            deadline,
+            conversation: None,
+            pauses: PAUSES,
+            again,
+        }
+    }
+
+    /// For a process that is known to listen: one that hands its listener from a group to the next one
+    /// is tried again.
+    pub fn of_one_that_listens(limit: Duration) -> Self {
+        Self::until(Instant::now() + limit, &|failure, _| failure.is_passing())
+    }
+}
+
+/// Whom to connect to, and how.
+pub struct Connector<'a> {
+    /// `host:port`.
+    pub address: &'a str,
+    /// What proves that this process belongs to the job.
+    pub credentials: &'a Credentials,
+    /// What finds the addresses of a host.
+    pub resolve: Resolve,
+    /// When to try again.
+    pub retry: Retry<'a>,
+}
+
+impl<'a> Connector<'a> {
+    /// One that asks the system for the addresses of hosts.
+    #[must_use]
+    pub fn new(address: &'a str, credentials: &'a Credentials, retry: Retry<'a>) -> Self {
+        Self {
+            address,
+            credentials,
+            resolve,
+            retry,
+        }
+    }
+
+    /// Connects, says `hello`, and then what `talk` says, whose result it returns with the connection.
+    pub fn connect<O: Owner, T>(
+        &self,
+        owner: &mut O,
+        mut hello: impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
+        mut talk: impl FnMut(&mut DeadlineStream<'_>) -> Result<T>,
+    ) -> Result<(Connection, T), Failure> {
+        let retry = &self.retry;
+        let mut known = None;
+        loop {
+            let failure = match self.attempt(owner, &mut hello, &mut talk) {
+                Ok(connected) => return Ok(connected),
+                Err(failure) => failure,
+            };
+            // What made this process give up may be what ended the connection.
+            owner.check().map_err(Failure::Own)?;
+            let bounds_all =
+                matches!(failure, Failure::Unreachable(_)) || retry.conversation.is_none();
+            if bounds_all && Instant::now() >= retry.deadline {
+                // An attempt that the deadline cut short knows less than the one before it.
+                return Err(known.unwrap_or(failure));
+            }
+            let elapsed = retry.started.elapsed();
+            let (shortest, longest) = retry.pauses;
+            if !(retry.again)(&failure, elapsed) || Instant::now() + longest >= retry.deadline {
+                return Err(failure);
+            }
+            known = Some(failure);
+            std::thread::sleep((elapsed / PAUSE_PART).clamp(shortest, longest));
+        }
+    }
+
+    fn attempt<O: Owner, T>(
+        &self,
+        owner: &mut O,
+        hello: &mut impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
+        talk: &mut impl FnMut(&mut DeadlineStream<'_>) -> Result<T>,
+    ) -> Result<(Connection, T), Failure> {
+        let (address, credentials, retry) = (self.address, self.credentials, &self.retry);
+        let tcp = self.reach(owner)?;
+        let hello = hello(owner, &tcp).map_err(Failure::Own)?;
+        let deadline = retry
+            .conversation
+            .map_or(retry.deadline, |limit| Instant::now() + limit);
+        let mut go_on = || owner.check().is_ok();
+        let converse = || {
+            tcp.set_nodelay(true)
+                .map_err(|error| handshake::broken(&error))?;
+            let tls = credentials.tls.as_ref();
+            let mut connection = tls::connect(tcp, tls, address, deadline, &mut go_on)?;
+            let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
+            handshake::initiate(&mut stream, hello, &credentials.token)?;
+            let said = talk(&mut stream)?;
+            Ok((connection, said))
+        };
+        converse().map_err(Failure::Handshake)
+    }
+
+    fn reach(&self, owner: &mut impl Owner) -> Result<TcpStream, Failure> {
+        let deadline = self.retry.deadline;
+        let addresses = look_up(self.address, self.resolve, deadline, owner)
+            .map_err(Failure::Own)?
+            .map_err(Failure::Unreachable)?;
+        let connect = move || connect(&addresses, deadline);
+        in_time(deadline, "no answer in time", owner, connect)
+            .map_err(Failure::Own)?
+            .map_err(Failure::Unreachable)
+    }
+}
+
+/// The addresses of a `host:port`; fails when the owner gives up.
+pub fn look_up(
+    address: &str,
+    resolve: Resolve,
+    deadline: Instant,
+    owner: &mut impl Owner,
+) -> Result<io::Result<Vec<SocketAddr>>> {
+    if let Ok(number) = address.parse() {
+        return Ok(Ok(vec![number]));
+    }
+    let address = address.to_owned();
+    in_time(deadline, LOOK_UP_GOES_ON, owner, move || resolve(&address))
+}
+
+/// Does something in a thread of its own, because the system does not let go of who looks up a name
+/// or connects. Fails when the owner gives up; what is not done by the deadline fails with `late`.
+fn in_time<T: Send + 'static>(
+    deadline: Instant,
+    late: &str,
+    owner: &mut impl Owner,
+    task: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<io::Result<T>> {
+    let (sender, outcome) = channel();
+    std::thread::Builder::new()
+        .name("gradring-connect".into())
+        .spawn(move || sender.send(task()))
+        .map_err(|error| Error::no_thread(&error))?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match outcome.recv_timeout(INTERRUPT_INTERVAL.min(left)) {
+            Ok(outcome) => return Ok(outcome),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(io::Error::other("the attempt failed")));
+            }
+            Err(RecvTimeoutError::Timeout) => owner.check()?,
+        }
+        if Instant::now() >= deadline {
+            return Ok(Err(io::Error::other(late)));
+        }
+    }
+}
+
+/// Asks the system, which may take longer than anybody wants to wait: see `look_up`.
+pub fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
+    Ok(address.to_socket_addrs()?.collect())
+}
+
+/// Opens a connection to the first of these addresses that accepts one.
+pub fn connect(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+    let mut outcome = Err(io::Error::other("the name has no address"));
+    for &address in addresses {
+        let limit = deadline
+            .saturating_duration_since(Instant::now())
+            .clamp(Duration::from_millis(10), CONNECT_LIMIT);
+        outcome = tcp::connect(address, limit);
+        if let Ok(stream) = &outcome {
+            // A loopback port on which no process listens can connect to itself.
+            if stream.local_addr()? != stream.peer_addr()? {
+                return outcome;
+            }
+            outcome = Err(io::ErrorKind::ConnectionRefused.into());
+        }
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use gradring_proto::error::Abort;
+    use gradring_proto::wire::handshake::Purpose;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn listener() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        (listener, address)
+    }
+
+    /// What becomes of an inquiry.
+    fn connect_to(address: &str, retry: Retry<'_>, owner: &mut impl Owner) -> Result<(), Failure> {
+        let credentials = Credentials::load(b"", None).unwrap();
+        let hello = |_: &mut _, _: &TcpStream| Hello::new((0, 0), 0, Purpose::Inquiry);
+        Connector::new(address, &credentials, retry)
+            .connect(owner, hello, |_| Ok(()))
+            .map(|(_, ())| ())
+    }
+
+    fn goes_on() -> Result<()> {
+        Ok(())
+    }
+
+    #[test]
+    fn connections_that_end_are_made_again_until_nobody_listens() {
+        let (listener, address) = listener();
+        let other = std::thread::spawn(move || {
+            for _ in 0..3 {
+                drop(listener.accept().unwrap());
+            }
+        });
+        let retry = Retry::of_one_that_listens(LIMIT);
+        let failure = connect_to(&address, retry, &mut goes_on).unwrap_err();
+        other.join().unwrap();
+        let Failure::Unreachable(error) = failure else {
+            panic!("{failure:?}");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn every_failure_is_shown_to_the_policy_which_ends_the_attempts() {
+        let (listener, address) = listener();
+        drop(listener);
+        let seen = std::cell::Cell::new(0);
+        let again = |failure: &Failure, _| {
+            assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+            seen.set(seen.get() + 1);
+            seen.get() < 4
+        };
+        let retry = Retry::until(Instant::now() + LIMIT, &again);
+        connect_to(&address, retry, &mut goes_on).unwrap_err();
+        assert_eq!(seen.get(), 4);
+    }
+
+    #[test]
+    fn an_owner_that_gives_up_ends_a_conversation_and_is_the_reason() {
+        let (_silent, address) = listener();
+        let mut asked = 0;
+        let mut owner = || {
+            asked += 1;
+            match asked {
+                ..3 => Ok(()),
+                _ => Err(Abort::Closed.into()),
+            }
+        };
+        let retry = Retry::of_one_that_listens(LIMIT);
+        let failure = connect_to(&address, retry, &mut owner).unwrap_err();
+        assert!(matches!(failure, Failure::Own(_)), "{failure:?}");
+    }
+
+    #[test]
+    fn an_attempt_that_the_deadline_cuts_short_leaves_the_reason_of_the_one_before() {
+        let (listener, address) = listener();
+        let other = std::thread::spawn(move || {
+            drop(listener.accept());
+            listener.accept().unwrap()
+        });
+        let retry = Retry::of_one_that_listens(Duration::from_secs(2));
+        let failure = connect_to(&address, retry, &mut goes_on).unwrap_err();
+        drop(other.join().unwrap());
+        assert!(failure.is_passing(), "{failure:?}");
+    }
+}

@@ -1,0 +1,425 @@
+//! Errors as facts: what happened, in which collective, and who is to blame.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+mod facts;
+
+pub use facts::{
+    Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
+    Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Shortage, Suspicion, Text, Unusable,
+};
+
+/// Result of anything that can fail in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Bound on each text of an error that travels, and on the description of a call: a bucket can have
+/// hundreds of names, and an exception pages of text.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// How many ranks of a part of the world a message lists.
+const PART_RANKS_MAX: usize = 64;
+
+/// A message says how long the operation took if it took that long: less would read as "0.0 s".
+const WORTH_SAYING: Duration = Duration::from_millis(50);
+
+/// A failure that every rank can report in the same words: it travels in abort frames.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Error {
+    /// What happened.
+    pub kind: ErrorKind,
+    /// The rank that caused it, and its host, where one is known.
+    pub blamed: Option<Blamed>,
+    /// The collective during which it happened, such as `all_reduce 'dense/kernel' float32[98]`.
+    pub collective: Option<String>,
+    /// Ordinal of that collective.
+    pub sequence: Option<u64>,
+    /// How long the operation had been under way.
+    pub elapsed: Option<Duration>,
+    /// In which part of the world it happened, if the group is not all of it.
+    #[serde(skip)]
+    pub part: Option<Arc<Part>>,
+}
+
+/// A group that was made from some ranks of another.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Part {
+    /// As the program knows it.
+    pub name: String,
+    /// What its ranks are in the group of all, by rank.
+    pub world_ranks: Vec<usize>,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<_> = self.world_ranks.iter().take(PART_RANKS_MAX).collect();
+        write!(f, "{}, whose ranks from 0 on are ranks ", self.name)?;
+        for (place, rank) in shown.iter().enumerate() {
+            write!(f, "{}{rank}", if place > 0 { ", " } else { "" })?;
+        }
+        let more = if shown.len() < self.world_ranks.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        write!(f, "{more} of the world")
+    }
+}
+
+/// A rank and the host it runs on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blamed {
+    /// Index of the process in the group.
+    pub rank: usize,
+    /// Host name, or the address where the name is not known yet.
+    pub host: String,
+}
+
+/// The kinds of failure, each with what happened; each is one exception class in Python.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
+pub enum ErrorKind {
+    /// A setting cannot be used.
+    #[error(transparent)]
+    Config(#[from] Unusable),
+    /// The group could not be formed.
+    #[error(transparent)]
+    Rendezvous(#[from] NotFormed),
+    /// A peer could not prove that it belongs to the job.
+    #[error(transparent)]
+    Authentication(#[from] NotTrusted),
+    /// Ranks called different collectives at the same position.
+    #[error("one rank called {theirs}; the others called {others}")]
+    Mismatch {
+        /// What the blamed rank called.
+        theirs: Text,
+        /// What the other ranks called.
+        others: Text,
+    },
+    /// A rank has gone.
+    #[error(transparent)]
+    PeerLost(#[from] Lost),
+    /// A rank is alive but did not take part in time.
+    #[error(transparent)]
+    CollectiveTimeout(#[from] Late),
+    /// Somebody aborted the communicator, or it is closed.
+    #[error(transparent)]
+    Aborted(#[from] Abort),
+    /// Bytes arrived that no correct peer sends, or the engine itself failed.
+    #[error(transparent)]
+    Protocol(#[from] Breach),
+    /// Bytes arrived other than they were sent, and were not used.
+    #[error(transparent)]
+    Corrupted(#[from] Damage),
+    /// Collectives were called where no order among them is possible.
+    #[error(transparent)]
+    Misuse(#[from] Disorder),
+    /// The system refused memory, a thread or a descriptor.
+    #[error(transparent)]
+    Exhausted(#[from] Shortage),
+    /// The job goes on without this process, or not at all.
+    #[error(transparent)]
+    Membership(#[from] NotAgreed),
+    /// Parameter servers do not serve.
+    #[error(transparent)]
+    Parameters(#[from] NotServed),
+}
+
+/// A fact is an error of its kind.
+impl<Fact: Into<ErrorKind>> From<Fact> for Error {
+    fn from(fact: Fact) -> Self {
+        Self::new(fact.into())
+    }
+}
+
+impl Error {
+    /// An error of this kind with nothing else known.
+    #[must_use]
+    pub const fn new(kind: ErrorKind) -> Self {
+        Self {
+            kind,
+            blamed: None,
+            collective: None,
+            sequence: None,
+            elapsed: None,
+            part: None,
+        }
+    }
+
+    /// The program, or a person, wants no more.
+    #[must_use]
+    pub fn aborted(reason: &str) -> Self {
+        let reason = reason.into();
+        Abort::ByProgram { reason }.into()
+    }
+
+    /// There is no memory for so many bytes.
+    #[must_use]
+    pub fn no_memory(bytes: usize, what: &str) -> Self {
+        let what = what.into();
+        Shortage::NoMemory { bytes, what }.into()
+    }
+
+    /// The system has no room for a thread.
+    #[must_use]
+    pub fn no_thread(error: &io::Error) -> Self {
+        let error = Text::of(error);
+        Shortage::NoThread { error }.into()
+    }
+
+    /// The system makes no eventfd.
+    #[must_use]
+    pub fn no_wake_up(error: &io::Error) -> Self {
+        Self::out_of_resources(error, "cannot wait for connections").unwrap_or_else(|| {
+            let error = Text::of(error);
+            Shortage::NoWakeUp { error }.into()
+        })
+    }
+
+    /// What `error` means if it says that the system is out of something that `what` needs.
+    #[must_use]
+    pub fn out_of_resources(error: &io::Error, what: &str) -> Option<Self> {
+        let code = error.raw_os_error()?;
+        let (what, error) = (what.into(), Text::of(error));
+        Some(match code {
+            libc::EMFILE => Shortage::NoFile { what, error }.into(),
+            libc::ENFILE => Shortage::NoFileOfHost { what, error }.into(),
+            libc::ENOMEM | libc::ENOBUFS => Shortage::NoBuffers { what, error }.into(),
+            _ => return None,
+        })
+    }
+
+    /// A part of this program failed with a panic.
+    #[must_use]
+    pub fn panicked(part: &str, panic: &str) -> Self {
+        let (part, panic) = (part.into(), panic.into());
+        Breach::Panicked { part, panic }.into()
+    }
+
+    /// The same error, blaming `rank` on `host`.
+    #[must_use]
+    pub fn blaming(mut self, rank: usize, host: impl Into<String>) -> Self {
+        self.blamed = Some(Blamed {
+            rank,
+            host: host.into(),
+        });
+        self
+    }
+
+    /// The same error, placed in a collective.
+    #[must_use]
+    pub fn during(mut self, collective: impl Into<String>, sequence: u64) -> Self {
+        self.collective = Some(collective.into());
+        self.sequence = Some(sequence);
+        self
+    }
+
+    /// The same error, with the time the operation had taken.
+    #[must_use]
+    pub const fn after(mut self, elapsed: Duration) -> Self {
+        self.elapsed = Some(elapsed);
+        self
+    }
+
+    /// The same error, of a group that is this part of the world.
+    #[must_use]
+    pub fn within(mut self, part: Option<&Arc<Part>>) -> Self {
+        self.part = part.cloned();
+        self
+    }
+
+    /// The blamed rank, as the group of all ranks counts.
+    #[must_use]
+    pub fn blamed_of_world(&self) -> Option<usize> {
+        let rank = self.blamed.as_ref()?.rank;
+        let part = self.part.as_ref();
+        part.map_or(Some(rank), |part| part.world_ranks.get(rank).copied())
+    }
+
+    /// The same error with texts beside the fact as `Text` has them: they may come from anybody.
+    #[must_use]
+    pub(crate) fn fit_to_travel(mut self) -> Self {
+        let host = self.blamed.as_mut().map(|blamed| &mut blamed.host);
+        for text in [host, self.collective.as_mut()].into_iter().flatten() {
+            *text = shortened(text);
+        }
+        self
+    }
+
+    fn advice(&self) -> &'static str {
+        match self.kind {
+            ErrorKind::Config(_) => "correct the setting and start again",
+            ErrorKind::Rendezvous(NotFormed::NoLoopback { .. }) => "type: ip link set lo up",
+            ErrorKind::Rendezvous(_) => {
+                "check that every rank was started with the same world size and rendezvous address, \
+                 and that no firewall is between them"
+            }
+            ErrorKind::Authentication(_) => {
+                "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE, and with TLS a \
+                 certificate for its own name or address from a common authority"
+            }
+            ErrorKind::Mismatch { .. } => {
+                "make every rank call the same collectives, with the same shapes, in the same order"
+            }
+            ErrorKind::PeerLost(_) => {
+                "look at that rank's own output for the cause, and restart the job"
+            }
+            // No rank is to blame for a wait that its caller made short.
+            ErrorKind::CollectiveTimeout(_) if self.blamed.is_none() => {
+                "it goes on: wait again, or ask gradring doctor for whom it waits"
+            }
+            ErrorKind::CollectiveTimeout(_) => {
+                "look at what that rank is doing; if it is only slow, raise stall_timeout (GRADRING_STALL_TIMEOUT_S)"
+            }
+            ErrorKind::Aborted(_) => "make a new communicator to go on",
+            ErrorKind::Protocol(_) => {
+                "check that all ranks run the same version of gradring and that nothing else uses its ports"
+            }
+            ErrorKind::Corrupted(_) => {
+                "no rank used those bytes: restart the job; if it happens again, look at the memory, \
+                 network cards and cables of these hosts"
+            }
+            ErrorKind::Misuse(_) => {
+                "call the collectives of a communicator from one thread, or give each thread a \
+                 communicator of its own; in a signal handler, set a flag or call close()"
+            }
+            ErrorKind::Exhausted(Shortage::NoWakeUp { .. }) => {
+                "allow it in the seccomp profile of the container or sandbox"
+            }
+            ErrorKind::Exhausted(_) => "raise that limit and start again",
+            ErrorKind::Membership(NotAgreed::Minority { .. }) => {
+                "look at those hosts and the network to them; where the job goes on, start this process \
+                 again to join it, and where it does not, start all from the last checkpoint"
+            }
+            ErrorKind::Membership(NotAgreed::TurnedAway { .. }) => {
+                "give it the job's own GRADRING_TOKEN, GRADRING_JOB_ID, certificates and version, or other \
+                 addresses in GRADRING_JOIN"
+            }
+            ErrorKind::Parameters(ref fact) => fact.advice(),
+            ErrorKind::Membership(_) => {
+                "start more workers, or the job again from its last checkpoint"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(collective), Some(sequence)) = (&self.collective, self.sequence) {
+            write!(f, "{collective} (collective #{sequence}): ")?;
+        }
+        match (&self.kind, &self.blamed) {
+            (ErrorKind::Mismatch { theirs, others }, Some(Blamed { rank, host })) => {
+                write!(
+                    f,
+                    "rank {rank} on {host} called {theirs}; the others called {others}"
+                )?;
+            }
+            // Either end may have done it, or what is between them.
+            (ErrorKind::Corrupted(_), _)
+            // It names the ranks itself.
+            | (ErrorKind::Rendezvous(NotFormed::MissingRanks { .. }), _) => {
+                write!(f, "{}", self.kind)?;
+            }
+            (kind, blamed) => {
+                if let Some(Blamed { rank, host }) = blamed {
+                    write!(f, "rank {rank} on {host}: ")?;
+                }
+                write!(f, "{kind}")?;
+            }
+        }
+        if let Some(elapsed) = self.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
+            write!(f, " (after {:.1} s)", elapsed.as_secs_f64())?;
+        }
+        if let Some(part) = &self.part {
+            write!(f, " (in {part})")?;
+        }
+        write!(f, "; {}", self.advice())
+    }
+}
+
+impl ErrorKind {
+    /// Name of the exception class in `gradring.errors` that stands for this kind.
+    #[must_use]
+    pub const fn exception(&self) -> &'static str {
+        match self {
+            Self::Config(_) => "ConfigError",
+            Self::Rendezvous(_) => "RendezvousError",
+            Self::Authentication(_) => "AuthenticationError",
+            Self::Mismatch { .. } => "MismatchError",
+            Self::PeerLost(_) => "PeerLostError",
+            Self::CollectiveTimeout(_) => "CollectiveTimeoutError",
+            Self::Aborted(_) => "AbortedError",
+            Self::Protocol(_) | Self::Corrupted(_) => "ProtocolError",
+            Self::Misuse(_) => "GradringError",
+            Self::Exhausted(_) => "ConfigError",
+            Self::Membership(_) => "RendezvousError",
+            Self::Parameters(fact) => fact.exception(),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The first `TEXT_BYTES_MAX` bytes of a text, on one line as far as it was on one.
+pub fn shortened(text: &str) -> String {
+    let end = (0..=text.len().min(TEXT_BYTES_MAX))
+        .rev()
+        .find(|&end| text.is_char_boundary(end))
+        .unwrap_or(0);
+    let printable = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
+    let mut short: String = text[..end].chars().map(printable).collect();
+    if end < text.len() {
+        short.push_str(" ...");
+    }
+    short
+}
+
+/// What a panic said.
+#[must_use]
+pub fn message_of(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_travel_are_short_and_harmless() {
+        let error = Error::aborted(&"\u{1b}[2Jx".repeat(10_000)).blaming(1, "h\u{7}");
+        let error = error.fit_to_travel();
+        let ErrorKind::Aborted(Abort::ByProgram { reason }) = &error.kind else {
+            panic!("the kind stays");
+        };
+        assert!(reason.len() <= TEXT_BYTES_MAX + 4 && reason.starts_with("?[2Jx?[2J"));
+        assert_eq!(error.blamed.unwrap().host, "h?");
+        assert_eq!(shortened("two\nlines \u{e9}"), "two\nlines \u{e9}");
+        let cut = shortened(&"\u{e9}".repeat(100_000));
+        assert!(cut.len() <= TEXT_BYTES_MAX + 4 && cut.ends_with("\u{e9} ..."));
+    }
+
+    #[test]
+    fn a_message_names_collective_rank_host_time_and_advice() {
+        let broken = Broken::closed();
+        let error = Error::from(Lost::LinkEnded { broken })
+            .blaming(2, "node-b")
+            .during("all_reduce 'w' float32[4]", 7)
+            .after(Duration::from_millis(1500));
+        assert_eq!(
+            error.to_string(),
+            "all_reduce 'w' float32[4] (collective #7): rank 2 on node-b: the connection to it was closed by \
+             the other side (after 1.5 s); look at that rank's own output for the cause, and restart the job"
+        );
+        let at_once = error.after(Duration::ZERO).to_string();
+        assert!(at_once.contains("the other side; look"), "{at_once}");
+    }
+}

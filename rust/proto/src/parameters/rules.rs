@@ -1,0 +1,232 @@
+//! The update rules of a parameter server, in one table.
+//!
+//! A row of [`Rules`] is also a field of `gradring.updates.ParameterServer`, or follows from some.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::identity::Version;
+use crate::error::Result;
+use crate::names::named;
+use crate::settings::{named_values, table, wrong};
+
+/// The strength of the correction of late gradients: lambda of DC-ASGD.
+const COMPENSATION: f32 = 0.04;
+
+/// All servers need the same values.
+const ALL: bool = true;
+
+table! {
+    /// The rule by which gradients become updates, as the program says it.
+    pub struct Rules {
+        workers: u32 = "1", ALL, "Workers at the start.";
+        staleness: Option<u64> = "0", ALL,
+            "How far a worker may run ahead of the slowest, in pushes; 0 is synchronous, `None` asynchronous.";
+        aggregate: usize = "1", ALL, "Gradients of which an update is made, unless it is synchronous.";
+        overflow: Overflow = "wait", ALL, "What becomes of one that does not fit into the queue.";
+        late: Late = "weight", ALL, "What becomes of one that was computed with older weights.";
+        backup: u32 = "0", ALL, "Workers without which a synchronous update goes on.";
+        combine: Combine = "mean", ALL, "What an update is of its gradients.";
+        snapshot_every: Version = "100", ALL, "Updates between two snapshots.";
+        replicas: usize = "0", ALL, "On how many servers each shard is, beside the first.";
+    } and {
+        /// Bound on the gradients that wait to be applied, if it is not the usual one.
+        queue_max: Option<usize>,
+        /// Updates by which weights may be older before a gradient is late, if not as many as usual.
+        late_after: Option<u64>,
+    }
+}
+
+named! {
+    /// What happens when the queue is full.
+    pub enum Overflow {
+        /// The worker waits.
+        Wait: "wait",
+        /// The one that has waited longest is dropped.
+        DropOldest: "drop_oldest",
+        /// The new one is dropped.
+        DropNewest: "drop_newest",
+    }
+}
+
+named! {
+    /// What happens to a late gradient.
+    pub enum Late {
+        /// It counts 1 / (1 + staleness).
+        Weight: "weight",
+        /// It is corrected for what has changed since.
+        Compensate: "compensate",
+        /// It is dropped.
+        Drop: "drop",
+        /// It counts like any other.
+        Keep: "keep",
+    }
+}
+
+named! {
+    /// What an update is of its gradients.
+    pub enum Combine {
+        /// Their mean.
+        Mean: "mean",
+        /// Their sum.
+        Sum: "sum",
+    }
+}
+
+named_values!(Overflow, Late, Combine);
+
+/// How long the servers wait for what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timing {
+    /// What was not answered is said again after so long.
+    pub again: Duration,
+    /// A worker of which nothing is heard for so long is lost.
+    pub silence: Duration,
+    /// The first update waits so long for all workers.
+    pub start: Duration,
+    /// Updates between two snapshots.
+    pub snapshot_every: Version,
+}
+
+/// How a gradient counts in an update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Treatment {
+    /// By what it is multiplied.
+    pub weight: f32,
+    /// The strength of the correction for what has changed since.
+    pub compensation: Option<f32>,
+}
+
+impl Rules {
+    /// Whether so many servers can apply it.
+    ///
+    /// # Errors
+    /// `Config` for what cannot be used, or not together; names it.
+    pub fn check(&self, servers: usize) -> Result<()> {
+        let says = |is_right: bool, name: &str, value: &dyn Display, wanted: &str| match is_right {
+            true => Ok(()),
+            false => Err(wrong(name, &value.to_string(), wanted)),
+        };
+        let at_least_one = "a whole number from 1 up";
+        says(self.workers >= 1, "workers", &self.workers, at_least_one)?;
+        says(
+            self.aggregate >= 1,
+            "aggregate",
+            &self.aggregate,
+            at_least_one,
+        )?;
+        says(
+            self.snapshot_every >= 1,
+            "snapshot_every",
+            &self.snapshot_every,
+            at_least_one,
+        )?;
+        says(
+            self.aggregate == 1 || !self.is_synchronous(),
+            "aggregate",
+            &self.aggregate,
+            "1, as it must be with staleness=0, whose updates have a gradient of each worker",
+        )?;
+        says(
+            self.backup == 0 || self.is_synchronous(),
+            "backup",
+            &self.backup,
+            "0, as it must be without staleness=0: only then does an update wait for all workers",
+        )?;
+        says(
+            self.backup < self.workers,
+            "backup",
+            &self.backup,
+            "less than the number of workers",
+        )?;
+        says(
+            self.replicas < servers,
+            "replicas",
+            &self.replicas,
+            "less than the number of parameter servers: no two copies are on the same one",
+        )?;
+        says(
+            self.replicas == 0 || !self.compensates(),
+            "late",
+            &self.late.name(),
+            "weight or drop, as it must be with replicas, which do not know what workers pulled",
+        )
+    }
+
+    /// Bound on the gradients that wait to be applied; those of one update always fit.
+    #[must_use]
+    pub fn queue_max(&self) -> usize {
+        let usual = || 2 * self.aggregate.max(self.workers as usize);
+        self.queue_max.unwrap_or_else(usual).max(self.aggregate)
+    }
+
+    /// Updates by which weights may be older before a gradient is late. Where workers do not wait for
+    /// each other, nearly every gradient is a little stale.
+    #[must_use]
+    pub fn late_after(&self) -> u64 {
+        let usual = || match self.late {
+            Late::Drop if !self.is_synchronous() => {
+                self.staleness.unwrap_or(0).max(self.workers.into())
+            }
+            _ => 0,
+        };
+        self.late_after.unwrap_or_else(usual)
+    }
+
+    /// Whether late gradients are corrected.
+    #[must_use]
+    pub const fn compensates(&self) -> bool {
+        matches!(self.late, Late::Compensate)
+    }
+
+    /// Whether an update has a gradient of each worker, but for backups.
+    #[must_use]
+    pub fn is_synchronous(&self) -> bool {
+        self.staleness == Some(0)
+    }
+
+    /// Of how many of the living workers a synchronous update needs a gradient. A lost worker counts
+    /// as one of the backups.
+    #[must_use]
+    pub fn needed(&self, living: usize) -> usize {
+        let lost = (self.workers as usize).saturating_sub(living);
+        let spare = (self.backup as usize).saturating_sub(lost);
+        living.saturating_sub(spare).max(1)
+    }
+
+    /// How a gradient of weights that have become older by so many updates counts; nothing if it is
+    /// dropped.
+    #[must_use]
+    pub fn treatment(&self, staleness: u64) -> Option<Treatment> {
+        let whole = Treatment {
+            weight: 1.0,
+            compensation: None,
+        };
+        if staleness <= self.late_after() {
+            return Some(whole);
+        }
+        match self.late {
+            Late::Keep => Some(whole),
+            Late::Weight => Some(Treatment {
+                weight: 1.0 / (1 + staleness) as f32,
+                ..whole
+            }),
+            Late::Compensate => Some(Treatment {
+                compensation: Some(COMPENSATION),
+                ..whole
+            }),
+            Late::Drop => None,
+        }
+    }
+
+    /// By what the sum of so many gradients is multiplied.
+    #[must_use]
+    pub fn scale(&self, count: usize) -> f32 {
+        match self.combine {
+            Combine::Mean => 1.0 / count as f32,
+            Combine::Sum => 1.0,
+        }
+    }
+}

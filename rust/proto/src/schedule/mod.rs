@@ -1,0 +1,427 @@
+//! A collective as data: the steps one rank performs, with no socket, thread or clock in sight.
+//!
+//! A schedule *means* what it says when its steps are performed one after the other, the send
+//! and the receive of one step side by side. The executor overlaps steps as far as their element
+//! ranges do not conflict, which cannot be told apart from that meaning by its result.
+//! A fold keeps its intermediate result beside the buffer: until its last turn it conflicts with
+//! other turns only. What is set aside conflicts with nothing but what takes it from there.
+//!
+//! Words: N ranks, a buffer of `count` elements, cut into N chunks. Contents travel as
+//! *contributions* (what a rank put in), as *partial* results (still to be reduced, in the
+//! accumulator type) or as *final* values.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::collective::Collective;
+use crate::dtype::ReduceOp;
+use crate::names::named;
+
+pub mod algorithm_rules;
+pub mod choice;
+mod direct;
+mod doubling;
+mod explanation;
+mod halving;
+mod hierarchical;
+mod one_shot;
+mod pairs;
+mod ring;
+mod star;
+pub mod symmetry;
+pub mod topology;
+#[cfg(test)]
+mod verify;
+
+use choice::MESH_RANKS_MAX;
+use hierarchical::Levels;
+use pairs::Pairs;
+use ring::Ring;
+use topology::Topology;
+
+/// The part of one rank in one collective.
+pub type Schedule = Vec<Step>;
+
+/// One exchange: at most one send and at most one receive, of disjoint element ranges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// What is sent, if anything.
+    pub send: Option<Send>,
+    /// What is received, if anything.
+    pub receive: Option<Receive>,
+}
+
+impl Step {
+    const fn send(peer: usize, range: Range<usize>, contents: Contents) -> Self {
+        Self {
+            send: Some(Send {
+                peer,
+                range,
+                contents,
+            }),
+            receive: None,
+        }
+    }
+
+    const fn receive(peer: usize, range: Range<usize>, action: Action) -> Self {
+        Self {
+            send: None,
+            receive: Some(Receive {
+                peer,
+                range,
+                action,
+            }),
+        }
+    }
+}
+
+/// An element range that goes to a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Send {
+    /// The rank that receives it.
+    pub peer: usize,
+    /// Which elements.
+    pub range: Range<usize>,
+    /// Whether they are contributions, partial results or final values.
+    pub contents: Contents,
+}
+
+/// An element range that comes from a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receive {
+    /// The rank that sends it; this rank itself where its own contribution is folded, or where it
+    /// reduces what it has set aside.
+    pub peer: usize,
+    /// Which elements.
+    pub range: Range<usize>,
+    /// What is done with them.
+    pub action: Action,
+}
+
+/// What an operation does to elements of the buffer, and whether to those that are kept beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Of the buffer.
+    pub buffer: Use,
+    /// Whether it uses what is kept beside the buffer.
+    pub beside: bool,
+}
+
+/// What an operation does to elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Neither reads nor writes them.
+    Nothing,
+    /// Reads them.
+    Read,
+    /// Writes them, and may read them.
+    Write,
+}
+
+impl Access {
+    /// Of an operation that sends.
+    pub const SEND: Self = Self {
+        buffer: Use::Read,
+        beside: false,
+    };
+
+    /// Of what `rank` does with something from `source`.
+    pub const fn receive(rank: usize, source: usize, action: Action) -> Self {
+        let buffer = match action {
+            Action::Fold(Turn::First | Turn::Middle) if rank != source => Use::Nothing,
+            Action::SetAside => Use::Nothing,
+            Action::Fold(Turn::First | Turn::Middle) => Use::Read,
+            _ => Use::Write,
+        };
+        Self {
+            buffer,
+            beside: match action {
+                Action::Fold(_) | Action::SetAside => true,
+                Action::Reduce | Action::ReduceAndFinish => rank == source,
+                Action::Copy => false,
+            },
+        }
+    }
+
+    /// Whether two operations on the same elements must keep their order.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn conflicts(self, other: Self) -> bool {
+        let untouched = self.buffer == Use::Nothing || other.buffer == Use::Nothing;
+        let unchanged = self.buffer != Use::Write && other.buffer != Use::Write;
+        (self.beside && other.beside) || !(untouched || unchanged)
+    }
+}
+
+/// What a transfer carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contents {
+    /// What a rank put in, in the buffer's own type.
+    Contribution,
+    /// Results that lack contributions, in the accumulator type.
+    Partial,
+    /// Finished values, in the buffer's own type.
+    Final,
+}
+
+/// What a receiver does with what arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Combine partial results with this rank's own.
+    Reduce,
+    /// Combine, and turn the complete result into final values (scale a mean, round once).
+    ReduceAndFinish,
+    /// Put final values in place.
+    Copy,
+    /// Combine a contribution with those of lower ranks, beside the buffer.
+    Fold(Turn),
+    /// Keep partial results beside the buffer until this rank reduces them.
+    SetAside,
+}
+
+/// Place of a contribution among those to one range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Of rank 0: there is nothing yet to combine it with.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Of the last rank: the result is complete and is put in place as final values.
+    Last,
+}
+
+impl Action {
+    /// What the transfer that feeds this action carries.
+    #[must_use]
+    pub const fn contents(self) -> Contents {
+        match self {
+            Self::Reduce | Self::ReduceAndFinish | Self::SetAside => Contents::Partial,
+            Self::Copy => Contents::Final,
+            Self::Fold(_) => Contents::Contribution,
+        }
+    }
+}
+
+named! {
+    /// How a collective is done.
+    pub enum Algorithm {
+        /// Every rank talks to its neighbours on a ring.
+        Ring: "ring",
+        /// Every rank talks to every other, in two steps.
+        Direct: "direct",
+        /// Every rank sends everything to every other, in one step.
+        OneShot: "one_shot",
+        /// Ranks reduce inside their hosts first, then in racks, then across.
+        Hierarchical: "hierarchical",
+        /// Every rank sends everything to rank 0, which sends the result to every other.
+        Star: "star",
+        /// Every rank exchanges halves with one other, then halves of these with the next.
+        Halving: "halving",
+        /// Every rank exchanges everything with one other, then with the next.
+        Doubling: "doubling",
+    }
+}
+
+impl Algorithm {
+    /// Whether this algorithm performs such a collective in such a group.
+    #[must_use]
+    pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
+        match self {
+            Self::Ring => !matches!(
+                collective,
+                Collective::AllToAll
+                    | Collective::Gather { .. }
+                    | Collective::Scatter { .. }
+                    | Collective::Send { .. }
+                    | Collective::Receive { .. }
+            ),
+            Self::Direct => !matches!(
+                collective,
+                Collective::Broadcast { .. } | Collective::Barrier
+            ),
+            Self::OneShot | Self::Star | Self::Halving | Self::Doubling => matches!(
+                collective,
+                Collective::AllReduce { .. } | Collective::Reduce { .. } | Collective::Barrier
+            ),
+            Self::Hierarchical => {
+                topology.has_levels()
+                    && matches!(
+                        collective,
+                        Collective::AllReduce { .. } | Collective::Reduce { .. }
+                    )
+            }
+        }
+    }
+
+    const fn builder(self) -> Builder {
+        match self {
+            Self::Ring => ring::build,
+            Self::Direct => direct::build,
+            Self::OneShot => one_shot::build,
+            Self::Hierarchical => hierarchical::build,
+            Self::Star => star::build,
+            Self::Halving => halving::build,
+            Self::Doubling => doubling::build,
+        }
+    }
+}
+
+/// The ranks with which `rank` has links, in ascending order: all others, or, where these are too
+/// many, those that it talks to on a ring, in pairs, and between racks.
+pub fn partners(rank: usize, topology: &Topology) -> Vec<usize> {
+    let world_size = topology.world_size();
+    if world_size <= MESH_RANKS_MAX {
+        return (0..world_size).filter(|&peer| peer != rank).collect();
+    }
+    let ring = Ring::through_all(topology, rank);
+    let mut partners: BTreeSet<usize> = Pairs::new(rank, world_size)
+        .partners()
+        .into_iter()
+        .chain(ring.neighbours())
+        .collect();
+    if topology.has_even_racks() {
+        partners.extend(Levels::of(rank, topology).partners());
+    }
+    partners.remove(&rank);
+    partners.into_iter().collect()
+}
+
+/// The schedule of `rank` for this collective over `count` elements.
+///
+/// An all-reduce or a reduce of two halves is done in blocks of at most `block` elements, one after the other.
+///
+/// # Panics
+/// When `algorithm` does not perform `collective` in such a group.
+#[must_use]
+pub fn build(
+    algorithm: Algorithm,
+    collective: &Collective,
+    rank: usize,
+    topology: &Topology,
+    count: usize,
+    block: usize,
+) -> Schedule {
+    if topology.world_size() == 1 {
+        return Schedule::new();
+    }
+    let part = Part {
+        rank,
+        topology,
+        count,
+        block,
+    };
+    let built = match collective {
+        // Everybody's contribution to one element passes through everybody.
+        Collective::Barrier => algorithm.builder()(
+            &Collective::AllReduce { op: ReduceOp::Max },
+            &Part { count: 1, ..part },
+        ),
+        _ => algorithm.builder()(collective, &part),
+    };
+    built.unwrap_or_else(|| {
+        let (algorithm, collective) = (algorithm.name(), collective.name());
+        panic!("{algorithm} does not perform {collective} here")
+    })
+}
+
+/// Makes the schedule of a part, unless the algorithm does not perform such a collective.
+type Builder = fn(&Collective, &Part<'_>) -> Option<Schedule>;
+
+/// One rank's part in a collective over `count` elements, of which a block is reduced at a time.
+struct Part<'a> {
+    rank: usize,
+    topology: &'a Topology,
+    count: usize,
+    block: usize,
+}
+
+impl Part<'_> {
+    fn world_size(&self) -> usize {
+        self.topology.world_size()
+    }
+
+    fn blocks(&self) -> Vec<Range<usize>> {
+        let blocks = self.count.div_ceil(self.block).max(1);
+        even_parts(&(0..self.count), blocks)
+    }
+
+    /// `whole`, cut into a chunk for each rank.
+    fn chunks(&self, whole: &Range<usize>) -> Vec<Range<usize>> {
+        even_parts(whole, self.world_size())
+    }
+
+    /// A reduction made of reduce-scatters and gatherings of one block after the other.
+    ///
+    /// What a rank has sent of a block is still in its cache when the results overwrite it, so a large
+    /// buffer passes through memory twice (read and written once), and not three times.
+    fn in_blocks(
+        &self,
+        reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
+        gather: impl Fn(&Range<usize>) -> Schedule,
+    ) -> Schedule {
+        let (blocks, ahead) = (self.blocks(), blocks_ahead(self.topology));
+        let mut steps = Schedule::new();
+        for number in 0..blocks.len() + ahead {
+            if let Some(block) = blocks.get(number) {
+                steps.extend(reduce_scatter(block));
+            }
+            if number >= ahead {
+                steps.extend(gather(&blocks[number - ahead]));
+            }
+        }
+        steps
+    }
+}
+
+/// How many blocks are reduced ahead of the one that is gathered, so that links are busy while a
+/// block's last contributions arrive, and ranks that take turns on a core find something to do. Two
+/// ranks of one host need none of it: their bytes arrive at once, and the fewer blocks are under way,
+/// the more of them stays in cache.
+fn blocks_ahead(topology: &Topology) -> usize {
+    match (topology.hosts().len(), topology.world_size()) {
+        (1, 2) => 0,
+        _ => 2,
+    }
+}
+
+/// The steps in which one rank folds all contributions to `range`.
+fn fold_in_rank_order(world_size: usize, range: &Range<usize>) -> Schedule {
+    let fold = |source| {
+        let turn = match source {
+            0 => Turn::First,
+            _ if source == world_size - 1 => Turn::Last,
+            _ => Turn::Middle,
+        };
+        Step::receive(source, range.clone(), Action::Fold(turn))
+    };
+    (0..world_size).map(fold).collect()
+}
+
+/// Chunk `index` of `count` elements cut into `parts`: the first `count % parts` chunks have one
+/// element more than the others, as in `numpy.array_split`.
+#[must_use]
+pub const fn chunk(count: usize, parts: usize, index: usize) -> Range<usize> {
+    let (least, longer) = (count / parts, count % parts);
+    let start = index * least + if index < longer { index } else { longer };
+    start..start + least + (index < longer) as usize
+}
+
+/// `whole`, cut as by `chunk`.
+fn even_parts(whole: &Range<usize>, parts: usize) -> Vec<Range<usize>> {
+    let part = |index| {
+        let part = chunk(whole.len(), parts, index);
+        whole.start + part.start..whole.start + part.end
+    };
+    (0..parts).map(part).collect()
+}
+
+fn chunks_of(counts: &[usize]) -> Vec<Range<usize>> {
+    counts
+        .iter()
+        .scan(0, |start, &count| {
+            let range = *start..*start + count;
+            *start = range.end;
+            Some(range)
+        })
+        .collect()
+}

@@ -1,0 +1,173 @@
+//! What ranks tell their neighbours beside the data: signs of life, questions, and aborts.
+//!
+//! Messages marked *flooded* are passed on around the ring in both directions by every rank that
+//! sees them for the first time, so one lost rank cannot keep them from the others.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::wire::codec;
+use crate::wire::gossip::{Gossip, Tick};
+
+/// Bound on one message. The longest holds the description of a bucket.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// A message between neighbours.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    /// The sender is alive.
+    Heartbeat(Tick),
+    /// Flooded: how a rank is doing.
+    Gossip(Gossip),
+    /// Flooded: a line for the log of rank 0.
+    LogLine(LogLine),
+    /// The sender leaves in good order.
+    Goodbye,
+    /// Flooded: what is everybody doing at this position?
+    Query {
+        /// Of the collective.
+        sequence: u64,
+    },
+    /// Flooded: a rank's answer to a query.
+    Report(Report),
+    /// Flooded: the data connection between two ranks has ended, as the first one has noticed.
+    LinkBroken {
+        /// The rank that has noticed it.
+        rank: usize,
+        /// The other end.
+        peer: usize,
+    },
+    /// Flooded: the group has failed, and why.
+    Abort(Error),
+}
+
+/// What a rank has to say to people who read the log of rank 0.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// The rank that says it.
+    pub rank: usize,
+    /// Grows with every line of the rank.
+    pub number: u64,
+    /// The line.
+    pub text: String,
+}
+
+/// What one rank says it did at the position of a query.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The rank that says it.
+    pub rank: usize,
+    /// Of the collective that was asked about.
+    pub sequence: u64,
+    /// The collective it entered there; `None` if it has not entered it.
+    pub entered: Option<Entered>,
+    /// For whom it waits right now, if it does so in this collective or an earlier one.
+    pub waits: Option<Waits>,
+}
+
+/// What keeps a rank from going on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// The ranks without which nothing moves.
+    pub awaited: Vec<usize>,
+    /// How long nothing has moved.
+    pub idle: Duration,
+    /// What it does with one of them alone, if that is what keeps it from this collective.
+    pub beside: Option<String>,
+    /// Whether the program has begun this collective in advance, and does something else.
+    pub in_advance: bool,
+}
+
+/// A collective that a rank entered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entered {
+    /// The contract header it sent.
+    pub header: Vec<u8>,
+    /// The call, for people.
+    pub call: String,
+    /// The step of the program that it belongs to; 0 for none.
+    pub step: u64,
+    /// The step that the rank's program left early last, and by what.
+    pub left: Option<(u64, String)>,
+}
+
+impl Entered {
+    /// The call and its step, and why that is another one than elsewhere, if the rank knows it.
+    #[must_use]
+    pub fn in_its_step(&self) -> String {
+        let mut text = format!("{} in step {}", self.call, self.step);
+        if let Some((step, by)) = &self.left {
+            text.push_str(&format!(", after it left step {step} by {by}"));
+        }
+        text
+    }
+}
+
+impl Message {
+    /// The news that the group has failed; long texts are cut, so that all ranks take it.
+    pub fn abort(cause: Error) -> Self {
+        Self::Abort(cause.fit_to_travel())
+    }
+}
+
+/// A message with its length in front.
+pub fn encode(message: &Message) -> Vec<u8> {
+    codec::with_length(message, usize::MAX).expect("control messages can be encoded")
+}
+
+/// Takes the first complete message out of `bytes`.
+///
+/// # Errors
+/// `Protocol` when the bytes are no message or announce an excessive length.
+pub fn decode(bytes: &mut Vec<u8>) -> Result<Option<Message>, Error> {
+    let Some(length) = bytes.first_chunk() else {
+        return Ok(None);
+    };
+    let end = 4 + codec::length(*length, MESSAGE_BYTES_MAX)?;
+    let Some(body) = bytes.get(4..end) else {
+        return Ok(None);
+    };
+    let message = codec::decode(body)?;
+    bytes.drain(..end);
+    Ok(Some(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_any_fragmentation() {
+        let messages = [
+            Message::Heartbeat(Tick {
+                sent_ns: 5,
+                lag_ns: Some(-3),
+                to_first: None,
+            }),
+            Message::Query { sequence: 7 },
+            Message::Abort(Error::aborted("why").blaming(3, "h")),
+        ];
+        let stream: Vec<u8> = messages.iter().flat_map(encode).collect();
+        let (mut arrived, mut decoded) = (Vec::new(), Vec::new());
+        for byte in stream {
+            arrived.push(byte);
+            decoded.extend(decode(&mut arrived).unwrap());
+        }
+        assert_eq!(decoded, messages);
+    }
+
+    #[test]
+    fn an_abort_with_an_endless_reason_arrives() {
+        let abort = Message::abort(Error::aborted(&"why ".repeat(100_000)));
+        assert_eq!(decode(&mut encode(&abort)), Ok(Some(abort)));
+    }
+
+    #[test]
+    fn a_giant_length_is_refused() {
+        assert!(decode(&mut u32::MAX.to_le_bytes().to_vec()).is_err());
+        let longest = MESSAGE_BYTES_MAX as u32;
+        assert_eq!(decode(&mut longest.to_le_bytes().to_vec()), Ok(None));
+    }
+}

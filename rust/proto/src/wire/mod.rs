@@ -1,0 +1,10 @@
+//! What travels between ranks, as bytes; no socket in sight.
+
+pub mod codec;
+pub mod contract;
+pub mod control;
+pub mod frame;
+pub mod gossip;
+pub mod handshake;
+pub mod pairing;
+pub mod state;

@@ -1,0 +1,165 @@
+//! Access to a parameter server: lets workers and server 0 in, and nobody else.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use gradring_net::link::poll::WakeUp;
+use gradring_net::link::tcp;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::session::connect::resolve;
+use gradring_net::session::credentials::Credentials;
+use gradring_net::session::listener::{AccessPolicy, ListenOptions, Listener, Service, bind};
+use gradring_proto::error::{Error, NotServed, Result};
+use gradring_proto::lock::lock;
+use gradring_proto::wire::handshake::{self, ClientKind, Hello, Purpose};
+
+/// What a server asks of those who connect.
+pub(crate) struct ClientAccess {
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) server: usize,
+    pub(crate) workers: usize,
+    /// Its rules, as text.
+    pub(crate) rules: String,
+    /// Workers that are connected, and what all of them train.
+    pub(crate) present: Mutex<Present>,
+    /// Those who were let in, until the server takes them up.
+    pub(crate) arrived: Mutex<Arrived>,
+    /// Wakes the server.
+    pub(crate) owner: Arc<WakeUp>,
+}
+
+/// Who is there.
+#[derive(Default)]
+pub(crate) struct Present {
+    /// By worker, its process: a random number, its id, and the host.
+    workers: BTreeMap<usize, (u64, u32, String)>,
+    /// What the first worker trains, and which it was.
+    model: Option<(usize, [u8; 32])>,
+}
+
+/// Who was let in.
+pub(crate) type Arrived = VecDeque<(ClientKind, Connection)>;
+
+/// All the same at all times: workers that have lost their connection come back.
+impl AccessPolicy for ClientAccess {}
+
+impl Service for ClientAccess {
+    fn serves(&self, purpose: &Purpose) -> bool {
+        matches!(purpose, Purpose::Parameters { .. })
+    }
+
+    fn admit(&self, hello: &Hello, _deadline: Instant) -> Result<()> {
+        let Purpose::Parameters {
+            job,
+            server,
+            client,
+        } = &hello.purpose
+        else {
+            return Err(NotServed::OnlyParameters.into());
+        };
+        self.credentials.check_job(job, (hello.rank, self.server))?;
+        if *server != self.server {
+            let reached = self.server;
+            return Err(NotServed::OtherServer { reached }.into());
+        }
+        match client {
+            ClientKind::Sequencer { rules, .. } if *rules != self.rules => {
+                Err(NotServed::RulesDiffer {
+                    theirs: self.rules.as_str().into(),
+                    ours: rules.as_str().into(),
+                }
+                .into())
+            }
+            ClientKind::Sequencer { .. } => Ok(()),
+            ClientKind::Worker {
+                index,
+                process,
+                model,
+            } => {
+                let (worker, workers) = (*index, self.workers);
+                if worker >= workers {
+                    return Err(NotServed::NoSuchWorker { worker, workers }.into());
+                }
+                let mut present = lock(&self.present);
+                if let Some((other, theirs)) = present.model
+                    && theirs != *model
+                {
+                    return Err(NotServed::ModelsDiffer { worker, other }.into());
+                }
+                let other = present.workers.get(&worker);
+                if let Some((_, process, host)) = other.filter(|it| it.0 != process.0) {
+                    let (process, host) = (*process, host.as_str().into());
+                    return Err(NotServed::WorkerTaken {
+                        worker,
+                        process,
+                        host,
+                    }
+                    .into());
+                }
+                present.model = Some((worker, *model));
+                present.workers.insert(worker, process.clone());
+                Ok(())
+            }
+        }
+    }
+
+    fn forget(&self, hello: &Hello) {
+        if let Purpose::Parameters {
+            client: ClientKind::Worker { index, process, .. },
+            ..
+        } = &hello.purpose
+        {
+            self.gone(*index, process.0);
+        }
+    }
+
+    fn serve(&self, hello: Hello, connection: Connection, _deadline: Instant) -> Result<()> {
+        tcp::configure(connection.tcp()).map_err(|error| handshake::broken(&error))?;
+        if let Purpose::Parameters { client, .. } = hello.purpose {
+            lock(&self.arrived).push_back((client, connection));
+            self.owner.wake();
+        }
+        Ok(())
+    }
+}
+
+impl ClientAccess {
+    /// Listens at `host:port`.
+    pub(crate) fn listen(self: &Arc<Self>, address: &str) -> Result<Listener> {
+        let server = self.server;
+        let (socket, _) = bind(address, resolve(address), server).map_err(|error| {
+            let (address, error) = (address.into(), Box::new(error));
+            Error::from(NotServed::Greeting {
+                server,
+                address,
+                error,
+            })
+        })?;
+        let options = ListenOptions {
+            index: server,
+            credentials: Arc::clone(&self.credentials),
+            policy: Arc::clone(self) as _,
+            services: vec![Arc::clone(self) as _],
+            no_service: NotServed::OnlyParameters,
+        };
+        Listener::on(socket, address, options)
+    }
+
+    /// Those who were let in since.
+    pub(crate) fn arrived(&self) -> Arrived {
+        std::mem::take(&mut *lock(&self.arrived))
+    }
+
+    /// The connection of a worker's process has ended: another one may have the index now.
+    pub(crate) fn gone(&self, worker: usize, process: u64) {
+        let mut present = lock(&self.present);
+        if present
+            .workers
+            .get(&worker)
+            .is_some_and(|it| it.0 == process)
+        {
+            present.workers.remove(&worker);
+        }
+    }
+}

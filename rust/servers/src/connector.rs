@@ -1,0 +1,185 @@
+//! The threads that connect workers and servers.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gradring_net::host::host_name;
+use gradring_net::link::poll::WakeUp;
+use gradring_net::link::tcp;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::session::connect::{Connector, Failure, Retry};
+use gradring_net::session::credentials::Credentials;
+use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, NotServed, Result, Text};
+use gradring_proto::lock::lock;
+use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose};
+
+/// The shortest and the longest pause between two attempts to connect.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
+/// How long it may take to be let in by a server that was reached.
+const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
+/// Attempts go on for as long as anybody wants the connection.
+const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+/// For how long a worker waits until the end of a process of its index on its own host is known.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
+/// For how long a worker waits for an earlier process of its index to be known as ended: a server
+/// takes longer to give up one that is silent.
+const TAKEN_LIMIT: Duration = Duration::from_secs(15);
+
+/// Connects to servers, in threads, and again when it is asked to.
+pub(crate) struct ServerConnector {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    credentials: Arc<Credentials>,
+    client: ClientKind,
+    addresses: Vec<String>,
+    outcomes: Mutex<Outcomes>,
+    wake_up: Arc<WakeUp>,
+    closing: AtomicBool,
+}
+
+#[derive(Default)]
+struct Outcomes {
+    connections: VecDeque<(usize, Result<Connection>)>,
+    /// By server, why the last attempt failed.
+    whys: Vec<Option<Text>>,
+}
+
+impl ServerConnector {
+    /// Introduces itself as `client`, and wakes `wake_up` when there is an outcome.
+    pub(crate) fn new(
+        credentials: Arc<Credentials>,
+        client: ClientKind,
+        addresses: Vec<String>,
+        wake_up: Arc<WakeUp>,
+    ) -> Self {
+        let whys = vec![None; addresses.len()];
+        let outcomes = Outcomes {
+            whys,
+            ..Outcomes::default()
+        };
+        Self {
+            shared: Arc::new(Shared {
+                credentials,
+                client,
+                addresses,
+                outcomes: Mutex::new(outcomes),
+                wake_up,
+                closing: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Connects to a server until there is an outcome: a connection, or an error that another attempt
+    /// would not change.
+    pub(crate) fn connect(&self, server: usize) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new()
+            .name("gradring-connect".into())
+            .spawn(move || shared.connect(server))
+            .map_err(|error| Error::no_thread(&error))?;
+        Ok(())
+    }
+
+    /// What came of it since, by server.
+    pub(crate) fn outcomes(&self) -> VecDeque<(usize, Result<Connection>)> {
+        std::mem::take(&mut lock(&self.shared.outcomes).connections)
+    }
+
+    /// Why a server cannot be reached, as far as is known.
+    pub(crate) fn why(&self, server: usize) -> Text {
+        let outcomes = lock(&self.shared.outcomes);
+        let why = outcomes.whys[server].clone();
+        why.unwrap_or_else(|| "no attempt to connect has ended yet".into())
+    }
+
+    /// Notes why a connection has ended.
+    pub(crate) fn note(&self, server: usize, why: &Error) {
+        lock(&self.shared.outcomes).whys[server] = Some(Text::of(&why.kind));
+    }
+}
+
+impl Drop for ServerConnector {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn connect(&self, server: usize) {
+        let (credentials, address) = (&*self.credentials, self.addresses[server].as_str());
+        let again = |failure: &Failure, elapsed| {
+            let error = failure.error(address);
+            lock(&self.outcomes).whys[server] = Some(Text::of(&error.kind));
+            !is_final(&error, elapsed)
+        };
+        let retry = Retry {
+            conversation: Some(CONVERSATION_LIMIT),
+            pauses: PAUSES,
+            ..Retry::until(Instant::now() + FOREVER, &again)
+        };
+        let mut check = || match self.closing.load(Ordering::Acquire) {
+            true => Err(Abort::Closed.into()),
+            false => Ok(()),
+        };
+        let connected = Connector::new(address, credentials, retry).connect(
+            &mut check,
+            |_, tcp| {
+                tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;
+                let purpose = Purpose::Parameters {
+                    job: credentials.job.clone(),
+                    server,
+                    client: self.client.clone(),
+                };
+                Hello::new((0, server), 0, purpose)
+            },
+            |_| Ok(()),
+        );
+        let outcome = connected
+            .map(|(connection, ())| connection)
+            .map_err(|failure| {
+                let error = Box::new(failure.error(address));
+                let address = address.into();
+                NotServed::Greeting {
+                    server,
+                    address,
+                    error,
+                }
+                .into()
+            });
+        lock(&self.outcomes)
+            .connections
+            .push_back((server, outcome));
+        self.wake_up.wake();
+    }
+}
+
+fn process_exists(process: u32) -> bool {
+    Path::new("/proc").join(process.to_string()).exists()
+}
+
+/// Whether another attempt would come to the same.
+fn is_final(error: &Error, elapsed: Duration) -> bool {
+    match &error.kind {
+        ErrorKind::Parameters(NotServed::WorkerTaken { process, host, .. }) => {
+            let lives_here = **host == *host_name() && process_exists(*process);
+            elapsed
+                >= if lives_here {
+                    ENDING_LIMIT
+                } else {
+                    TAKEN_LIMIT
+                }
+        }
+        // What listens there meanwhile may be another program's, or a rank's before it has moved.
+        ErrorKind::Rendezvous(NotFormed::OtherJob { .. })
+        | ErrorKind::Authentication(_)
+        | ErrorKind::Config(_)
+        | ErrorKind::Parameters(_)
+        | ErrorKind::Protocol(_) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,80 @@
+//! Liveness of workers: for which of them a server still waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use gradring_proto::error::{NotServed, Result};
+
+/// Which workers are there, have left, or are away.
+pub(super) struct WorkerLiveness {
+    /// Those that are neither: since when, and for how long they may.
+    pub(super) away: BTreeMap<u32, (Instant, Duration)>,
+    pub(super) left: BTreeSet<u32>,
+    has_come: bool,
+    worker_timeout: Duration,
+    workers: u32,
+    pub(super) since: Instant,
+    timeout: Duration,
+}
+
+impl WorkerLiveness {
+    pub(super) fn new(
+        workers: u32,
+        worker_timeout: Duration,
+        timeout: Duration,
+        now: Instant,
+    ) -> Self {
+        Self {
+            away: (0..workers).map(|it| (it, (now, timeout))).collect(),
+            left: BTreeSet::new(),
+            has_come: false,
+            worker_timeout,
+            workers,
+            since: now,
+            timeout,
+        }
+    }
+
+    /// All workers have been there, with a server before this one: who is away may have left.
+    pub(super) fn have_been_there(&mut self) {
+        for (_, limit) in self.away.values_mut() {
+            *limit = self.worker_timeout;
+        }
+    }
+
+    pub(super) fn connected(&mut self, worker: u32) {
+        self.has_come = true;
+        self.away.remove(&worker);
+        self.left.remove(&worker);
+    }
+
+    pub(super) fn disconnected(&mut self, worker: u32, now: Instant) {
+        if !self.left.contains(&worker) {
+            self.away.insert(worker, (now, self.worker_timeout));
+        }
+    }
+
+    /// Whether nobody is there and nobody will come.
+    pub(super) fn is_over(&self, server: usize, now: Instant) -> Result<bool> {
+        let are_there = self.workers as usize - self.away.len() - self.left.len();
+        let mut away = self.away.values();
+        let is_late =
+            |(since, limit): &(Instant, Duration)| now.saturating_duration_since(*since) >= *limit;
+        if are_there > 0 || !away.all(is_late) {
+            return Ok(false);
+        }
+        if !self.left.is_empty() {
+            return Ok(true);
+        }
+        let within = self.timeout;
+        if !self.has_come {
+            // Workers that notice a restart take a moment, however short the timeout is.
+            if now.saturating_duration_since(self.since) < within {
+                return Ok(false);
+            }
+            return Err(NotServed::NobodyCame { server, within }.into());
+        }
+        let workers = self.away.keys().map(|it| *it as usize).collect();
+        Err(NotServed::AllLost { server, workers }.into())
+    }
+}

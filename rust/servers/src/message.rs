@@ -1,0 +1,557 @@
+//! Messages as bytes: a head, and behind it the values of gradients and weights as they lie in memory.
+//!
+//! The head is the message without its values (`wire::codec`), and before it how long each array of
+//! them is. In front of both is a header, little-endian, 28 bytes: checksum u32 of a magic word and
+//! the other fields, length of the head u32, length of the values in bytes u64, checksum of the head
+//! u32, checksum of the values u32, 1 if that counts u32. Checksums are CRC-32C. All lengths are
+//! bounded before memory is taken, and memory for values is taken as they arrive.
+
+use std::collections::BTreeMap;
+use std::iter::zip;
+use std::mem;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use gradring_proto::error::{Breach, Error, Result};
+use gradring_proto::parameters::floats::{self, Floats};
+use gradring_proto::parameters::identity::Version;
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_proto::parameters::queue::Counts;
+use gradring_proto::parameters::shard::{Gradient, Payload, Shard, Weights};
+use gradring_proto::parameters::snapshot::Snapshot;
+use gradring_proto::wire::codec;
+use gradring_proto::wire::frame::checksum;
+
+use super::values::Values as _;
+
+/// Length of a header.
+pub(crate) const HEADER_BYTES: usize = 28;
+/// Bound on a head.
+const HEAD_BYTES_MAX: usize = 1 << 20;
+/// Bound on the values of one message: far more than the memory of a host.
+const VALUES_BYTES_MAX: u64 = 1 << 44;
+/// Values for which memory is taken before they are there; what arrives doubles it.
+const ROOM: usize = (256 << 10) / VALUE_BYTES;
+/// All values are numbers of so many bytes.
+const VALUE_BYTES: usize = 4;
+
+const MAGIC: &[u8] = b"GRP2";
+
+/// What travels between workers and servers. Where there is a number, it is that of the copy among
+/// those of its shard, which says for which keeper of a server a message is, or from which.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Message {
+    /// From a worker.
+    Request(usize, Request),
+    /// From a server to a worker.
+    Reply(usize, Reply),
+    /// From server 0 to another.
+    Order(usize, Order),
+    /// From a server to server 0.
+    Report(usize, Report),
+    /// A server could do nothing with the last long request, so it may be said again.
+    Retry(usize),
+    /// The sender lives.
+    Alive,
+    /// The worker has left, as it wanted; or, to a server, all workers have.
+    Goodbye,
+    /// A server's snapshot; on its way to a disk.
+    Snapshot(Arc<Snapshot>),
+    /// From server 0 to a worker, for people to see.
+    Counted(Counted),
+}
+
+/// What has become of all workers' gradients since servers were restored.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Counted {
+    /// Of the weights.
+    pub version: Version,
+    /// Updates that were made since; initial weights are none.
+    pub updates: u64,
+    /// Gradients that wait to be applied.
+    pub queue: usize,
+    /// What became of the others.
+    pub counts: Counts,
+    /// By staleness, how many gradients were applied.
+    pub staleness: BTreeMap<u64, u64>,
+}
+
+/// A message on its way out.
+pub struct Outgoing {
+    /// Header and head.
+    front: Vec<u8>,
+    message: Message,
+}
+
+impl Outgoing {
+    /// Encodes a message; the values stay where they are.
+    pub fn new(message: Message, checks_values: bool) -> Result<Self> {
+        let arrays = message.arrays();
+        let length = |it: &&[u8]| (it.len() / VALUE_BYTES) as u64;
+        let lengths: Vec<_> = arrays.iter().map(length).collect();
+        let head = codec::encode(&(lengths, &message), HEAD_BYTES_MAX)?;
+        let values_bytes = arrays.iter().map(|it| it.len() as u64).sum();
+        let header = Header {
+            head_bytes: head.len(),
+            values_bytes,
+            head_checksum: checksum([&head[..]]),
+            values_checksum: (checks_values && values_bytes > 0).then(|| checksum(arrays)),
+        };
+        let front = [&header.encode()[..], &head].concat();
+        Ok(Self { front, message })
+    }
+
+    /// All its bytes, in order.
+    pub fn slices(&self) -> Vec<&[u8]> {
+        let mut slices = vec![&self.front[..]];
+        let arrays = self.message.arrays().into_iter();
+        slices.extend(arrays.filter(|it| !it.is_empty()));
+        slices
+    }
+}
+
+/// Where the values of an array belong.
+enum Place<'a> {
+    Floats(&'a mut Floats),
+    Rows(&'a mut Vec<u32>),
+}
+
+impl Message {
+    /// The values that travel behind its head.
+    fn arrays(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Request(_, request) => match &request.ask {
+                Ask::Stage { payload, .. } => arrays_of(payload),
+                _ => vec![],
+            },
+            Self::Reply(_, Reply::Weights { parts, .. }) => {
+                parts.iter().map(|it| it.bytes()).collect()
+            }
+            _ => {
+                let shard = self.snapshot().and_then(|it| it.shard.as_ref());
+                let arrays = shard.into_iter().flat_map(Shard::arrays);
+                arrays.map(|it| it.bytes()).collect()
+            }
+        }
+    }
+
+    /// Where they belong in a message that nobody else has yet, in the same order.
+    fn places(&mut self) -> Vec<Place<'_>> {
+        match self {
+            Self::Request(_, request) => match &mut request.ask {
+                Ask::Stage { payload, .. } => Arc::get_mut(payload).map_or(vec![], places_of),
+                _ => vec![],
+            },
+            Self::Reply(_, Reply::Weights { parts, .. }) => {
+                parts.iter_mut().filter_map(Place::of).collect()
+            }
+            Self::Snapshot(state)
+            | Self::Order(_, Order::InstallSnapshot(_, state))
+            | Self::Report(_, Report::FetchedState { state, .. }) => {
+                let shard = Arc::get_mut(state).and_then(|it| it.shard.as_mut());
+                let arrays = shard.into_iter().flat_map(Shard::arrays_mut);
+                arrays.filter_map(Place::of).collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    fn snapshot(&self) -> Option<&Snapshot> {
+        match self {
+            Self::Snapshot(state)
+            | Self::Order(_, Order::InstallSnapshot(_, state))
+            | Self::Report(_, Report::FetchedState { state, .. }) => Some(state),
+            _ => None,
+        }
+    }
+}
+
+impl<'a> Place<'a> {
+    fn of(weights: &'a mut Weights) -> Option<Self> {
+        Arc::get_mut(weights).map(Self::Floats)
+    }
+}
+
+fn arrays_of(payload: &Payload) -> Vec<&[u8]> {
+    let gradients = match payload {
+        Payload::Initial { parts, .. } => return parts.iter().map(|it| it.1.bytes()).collect(),
+        Payload::Gradients(gradients) => gradients.iter().flatten(),
+    };
+    let arrays = gradients.flat_map(|gradient| match gradient {
+        Gradient::Dense(values) => [None, Some(values.bytes())],
+        Gradient::Rows { rows, values } => [Some(rows.bytes()), Some(values.bytes())],
+    });
+    arrays.flatten().collect()
+}
+
+fn places_of(payload: &mut Payload) -> Vec<Place<'_>> {
+    let gradients = match payload {
+        Payload::Initial { parts, .. } => {
+            return parts
+                .iter_mut()
+                .filter_map(|it| Place::of(&mut it.1))
+                .collect();
+        }
+        Payload::Gradients(gradients) => gradients.iter_mut().flatten(),
+    };
+    let places = gradients.flat_map(|gradient| match gradient {
+        Gradient::Dense(values) => [None, Some(Place::Floats(values))],
+        Gradient::Rows { rows, values } => [Some(Place::Rows(rows)), Some(Place::Floats(values))],
+    });
+    places.flatten().collect()
+}
+
+/// An array that arrives.
+enum Array {
+    Floats(Vec<f32>),
+    Rows(Vec<u32>),
+}
+
+/// A message that arrives, as far as it has.
+pub struct Incoming(Stage);
+
+impl Incoming {
+    /// Nothing yet.
+    pub const NEW: Self = Self(Stage::NEW);
+}
+
+enum Stage {
+    Header {
+        bytes: [u8; HEADER_BYTES],
+        filled: usize,
+    },
+    Head {
+        header: Header,
+        bytes: Vec<u8>,
+        filled: usize,
+    },
+    Values {
+        header: Header,
+        message: Box<Message>,
+        /// With how many numbers each will have.
+        arrays: Vec<(Array, usize)>,
+        /// Which one is being filled, and how many of its bytes are there.
+        at: (usize, usize),
+    },
+}
+
+#[derive(Clone, Copy)]
+struct Header {
+    head_bytes: usize,
+    values_bytes: u64,
+    head_checksum: u32,
+    values_checksum: Option<u32>,
+}
+
+impl Header {
+    fn encode(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[4..8].copy_from_slice(&(self.head_bytes as u32).to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.values_bytes.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.head_checksum.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.values_checksum.unwrap_or(0).to_le_bytes());
+        bytes[24..].copy_from_slice(&u32::from(self.values_checksum.is_some()).to_le_bytes());
+        let own = checksum([MAGIC, &bytes[4..]]);
+        bytes[..4].copy_from_slice(&own.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self> {
+        let word = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(word)
+        };
+        if word(0) != checksum([MAGIC, &bytes[4..]]) {
+            return Err(unexpected("the header of a message"));
+        }
+        let head_bytes = word(4) as usize;
+        let values_bytes = u64::from(word(8)) | u64::from(word(12)) << 32;
+        if head_bytes == 0 {
+            return Err(unexpected("a message"));
+        }
+        if head_bytes > HEAD_BYTES_MAX || values_bytes > VALUES_BYTES_MAX {
+            let (bytes, most) = (head_bytes, HEAD_BYTES_MAX);
+            return Err(Breach::TooLong { bytes, most }.into());
+        }
+        Ok(Self {
+            head_bytes,
+            values_bytes,
+            head_checksum: word(16),
+            values_checksum: (word(24) == 1).then_some(word(20)),
+        })
+    }
+}
+
+impl Stage {
+    const NEW: Self = Self::Header {
+        bytes: [0; HEADER_BYTES],
+        filled: 0,
+    };
+}
+
+impl Incoming {
+    /// Where the next bytes belong; never empty.
+    pub fn room(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Stage::Header { bytes, filled } => &mut bytes[*filled..],
+            Stage::Head { bytes, filled, .. } => &mut bytes[*filled..],
+            Stage::Values { arrays, at, .. } => {
+                let (index, filled) = *at;
+                let (array, length) = &mut arrays[index];
+                array.grow(*length, filled);
+                &mut array.bytes_mut()[filled..]
+            }
+        }
+    }
+
+    /// So many bytes were put there; the message, once it is complete. Values of more than
+    /// `values_max` bytes are refused.
+    pub fn filled(&mut self, count: usize, values_max: u64) -> Result<Option<Message>> {
+        match &mut self.0 {
+            Stage::Header { bytes, filled } => {
+                *filled += count;
+                if *filled < HEADER_BYTES {
+                    return Ok(None);
+                }
+                let header = Header::decode(bytes)?;
+                if header.values_bytes > values_max {
+                    let (bytes, most) = (header.values_bytes as usize, values_max as usize);
+                    return Err(Breach::TooLong { bytes, most }.into());
+                }
+                let bytes = vec![0; header.head_bytes];
+                self.0 = Stage::Head {
+                    header,
+                    bytes,
+                    filled: 0,
+                };
+                Ok(None)
+            }
+            Stage::Head {
+                header,
+                bytes,
+                filled,
+            } => {
+                *filled += count;
+                if *filled < bytes.len() {
+                    return Ok(None);
+                }
+                let (header, bytes) = (*header, mem::take(bytes));
+                self.head(header, &bytes)
+            }
+            Stage::Values { arrays, at, .. } => {
+                at.1 += count;
+                if at.1 == arrays[at.0].1 * VALUE_BYTES {
+                    *at = (at.0 + 1, 0);
+                    // Empty ones have no bytes that could come.
+                    while arrays.get(at.0).is_some_and(|it| it.1 == 0) {
+                        at.0 += 1;
+                    }
+                }
+                if at.0 < arrays.len() {
+                    return Ok(None);
+                }
+                self.values()
+            }
+        }
+    }
+
+    /// All is there but the values.
+    fn head(&mut self, header: Header, bytes: &[u8]) -> Result<Option<Message>> {
+        if checksum([bytes]) != header.head_checksum {
+            return Err(unexpected("what its checksum says"));
+        }
+        let (lengths, message): (Vec<u64>, Message) = codec::decode(bytes)?;
+        let mut message = Box::new(message);
+        let total = lengths.iter().try_fold(0_u64, |total, length| {
+            total.checked_add(length.checked_mul(VALUE_BYTES as u64)?)
+        });
+        let places = message.places();
+        if total != Some(header.values_bytes) || places.len() != lengths.len() {
+            return Err(unexpected("as many values as announced"));
+        }
+        let lengths = lengths.into_iter().map(|it| it as usize);
+        let arrays: Vec<_> = zip(places.iter().map(Array::of), lengths).collect();
+        drop(places);
+        let first = arrays.iter().position(|it| it.1 > 0);
+        self.0 = Stage::Values {
+            header,
+            message,
+            at: (first.unwrap_or(arrays.len()), 0),
+            arrays,
+        };
+        match first {
+            Some(_) => Ok(None),
+            None => self.values(),
+        }
+    }
+
+    /// All is there.
+    fn values(&mut self) -> Result<Option<Message>> {
+        let Stage::Values {
+            header,
+            mut message,
+            arrays,
+            ..
+        } = mem::replace(&mut self.0, Stage::NEW)
+        else {
+            return Ok(None);
+        };
+        if let Some(expected) = header.values_checksum
+            && checksum(arrays.iter().map(|it| it.0.bytes())) != expected
+        {
+            return Err(unexpected("the values that their checksum says"));
+        }
+        for (place, (array, _)) in zip(message.places(), arrays) {
+            match (place, array) {
+                (Place::Floats(place), Array::Floats(values)) => *place = values.into(),
+                (Place::Rows(place), Array::Rows(values)) => *place = values,
+                _ => return Err(unexpected("an array for its place")),
+            }
+        }
+        let shard = message.snapshot().and_then(|it| it.shard.as_ref());
+        if !shard.is_none_or(Shard::fits_itself) {
+            return Err(unexpected("arrays that fit"));
+        }
+        Ok(Some(*message))
+    }
+}
+
+impl Array {
+    const fn of(place: &Place<'_>) -> Self {
+        match place {
+            Place::Floats(_) => Self::Floats(Vec::new()),
+            Place::Rows(_) => Self::Rows(Vec::new()),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Floats(values) => values.as_slice().bytes(),
+            Self::Rows(values) => values.as_slice().bytes(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Floats(values) => values.as_mut_slice().bytes_mut(),
+            Self::Rows(values) => values.as_mut_slice().bytes_mut(),
+        }
+    }
+
+    /// Makes room behind the first `filled` bytes, if there is none.
+    fn grow(&mut self, length: usize, filled: usize) {
+        fn grown<T: Clone + Default>(values: &mut Vec<T>, length: usize, filled: usize) {
+            let there = values.len();
+            if filled == size_of_val(&values[..]) {
+                let more = there.max(ROOM).min(length - there);
+                values.reserve_exact(more);
+                values.resize(there + more, T::default());
+            }
+        }
+        match self {
+            Self::Floats(values) if values.is_empty() => match floats::kept(length) {
+                Some(kept) => *values = kept,
+                None => grown(values, length, filled),
+            },
+            Self::Floats(values) => grown(values, length, filled),
+            Self::Rows(values) => grown(values, length, filled),
+        }
+    }
+}
+
+fn unexpected(wanted: &str) -> Error {
+    let wanted = wanted.into();
+    Breach::Unexpected { wanted }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gradring_proto::parameters::identity::Point;
+    use gradring_proto::parameters::optimizer::Optimizer;
+    use gradring_proto::parameters::shard::Spec;
+
+    const SGD: Optimizer = Optimizer::Sgd {
+        momentum: 0.0,
+        is_nesterov: false,
+    };
+
+    fn snapshot(rows: usize, weights: usize) -> Message {
+        let (width, decays) = (2, true);
+        let spec = Spec {
+            rows,
+            width,
+            decays,
+        };
+        let weights = Arc::new(vec![1.5; weights].into());
+        let mut snapshot = Snapshot::empty();
+        snapshot.shard = Some(Shard::new(SGD, &[(spec, weights)]));
+        Message::Snapshot(Arc::new(snapshot))
+    }
+
+    fn weights(lengths: &[usize]) -> Message {
+        let parts = lengths.iter().map(|&it| Arc::new(vec![2.5; it].into()));
+        let weights = Reply::Weights {
+            round: 7,
+            point: Point::default(),
+            parts: parts.collect(),
+        };
+        Message::Reply(0, weights)
+    }
+
+    fn received(mut bytes: &[u8]) -> Result<Option<Message>> {
+        let mut incoming = Incoming::NEW;
+        while !bytes.is_empty() {
+            let room = incoming.room();
+            let count = room.len().min(bytes.len());
+            room[..count].copy_from_slice(&bytes[..count]);
+            bytes = &bytes[count..];
+            if let Some(message) = incoming.filled(count, u64::MAX)? {
+                assert!(bytes.is_empty());
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+
+    #[test]
+    fn arrays_arrive_where_they_belong_whatever_their_lengths() {
+        let lengths = [0, 1, 0, ROOM, 3 * ROOM + 1, 0];
+        for checks in [false, true] {
+            let sent = Outgoing::new(weights(&lengths), checks).unwrap();
+            let message = received(&sent.slices().concat()).unwrap();
+            let Some(Message::Reply(0, Reply::Weights { parts, .. })) = message else {
+                panic!("something else arrived: {message:?}");
+            };
+            assert_eq!(parts.iter().map(|it| it.len()).collect::<Vec<_>>(), lengths);
+            assert!(parts.iter().all(|it| it.iter().all(|&it| it == 2.5)));
+        }
+    }
+
+    #[test]
+    fn a_snapshot_whose_arrays_do_not_fit_its_parts_is_refused() {
+        let pass = |message| received(&Outgoing::new(message, true).unwrap().slices().concat());
+        assert!(pass(snapshot(3, 6)).is_ok_and(|it| it.is_some()));
+        for (rows, weights) in [(3, 5), (0, 1), (usize::MAX, 6)] {
+            // Without slots, nothing else is as long as the parts say.
+            assert!(pass(snapshot(rows, weights)).is_err(), "{rows} {weights}");
+        }
+    }
+
+    #[test]
+    fn a_head_that_announces_other_arrays_than_it_has_is_refused() {
+        let message = weights(&[2]);
+        for lengths in [vec![], vec![1, 1], vec![u64::MAX], vec![1 << 62]] {
+            let head = codec::encode(&(&lengths, &message), HEAD_BYTES_MAX).unwrap();
+            let header = Header {
+                head_bytes: head.len(),
+                values_bytes: 8,
+                head_checksum: checksum([&head[..]]),
+                values_checksum: None,
+            };
+            assert!(received(&[&header.encode()[..], &head].concat()).is_err());
+        }
+    }
+}

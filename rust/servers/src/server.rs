@@ -1,0 +1,775 @@
+//! A server's process: one thread waits for all workers and servers, and does what they say.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::access::ClientAccess;
+use super::channel::{BEAT, MessageChannel, is_silent};
+use super::connector::ServerConnector;
+use super::disk::Store;
+use super::liveness::WorkerLiveness;
+use super::message::{Counted, Message};
+use gradring_core::forming::rendezvous::check_loopback;
+use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
+use gradring_net::config::Config;
+use gradring_net::link::forks::Process;
+use gradring_net::link::poll::{self, WakeUp};
+use gradring_net::session::credentials::Credentials;
+use gradring_net::session::listener::Listener;
+use gradring_proto::error::{Abort, Error, NotServed, Result};
+use gradring_proto::lock::lock;
+use gradring_proto::parameters::floats::forget_kept;
+use gradring_proto::parameters::identity::{Incarnation, Term, Version};
+use gradring_proto::parameters::keepers::Keepers;
+use gradring_proto::parameters::message::{Ask, Order, Report, Request};
+use gradring_proto::parameters::rules::{Rules, Timing};
+use gradring_proto::parameters::sequencer::{Output, Sequencer};
+use gradring_proto::parameters::server::Server as Protocol;
+use gradring_proto::wire::handshake::{ClientKind, random};
+
+/// How long a worker whose connection has ended may take to make another before it is lost.
+const LOST_GRACE: Duration = Duration::from_secs(1);
+/// How often workers are told what has become of gradients.
+const TELLING: Duration = Duration::from_secs(1);
+/// How long the other servers may take to hear that all is over.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
+
+/// Where a server is among how many.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its index.
+    pub server: usize,
+    /// `host:port` of all.
+    pub addresses: Vec<String>,
+}
+
+/// What a server has done.
+#[derive(Debug, Clone, Default)]
+pub struct Stats {
+    /// Grows whenever servers are restored.
+    pub term: Term,
+    /// Of the weights: 1 for the initial ones, and 1 for each update.
+    pub version: Version,
+    /// Equal for servers that have applied the same log.
+    pub history: u64,
+    /// By worker, its last push in the log.
+    pub applied: BTreeMap<u32, (Incarnation, u64)>,
+    /// Of the copies of other servers' shards: version and history.
+    pub replicas: Vec<(Version, u64)>,
+    /// Gradients that wait here.
+    pub staged: usize,
+    /// To all that were connected.
+    pub bytes_sent: u64,
+    /// From all that were connected.
+    pub bytes_received: u64,
+    /// Open ones.
+    pub connections: usize,
+    /// How often servers were restored.
+    pub restored: u64,
+    /// Workers that count.
+    pub members: Vec<u32>,
+    /// Workers that have left.
+    pub left: Vec<u32>,
+    /// What became of gradients since servers were restored; in server 0.
+    pub counted: Counted,
+}
+
+/// One server.
+pub struct Server {
+    place: Place,
+    address: String,
+    core: Mutex<Option<Box<Core>>>,
+    published: Arc<Mutex<Stats>>,
+    wake_up: Arc<WakeUp>,
+    closing: AtomicBool,
+    process: Process,
+}
+
+impl Server {
+    /// Listens, and takes up what the directory has.
+    ///
+    /// # Errors
+    /// `Config` for what cannot be used; `Rendezvous` for an address that cannot be listened at.
+    pub fn new(
+        place: Place,
+        rules: &Rules,
+        directory: Option<&Path>,
+        worker_timeout: Duration,
+        config: &Config,
+    ) -> Result<Self> {
+        rules.check(place.addresses.len())?;
+        check_loopback(&place.addresses[place.server])?;
+        let credentials = Credentials::of(config)?;
+        let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
+        let wake_up = Arc::new(wake_up);
+        let servers = place.addresses.len();
+        let replicas = rules.replicas;
+        let keepers = Keepers { servers, replicas };
+        let who = (place.server, servers);
+        let store = Store::open(directory, who, Arc::clone(&wake_up), config.on_warning)?;
+        let mut stores = vec![store];
+        for _ in 0..replicas {
+            let wake_up = Arc::clone(&wake_up);
+            stores.push(Store::open(None, who, wake_up, config.on_warning)?);
+        }
+        let copy = |(copy, store)| {
+            let every = (copy == 0).then_some(rules.snapshot_every);
+            Protocol::new(store, every, rules.compensates())
+        };
+        let copies = stores.into_iter().enumerate().map(copy).collect();
+        let access = Arc::new(ClientAccess {
+            credentials: Arc::clone(&credentials),
+            server: place.server,
+            workers: rules.workers as usize,
+            rules: rules.compared(),
+            present: Mutex::default(),
+            arrived: Mutex::default(),
+            owner: Arc::clone(&wake_up),
+        });
+        let address = &place.addresses[place.server];
+        let listener = access.listen(address)?;
+        let address = listener.address.to_string();
+        let timing = Timing {
+            again: BEAT,
+            silence: config.timing.silence,
+            start: config.settings.timeout,
+            snapshot_every: rules.snapshot_every,
+        };
+        let now = Instant::now();
+        let drawn = || random().map(u64::from_le_bytes);
+        let sequencer = match place.server {
+            0 => Some(Sequencer::new(
+                rules.clone(),
+                timing,
+                keepers,
+                drawn()?,
+                now,
+            )),
+            _ => None,
+        };
+        let client = ClientKind::Sequencer {
+            process: drawn()?,
+            rules: rules.compared(),
+        };
+        let published = Arc::<Mutex<Stats>>::default();
+        let core = Core {
+            connector: ServerConnector::new(
+                credentials,
+                client,
+                place.addresses.clone(),
+                Arc::clone(&wake_up),
+            ),
+            keepers,
+            copies,
+            sequencer,
+            orders: VecDeque::new(),
+            workers: BTreeMap::new(),
+            upstream: None,
+            downstream: (0..servers).map(|_| None).collect(),
+            sent_rounds: BTreeMap::new(),
+            liveness: WorkerLiveness::new(
+                rules.workers,
+                worker_timeout,
+                config.settings.timeout,
+                now,
+            ),
+            upstream_away: now,
+            ending: None,
+            told: vec![false; servers],
+            is_over: false,
+            told_at: now,
+            counted: (0, 0),
+            place: place.clone(),
+            published: Arc::clone(&published),
+            _listener: listener,
+            access,
+            config: config.clone(),
+        };
+        Ok(Self {
+            place,
+            address,
+            core: Mutex::new(Some(Box::new(core))),
+            published,
+            wake_up,
+            closing: AtomicBool::new(false),
+            process: Process::this(),
+        })
+    }
+
+    /// Its index and all addresses.
+    #[must_use]
+    pub const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Serves until all workers have left or are lost for good.
+    ///
+    /// # Errors
+    /// When no worker came, all were lost, server 0 was lost, or a disk fails; when it is interrupted
+    /// or closed.
+    pub fn serve(&self, interrupt: Interrupt<'_>) -> Result<()> {
+        self.check_process()?;
+        let mut core = lock(&self.core).take().ok_or_else(closed)?;
+        core.begin()?;
+        let mut asked = Instant::now();
+        loop {
+            self.wake_up.reset();
+            if self.closing.load(Ordering::Acquire) {
+                return Err(closed());
+            }
+            let Some(limit) = core.turn(Instant::now())? else {
+                return Ok(());
+            };
+            let limit = limit.min(INTERRUPT_INTERVAL);
+            poll::wait(core.awaited().chain([self.wake_up.awaited()]), limit);
+            if asked.elapsed() >= INTERRUPT_INTERVAL {
+                asked = Instant::now();
+                if interrupt.interrupts() {
+                    return Err(Abort::Interrupted.into());
+                }
+            }
+        }
+    }
+
+    /// What it has done so far.
+    ///
+    /// # Errors
+    /// In a fork.
+    pub fn stats(&self) -> Result<Stats> {
+        self.check_process()?;
+        Ok(lock(&self.published).clone())
+    }
+
+    /// Ends `serve`, and gives port and directory free.
+    pub fn close(&self) {
+        if self.process.is_this() {
+            self.closing.store(true, Ordering::Release);
+            self.wake_up.wake();
+            drop(lock(&self.core).take());
+            forget_kept();
+        }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_this() {
+            return Ok(());
+        }
+        let what = "server".into();
+        Err(NotServed::OfParent { what }.into())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            // Threads, sockets and the lock of the directory are its parent's.
+            let core = self.core.get_mut().ok().and_then(Option::take);
+            std::mem::forget(core);
+        }
+    }
+}
+
+fn counted(sequencer: &Sequencer) -> Counted {
+    let Some((counts, queue, version)) = sequencer.counts() else {
+        return Counted::default();
+    };
+    Counted {
+        version,
+        // The first version has the initial weights.
+        updates: version - sequencer.start().max(version.min(1)),
+        queue,
+        counts,
+        staleness: sequencer.staleness(),
+    }
+}
+
+fn kept(copy: &Protocol<Store>) -> (Version, u64) {
+    copy.at()
+        .map_or((0, 0), |at| (at.point.version, at.history.0))
+}
+
+fn closed() -> Error {
+    let what = "server".into();
+    NotServed::Closed { what }.into()
+}
+
+struct Core {
+    place: Place,
+    config: Config,
+    access: Arc<ClientAccess>,
+    _listener: Listener,
+    connector: ServerConnector,
+    keepers: Keepers,
+    /// Its copies of shards, of which the first has snapshots and is what workers pull.
+    copies: Vec<Protocol<Store>>,
+    /// In server 0.
+    sequencer: Option<Sequencer>,
+    /// For copies of this server, from the sequencer beside them.
+    orders: VecDeque<(usize, Order)>,
+    /// With the number of the process.
+    workers: BTreeMap<u32, (u64, MessageChannel)>,
+    /// From server 0, in the others, and since when it is away.
+    upstream: Option<MessageChannel>,
+    upstream_away: Instant,
+    /// To the others, in server 0.
+    downstream: Vec<Option<MessageChannel>>,
+    /// By keeper, to which round an order with weights, or for some, was the outcome that was sent
+    /// over its connection.
+    sent_rounds: BTreeMap<usize, u64>,
+    liveness: WorkerLiveness,
+    /// Since when all workers have left, in server 0; the others are told.
+    ending: Option<Instant>,
+    /// By server, whether it is.
+    told: Vec<bool>,
+    /// Server 0 has said that all is over.
+    is_over: bool,
+    /// When workers were last told what has become of gradients.
+    told_at: Instant,
+    /// Bytes of channels that are closed.
+    counted: (u64, u64),
+    published: Arc<Mutex<Stats>>,
+}
+
+impl Core {
+    fn begin(&mut self) -> Result<()> {
+        let now = Instant::now();
+        self.upstream_away = now;
+        self.liveness.since = now;
+        for (since, _) in self.liveness.away.values_mut() {
+            *since = now;
+        }
+        if self.sequencer.is_some() {
+            for server in 1..self.place.addresses.len() {
+                self.connector.connect(server)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what there is to do, and says how long it may wait then; nothing once all is over.
+    fn turn(&mut self, now: Instant) -> Result<Option<Duration>> {
+        self.accept(now);
+        self.connect(now)?;
+        self.recv_from_workers(now)?;
+        self.recv_from_servers(now)?;
+        self.note_saved(now)?;
+        self.sequence(now)?;
+        self.keep_up(now)?;
+        self.remove_lost(now)?;
+        self.publish();
+        if self.is_over {
+            return Ok(None);
+        }
+        if let Some(sequencer) = &self.sequencer {
+            if sequencer.start() > 0 {
+                self.liveness.have_been_there();
+            }
+            let server = self.place.server;
+            if self.ending.is_none() && self.liveness.is_over(server, now)? {
+                self.ending = Some(now);
+            }
+            if let Some(since) = self.ending
+                && self.has_ended(since, now)?
+            {
+                return Ok(None);
+            }
+        } else if self.upstream.is_none() {
+            self.check_upstream(now)?;
+        }
+        let has_more = self.channels().any(MessageChannel::has_more);
+        let wake = self.sequencer.as_ref().map(Sequencer::wake);
+        let wake = wake.unwrap_or(now + BEAT).clamp(now, now + BEAT);
+        Ok(Some(if has_more {
+            Duration::ZERO
+        } else {
+            wake.saturating_duration_since(Instant::now())
+        }))
+    }
+
+    fn channels(&self) -> impl Iterator<Item = &MessageChannel> {
+        let workers = self.workers.values().map(|(_, it)| it);
+        let servers = self.downstream.iter().chain([&self.upstream]);
+        workers.chain(servers.flatten())
+    }
+
+    fn awaited(&self) -> impl Iterator<Item = poll::PollFd<'_>> {
+        self.channels().flat_map(MessageChannel::awaited)
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for (client, connection) in self.access.arrived() {
+            let channel = MessageChannel::new(connection, self.config.settings.checksum, now);
+            match client {
+                ClientKind::Worker { index, process, .. } => {
+                    let worker = index as u32;
+                    self.liveness.connected(worker);
+                    let before = self.workers.insert(worker, (process.0, channel));
+                    self.count(before.map(|(_, it)| it).as_ref());
+                }
+                ClientKind::Sequencer { .. } => {
+                    let before = self.upstream.replace(channel);
+                    self.count(before.as_ref());
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, ended: Option<&MessageChannel>) {
+        if let Some(channel) = ended {
+            self.counted.0 += channel.bytes_sent;
+            self.counted.1 += channel.bytes_received;
+        }
+    }
+
+    /// Takes up connections to other servers.
+    fn connect(&mut self, now: Instant) -> Result<()> {
+        for (server, outcome) in self.connector.outcomes() {
+            let channel = MessageChannel::new(outcome?, self.config.settings.checksum, now);
+            self.downstream[server] = Some(channel);
+            let keepers = self.keepers;
+            self.sent_rounds
+                .retain(|keeper, _| keepers.server(*keeper) != server);
+            if self.ending.is_some() {
+                self.tell_end(server, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn recv_from_workers(&mut self, now: Instant) -> Result<()> {
+        let there: Vec<_> = self.workers.keys().copied().collect();
+        // A gradient is not longer than the weights, but for the numbers of its rows.
+        let longest = |copy: &Protocol<Store>| {
+            let shard = copy.at().and_then(|at| at.shard.as_ref());
+            shard.map_or(u64::MAX, |shard| {
+                let count: usize = shard.weights().iter().map(|it| it.len()).sum();
+                2 * (count * size_of::<f32>()) as u64
+            })
+        };
+        let values_max = self.copies.iter().map(longest).max().unwrap_or(0);
+        for worker in there {
+            let mut turn = 0;
+            while let Some((_, channel)) = self.workers.get_mut(&worker) {
+                channel.values_max = values_max;
+                match channel.recv(&mut turn, now) {
+                    Ok(Some(Message::Request(copy, request))) if request.worker == worker => {
+                        self.answer(copy, &request, now)?;
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => self.lose_worker(worker, now),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, copy: usize, request: &Request, now: Instant) -> Result<()> {
+        let Some(keeper) = self.copies.get_mut(copy) else {
+            return Ok(());
+        };
+        let reply = keeper.answer(request);
+        let waits = matches!(request.ask, Ask::Pull { .. }) && keeper.term() == Some(request.term);
+        if copy == 0
+            && let Some(sequencer) = &mut self.sequencer
+        {
+            sequencer.answer(request, now);
+        }
+        let message = match (&request.ask, reply) {
+            (Ask::Leave(_), _) => {
+                self.liveness.away.remove(&request.worker);
+                self.liveness.left.insert(request.worker);
+                // What became of its gradients comes before the goodbye.
+                self.sequence(now)?;
+                Message::Goodbye
+            }
+            (_, Some(reply)) => Message::Reply(copy, reply),
+            (Ask::Stage { .. } | Ask::Pull { .. }, None) if !waits => Message::Retry(copy),
+            _ => return Ok(()),
+        };
+        self.send_to_worker(request.worker, message, now)
+    }
+
+    fn send_to_worker(&mut self, worker: u32, message: Message, now: Instant) -> Result<()> {
+        match self.workers.get_mut(&worker) {
+            Some((_, channel)) => channel.send(message, now),
+            None => Ok(()),
+        }
+    }
+
+    fn send_to_server(&mut self, server: usize, message: Message, now: Instant) -> Result<()> {
+        match &mut self.downstream[server] {
+            Some(channel) => channel.send(message, now),
+            None => Ok(()),
+        }
+    }
+
+    /// Says an order that is long, or asks for something long, once over each connection.
+    fn order(&mut self, keeper: usize, order: Order, now: Instant) -> Result<()> {
+        let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
+        if server == self.place.server {
+            self.orders.push_back((copy, order));
+            return Ok(());
+        }
+        if let Order::FetchState(start) | Order::InstallSnapshot(start, _) = &order
+            && self.downstream[server].is_some()
+            && self.sent_rounds.insert(keeper, start.round) == Some(start.round)
+        {
+            return Ok(());
+        }
+        self.send_to_server(server, Message::Order(copy, order), now)
+    }
+
+    /// Tells the sequencer, wherever it is.
+    fn report(&mut self, copy: usize, report: Report, now: Instant) -> Result<()> {
+        match (&mut self.sequencer, &mut self.upstream) {
+            (Some(sequencer), _) => sequencer.receive(self.keepers.on(0, copy), report, now),
+            (None, Some(upstream)) => upstream.send(Message::Report(copy, report), now)?,
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn recv_from_servers(&mut self, now: Instant) -> Result<()> {
+        let mut turn = 0;
+        while let Some(channel) = &mut self.upstream {
+            match channel.recv(&mut turn, now) {
+                Ok(Some(Message::Order(copy, order))) => self.apply(copy, order, now)?,
+                Ok(Some(Message::Goodbye)) => self.is_over = true,
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => self.lose_upstream(now),
+            }
+        }
+        for server in 0..self.downstream.len() {
+            let mut turn = 0;
+            while let Some(channel) = &mut self.downstream[server] {
+                match channel.recv(&mut turn, now) {
+                    Ok(Some(Message::Report(copy, report))) => {
+                        if let Some(sequencer) = &mut self.sequencer
+                            && copy < self.copies.len()
+                        {
+                            sequencer.receive(self.keepers.on(server, copy), report, now);
+                        }
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(error) => self.lose_server(server, &error)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, copy: usize, order: Order, now: Instant) -> Result<()> {
+        let Some(keeper) = self.copies.get_mut(copy) else {
+            return Ok(());
+        };
+        let (report, replies) = keeper.apply(order);
+        // What could not be written down must not be reported as done.
+        keeper.disk().check()?;
+        for (worker, reply) in replies {
+            self.send_to_worker(worker, Message::Reply(copy, reply), now)?;
+        }
+        report.map_or(Ok(()), |report| self.report(copy, report, now))
+    }
+
+    /// Snapshots that are on the disk count, and the sequencer hears of them.
+    fn note_saved(&mut self, now: Instant) -> Result<()> {
+        let first = &mut self.copies[0];
+        let points = first.disk().completed()?;
+        if points.is_empty() {
+            return Ok(());
+        }
+        for point in points {
+            first.saved(point);
+        }
+        let version = first.at().map(|at| at.point.version);
+        let (Some(term), Some(after)) = (first.term(), version) else {
+            return Ok(());
+        };
+        let nothing = Order::Append {
+            term,
+            after,
+            entries: vec![],
+            acknowledged: vec![],
+            stable: 0,
+        };
+        self.apply(0, nothing, now)
+    }
+
+    /// Lets the sequencer decide, and this server do its part.
+    fn sequence(&mut self, now: Instant) -> Result<()> {
+        loop {
+            let Some(sequencer) = &mut self.sequencer else {
+                return Ok(());
+            };
+            for output in sequencer.step(now) {
+                match output {
+                    Output::Keeper(keeper, order) => self.order(keeper, order, now)?,
+                    Output::Worker(worker, reply) => {
+                        self.send_to_worker(worker, Message::Reply(0, reply), now)?;
+                    }
+                }
+            }
+            if self.orders.is_empty() {
+                return Ok(());
+            }
+            while let Some((copy, order)) = self.orders.pop_front() {
+                self.apply(copy, order, now)?;
+            }
+        }
+    }
+
+    /// Sends, and looks who is silent.
+    fn keep_up(&mut self, now: Instant) -> Result<()> {
+        let too_long = self.config.timing.silence;
+        let ended = |channel: &mut MessageChannel| -> Result<Option<Error>> {
+            channel.keep_alive(now, BEAT)?;
+            let broken = channel.flush().err();
+            Ok(broken.or_else(|| is_silent(channel, too_long, now)))
+        };
+        let mut lost = Vec::new();
+        let is_due = now >= self.told_at + TELLING;
+        self.told_at = if is_due { now } else { self.told_at };
+        let told = self.sequencer.as_ref().filter(|_| is_due).map(counted);
+        for (worker, (_, channel)) in &mut self.workers {
+            if let Some(counted) = &told
+                && channel.is_flushed()
+            {
+                channel.send(Message::Counted(counted.clone()), now)?;
+            }
+            if ended(channel)?.is_some() {
+                lost.push(*worker);
+            }
+        }
+        for worker in lost {
+            self.lose_worker(worker, now);
+        }
+        if let Some(channel) = &mut self.upstream
+            && ended(channel)?.is_some()
+        {
+            self.lose_upstream(now);
+        }
+        for server in 0..self.downstream.len() {
+            if let Some(channel) = &mut self.downstream[server]
+                && let Some(error) = ended(channel)?
+            {
+                self.lose_server(server, &error)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lose_worker(&mut self, worker: u32, now: Instant) {
+        if let Some((process, channel)) = self.workers.remove(&worker) {
+            self.count(Some(&channel));
+            self.access.gone(worker as usize, process);
+            self.liveness.disconnected(worker, now);
+        }
+    }
+
+    fn lose_upstream(&mut self, now: Instant) {
+        let before = self.upstream.take();
+        self.count(before.as_ref());
+        self.upstream_away = now;
+    }
+
+    fn lose_server(&mut self, server: usize, error: &Error) -> Result<()> {
+        let before = self.downstream[server].take();
+        self.count(before.as_ref());
+        self.connector.note(server, error);
+        if self.told[server] {
+            // It has heard that all is over, and has ended.
+            return Ok(());
+        }
+        self.connector.connect(server)
+    }
+
+    /// Members whose connection has ended and who made no other are lost: nobody waits for them.
+    fn remove_lost(&mut self, now: Instant) -> Result<()> {
+        let (Some(sequencer), Some(term)) = (&mut self.sequencer, self.copies[0].term()) else {
+            return Ok(());
+        };
+        for (worker, incarnation) in sequencer.members() {
+            let away = self.liveness.away.get(&worker);
+            if away.is_some_and(|(since, _)| now.saturating_duration_since(*since) >= LOST_GRACE) {
+                let ask = Ask::Leave(incarnation);
+                sequencer.answer(&Request { term, worker, ask }, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all servers know that all is over, or had the time to hear it.
+    fn has_ended(&mut self, since: Instant, now: Instant) -> Result<bool> {
+        for server in 0..self.downstream.len() {
+            if !self.told[server] && self.downstream[server].is_some() {
+                self.tell_end(server, now)?;
+            }
+        }
+        let mut others = std::iter::zip(&self.told, &self.downstream).skip(1);
+        let is_told = others.all(|(told, downstream)| *told && downstream.is_none());
+        let mut workers = self.workers.values();
+        let is_flushed = workers.all(|(_, channel)| channel.is_flushed());
+        Ok((is_told && is_flushed) || now >= since + ENDING_LIMIT)
+    }
+
+    fn tell_end(&mut self, server: usize, now: Instant) -> Result<()> {
+        self.told[server] = true;
+        self.send_to_server(server, Message::Goodbye, now)
+    }
+
+    fn check_upstream(&self, now: Instant) -> Result<()> {
+        let waited = now.saturating_duration_since(self.upstream_away);
+        if waited < self.config.settings.timeout {
+            return Ok(());
+        }
+        let doing = format!("serve of parameter server {}", self.place.server);
+        Err(NotServed::Unreachable {
+            server: 0,
+            address: self.place.addresses[0].as_str().into(),
+            doing: doing.into(),
+            waited,
+            why: "it orders the updates, and has not connected".into(),
+        }
+        .into())
+    }
+
+    fn publish(&self) {
+        let mut stats = Stats {
+            term: self.copies[0].term().unwrap_or(0),
+            staged: self.copies.iter().map(Protocol::staged).sum(),
+            replicas: self.copies.iter().skip(1).map(kept).collect(),
+            connections: self.channels().count(),
+            left: self.liveness.left.iter().copied().collect(),
+            ..Stats::default()
+        };
+        (stats.bytes_sent, stats.bytes_received) = self.counted;
+        for channel in self.channels() {
+            stats.bytes_sent += channel.bytes_sent;
+            stats.bytes_received += channel.bytes_received;
+        }
+        if let Some(at) = self.copies[0].at() {
+            stats.version = at.point.version;
+            stats.history = at.history.0;
+            stats.applied.clone_from(&at.applied);
+        }
+        if let Some(sequencer) = &self.sequencer {
+            stats.restored = sequencer.restored();
+            let members = sequencer.members().into_iter();
+            stats.members = members.map(|(worker, _)| worker).collect();
+            stats.counted = counted(sequencer);
+        }
+        *lock(&self.published) = stats;
+    }
+}

@@ -1,0 +1,678 @@
+//! A worker's process: the program pushes and pulls, and a thread carries it to the servers and back.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::channel::{BEAT, MessageChannel, is_silent};
+use super::connector::ServerConnector;
+use super::message::{Counted, Message};
+use super::model::{Given, Model};
+use gradring_core::forming::rendezvous::check_loopback;
+use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
+use gradring_net::config::Config;
+use gradring_net::host::host_name;
+use gradring_net::link::forks::Process;
+use gradring_net::link::poll::{self, WakeUp};
+use gradring_net::session::credentials::Credentials;
+use gradring_proto::error::{Abort, Breach, Error, NotServed, Result, message_of};
+use gradring_proto::lock::{lock, wait_while};
+use gradring_proto::parameters::floats::forget_kept;
+use gradring_proto::parameters::identity::{PushId, Term, Version};
+use gradring_proto::parameters::keepers::Keepers;
+use gradring_proto::parameters::message::{Ask, Reply, Request};
+use gradring_proto::parameters::optimizer::Hyper;
+use gradring_proto::parameters::rules::Timing;
+use gradring_proto::parameters::shard::Payload;
+use gradring_proto::parameters::worker::{Event, Worker as Protocol};
+use gradring_proto::wire::handshake::{ClientKind, random};
+
+/// What the program has to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Begin,
+    Pull,
+    PushInitial,
+    Push,
+}
+
+/// What a worker has done.
+#[derive(Debug, Clone, Default)]
+pub struct Stats {
+    /// Of the last weights.
+    pub version: Version,
+    /// Of the servers, as far as is known.
+    pub term: Term,
+    /// Pushes.
+    pub pushes: u64,
+    /// Those of them that are in no update, and will be in none, as far as is known.
+    pub dropped: u64,
+    /// Pulls that ended.
+    pub pulls: u64,
+    /// Pushes that may have to be said again.
+    pub unsettled: usize,
+    /// To all servers.
+    pub bytes_sent: u64,
+    /// From all servers.
+    pub bytes_received: u64,
+    /// Connections made after others were lost.
+    pub reconnects: u64,
+    /// Time in `pull`.
+    pub waited: Duration,
+    /// Of all workers' gradients, as server 0 said last.
+    pub counted: Counted,
+}
+
+/// One worker among all servers.
+pub struct Worker {
+    me: u32,
+    addresses: Vec<String>,
+    credentials: Arc<Credentials>,
+    config: Config,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    process: Process,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Something has happened that the program may wait for.
+    changed: Condvar,
+    wake_up: Arc<WakeUp>,
+}
+
+struct State {
+    protocol: Option<Protocol>,
+    model: Option<Arc<Model>>,
+    turn: Turn,
+    /// By server, since when it is away and why.
+    away: Vec<Option<(Instant, String)>>,
+    failure: Option<Error>,
+    closing: bool,
+    leaving: bool,
+    has_left: bool,
+    stats: Stats,
+}
+
+impl Worker {
+    /// One that is connected to nobody yet.
+    ///
+    /// # Errors
+    /// `Config` for settings that cannot be used; `Rendezvous` for addresses without an interface.
+    pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Self> {
+        addresses.iter().try_for_each(|at| check_loopback(at))?;
+        let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
+        let state = State {
+            protocol: None,
+            model: None,
+            turn: Turn::Begin,
+            away: vec![None; addresses.len()],
+            failure: None,
+            closing: false,
+            leaving: false,
+            has_left: false,
+            stats: Stats::default(),
+        };
+        Ok(Self {
+            me: me as u32,
+            credentials: Credentials::of(config)?,
+            config: config.clone(),
+            addresses,
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                changed: Condvar::new(),
+                wake_up: Arc::new(wake_up),
+            }),
+            thread: Mutex::default(),
+            process: Process::this(),
+        })
+    }
+
+    /// How many servers there are.
+    #[must_use]
+    pub fn servers(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// What is trained.
+    ///
+    /// # Errors
+    /// When `begin` was not called; when it is closed.
+    pub fn begun(&self) -> Result<Arc<Model>> {
+        let model = self.state()?.model.clone();
+        model.ok_or_else(|| out_of_turn("pull() or push()"))
+    }
+
+    /// Index of this worker.
+    #[must_use]
+    pub const fn index(&self) -> u32 {
+        self.me
+    }
+
+    /// Begins to connect.
+    ///
+    /// # Errors
+    /// When it has begun before, or the system has no thread for it.
+    pub fn begin(&self, model: Model) -> Result<()> {
+        let mut state = self.state()?;
+        if state.turn != Turn::Begin {
+            return Err(out_of_turn("begin()"));
+        }
+        let now = Instant::now();
+        let model = Arc::new(model);
+        let timing = Timing {
+            again: BEAT,
+            silence: self.config.timing.silence,
+            start: self.config.settings.timeout,
+            snapshot_every: 1,
+        };
+        let drawn = || random().map(u64::from_le_bytes);
+        state.protocol = Some(Protocol::new(
+            self.me,
+            self.addresses.len(),
+            timing,
+            drawn()?,
+            now,
+        ));
+        let client = ClientKind::Worker {
+            index: self.me as usize,
+            process: (drawn()?, std::process::id(), host_name()),
+            model: model.fingerprint(),
+        };
+        let wake_up = Arc::clone(&self.shared.wake_up);
+        let credentials = Arc::clone(&self.credentials);
+        let connector = ServerConnector::new(credentials, client, self.addresses.clone(), wake_up);
+        let shared = Arc::clone(&self.shared);
+        let carrier = Carrier {
+            sent: BTreeMap::new(),
+            keepers: Keepers {
+                servers: self.addresses.len(),
+                replicas: 0,
+            },
+            channels: self.addresses.iter().map(|_| None).collect(),
+            counted: (0, 0),
+            left_at: now.checked_sub(BEAT).unwrap_or(now),
+            checks_values: self.config.settings.checksum,
+            silence: self.config.timing.silence,
+            model: Arc::clone(&model),
+            connector,
+            shared,
+        };
+        let thread = std::thread::Builder::new()
+            .name("gradring-worker".into())
+            .spawn(move || carrier.run())
+            .map_err(|error| Error::no_thread(&error))?;
+        *lock(&self.thread) = Some(thread);
+        state.away.fill(Some((now, String::new())));
+        state.model = Some(model);
+        state.turn = Turn::Pull;
+        Ok(())
+    }
+
+    /// Waits for leave to go on, and for the weights to compute with: their version; nothing if the
+    /// initial weights are wanted.
+    ///
+    /// # Errors
+    /// When servers are away or make it wait for too long, or turn it away; when it is called out of turn,
+    /// interrupted, or closed.
+    pub fn pull(
+        &self,
+        into: &mut [&mut [f32]],
+        interrupt: Interrupt<'_>,
+    ) -> Result<Option<Version>> {
+        let begun = Instant::now();
+        let mut state = self.state()?;
+        if state.turn == Turn::Begin {
+            return Err(out_of_turn("pull()"));
+        }
+        let event = loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            let is_due = matches!(state.turn, Turn::Push | Turn::PushInitial);
+            let Some(protocol) = &mut state.protocol else {
+                return Err(closed());
+            };
+            if let Some(event) = protocol.event() {
+                break event;
+            }
+            if is_due && protocol.computes() {
+                return Err(out_of_turn("pull()"));
+            }
+            self.check_waiting(&state, "pull", begun)?;
+            state = self.wait(state, interrupt)?;
+        };
+        state.stats.waited += begun.elapsed();
+        let (turn, result) = match event {
+            Event::WantsInitial => (Turn::PushInitial, None),
+            Event::Weights(pulled) => {
+                let model = state.model.clone().ok_or_else(closed)?;
+                let oldest = pulled.iter().map(|(point, _)| point.version).min();
+                // The thread goes on meanwhile.
+                drop(state);
+                if !model.put(&pulled, into) {
+                    let wanted = "the weights of this model".into();
+                    return Err(Breach::Unexpected { wanted }.into());
+                }
+                state = self.state()?;
+                (Turn::Push, oldest)
+            }
+        };
+        state.turn = turn;
+        state.stats.pulls += 1;
+        state.stats.version = result.unwrap_or(state.stats.version);
+        Ok(result)
+    }
+
+    /// Takes the initial weights, one array for each variable; whether they may count.
+    ///
+    /// # Errors
+    /// As `push`.
+    pub fn push_initial(&self, weights: &[&[f32]]) -> Result<bool> {
+        let hyper = Hyper {
+            learning_rate: 0.0,
+            weight_decay: 0.0,
+        };
+        let payloads = |model: &Model| model.initial(weights);
+        self.take(Turn::PushInitial, "push_initial()", payloads, hyper)
+    }
+
+    /// Takes what was computed with the weights of the last pull, and goes on with sending it; whether
+    /// it may count.
+    ///
+    /// # Errors
+    /// What has happened to the servers since, or that it is called out of turn.
+    pub fn push(&self, gradients: &[Option<Given<'_>>], hyper: Hyper) -> Result<bool> {
+        let payloads = |model: &Model| model.gradients(gradients);
+        self.take(Turn::Push, "push()", payloads, hyper)
+    }
+
+    fn take(
+        &self,
+        turn: Turn,
+        call: &str,
+        payloads: impl FnOnce(&Model) -> Vec<Arc<Payload>>,
+        hyper: Hyper,
+    ) -> Result<bool> {
+        let state = self.state()?;
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        if state.turn != turn {
+            return Err(out_of_turn(call));
+        }
+        let model = state.model.clone().ok_or_else(closed)?;
+        // The thread goes on meanwhile.
+        drop(state);
+        let payloads = payloads(&model);
+        let mut state = self.state()?;
+        let protocol = state.protocol.as_mut().ok_or_else(closed)?;
+        // Newer weights than those that this was computed with may be there already.
+        let counts = !protocol.has_event() && protocol.push(payloads, hyper).is_some();
+        // Otherwise it would go out when the next thing is due to be said again.
+        protocol.say_again(Instant::now());
+        state.turn = Turn::Pull;
+        // Initial weights are no gradient.
+        if turn == Turn::Push {
+            state.stats.pushes += 1;
+            state.stats.dropped += u64::from(!counts);
+        }
+        drop(state);
+        self.shared.wake_up.wake();
+        Ok(counts)
+    }
+
+    /// What it has done so far.
+    ///
+    /// # Errors
+    /// In a fork.
+    pub fn stats(&self) -> Result<Stats> {
+        let state = self.alive()?;
+        let protocol = state.protocol.as_ref();
+        Ok(Stats {
+            term: protocol.map_or(0, Protocol::term),
+            unsettled: protocol.map_or(0, Protocol::unsettled),
+            dropped: state.stats.dropped + protocol.map_or(0, Protocol::dropped),
+            ..state.stats.clone()
+        })
+    }
+
+    /// Waits until the last push was taken by the rule, says goodbye, and closes.
+    ///
+    /// # Errors
+    /// As `pull`.
+    pub fn leave(&self, interrupt: Interrupt<'_>) -> Result<()> {
+        let begun = Instant::now();
+        let mut state = self.alive()?;
+        if state.closing {
+            return Ok(());
+        }
+        if state.turn != Turn::Begin {
+            state.leaving = true;
+            self.shared.wake_up.wake();
+            while !state.has_left {
+                if let Some(failure) = state.failure.clone() {
+                    drop(state);
+                    self.close();
+                    return Err(failure);
+                }
+                self.check_waiting(&state, "leave", begun)?;
+                state = self.wait(state, interrupt)?;
+            }
+        }
+        drop(state);
+        self.close();
+        Ok(())
+    }
+
+    /// Closes without a word.
+    pub fn close(&self) {
+        if !self.process.is_this() {
+            return;
+        }
+        lock(&self.shared.state).closing = true;
+        self.shared.changed.notify_all();
+        self.shared.wake_up.wake();
+        if let Some(thread) = lock(&self.thread).take() {
+            // It has left its panic as the failure.
+            drop(thread.join());
+        }
+        forget_kept();
+    }
+
+    /// Waits a little for a change, with the program's consent.
+    fn wait<'a>(
+        &'a self,
+        state: std::sync::MutexGuard<'a, State>,
+        interrupt: Interrupt<'_>,
+    ) -> Result<std::sync::MutexGuard<'a, State>> {
+        let mut first = true;
+        let state = wait_while(&self.shared.changed, state, INTERRUPT_INTERVAL, |_| {
+            std::mem::take(&mut first)
+        });
+        drop(state);
+        if interrupt.interrupts() {
+            return Err(Abort::Interrupted.into());
+        }
+        self.state()
+    }
+
+    /// Whether to go on with waiting for servers.
+    fn check_waiting(&self, state: &State, doing: &str, begun: Instant) -> Result<()> {
+        let settings = &self.config.settings;
+        let now = Instant::now();
+        for (server, away) in state.away.iter().enumerate() {
+            if let Some((since, why)) = away
+                && let waited = now.saturating_duration_since(*since)
+                && waited >= settings.timeout
+            {
+                return Err(NotServed::Unreachable {
+                    server,
+                    address: self.addresses[server].as_str().into(),
+                    doing: format!("{doing} of worker {}", self.me).into(),
+                    waited,
+                    why: why.as_str().into(),
+                }
+                .into());
+            }
+        }
+        if begun.elapsed() >= settings.stall_timeout {
+            return Err(NotServed::Held {
+                doing: doing.into(),
+                worker: self.me as usize,
+                waited: begun.elapsed(),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    fn alive(&self) -> Result<std::sync::MutexGuard<'_, State>> {
+        if !self.process.is_this() {
+            let what = "client".into();
+            return Err(NotServed::OfParent { what }.into());
+        }
+        Ok(lock(&self.shared.state))
+    }
+
+    fn state(&self) -> Result<std::sync::MutexGuard<'_, State>> {
+        let state = self.alive()?;
+        if state.closing {
+            return Err(closed());
+        }
+        Ok(state)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if self.process.is_this() {
+            self.close();
+        } else {
+            // A fork has neither the thread nor its lock.
+            std::mem::forget(self.shared.clone());
+        }
+    }
+}
+
+fn closed() -> Error {
+    let what = "client".into();
+    NotServed::Closed { what }.into()
+}
+
+fn out_of_turn(call: &str) -> Error {
+    let call = call.into();
+    NotServed::OutOfTurn { call }.into()
+}
+
+/// A long request that needs not be said twice over one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Long {
+    Stage(Term, PushId),
+    Pull(Term, u64),
+}
+
+impl Long {
+    const fn of(request: &Request) -> Option<Self> {
+        match &request.ask {
+            Ask::Stage { id, .. } => Some(Self::Stage(request.term, *id)),
+            Ask::Pull { round, .. } => Some(Self::Pull(request.term, *round)),
+            _ => None,
+        }
+    }
+}
+
+/// The thread's side.
+struct Carrier {
+    shared: Arc<Shared>,
+    model: Arc<Model>,
+    connector: ServerConnector,
+    /// By server.
+    channels: Vec<Option<MessageChannel>>,
+    /// By keeper.
+    sent: BTreeMap<usize, Long>,
+    /// As far as is known.
+    keepers: Keepers,
+    /// Bytes of channels that are closed.
+    counted: (u64, u64),
+    /// When the last goodbye was sent.
+    left_at: Instant,
+    checks_values: bool,
+    /// After how much of it a server is lost.
+    silence: Duration,
+}
+
+impl Carrier {
+    fn run(mut self) {
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.carry()));
+        let failure = match ran {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error,
+            Err(panic) => Error::panicked("a worker's thread", message_of(&*panic)),
+        };
+        lock(&self.shared.state).failure.get_or_insert(failure);
+        self.shared.changed.notify_all();
+    }
+
+    fn carry(&mut self) -> Result<()> {
+        for server in 0..self.channels.len() {
+            self.connector.connect(server)?;
+        }
+        loop {
+            self.shared.wake_up.reset();
+            let now = Instant::now();
+            self.connect(now)?;
+            let (replies, goodbye) = self.receive(now)?;
+            let Some((requests, wake)) = self.turn(replies, goodbye, now) else {
+                return Ok(());
+            };
+            for (keeper, request) in requests {
+                self.send(keeper, request, now)?;
+            }
+            self.keep_up(now)?;
+            let wake = wake.clamp(now + Duration::from_millis(1), now + BEAT);
+            let has_more =
+                |it: &Option<MessageChannel>| it.as_ref().is_some_and(MessageChannel::has_more);
+            let limit = if self.channels.iter().any(has_more) {
+                Duration::ZERO
+            } else {
+                wake.saturating_duration_since(Instant::now())
+            };
+            let sockets = self.channels.iter().flatten();
+            let awaited = sockets.flat_map(MessageChannel::awaited);
+            poll::wait(awaited.chain([self.shared.wake_up.awaited()]), limit);
+        }
+    }
+
+    /// Takes up new connections.
+    fn connect(&mut self, now: Instant) -> Result<()> {
+        for (server, outcome) in self.connector.outcomes() {
+            let mut channel = MessageChannel::new(outcome?, self.checks_values, now);
+            channel.values_max = self.model.bytes_on(server);
+            self.channels[server] = Some(channel);
+            let keepers = self.keepers;
+            self.sent
+                .retain(|keeper, _| keepers.server(*keeper) != server);
+            let mut state = lock(&self.shared.state);
+            state.away[server] = None;
+            if let Some(protocol) = &mut state.protocol {
+                protocol.say_again(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// All that servers have said, and whether they have said goodbye.
+    fn receive(&mut self, now: Instant) -> Result<(Vec<(usize, Reply)>, bool)> {
+        let (mut replies, mut goodbye) = (Vec::new(), false);
+        for server in 0..self.channels.len() {
+            let mut turn = 0;
+            while let Some(channel) = &mut self.channels[server] {
+                match channel.recv(&mut turn, now) {
+                    Ok(Some(Message::Reply(copy, reply))) if copy <= self.keepers.replicas => {
+                        replies.push((self.keepers.on(server, copy), reply));
+                    }
+                    Ok(Some(Message::Retry(copy))) if copy <= self.keepers.replicas => {
+                        self.sent.remove(&self.keepers.on(server, copy));
+                    }
+                    Ok(Some(Message::Goodbye)) => goodbye = true,
+                    Ok(Some(Message::Counted(counted))) => {
+                        lock(&self.shared.state).stats.counted = counted;
+                    }
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(error) => self.lose(server, &error, now)?,
+                }
+            }
+        }
+        Ok((replies, goodbye))
+    }
+
+    /// What there is to say, and when to come again; nothing once it is over.
+    fn turn(
+        &mut self,
+        replies: Vec<(usize, Reply)>,
+        goodbye: bool,
+        now: Instant,
+    ) -> Option<(Vec<(usize, Request)>, Instant)> {
+        let mut state = lock(&self.shared.state);
+        if state.closing {
+            return None;
+        }
+        let (mut sent, mut received) = self.counted;
+        for channel in self.channels.iter().flatten() {
+            sent += channel.bytes_sent;
+            received += channel.bytes_received;
+        }
+        (state.stats.bytes_sent, state.stats.bytes_received) = (sent, received);
+        for (server, away) in state.away.iter_mut().enumerate() {
+            if let Some((_, why)) = away {
+                *why = self.connector.why(server).to_string();
+            }
+        }
+        let leaving = state.leaving;
+        state.has_left |= leaving && goodbye;
+        let protocol = state.protocol.as_mut()?;
+        for (keeper, reply) in replies {
+            protocol.receive(keeper, reply, now);
+        }
+        self.keepers = protocol.keepers();
+        let next = if leaving && (protocol.has_gone_on() || protocol.term() == 0) {
+            let is_due = now >= self.left_at + BEAT;
+            let goodbye = is_due.then(|| (0, protocol.leave()));
+            if goodbye.is_some() {
+                self.left_at = now;
+            }
+            (goodbye.into_iter().collect(), now + BEAT)
+        } else {
+            (protocol.step(now), protocol.wake())
+        };
+        drop(state);
+        self.shared.changed.notify_all();
+        Some(next)
+    }
+
+    fn send(&mut self, keeper: usize, request: Request, now: Instant) -> Result<()> {
+        let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
+        let Some(channel) = &mut self.channels[server] else {
+            return Ok(());
+        };
+        if let Some(long) = Long::of(&request)
+            && self.sent.insert(keeper, long) == Some(long)
+        {
+            return Ok(());
+        }
+        channel.send(Message::Request(copy, request), now)
+    }
+
+    /// Sends, and looks who is silent.
+    fn keep_up(&mut self, now: Instant) -> Result<()> {
+        for server in 0..self.channels.len() {
+            let Some(channel) = &mut self.channels[server] else {
+                continue;
+            };
+            channel.keep_alive(now, BEAT)?;
+            let lost = channel.flush().err();
+            let lost = lost.or_else(|| is_silent(channel, self.silence, now));
+            if let Some(error) = lost {
+                self.lose(server, &error, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A connection has ended: makes another.
+    fn lose(&mut self, server: usize, error: &Error, now: Instant) -> Result<()> {
+        if let Some(channel) = self.channels[server].take() {
+            self.counted.0 += channel.bytes_sent;
+            self.counted.1 += channel.bytes_received;
+        }
+        self.connector.note(server, error);
+        let mut state = lock(&self.shared.state);
+        state.away[server] = Some((now, String::new()));
+        state.stats.reconnects += 1;
+        drop(state);
+        self.connector.connect(server)
+    }
+}

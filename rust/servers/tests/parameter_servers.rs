@@ -1,0 +1,367 @@
+//! Workers and servers over real sockets: a synchronous training has the bits of the pure code, and
+//! all go on when a worker or a server is lost.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use gradring_net::config::Config;
+use gradring_proto::error::{Error, ErrorKind, NotServed, Result};
+use gradring_proto::parameters::identity::{Incarnation, PushId};
+use gradring_proto::parameters::log::{Contribution, Entry};
+use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::rules::{Late, Rules, Treatment};
+use gradring_proto::parameters::shard::{Gradient, Push, Shard, Spec};
+use gradring_servers::model::{Given, Model, Variable};
+use gradring_servers::server::{Place, Server};
+use gradring_servers::worker::Worker;
+
+const ROWS: usize = 9;
+const WIDTH: usize = 5;
+const ADAM: Optimizer = Optimizer::Adam {
+    beta_1: 0.9,
+    beta_2: 0.999,
+    epsilon: 1e-7,
+    is_amsgrad: false,
+};
+const SGD: Optimizer = Optimizer::Sgd {
+    momentum: 0.0,
+    is_nesterov: false,
+};
+
+fn rules(workers: u32, staleness: Option<u64>) -> Rules {
+    Rules {
+        workers,
+        staleness,
+        late: Late::Keep,
+        snapshot_every: 3,
+        ..Rules::default()
+    }
+}
+
+fn addresses(count: usize) -> Vec<String> {
+    let free: Vec<_> = (0..count)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let address = |it: &TcpListener| it.local_addr().unwrap().to_string();
+    free.iter().map(address).collect()
+}
+
+fn config() -> Config {
+    Config {
+        token: b"secret".into(),
+        ..Config::new(0, 1, "")
+    }
+}
+
+struct Served {
+    server: Arc<Server>,
+    thread: JoinHandle<Result<()>>,
+}
+
+fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
+    let place = Place {
+        server,
+        addresses: addresses.to_vec(),
+    };
+    let patience = Duration::from_secs(2);
+    let server = Server::new(place, rules, directory, patience, &config()).unwrap();
+    let server = Arc::new(server);
+    let other = Arc::clone(&server);
+    let thread = std::thread::spawn(move || other.serve(&mut || false));
+    Served { server, thread }
+}
+
+fn serve_all(addresses: &[String], rules: &Rules) -> Vec<Served> {
+    let servers = 0..addresses.len();
+    servers
+        .map(|server| serve(addresses, server, rules, None))
+        .collect()
+}
+
+fn worker(addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
+    let worker = Worker::new(index, addresses.to_vec(), &config()).unwrap();
+    let variable = Variable {
+        name: "table".into(),
+        shape: vec![ROWS, WIDTH],
+        decays: true,
+    };
+    let placed = BTreeMap::new();
+    let model = Model::new(vec![variable], optimizer, &placed, addresses.len());
+    worker.begin(model).unwrap();
+    worker
+}
+
+/// Takes the program's turn: what was pulled, or nothing where the initial weights were wanted.
+fn pull(worker: &Worker) -> Result<Option<Vec<f32>>> {
+    let mut weights = vec![0.0; ROWS * WIDTH];
+    let pulled = worker.pull(&mut [&mut weights], &mut || false)?;
+    if pulled.is_none() {
+        worker.push_initial(&[&values(99)])?;
+    }
+    Ok(pulled.map(|_| weights))
+}
+
+fn pulled(worker: &Worker) -> Vec<f32> {
+    loop {
+        if let Some(weights) = pull(worker).unwrap() {
+            return weights;
+        }
+    }
+}
+
+fn push(worker: &Worker, gradient: &[f32]) -> bool {
+    let hyper = Hyper {
+        learning_rate: 0.5,
+        weight_decay: 0.0,
+    };
+    worker.push(&[Some(Given::Dense(gradient))], hyper).unwrap()
+}
+
+fn values(seed: usize) -> Vec<f32> {
+    let mixed = |index: usize| (seed * 7919 + index * 104_729) % 2003;
+    (0..ROWS * WIDTH)
+        .map(|index| mixed(index) as f32 / 997.0 - 1.0)
+        .collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|it| it.to_bits()).collect()
+}
+
+/// The weights after so many steps of two workers, by the pure code alone.
+fn expected(steps: usize) -> Vec<f32> {
+    let spec = Spec {
+        rows: ROWS,
+        width: WIDTH,
+        decays: true,
+    };
+    let mut shard = Shard::new(ADAM, &[(spec, Arc::new(values(99).into()))]);
+    let contribution = |worker| Contribution {
+        id: PushId {
+            worker,
+            incarnation: Incarnation(1, 1),
+            number: 1,
+        },
+        treatment: Treatment {
+            weight: 1.0,
+            compensation: None,
+        },
+    };
+    for step in 0..steps {
+        let entry = Entry {
+            contributions: vec![contribution(0), contribution(1)],
+            scale: 0.5,
+            hyper: Hyper {
+                learning_rate: 0.5,
+                weight_decay: 0.0,
+            },
+        };
+        let gradients =
+            [0, 1].map(|worker| [Some(Gradient::Dense(values(2 * step + worker).into()))]);
+        let pushed: Vec<_> = gradients
+            .iter()
+            .map(|gradients| Push {
+                gradients,
+                then: None,
+            })
+            .collect();
+        shard.apply(step as u64 + 2, &entry, &pushed);
+    }
+    shard.weights()[0].to_vec()
+}
+
+#[test]
+fn a_synchronous_training_has_the_bits_of_the_pure_code_and_ends_by_itself() {
+    const STEPS: usize = 20;
+    let addresses = addresses(2);
+    let served = serve_all(&addresses, &rules(2, Some(0)));
+    let train = |index: usize| {
+        let addresses = addresses.clone();
+        std::thread::spawn(move || {
+            let worker = worker(&addresses, index, ADAM);
+            for step in 0..STEPS {
+                pulled(&worker);
+                assert!(push(&worker, &values(2 * step + index)));
+            }
+            let last = pulled(&worker);
+            worker.leave(&mut || false).unwrap();
+            last
+        })
+    };
+    let trained = [train(0), train(1)].map(|it| it.join().unwrap());
+    for weights in trained {
+        assert_eq!(bits(&weights), bits(&expected(STEPS)));
+    }
+    let mut histories = Vec::new();
+    for Served { server, thread } in served {
+        thread.join().unwrap().unwrap();
+        let stats = server.stats().unwrap();
+        assert_eq!(stats.version, STEPS as u64 + 1);
+        let number = |worker| stats.applied[&worker].1;
+        assert_eq!(number(0).max(number(1)), STEPS as u64 + 1);
+        histories.push(stats.history);
+    }
+    assert_eq!(histories[0], histories[1]);
+}
+
+#[test]
+fn asynchronous_gradients_count_once_each() {
+    const STEPS: usize = 30;
+    let addresses = addresses(2);
+    let served = serve_all(&addresses, &rules(3, None));
+    let train = |index: usize| {
+        let addresses = addresses.clone();
+        std::thread::spawn(move || {
+            let worker = worker(&addresses, index, SGD);
+            // Everybody changes an element of its own.
+            let mut gradient = vec![0.0; ROWS * WIDTH];
+            gradient[index] = 1.0;
+            for _ in 0..STEPS {
+                pulled(&worker);
+                assert!(push(&worker, &gradient));
+            }
+            let last = pulled(&worker);
+            worker.leave(&mut || false).unwrap();
+            last[index]
+        })
+    };
+    let trained = [train(0), train(1), train(2)].map(|it| it.join().unwrap());
+    for (index, weight) in trained.into_iter().enumerate() {
+        assert_eq!(weight, values(99)[index] - 0.5 * STEPS as f32, "{index}");
+    }
+    for Served { server, thread } in served {
+        thread.join().unwrap().unwrap();
+        if server.place().server == 0 {
+            let stats = server.stats().unwrap();
+            assert_eq!(stats.counted.counts.applied, 3 * STEPS as u64);
+            assert_eq!(
+                stats.counted.staleness.values().sum::<u64>(),
+                3 * STEPS as u64
+            );
+        }
+    }
+}
+
+#[test]
+fn a_lost_worker_stops_nobody_and_comes_back_under_its_index() {
+    let addresses = addresses(2);
+    let served = serve_all(&addresses, &rules(2, Some(0)));
+    let stays = worker(&addresses, 0, SGD);
+    let goes = worker(&addresses, 1, SGD);
+    let comes = std::thread::spawn({
+        let addresses = addresses.clone();
+        move || {
+            pulled(&goes);
+            push(&goes, &values(1));
+            pulled(&goes);
+            goes.close();
+            let comes = worker(&addresses, 1, SGD);
+            pulled(&comes);
+            push(&comes, &values(1));
+            pulled(&comes);
+            comes.leave(&mut || false).unwrap();
+        }
+    });
+    for _ in 0..5 {
+        pulled(&stays);
+        push(&stays, &values(1));
+    }
+    while !comes.is_finished() {
+        pulled(&stays);
+        push(&stays, &values(1));
+    }
+    comes.join().unwrap();
+    stays.leave(&mut || false).unwrap();
+    for Served { thread, .. } in served {
+        thread.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_lost_server_is_restored_from_its_directory_and_workers_go_on() {
+    let addresses = addresses(2);
+    let rules = rules(1, Some(0));
+    let directories = ["0", "1"].map(|it| {
+        let name = format!("gradring-servers-{}-{it}", std::process::id());
+        std::env::temp_dir().join(name)
+    });
+    let start = |server: usize| serve(&addresses, server, &rules, Some(&directories[server]));
+    let mut served = [Some(start(0)), Some(start(1))];
+    let worker = worker(&addresses, 0, ADAM);
+    let mut version = 0;
+    for lost in [1, 0] {
+        for _ in 0..10 {
+            pulled(&worker);
+            push(&worker, &values(3));
+        }
+        pulled(&worker);
+        let before = worker.stats().unwrap().version;
+        assert!(before >= version + 9, "{before} after {version}");
+        let term = worker.stats().unwrap().term;
+        let closed = served[lost].take().unwrap();
+        closed.server.close();
+        closed.thread.join().unwrap().unwrap_err();
+        served[lost] = Some(start(lost));
+        // Some of the last pushes are taken back, and what was computed with them does not count.
+        push(&worker, &values(3));
+        pulled(&worker);
+        let stats = worker.stats().unwrap();
+        assert!(stats.term > term, "{stats:?}");
+        version = stats.version;
+        assert!(
+            version + 2 * 3 + 1 >= before && version <= before + 1,
+            "{version} {before}"
+        );
+        push(&worker, &values(3));
+    }
+    worker.leave(&mut || false).unwrap();
+    for Served { thread, .. } in served.into_iter().flatten() {
+        thread.join().unwrap().unwrap();
+    }
+    for directory in directories {
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}
+
+fn kind(error: Error) -> NotServed {
+    match error.kind {
+        ErrorKind::Parameters(NotServed::Greeting { error, .. }) => kind(*error),
+        ErrorKind::Parameters(fact) => fact,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn workers_that_train_something_else_or_are_too_many_are_turned_away_by_name() {
+    let addresses = addresses(1);
+    let served = serve_all(&addresses, &rules(2, None));
+    let first = worker(&addresses, 0, SGD);
+    while served[0].server.stats().unwrap().connections == 0 {
+        std::thread::yield_now();
+    }
+    let other = worker(&addresses, 1, ADAM);
+    let error = kind(pull(&other).unwrap_err());
+    assert_eq!(
+        error,
+        NotServed::ModelsDiffer {
+            worker: 1,
+            other: 0
+        }
+    );
+    let fourth = worker(&addresses, 3, SGD);
+    let error = kind(pull(&fourth).unwrap_err());
+    let (worker, workers) = (3, 2);
+    assert_eq!(error, NotServed::NoSuchWorker { worker, workers });
+    assert!(matches!(
+        kind(first.push_initial(&[&values(99)]).unwrap_err()),
+        NotServed::OutOfTurn { .. }
+    ));
+    for Served { server, thread } in served {
+        server.close();
+        thread.join().unwrap().unwrap_err();
+    }
+}
