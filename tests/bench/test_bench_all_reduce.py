@@ -424,7 +424,7 @@ def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
     assert main([*BENCH, "--sizes", "4", "--transport", "tcp,shm"]) == 2
     assert "no transport tcp" in capsys.readouterr().err
     with pytest.raises(ValueError, match="there is no transport 'pigeon'; known: auto, tcp, shm"):
-        options.parse_transports("tcp,pigeon")
+        options.parse_names("tcp,pigeon", options.TRANSPORTS, "transport {}")
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
