@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
+from gradring.tensorflow.context import holding
 
 #: Of dimensions that are unknown as well: enough for most windows, and not for many positions.
 _UNKNOWN_SIZE = 32
@@ -87,14 +88,11 @@ def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) ->
     told = _have_no_rows((args, kwargs))
     if told is not False and _has_functions(layer):
         return original(layer, *args, **kwargs)
-    token = _is_empty.set(told)
-    try:
+    with holding(_is_empty, told):
         if told is False:
             return original(layer, *args, **kwargs)
         args, kwargs = _map(functools.partial(_with_row, told), (args, kwargs))
         return _map(functools.partial(_without_row, told), original(layer, *args, **kwargs))
-    finally:
-        _is_empty.reset(token)
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:

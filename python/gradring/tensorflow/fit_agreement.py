@@ -22,6 +22,7 @@ import tensorflow as tf
 from gradring.errors import MismatchError
 from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
+from gradring.tensorflow.context import holding
 from gradring.tensorflow.ops import broadcast_variables
 from gradring.tensorflow.rules.replicas import sync_model
 
@@ -52,15 +53,13 @@ def is_in_fit(callbacks: Any) -> bool:
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Keras' `fit`, in which the callbacks agree."""
-    token = _fit.set(_Fit(model))
-    try:
-        return original(model, *args, **kwargs)
-    except BaseException:
-        # Some versions of Keras would use it in the next `fit`, whose group is another one.
-        model._eval_epoch_iterator = None
-        raise
-    finally:
-        _fit.reset(token)
+    with holding(_fit, _Fit(model)):
+        try:
+            return original(model, *args, **kwargs)
+        except BaseException:
+            # Some versions of Keras would use it in the next `fit`, whose group is another one.
+            model._eval_epoch_iterator = None
+            raise
 
 
 def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:

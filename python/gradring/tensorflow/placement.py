@@ -20,6 +20,7 @@ from gradring.errors import ConfigError
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cluster import SERVER
+from gradring.tensorflow.context import holding
 from gradring.updates.rules import check_server
 
 _Block: TypeAlias = AbstractContextManager[None]
@@ -87,9 +88,5 @@ def _check(name: str, server: int | None, strategy: Any) -> None:
 
 @contextlib.contextmanager
 def _placing(block: _Block, server: int | None) -> Iterator[None]:
-    before = _server.set(server)
-    try:
-        with block:
-            yield
-    finally:
-        _server.reset(before)
+    with holding(_server, server), block:
+        yield

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring.tensorflow import compat
+from gradring.tensorflow.context import holding
 from gradring.tensorflow.cross_device_ops import gradients_of
 from gradring.tensorflow.model_variables import (
     local_parts,
@@ -103,16 +104,13 @@ def apply(
     if not optimizer.built:
         optimizer.build(list(variables))
     variables = trained_by(optimizer) if variables is None else list(variables)
-    token = _is_applying.set(True)
-    try:
+    with holding(_is_applying, True):
         updates.apply(
             optimizer,
             lambda changed: original(optimizer, changed, variables),
             with_known_shapes(list(gradients), variables),
             variables,
         )
-    finally:
-        _is_applying.reset(token)
 
 
 class Round:
