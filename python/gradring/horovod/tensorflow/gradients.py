@@ -18,6 +18,8 @@ from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, li
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.reduction import reduce_leaves
 
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
 Gradient = Any
 
 
