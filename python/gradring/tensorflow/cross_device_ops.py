@@ -15,7 +15,7 @@ from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
 from gradring.tensorflow.context import holding
-from gradring.tensorflow.dtypes import as_tensor
+from gradring.tensorflow.dtypes import as_tensor, map_values
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import Leaf, reduce_leaves
@@ -125,7 +125,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         )
         reduced = reduce_leaves(values, reduction)
         if is_mean and not fused:
-            reduced = [_divided(value, self._group_size) for value in reduced]
+            reduced = [map_values(lambda sum: sum / self._group_size, each) for each in reduced]
         return list(reduced)
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
@@ -225,9 +225,3 @@ def _sum(values: Sequence[Leaf]) -> Leaf:
             values[0].dense_shape,
         )
     return tf.add_n(values)
-
-
-def _divided(value: Leaf, count: int) -> Leaf:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(value.values / count, value.indices, value.dense_shape)
-    return value / count

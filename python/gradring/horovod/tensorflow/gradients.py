@@ -15,6 +15,7 @@ from gradring.horovod.tensorflow.calls import require_equal_calls
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
+from gradring.tensorflow.dtypes import map_values
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.reduction import reduce_leaves
 
@@ -103,11 +104,15 @@ def reduce_gradients(
             tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
             for gradient in results
         ]
+
+    def divided(values: tf.Tensor) -> tf.Tensor:
+        return values / tf.cast(communicator.world_size, values.dtype)
+
     present = [i for i, gradient in enumerate(results) if gradient is not None]
     stay = [i for i in present if variables[i] in local]
     if options.scale_local_gradients:
         for i in stay:
-            results[i] = _divided(results[i], communicator.world_size)
+            results[i] = map_values(divided, results[i])
     travel = sorted(set(present) - set(stay))
     sparse = [i for i in travel if isinstance(results[i], tf.IndexedSlices)]
     dense = sorted(set(travel) - set(sparse))
@@ -137,13 +142,6 @@ def reduce_gradients(
     for i, result in zip([*dense, *sparse], reduced, strict=True):
         results[i] = result
     return results
-
-
-def _divided(gradient: Gradient, divisor: int) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values / tf.cast(divisor, gradient.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(divisor, gradient.dtype)
 
 
 class DistributedGradientTape:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from gradring.tensorflow import compat
 from gradring.tensorflow.context import holding
 from gradring.tensorflow.cross_device_ops import gradients_of
+from gradring.tensorflow.dtypes import map_values
 from gradring.tensorflow.model_variables import (
     local_parts,
     optimizer_variables,
@@ -223,7 +224,5 @@ def times(gradient: Gradient, factor: int) -> Gradient:
     """The gradient, multiplied."""
     if factor == 1:
         return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        once = summed(gradient)
-        return tf.IndexedSlices(once.values * factor, once.indices, once.dense_shape)
-    return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
+    once = summed(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), once)
