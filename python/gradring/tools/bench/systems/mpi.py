@@ -101,7 +101,7 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
 def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
     """Starts a world of MPI ranks on rank 0 for each transport that makes sense here."""
     hosts = _Hosts(agree_on_addresses(comm), comm.all_gather([os.getpid()]).ravel().tolist())
-    return [_Mpi(comm, transport, closing, hosts) for transport in hosts.transports()]
+    return [_world(comm, transport, closing, hosts) for transport in hosts.transports()]
 
 
 @dataclass(frozen=True)
@@ -138,23 +138,20 @@ class _Hosts:
         return settings
 
 
-class _Mpi:
-    name = "mpi"
-    algorithm = "auto"
+def _world(
+    comm: Communicator, transport: str, closing: contextlib.ExitStack, hosts: _Hosts
+) -> System:
+    pipes: list[Connection] = []
+    if comm.rank == 0:
+        pipes = closing.enter_context(_started(transport, hosts))
+    comm.barrier()
 
-    def __init__(
-        self, comm: Communicator, transport: str, closing: contextlib.ExitStack, hosts: _Hosts
-    ) -> None:
-        self.transport = transport
-        self._pipes: list[Connection] = []
-        if comm.rank == 0:
-            self._pipes = closing.enter_context(_started(transport, hosts))
-        comm.barrier()
-
-    def prepare(self, problem: Problem) -> _Reduction:
-        for pipe in self._pipes:
+    def prepare(problem: Problem) -> _Reduction:
+        for pipe in pipes:
             pipe.send(problem)
-        return _Reduction(self._pipes)
+        return _Reduction(pipes)
+
+    return System("mpi", transport, prepare, lambda: "auto")
 
 
 @dataclass
