@@ -213,17 +213,13 @@ def _filled(rows: Any, told: tf.Tensor) -> Any:
         splits = tf.cond(told, lambda: tf.constant([0, 1], rows.row_splits.dtype), rows.row_splits)
         return tf.RaggedTensor.from_row_splits(_filled(rows.values, told), splits, validate=False)
     if not rows.dtype.is_floating:
-        return _pad(rows, told, _value_of(rows.dtype))
+        return _pad(rows, told, {tf.string: "1", tf.bool: True}.get(rows.dtype, 1))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def fill(rows: tf.Tensor) -> Any:
         return _pad(rows, told, 0.5), lambda gradient: _cut(gradient, told)
 
     return fill(rows)
-
-
-def _value_of(dtype: tf.DType) -> Any:
-    return {tf.string: "1", tf.bool: True}.get(dtype, 1)
 
 
 def _without_row(told: tf.Tensor, output: Any) -> Any:

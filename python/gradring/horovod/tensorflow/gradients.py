@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import tensorflow as tf
@@ -32,7 +32,8 @@ class Options:
         compression: How they travel.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense before.
         op: Average or Sum.
-        predivide_factor: Of an average: divides before the sum, and multiplies after it.
+        gradient_predivide_factor: Of an average: divides before the sum, and multiplies after it.
+        num_groups: The older form of ``groups``.
         groups: Which gradients belong together; checked only, since all are in few buckets anyway.
         process_set: Who takes part.
         scale_local_gradients: Whether gradients that are not reduced are divided by the number of
@@ -47,7 +48,8 @@ class Options:
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
     op: ReduceOp = Average
-    predivide_factor: float = 1.0
+    gradient_predivide_factor: float = 1.0
+    num_groups: int = 0
     groups: int | Sequence[Any] | None = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
@@ -55,12 +57,18 @@ class Options:
     def __post_init__(self) -> None:
         checked(self.compression)
         linear(chosen(self.op, None), "gradients")
-        if self.predivide_factor != 1.0 and self.op is not Average:
+        if self.gradient_predivide_factor != 1.0 and self.op is not Average:
             raise ValueError("gradient_predivide_factor has a meaning for op=hvd.Average only")
-        if isinstance(self.groups, int) and self.groups < 1:
+        groups = self.num_groups or None if self.groups is None else self.groups
+        if isinstance(groups, int) and groups < 1:
             raise ValueError(
-                f"groups={self.groups!r} is neither a number above 0 nor lists of variables"
+                f"groups={groups!r} is neither a number above 0 nor lists of variables"
             )
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Options:
+        """Those of a function's arguments that are options."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls)})
 
 
 class LocalVariables:
@@ -117,14 +125,14 @@ def reduce_gradients(
     sparse = [i for i in travel if isinstance(results[i], tf.IndexedSlices)]
     dense = sorted(set(travel) - set(sparse))
     names = without_counters([name_of(variables[i]) for i in dense])
-    factors = 1 / options.predivide_factor, options.predivide_factor
+    factor = options.gradient_predivide_factor
     reduced = reduce_dense(
         [results[i] for i in dense],
         options.op,
         with_gaps("gradients", results),
         communicator,
         options.compression,
-        factors,
+        (1 / factor, factor),
         names,
     )
     if sparse:
@@ -184,15 +192,7 @@ class DistributedGradientTape:
             ValueError: A factor is given for a sum, or `groups` are no groups.
         """
         self._gradtape = gradtape
-        self._options = Options(
-            compression,
-            sparse_as_dense,
-            op,
-            gradient_predivide_factor,
-            groups if groups is not None else num_groups or None,
-            process_set,
-            scale_local_gradients,
-        )
+        self._options = Options.of(locals())
         self._local = LocalVariables()
 
     def __getattr__(self, name: str) -> Any:

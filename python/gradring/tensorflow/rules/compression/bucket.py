@@ -68,7 +68,8 @@ class Bucket:
     ) -> None:
         """Takes gradients of known shapes, and the scale of their loss, if it has one."""
         self.shapes = [gradient.shape.as_list() for gradient in gradients]
-        self.vector = _joined([tf.reshape(gradient, [-1]) for gradient in gradients])
+        vectors = [tf.reshape(gradient, [-1]) for gradient in gradients]
+        self.vector = tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
         self.collective = collective
         self._memory = memory
         self._unit = unit
@@ -119,7 +120,3 @@ def reduce_all(buckets: Sequence[Bucket], reduce: Callable[[Bucket], Sending]) -
             except StopIteration as end:
                 sums.append(end.value)
     return sums
-
-
-def _joined(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
