@@ -77,7 +77,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_rounds(20)
-    parser.add_sizes(",".join(map(str, SIZES)))
+    parser.add_sizes(SIZES)
     options = parser.parse()
     print_surroundings()
     print("# ms, p50 / p90 / p99")

@@ -18,7 +18,7 @@ from gradring.tools.bench import table
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.options import Options
 from gradring.tools.bench.record import Record
-from gradring.tools.bench.systems import LocalSystem
+from gradring.tools.bench.systems import System
 from gradring.tools.launch.processes import RankProcesses
 from gradring.tools.launch.ranks import rank_environments
 
@@ -58,7 +58,7 @@ def comm() -> Iterator[gradring.Communicator]:
 
 
 @pytest.fixture(scope="session")
-def systems(comm: gradring.Communicator) -> Sequence[LocalSystem]:
+def systems(comm: gradring.Communicator) -> Sequence[System]:
     return peer_rank.open_systems(comm)
 
 

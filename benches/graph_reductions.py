@@ -66,7 +66,7 @@ def main() -> None:
     """Runs the benchmark and prints a table."""
     parser = Parser(__doc__)
     parser.add_rounds(15)
-    parser.add_sizes(",".join(map(str, SIZES)))
+    parser.add_sizes(SIZES)
     parser.add_argument("--transport", default="tcp,shm")
     options = parser.parse()
     print_surroundings("tensorflow")

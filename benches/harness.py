@@ -41,7 +41,8 @@ class Parser(argparse.ArgumentParser):
         where = "" if rate else "; default: one host"
         self.add_argument("--rate", type=usage(_rate), default=rate, help=f"of {of}{where}")
 
-    def add_sizes(self, sizes: str) -> None:
+    def add_sizes(self, of: str | Iterable[int]) -> None:
+        sizes = of if isinstance(of, str) else ",".join(map(str, of))
         example = f"in bytes, such as {sizes}"
         self.add_argument("--sizes", type=usage(parse_sizes), default=sizes, help=example)
 

@@ -1,4 +1,4 @@
-"""Time of a step of real models: `python -m benches.model_steps`.
+"""Time of a step of models: `python -m benches.model_steps`.
 
 Two processes train the same model with the same program in up to five ways, interleaved round by
 round:
@@ -15,7 +15,12 @@ part it is that of the slower one. *adds* is what gradring adds to *apart*, of w
 for the other one, *moves* bytes, and stands still (*exposed*); `Communicator.stats` defines these.
 *collectives* are those of a step.
 
-Afterwards all variables of both ranks must be equal under gradring.
+Afterwards all variables of both ranks must be equal under gradring, and in a loop, those of simple
+models close to what MWMS has.
+
+Measured are real models, unless `--models` names simple ones: MLPs and a network of convolutions.
+A step of the tiny one is nearly all overhead: what a strategy adds to it, it adds to every step.
+`--rate 1gbit` puts each process on a simulated host of its own with such a link, as root.
 
 `--threads default` leaves TensorFlow its own number of threads, as many as there are cores for each
 process; `--threads 1` gives each process one of each kind.
@@ -23,10 +28,11 @@ process; `--threads 1` gives each process one of each kind.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +40,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benches.harness import Parser, print_surroundings, write
-from gradring.testing import run_ranks
+from gradring.testing import Host, run_ranks
+from gradring.tools.bench.measurement import P99_ITERATIONS
+from gradring.tools.bench.network import network
 
 RANKS = 2
 CLASSES = 10
@@ -47,16 +55,19 @@ PROGRAMS = ("loop", "fit")
 THREADS = ("default", "1")
 #: Keys of `Communicator.stats`.
 COUNTED = ("count", "waiting_s", "moving_s", "exposed_s")
+#: Between weights of two strategies, which add in different orders.
+CLOSE = 1e-3
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A model, of the words or the images of one side that it takes."""
+    """A model, of the texts of so many words or the images of one side that it takes."""
 
     build: Callable[[Any], Any]
     batch: int
     side: int = 0
     words: int = 0
+    length: int = 0
 
 
 def _application(name: str) -> Callable[[Any], Any]:
@@ -68,10 +79,21 @@ def _application(name: str) -> Callable[[Any], Any]:
     return build
 
 
-def _mlp(keras: Any) -> Any:
-    hidden = [keras.layers.Dense(1700, activation="relu") for _ in range(4)]
-    layers = [keras.layers.Input((16, 16, 3)), keras.layers.Flatten(), *hidden]
-    return keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+def _mlp(width: int) -> Callable[[Any], Any]:
+    def build(keras: Any) -> Any:
+        hidden = [keras.layers.Dense(width, activation="relu") for _ in range(4)]
+        layers = [keras.layers.Input((16, 16, 3)), keras.layers.Flatten(), *hidden]
+        return keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+
+    return build
+
+
+def _cnn(keras: Any) -> Any:
+    layers = keras.layers
+    first = [layers.Input((28, 28, 3)), layers.Conv2D(32, 3, activation="relu")]
+    more = [layers.Conv2D(64, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten()]
+    last = [layers.Dense(64, activation="relu"), layers.Dense(CLASSES)]
+    return keras.Sequential([*first, *more, *last])
 
 
 def _lstm(keras: Any) -> Any:
@@ -101,22 +123,32 @@ def _bert(keras: Any) -> Any:
     return keras.Model(inputs, layers.Dense(CLASSES)(x[:, 0]))
 
 
-KINDS = {
+REAL = {
     "ResNet50": Kind(_application("ResNet50"), 8, side=32),
     "MobileNetV2": Kind(_application("MobileNetV2"), 16, side=64),
     "MobileNetV3Small": Kind(_application("MobileNetV3Small"), 16, side=64),
     "EfficientNetB0": Kind(_application("EfficientNetB0"), 8, side=64),
     "DenseNet121": Kind(_application("DenseNet121"), 8, side=32),
-    "BERT-tiny": Kind(_bert, 8, words=30522),
-    "LSTM": Kind(_lstm, 32, words=5000),
-    "MLP": Kind(_mlp, 128, side=16),
-    "embedding": Kind(_embedding, 256, words=100_000),
+    "BERT-tiny": Kind(_bert, 8, words=30522, length=128),
+    "LSTM": Kind(_lstm, 32, words=5000, length=64),
+    "MLP": Kind(_mlp(1700), 128, side=16),
+    "embedding": Kind(_embedding, 256, words=100_000, length=32),
 }
+SIMPLE = {
+    "mlp-tiny": Kind(_mlp(8), 128, side=16),
+    "mlp-1m": Kind(_mlp(460), 128, side=16),
+    "mlp-25m": Kind(_mlp(2760), 128, side=16),
+    "cnn": Kind(_cnn, 128, side=28),
+}
+KINDS = REAL | SIMPLE
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model and program: milliseconds of a step by way, and of gradring what it consists of."""
+    """One model and program: milliseconds of a step by way, and of gradring what it consists of.
+
+    p99 is of 100 steps or more.
+    """
 
     model: str
     parameters: int
@@ -129,6 +161,7 @@ class Row:
     waits_ms: float
     moves_ms: float
     exposed_ms: float
+    p99_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def adds_ms(self) -> float:
@@ -168,12 +201,10 @@ HEAD = (
 class Training:
     """One model and its optimizer under one strategy; the program is the same for all."""
 
-    def __init__(self, comm: Any, strategy: Any, name: str, program: str) -> None:
+    def __init__(self, comm: Any, strategy: Any, kind: Kind, program: str) -> None:
         import keras
 
-        self.comm = comm
-
-        self.strategy, self.kind, self.program = strategy, KINDS[name], program
+        self.comm, self.strategy, self.kind, self.program = comm, strategy, kind, program
         keras.utils.set_random_seed(1)
         with strategy.scope():
             self.model = self.kind.build(keras)
@@ -246,12 +277,13 @@ def _samples(kind: Kind, rank: int) -> tuple[NDArray[Any], NDArray[Any]]:
     if not kind.words:
         shape = (kind.batch, kind.side, kind.side, 3)
         return draw.normal(size=shape).astype(np.float32), labels
-    lengths = {"BERT-tiny": 128, "LSTM": 64, "embedding": 32}
-    (name,) = [name for name, each in KINDS.items() if each is kind]
-    return draw.integers(0, kind.words, (kind.batch, lengths[name])).astype(np.int32), labels
+    words = draw.integers(0, kind.words, (kind.batch, kind.length))
+    return words.astype(np.int32), labels
 
 
-def rank_main(name: str, program: str, threads: str, rounds: int, steps: int) -> Any:
+def rank_main(
+    name: str, batch: int | None, program: str, threads: str, rounds: int, steps: int
+) -> Any:
     """Trains in all ways in turn; what `Row` is made of."""
     import gradring
     from gradring.tools.bench.systems.tensorflow import configure
@@ -263,8 +295,9 @@ def rank_main(name: str, program: str, threads: str, rounds: int, steps: int) ->
         if threads != "default":
             tf.config.threading.set_inter_op_parallelism_threads(int(threads))
             tf.config.threading.set_intra_op_parallelism_threads(int(threads))
+        kind = replace(KINDS[name], batch=batch or KINDS[name].batch)
         trainings = {
-            way: Training(comm, strategy, name, program)
+            way: Training(comm, strategy, kind, program)
             for way, strategy in _strategies(comm, program).items()
         }
         spent: dict[str, list[NDArray[Any]]] = {way: [] for way in trainings}
@@ -275,7 +308,7 @@ def rank_main(name: str, program: str, threads: str, rounds: int, steps: int) ->
                 spent[way] += [took] if round >= 0 else []
         together = {way: np.concatenate(turns) for way, turns in spent.items()}
         slower = {w: comm.all_reduce(took[:, 0].copy(), op="max") for w, took in together.items()}
-        _check(comm, trainings["gradring"])
+        _check(comm, trainings, is_simple=name in SIMPLE)
         comm.barrier()
         parameters = trainings["gradring"].model.count_params()
         return parameters, slower, together["gradring"][:, 1:].mean(axis=0)
@@ -307,35 +340,48 @@ def _turn(comm: Any, way: str, training: Training, steps: int) -> NDArray[Any]:
     return training.spent(steps)
 
 
-def _check(comm: Any, training: Training) -> None:
-    """All ranks have the same variables, moving statistics too."""
-    own = np.concatenate([np.ravel(weight) for weight in training.model.get_weights()])
-    first = own.copy()
+def _check(comm: Any, trainings: dict[str, Training], *, is_simple: bool) -> None:
+    """All ranks have the same variables, moving statistics too; MWMS has much the same."""
+    own = {
+        way: np.concatenate([np.ravel(weight) for weight in training.model.get_weights()])
+        for way, training in trainings.items()
+    }
+    first = own["gradring"].copy()
     comm.broadcast(first)
-    assert np.array_equal(own, first), "the ranks' variables differ"
+    assert np.array_equal(own["gradring"], first), "the ranks' variables differ"
+    assert not np.array_equal(first, own["apart"]), "nothing was reduced"
+    if is_simple and "MWMS" in own:
+        distance = float(np.abs(first - own["MWMS"]).max())
+        assert distance < CLOSE, f"gradring's weights differ from MWMS's by {distance:g}"
 
 
-def measure(name: str, program: str, threads: str, rounds: int, steps: int) -> Row:
+def measure(name: str, program: str, threads: str, options: Any, hosts: Sequence[Host] = ()) -> Row:
     """One row, from two fresh processes."""
-    arguments = (name, program, threads, rounds, steps)
-    parameters, times, spent = run_ranks(rank_main, RANKS, *arguments, timeout=TIMEOUT_S)[0]
-    ms = {way: (1e3 * np.quantile(took, (0.5, 0.9))).round(3) for way, took in times.items()}
+    rounds, steps = options.rounds, options.steps
+    arguments = (name, options.batch, program, threads, rounds, steps)
+    ranks = run_ranks(rank_main, RANKS, *arguments, timeout=TIMEOUT_S, hosts=hosts)
+    parameters, times, spent = ranks[0]
+    p50_ms, p90_ms, p99_ms = (
+        {way: round(float(1e3 * np.quantile(took, q)), 3) for way, took in times.items()}
+        for q in (0.5, 0.9, 0.99)
+    )
+    count, waits, moves, exposed = (spent * (1, 1e3, 1e3, 1e3)).round(3).tolist()
     return Row(
-        *(name, int(parameters), program, threads, rounds * steps),
-        {way: float(found[0]) for way, found in ms.items()},
-        {way: float(found[1]) for way, found in ms.items()},
-        *(spent * (1, 1e3, 1e3, 1e3)).round(3).tolist(),
+        *(name, int(parameters), program, threads, rounds * steps, p50_ms, p90_ms),
+        *(count, waits, moves, exposed, p99_ms if rounds * steps >= P99_ITERATIONS else {}),
     )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures, and prints a table in Markdown."""
     parser = Parser(__doc__)
-    parser.add_argument("--models", default=",".join(KINDS), help="default %(default)s")
+    parser.add_argument("--models", default=",".join(REAL), help="default %(default)s")
+    parser.add_argument("--batch", type=int, help="samples of each process")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="default %(default)s")
     parser.add_argument("--threads", default=",".join(THREADS), help="default %(default)s")
     parser.add_rounds(10)
     parser.add_argument("--steps", type=int, default=5, help="of each way in each round")
+    parser.add_rate(None, "each process's link")
     parser.add_record()
     options = parser.parse(arguments)
     if unknown := set(options.models.split(",")) - set(KINDS):
@@ -344,12 +390,14 @@ def main(arguments: list[str] | None = None) -> None:
     print("# ms of a step, p50 / p90")
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     rows = []
-    for name in options.models.split(","):
-        for program in options.programs.split(","):
-            for threads in options.threads.split(","):
-                rows.append(measure(name, program, threads, options.rounds, options.steps))
-                print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
-                write(options.json, rows)
+    cases = itertools.product(
+        *(given.split(",") for given in (options.models, options.programs, options.threads))
+    )
+    with network(hosts=RANKS if options.rate else 1, rate=options.rate) as hosts:
+        for name, program, threads in cases:
+            rows.append(measure(name, program, threads, options, hosts))
+            print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
+            write(options.json, rows)
 
 
 if __name__ == "__main__":

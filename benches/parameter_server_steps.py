@@ -15,7 +15,6 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 
 import gradring
 from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings
-from benches.update_rules import served_strategy
+from benches.update_rules import served_strategy, serving
 from gradring import updates
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
@@ -49,7 +48,7 @@ def rank_main(model: str, rounds: int, cluster: dict[str, list[str]]) -> dict[st
         own: Turn = _nothing
         others: Turn = _nothing
         if comm.rank == SERVER:
-            stack.enter_context(_serving(address))
+            stack.enter_context(serving(RULE, address, WORKERS))
         comm.barrier()
         if comm.rank < WORKERS:
             own = stack.enter_context(_worker(comm.rank, address, hidden))
@@ -71,20 +70,6 @@ def rank_main(model: str, rounds: int, cluster: dict[str, list[str]]) -> dict[st
 
 def _nothing(steps: int) -> None:
     """What a process does in the turn of others."""
-
-
-@contextlib.contextmanager
-def _serving(address: str) -> Iterator[None]:
-    from gradring.tensorflow.serving import make_server
-
-    server = make_server(RULE, [address], 0, WORKERS)
-    thread = threading.Thread(target=server.serve)
-    thread.start()
-    try:
-        yield
-        thread.join()
-    finally:
-        server.close()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 import gradring
 from gradring.tools.bench import values
-from gradring.tools.bench.systems import LocalReduction, LocalSystem, load_peer
+from gradring.tools.bench.systems import LocalReduction, System, load_peer
 
 OP, DTYPE = "sum", "float32"
 #: As TensorFlow's own: shared memory would be no like to gRPC.
@@ -28,9 +28,10 @@ def told(comm: gradring.Communicator, *numbers: int) -> list[int]:
     return cast("list[int]", comm.broadcast(row, name="bench/next").tolist())
 
 
-def prepared(comm: gradring.Communicator, system: LocalSystem, size_bytes: int) -> LocalReduction:
+def prepared(comm: gradring.Communicator, system: System, size_bytes: int) -> LocalReduction:
     count = size_bytes // values.dtype_of(DTYPE).itemsize
-    return system.prepare(values.Problem(comm.rank, comm.world_size, count, OP, DTYPE))
+    problem = values.Problem(comm.rank, comm.world_size, count, OP, DTYPE)
+    return cast(LocalReduction, system.prepare(problem))
 
 
 def totals(comm: gradring.Communicator, wrong: int, cpu_s: float) -> tuple[int, float]:
@@ -39,11 +40,10 @@ def totals(comm: gradring.Communicator, wrong: int, cpu_s: float) -> tuple[int, 
     return int(both[0]), float(both[1])
 
 
-def open_systems(comm: gradring.Communicator) -> Sequence[LocalSystem]:
+def open_systems(comm: gradring.Communicator) -> Sequence[System]:
     """Opens TensorFlow's systems, and ours inside TensorFlow; all ranks call it."""
     # Nothing of TensorFlow needs to be closed.
-    opened = load_peer("tensorflow").open_systems(comm, contextlib.ExitStack())
-    return cast("Sequence[LocalSystem]", opened)
+    return load_peer("tensorflow").open_systems(comm, contextlib.ExitStack())
 
 
 def follow() -> None:

@@ -14,6 +14,7 @@ from benches.tables import Recorded
 from gradring.tools.bench.comparison import ARRAY, OP, STRATEGY, comparisons
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.options import format_size
+from gradring.tools.bench.pictures import drawing
 from gradring.tools.bench.systems import link
 
 LIMIT = "#8a8a8a"
@@ -46,18 +47,7 @@ KINDS = {
     f"{STRATEGY} over TCP": "strategy, TCP",
 }
 
-STYLE = {
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-}
+STYLE = {"font.size": 11, "axes.titlesize": 12, "axes.grid": True}
 
 
 def draw(measured: list[Measurement], picture: Path) -> None:
@@ -71,13 +61,8 @@ def draw(measured: list[Measurement], picture: Path) -> None:
     if len(described) != 1:
         raise ValueError("there must be measurements, all of one dtype and one number of ranks")
     ((dtype, world_size),) = described
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     panels = _panels(measured)
-    with pyplot.rc_context(STYLE):
+    with drawing(STYLE) as pyplot:
         figure, all_axes = pyplot.subplots(
             1,
             len(panels),
@@ -100,7 +85,6 @@ def draw(measured: list[Measurement], picture: Path) -> None:
         figure.get_layout_engine().set(w_pad=0.06, h_pad=0.08)
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=150)
-        pyplot.close(figure)
 
 
 def _panels(measured: list[Measurement]) -> dict[str, list[list[Measurement]]]:
@@ -181,7 +165,6 @@ def _draw_legend(figure: Any, all_axes: Any) -> None:
         handles,
         loc="outside lower center",
         ncols=len(handles),
-        frameon=False,
         handlelength=2.4,
         columnspacing=1.6,
     )

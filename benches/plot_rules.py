@@ -20,6 +20,7 @@ from typing import Any
 from benches.plot import STYLE
 from benches.tables import markdown
 from benches.update_rules import GOAL, RULES, SERVED, Training
+from gradring.tools.bench.pictures import drawing
 
 BASE = "all-reduce"
 #: What the others of the same kind are compared with.
@@ -57,13 +58,8 @@ def read(record: Path) -> Trainings:
 
 def draw(trainings: Trainings, situation: str, picture: Path) -> None:
     """Writes the picture of one situation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     grouped = [name for name in RULES if name not in SERVED]
-    with pyplot.rc_context(STYLE):
+    with drawing(STYLE) as pyplot:
         figure, all_axes = pyplot.subplots(2, 2, figsize=(12, 8.5), layout="constrained")
         kinds = (("workers as one group", grouped), ("parameter servers", [BASE, *SERVED]))
         for (kind, names), row in zip(kinds, all_axes, strict=True):
@@ -79,12 +75,11 @@ def draw(trainings: Trainings, situation: str, picture: Path) -> None:
                 else:
                     axes.set_xscale("log")
                     axes.xaxis.set_major_formatter(lambda megabytes, _: f"{megabytes:g}")
-            row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+            row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         title = f"{TITLES[situation]}; a dot where the test accuracy reaches {GOAL}"
         figure.suptitle(title, x=0.01, ha="left", weight="bold")
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=110)
-        pyplot.close(figure)
 
 
 def _draw_line(axes: Any, what: str, name: str, number: int, trainings: list[Training]) -> None:
@@ -129,16 +124,8 @@ def rewritten(page: str, trainings: Trainings) -> str:
 
 def _all_rules(trainings: Trainings) -> Iterable[list[str]]:
     """After what each rule has reached the goal, by situation."""
-    yield [
-        "rule",
-        "equal",
-        "sent",
-        "1 Gbit/s",
-        "sent",
-        "one slow",
-        "times as soon",
-        "best accuracy",
-    ]
+    head = ("rule", "equal", "sent", "1 Gbit/s", "sent", "one slow")
+    yield [*head, "times as soon", "best accuracy"]
     base = _reached(trainings["slow", BASE])
     for rule in RULES:
         equal, linked, slow = (trainings[name, rule] for name in ("equal", "gigabit", "slow"))

@@ -86,7 +86,7 @@ def main() -> None:
     """Runs the benchmark and prints a table."""
     parser = Parser(__doc__)
     parser.add_rounds(15)
-    parser.add_sizes(",".join(map(str, SIZES)))
+    parser.add_sizes(SIZES)
     parser.add_argument("--transport", default="tcp,shm")
     options = parser.parse()
     has_gloo = importlib.util.find_spec("torch") is not None

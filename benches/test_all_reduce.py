@@ -26,7 +26,7 @@ from benches.peer_rank import prepared, told, totals
 from gradring.tools.bench.comparison import called
 from gradring.tools.bench.options import DEFAULT_SIZES, format_size, parse_sizes
 from gradring.tools.bench.rank import affordable
-from gradring.tools.bench.systems import LocalSystem
+from gradring.tools.bench.systems import System
 
 SYSTEMS = ("gradring-op", "tensorflow-raw", "gradring-strategy", "tensorflow-strategy")
 SIZES = parse_sizes(DEFAULT_SIZES)
@@ -38,7 +38,7 @@ WARM_UP_ROUNDS = 3
 def test_all_reduce(
     benchmark: Any,
     comm: gradring.Communicator,
-    systems: Sequence[LocalSystem],
+    systems: Sequence[System],
     system: str,
     size_bytes: int,
 ) -> None:
@@ -65,7 +65,7 @@ def test_all_reduce(
 
     rounds = affordable(min(warm_up.durations_s))
     benchmark.pedantic(reduction.run, setup=line_up, teardown=look, rounds=rounds)
-    algorithm = systems[number].algorithm
+    algorithm = systems[number].algorithm()
 
     told(comm, 0)
     wrong, cpu_s = totals(comm, wrong, cpu_s)

@@ -18,10 +18,10 @@ import contextlib
 import json
 import os
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,6 @@ def _seeds(rule: str, situation: Situation) -> tuple[int, ...]:
 def _strategy(everybody: Any, workers: Any, hosts: list[str], rule: updates.Rule) -> Iterator[Any]:
     """The strategy of a worker. The server has none, and serves until the workers have left."""
     from gradring.tensorflow import CustomCollectiveStrategy
-    from gradring.tensorflow.serving import make_server
 
     if not isinstance(rule, updates.ParameterServer):
         yield (
@@ -169,15 +168,26 @@ def _strategy(everybody: Any, workers: Any, hosts: list[str], rule: updates.Rule
     port = everybody.broadcast(np.array(free_ports(1)), root=SERVER)[0]
     addresses = [f"{of_server}:{port}"]
     if everybody.rank == SERVER:
-        server = make_server(rule, addresses, 0, WORKERS)
-        try:
+        with serving(rule, addresses[0], WORKERS):
             yield None
-            server.serve()
-        finally:
-            server.close()
         return
     with served_strategy(rule, everybody.rank, WORKERS, addresses) as strategy:
         yield strategy
+
+
+@contextlib.contextmanager
+def serving(rule: updates.ParameterServer, address: str, workers: int) -> Iterator[None]:
+    """The one server of these workers, until they have left."""
+    from gradring.tensorflow.serving import make_server
+
+    server = make_server(rule, [address], 0, workers)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield
+        thread.join()
+    finally:
+        server.close()
 
 
 @contextlib.contextmanager
@@ -333,7 +343,7 @@ def main(arguments: list[str] | None = None) -> None:
         for rule in rates:
             print(_line([it for it in found if it.rule == rule]), flush=True)
         record[name] = {
-            "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+            "date": resources.date(),
             "machine": resources.machine(),
             "trainings": [asdict(it) for it in found],
         }

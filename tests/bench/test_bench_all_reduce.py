@@ -161,7 +161,7 @@ def test_a_wrong_result_is_counted_and_ends_with_exit_code_1(
 
 
 def test_one_flipped_bit_is_one_wrong_element() -> None:
-    expected = values.expectation(2, 1000, "sum", "float32")
+    expected = values.Problem(0, 2, 1000, "sum", "float32").expected()
     result = expected.copy()
     assert values.count_wrong(result, expected) == 0
     result.view("u4")[17] ^= 1
@@ -172,20 +172,21 @@ def test_one_flipped_bit_is_one_wrong_element() -> None:
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
 def test_every_element_of_every_rank_can_be_told_apart(dtype: str) -> None:
     count = values.period(dtype, 3)
-    ranks = [values.contribution(r, 3, count, "sum", dtype).astype(np.float64) for r in range(3)]
+    problems = [values.Problem(rank, 3, count, "sum", dtype) for rank in range(3)]
+    ranks = [problem.source().astype(np.float64) for problem in problems]
     assert np.unique(ranks).size == 3 * count
     assert np.sum(ranks, axis=0).max() <= values.LARGEST_INTEGERS[dtype]
     assert count % 2 == 1
 
 
 def test_values_and_expectations_are_what_arithmetic_says() -> None:
-    assert values.contribution(0, 2, 3, "sum", "int32").tolist() == [0, 3, 4]
-    assert values.contribution(1, 2, 3, "sum", "int32").tolist() == [1, 2, 5]
-    assert values.expectation(2, 3, "sum", "float32").tolist() == [1, 5, 9]
-    assert values.expectation(2, 3, "mean", "float16").tolist() == [0.5, 2.5, 4.5]
-    assert values.expectation(2, 3, "mean", "int64").tolist() == [0, 2, 4]
-    assert values.expectation(2, 3, "max", "uint8").tolist() == [1, 3, 5]
-    assert values.expectation(3, 3, "product", "bfloat16").tolist() == [2, 4, 2]
+    assert values.Problem(0, 2, 3, "sum", "int32").source().tolist() == [0, 3, 4]
+    assert values.Problem(1, 2, 3, "sum", "int32").source().tolist() == [1, 2, 5]
+    assert values.Problem(0, 2, 3, "sum", "float32").expected().tolist() == [1, 5, 9]
+    assert values.Problem(0, 2, 3, "mean", "float16").expected().tolist() == [0.5, 2.5, 4.5]
+    assert values.Problem(0, 2, 3, "mean", "int64").expected().tolist() == [0, 2, 4]
+    assert values.Problem(0, 2, 3, "max", "uint8").expected().tolist() == [1, 3, 5]
+    assert values.Problem(0, 3, 3, "product", "bfloat16").expected().tolist() == [2, 4, 2]
 
 
 def test_sizes_are_bytes_or_powers_of_1024() -> None:
@@ -424,7 +425,7 @@ def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
     assert main([*BENCH, "--sizes", "4", "--transport", "tcp,shm"]) == 2
     assert "no transport tcp" in capsys.readouterr().err
     with pytest.raises(ValueError, match="there is no transport 'pigeon'; known: auto, tcp, shm"):
-        options.parse_transports("tcp,pigeon")
+        options.parse_names("tcp,pigeon", options.TRANSPORTS, "transport {}")
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")

@@ -213,16 +213,17 @@ def _commands_of_make_bench(*variables: str) -> str:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 def test_training_steps_reach_the_same_weights_in_all_ways(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
-    arguments = ("--models", "mlp-1m", "--batch", "4", "--rounds", "1", "--steps", "1")
-    done = run("training_steps", *arguments, "--allow-debug", "--json", path)
+    arguments = ("--models", "mlp-1m", "--batch", "4", "--programs", "loop", "--threads", "1")
+    counts = ("--rounds", "1", "--steps", "1", "--allow-debug")
+    done = run("model_steps", *arguments, *counts, "--json", path)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(path.read_text())
-    assert (row["model"], row["batch"]) == ("mlp-1m", 4)
+    assert (row["model"], row["threads"], row["steps"]) == ("mlp-1m", "1", 1)
     assert 950_000 < row["parameters"] < 1_050_000
-    assert list(row["ms_per_step"]) == ["alone", "apart", "gradring", "mirrored"]
-    assert all(value > 0 for value in [*row["ms_per_step"].values(), *row["rate"].values()])
+    assert list(row["p50_ms"]) == ["alone", "apart", "one rank", "gradring", "MWMS"]
+    assert all(value > 0 for value in row["p50_ms"].values())
     # Of one step each.
-    assert row["p90_ms"] == row["ms_per_step"] and set(row["p99_ms"].values()) == {None}
+    assert row["p90_ms"] == row["p50_ms"] and row["p99_ms"] == {}
 
 
 @pytest.mark.slow

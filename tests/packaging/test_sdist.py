@@ -57,6 +57,7 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
         ".css",
         ".html",
         ".json",
+        ".mplstyle",
         ".py",
         ".pyi",
         ".rs",

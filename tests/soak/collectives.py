@@ -46,14 +46,9 @@ class Case:
         """The case of one size; ``narrow``: of values that also 16-bit floats hold exactly."""
         made = "bfloat16" if narrow else dtype
         wanted = values.dtype_of(dtype)
-        return cls(
-            op,
-            [
-                values.contribution(rank, world_size, count, op, made).astype(wanted)
-                for rank in range(world_size)
-            ],
-            values.expectation(world_size, count, op, made).astype(wanted),
-        )
+        ranks = [values.Problem(rank, world_size, count, op, made) for rank in range(world_size)]
+        sources = [each.source().astype(wanted) for each in ranks]
+        return cls(op, sources, ranks[0].expected().astype(wanted))
 
 
 class Cases:

@@ -54,15 +54,8 @@ class Cluster:
         job_id: str | None = None,
     ) -> Cluster:
         """The group in which a process has this place; only a world of one needs no rendezvous."""
-        return cls(
-            place.rank,
-            place.world_size,
-            rendezvous or ALONE_RENDEZVOUS,
-            None,
-            source,
-            reason,
-            job_id=job_id,
-        )
+        address = rendezvous or ALONE_RENDEZVOUS
+        return cls(place.rank, place.world_size, address, None, source, reason, job_id=job_id)
 
 
 @dataclass(frozen=True)

@@ -44,26 +44,21 @@ KEY = "gradring-rank-0"
 _UCRED = struct.Struct("3i")
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
-    """The place in ``PMI_RANK`` and ``PMI_SIZE``."""
-    return parse.place(environ, RANK, SIZE)
-
-
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the address that is given, or that rank 0 has chosen."""
     address, job_id = parse.given_rendezvous(environ) or parse.master_rendezvous(environ), None
     if address is None and place.world_size > 1:
         address, job_id = _agreed(environ, place)
-    return Cluster.of(
-        place,
-        address,
-        ENVIRONMENT.source,
-        f"{RANK}={place.rank} and {SIZE}={place.world_size} are set.",
-        job_id=job_id,
-    )
+    reason = f"{RANK}={place.rank} and {SIZE}={place.world_size} are set."
+    return Cluster.of(place, address, ENVIRONMENT.source, reason, job_id=job_id)
 
 
-ENVIRONMENT = Environment("PMI", (RANK, SIZE, FD, "PMI_PORT", "PMI_ID"), place, join)
+ENVIRONMENT = Environment(
+    "PMI",
+    (RANK, SIZE, FD, "PMI_PORT", "PMI_ID"),
+    lambda environ: parse.place(environ, RANK, SIZE),
+    join,
+)
 
 
 def _agreed(environ: Mapping[str, str], place: Place) -> tuple[str, str]:

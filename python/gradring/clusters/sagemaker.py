@@ -28,14 +28,10 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     """The cluster around the first host, at the port 29500 or the first of our own."""
     port = parse.first_port(environ, parse.DEFAULT_PORT)
     derived = parse.joined_address(_hosts(environ)[0], port)
-    alone = place.world_size == 1
-    return Cluster.of(
-        place,
-        None if alone else parse.given_rendezvous(environ) or derived,
-        ENVIRONMENT.source,
-        f"{OWN} is number {place.rank} of the {place.world_size} in {HOSTS}.",
-        job_id=parse.value(environ, JOB),
-    )
+    address = parse.given_rendezvous(environ) or derived if place.world_size > 1 else None
+    reason = f"{OWN} is number {place.rank} of the {place.world_size} in {HOSTS}."
+    job_id = parse.value(environ, JOB)
+    return Cluster.of(place, address, ENVIRONMENT.source, reason, job_id=job_id)
 
 
 # As on Kubernetes, these tell the host, so children of a launcher may keep them.

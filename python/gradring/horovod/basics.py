@@ -10,6 +10,31 @@ import gradring
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator, open_groups
 
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 _communicator: Communicator | None = None
 #: Process sets, in the order in which they were connected.
 _parts: list[Part] = []

@@ -10,6 +10,8 @@ from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.negotiation import Call, differing, joined, negotiate
 
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
 
 class ProcessSet:
     """Some of the processes; `global_process_set` are all.

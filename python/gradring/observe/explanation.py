@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 
 from gradring import _native
-from gradring.observe.records import Collective, Record
+from gradring.observe.records import Collective, Record, Statement
 
 
 def explain(records: Sequence[Record]) -> list[str]:
@@ -80,15 +80,15 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
         yield f"{_ranks(done, capital=True)} had already finished #{sequence}."
 
 
-def _statement(
-    record: Record,
-) -> tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]:
+def _statement(record: Record) -> Statement:
     """The same for `_native.diagnose`."""
-    known: list[tuple[int, str | None, int, bool]] = [
-        (call.sequence, call.call, call.step, call.state == "done") for call in record.collectives
-    ]
-    beside = _beside(record)
-    return record.rank, known, [beside[0]] if beside else [], 0.0
+    calls, beside = record.collectives, _beside(record)
+    return (
+        record.rank,
+        [(call.sequence, call.call, call.step, call.state == "done") for call in calls],
+        [beside[0]] if beside else [],
+        0.0,
+    )
 
 
 def _beside(record: Record) -> tuple[int, Collective] | None:

@@ -155,6 +155,35 @@ def serve_at(
     return None
 
 
+#: By name; totals are counters.
+_MEANINGS = {
+    "info": "What this rank is.",
+    "collectives_total": "Collectives that ended well.",
+    "collective_bytes_total": "Bytes of their buffers.",
+    "sent_bytes_total": "Bytes of payload sent.",
+    "collective_seconds_total": (
+        "Time in collectives: waiting for peers to enter, then moving bytes."
+    ),
+    "exposed_seconds_total": "Time in which the program stood still for collectives.",
+    "lateness_seconds_total": (
+        "Time waited at the start of collectives because this peer entered last."
+    ),
+    "steps_total": "Training steps; the first does not count.",
+    "step_seconds_total": "Time in training steps, by what it went into.",
+    "loss": "The loss that the program has named last.",
+    "batch_metric": "What the rank has measured of its own batch.",
+    "version": "Updates in the variables.",
+    "pushes_total": "Gradients pushed.",
+    "pull_seconds_total": "Time in pulls.",
+    "server_bytes_total": "Bytes sent and received.",
+    "workers": "Workers that count.",
+    "updates_total": "Updates made.",
+    "gradients_total": "Gradients of all workers, by what became of them.",
+    "queued_gradients": "Gradients that wait.",
+    "gradient_staleness": "By how many versions weights had gone on when a gradient was applied.",
+}
+
+
 class _Text:
     """Prometheus' text format, as it grows."""
 
@@ -162,23 +191,25 @@ class _Text:
         self._own = own
         self._lines: list[str] = []
 
-    def family(
-        self, name: str, kind: str, meaning: str, samples: Iterable[update_report.Sample]
-    ) -> None:
-        self._begin(name, kind, meaning)
+    def family(self, name: str, samples: Iterable[update_report.Sample]) -> None:
+        self._begin(name, "counter" if name.endswith("_total") else "gauge")
         for sample in samples:
             self._add(name, sample)
 
-    def histogram(self, name: str, meaning: str, staleness: update_report.Staleness) -> None:
-        self._begin(name, "histogram", meaning)
+    def one(self, name: str, value: float) -> None:
+        """A family of one sample without labels of its own."""
+        self.family(name, [({}, value)])
+
+    def histogram(self, name: str, staleness: update_report.Staleness) -> None:
+        self._begin(name, "histogram")
         for suffix, sample in update_report.buckets(staleness):
             self._add(name + suffix, sample)
 
     def __str__(self) -> str:
         return "\n".join(self._lines) + "\n"
 
-    def _begin(self, name: str, kind: str, meaning: str) -> None:
-        self._lines.append(f"# HELP gradring_{name} {meaning}")
+    def _begin(self, name: str, kind: str) -> None:
+        self._lines.append(f"# HELP gradring_{name} {_MEANINGS[name]}")
         self._lines.append(f"# TYPE gradring_{name} {kind}")
 
     def _add(self, name: str, sample: update_report.Sample) -> None:
@@ -201,7 +232,6 @@ def render(
         updates: What it has counted as such.
     """
     text = _Text({"rank": str(communicator.rank if worker is None else worker)})
-    family = text.family
     stats = communicator.stats()
 
     def by_kind(key: _Counter, **labels: str) -> list[tuple[dict[str, str], float]]:
@@ -214,88 +244,59 @@ def render(
         "transport": stats["transport"],
         "version": build_info()["version"],
     }
-    family("info", "gauge", "What this rank is.", [(about, 1)])
-    family("collectives_total", "counter", "Collectives that ended well.", by_kind("count"))
-    family("collective_bytes_total", "counter", "Bytes of their buffers.", by_kind("bytes"))
-    family("sent_bytes_total", "counter", "Bytes of payload sent.", by_kind("bytes_sent"))
-    family(
-        "collective_seconds_total",
-        "counter",
-        "Time in collectives: waiting for peers to enter, then moving bytes.",
-        by_kind("waiting_s", phase="waiting") + by_kind("moving_s", phase="moving"),
-    )
-    family(
-        "exposed_seconds_total",
-        "counter",
-        "Time in which the program stood still for collectives.",
-        [({}, stats["exposed_s"])],
-    )
-    family(
-        "lateness_seconds_total",
-        "counter",
-        "Time waited at the start of collectives because this peer entered last.",
-        (({"peer": str(peer)}, value) for peer, value in stats["lateness_s"].items()),
-    )
+    text.family("info", [(about, 1)])
+    text.family("collectives_total", by_kind("count"))
+    text.family("collective_bytes_total", by_kind("bytes"))
+    text.family("sent_bytes_total", by_kind("bytes_sent"))
+    seconds = by_kind("waiting_s", phase="waiting") + by_kind("moving_s", phase="moving")
+    text.family("collective_seconds_total", seconds)
+    text.one("exposed_seconds_total", stats["exposed_s"])
+    late = stats["lateness_s"].items()
+    text.family("lateness_seconds_total", (({"peer": str(peer)}, value) for peer, value in late))
     if counted is not None:
-        _steps(family, *counted)
+        _steps(text, *counted)
     if updates:
-        family("version", "gauge", "Updates in the variables.", [({}, updates["version"])])
-        family("pushes_total", "counter", "Gradients pushed.", [({}, updates["pushes"])])
-        family("pull_seconds_total", "counter", "Time in pulls.", [({}, updates["waited_s"])])
+        text.one("version", updates["version"])
+        text.one("pushes_total", updates["pushes"])
+        text.one("pull_seconds_total", updates["waited_s"])
     return str(text)
 
 
 def render_server(stats: ServerStats) -> str:
     """All metrics of a parameter server; what became of gradients is known to the first."""
     text = _Text({"server": str(stats["server"])})
-    text.family("version", "gauge", "Updates in the variables.", [({}, stats["version"])])
+    text.one("version", stats["version"])
     moved: list[update_report.Sample] = [
         ({"direction": "sent"}, stats["bytes_sent"]),
         ({"direction": "received"}, stats["bytes_received"]),
     ]
-    text.family("server_bytes_total", "counter", "Bytes sent and received.", moved)
+    text.family("server_bytes_total", moved)
     if stats["server"] > 0:
         return str(text)
     fates = {"applied": "pushes", **update_report.DROPPED}
     counts: Mapping[str, Any] = stats
-    text.family("workers", "gauge", "Workers that count.", [({}, len(stats["members"]))])
-    text.family("updates_total", "counter", "Updates made.", [({}, stats["updates"])])
-    text.family(
-        "gradients_total",
-        "counter",
-        "Gradients of all workers, by what became of them.",
-        [({"fate": fate}, counts[name]) for fate, name in fates.items()],
-    )
-    text.family("queued_gradients", "gauge", "Gradients that wait.", [({}, stats["queue"])])
-    text.histogram(
-        "gradient_staleness",
-        "By how many versions weights had gone on when a gradient was applied.",
-        stats["staleness"],
-    )
+    text.one("workers", len(stats["members"]))
+    text.one("updates_total", stats["updates"])
+    text.family("gradients_total", (({"fate": fate}, counts[n]) for fate, n in fates.items()))
+    text.one("queued_gradients", stats["queue"])
+    text.histogram("gradient_staleness", stats["staleness"])
     return str(text)
 
 
-def _steps(family: Any, totals: Totals, loss: float | None) -> None:
+def _steps(text: _Text, totals: Totals, loss: float | None) -> None:
     """What a `gradring.Monitor` has counted."""
-    family(
-        "steps_total", "counter", "Training steps; the first does not count.", [({}, totals.steps)]
-    )
-    family(
-        "step_seconds_total",
-        "counter",
-        "Time in training steps, by what it went into.",
-        [
-            ({"part": "compute"}, totals.compute_s),
-            ({"part": "input"}, totals.input_s),
-            ({"part": "communication"}, totals.comm_s),
-            ({"part": "waiting"}, totals.wait_s),
-        ],
-    )
+    text.one("steps_total", totals.steps)
+    parts = {
+        "compute": totals.compute_s,
+        "input": totals.input_s,
+        "communication": totals.comm_s,
+        "waiting": totals.wait_s,
+    }
+    text.family("step_seconds_total", (({"part": part}, s) for part, s in parts.items()))
     if loss is not None:
-        family("loss", "gauge", "The loss that the program has named last.", [({}, loss)])
+        text.one("loss", loss)
     if totals.metrics:
-        values = [({"name": name}, value) for name, value in totals.metrics.items()]
-        family("batch_metric", "gauge", "What the rank has measured of its own batch.", values)
+        text.family("batch_metric", (({"name": n}, v) for n, v in totals.metrics.items()))
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -11,13 +11,16 @@ import logging
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gradring.errors import ConfigError
 
 _log = logging.getLogger("gradring")
 
 FORMAT = 1
+#: What `_native.diagnose` takes of a rank: which it is, what it knows of collectives (ordinal,
+#: call, step, whether it has ended), for whom it waits, and since how many seconds.
+Statement: TypeAlias = tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]
 _FILE = re.compile(r"rank-(\d+)\.json")
 
 

@@ -41,8 +41,10 @@ def timeline(records: Sequence[Record]) -> dict[str, Any]:
     """The timeline as a JSON object: times in microseconds from the first call of any rank."""
     calls = [call.launched_ns for record in records for _, call in _calls(record)]
     start_ns = min(calls, default=0)
-    events = [event for record in records for event in _events(record, start_ns)]
-    events += _arrows(records, start_ns)
+    events = [event for record in records for event in _events(record)]
+    events += _arrows(records)
+    for event in events:
+        event["ts"] = (event["ts"] - start_ns) / 1000
     # Slices that begin together are nested, the longer one outside.
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     names = [event for record in records for event in _names(record)]
@@ -72,12 +74,11 @@ def _names(record: Record) -> Iterator[Event]:
         yield {**at, "name": "thread_name", "args": {"name": name}}
 
 
-def _events(record: Record, start_ns: int) -> Iterator[Event]:
+def _events(record: Record) -> Iterator[Event]:
     for span_ns in _computing(record):
-        event = _slice(record, "compute", span_ns, start_ns)
-        yield {**event, "tid": PROGRAM, "cat": "program"}
+        yield _slice(record, "compute", span_ns, tid=PROGRAM, cat="program")
     for track, call in _calls(record):
-        for event in _events_of(record, call, start_ns):
+        for event in _events_of(record, call):
             # Each track has its own ordinals.
             known = {"id": f"{event['id']}.{track}"} if "id" in event else {}
             yield {**event, **known, "tid": track}
@@ -94,27 +95,23 @@ def _direction(channel: Channel) -> str:
     return "send to" if any(call.call.startswith("send") for call in channel.calls) else "recv from"
 
 
-def _events_of(record: Record, call: Collective, start_ns: int) -> Iterator[Event]:
+def _events_of(record: Record, call: Collective) -> Iterator[Event]:
     started_ns = call.started_ns or record.written_ns
     # A blocking call has its turn at once.
     if started_ns > call.launched_ns:
-        yield from _pair(record, call, "queued", (call.launched_ns, started_ns), start_ns)
+        yield from _pair(record, call, "queued", (call.launched_ns, started_ns))
     if call.awaited_ns is not None:
-        yield from _pair(record, call, "awaited", call.awaited_ns, start_ns)
+        yield from _pair(record, call, "awaited", call.awaited_ns)
     if call.started_ns is None:
         return
     ended_ns = call.ended_ns or max(record.written_ns, call.started_ns)
-    details = {
-        "sequence": call.sequence,
-        "bytes": call.bytes,
-        "algorithm": call.algorithm,
-        "state": call.state,
-    }
-    yield _slice(record, call.call, (call.started_ns, ended_ns), start_ns, details)
+    told = ("sequence", "bytes", "algorithm", "state")
+    details = {name: getattr(call, name) for name in told}
+    yield _slice(record, call.call, (call.started_ns, ended_ns), args=details)
     if call.entered_ns is not None:
         name = f"waiting for rank {call.last}"
-        yield _slice(record, name, (call.started_ns, call.entered_ns), start_ns)
-        yield _slice(record, "moving", (call.entered_ns, ended_ns), start_ns)
+        yield _slice(record, name, (call.started_ns, call.entered_ns))
+        yield _slice(record, "moving", (call.entered_ns, ended_ns))
 
 
 def _computing(record: Record) -> Iterator[tuple[int, int]]:
@@ -136,54 +133,33 @@ def _standing_still(record: Record, call: Collective) -> tuple[int, int] | None:
     return call.launched_ns, call.ended_ns or record.written_ns
 
 
-def _slice(
-    record: Record,
-    name: str,
-    span_ns: tuple[int, int],
-    start_ns: int,
-    details: dict[str, Any] | None = None,
-) -> Event:
-    event = {
-        **_at(record.rank, span_ns[0], start_ns),
-        "ph": "X",
-        "name": name,
-        "cat": "collective",
-        "dur": (span_ns[1] - span_ns[0]) / 1000,
-    }
-    return {**event, "args": details} if details else event
+def _slice(record: Record, name: str, span_ns: tuple[int, int], **more: Any) -> Event:
+    lasted = {"dur": (span_ns[1] - span_ns[0]) / 1000}
+    event = {"ph": "X", "name": name, "cat": "collective", **lasted, **more}
+    return _at(record.rank, span_ns[0]) | event
 
 
-def _pair(
-    record: Record, call: Collective, kind: str, span_ns: tuple[int, int], start_ns: int
-) -> Iterator[Event]:
+def _pair(record: Record, call: Collective, kind: str, span_ns: tuple[int, int]) -> Iterator[Event]:
+    event = {"name": f"{kind}: {call.call}", "cat": kind, "id": f"{record.rank}.{call.sequence}"}
     for phase, at_ns in zip("be", span_ns, strict=True):
-        yield {
-            **_at(record.rank, at_ns, start_ns),
-            "ph": phase,
-            "name": f"{kind}: {call.call}",
-            "cat": kind,
-            "id": f"{record.rank}.{call.sequence}",
-        }
+        yield {**_at(record.rank, at_ns), "ph": phase, **event}
 
 
-def _arrows(records: Sequence[Record], start_ns: int) -> Iterator[Event]:
-    starts = {
-        (record.rank, call.sequence): call.started_ns
-        for record in records
-        for call in record.collectives
-    }
-    for record in records:
-        for call in record.collectives:
-            if call.last is None or call.entered_ns is None or call.started_ns is None:
-                continue
-            cause_ns = starts.get((call.last, call.sequence))
-            late = call.entered_ns - call.started_ns >= ARROW_NS
-            if not late or cause_ns is None or cause_ns > call.entered_ns:
-                continue
-            arrow = {"name": "late", "cat": "late", "id": f"{call.sequence}.{record.rank}"}
-            yield {**_at(call.last, cause_ns, start_ns), **arrow, "ph": "s"}
-            yield {**_at(record.rank, call.entered_ns, start_ns), **arrow, "ph": "f", "bp": "e"}
+def _arrows(records: Sequence[Record]) -> Iterator[Event]:
+    calls = [(record.rank, call) for record in records for call in record.collectives]
+    starts = {(rank, call.sequence): call.started_ns for rank, call in calls}
+    for rank, call in calls:
+        if call.last is None or call.entered_ns is None or call.started_ns is None:
+            continue
+        cause_ns = starts.get((call.last, call.sequence))
+        late = call.entered_ns - call.started_ns >= ARROW_NS
+        if not late or cause_ns is None or cause_ns > call.entered_ns:
+            continue
+        arrow = {"name": "late", "cat": "late", "id": f"{call.sequence}.{rank}"}
+        yield {**_at(call.last, cause_ns), **arrow, "ph": "s"}
+        yield {**_at(rank, call.entered_ns), **arrow, "ph": "f", "bp": "e"}
 
 
-def _at(rank: int, at_ns: int, start_ns: int) -> Event:
-    return {"pid": rank, "tid": 0, "ts": (at_ns - start_ns) / 1000}
+def _at(rank: int, at_ns: int) -> Event:
+    """Times count from the start when all events are there."""
+    return {"pid": rank, "tid": 0, "ts": at_ns}

@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from gradring.config import parse
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
 from gradring.tensorflow import gradient_norm as norms
 from gradring.tensorflow import input_time
+from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.replicas import check_replicas
@@ -87,12 +89,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`, or
                 has no optimizer of Keras 3 for `gradient_norm`.
         """
-        strategy = self.model.distribute_strategy
-        if getattr(strategy, "communicator", None) is None:
-            raise ConfigError(
-                "LiveLine needs a model made in the scope of a CustomCollectiveStrategy; this one "
-                f"was made under {type(strategy).__name__}"
-            )
+        _communicator_of(self)
         self._norms = norms.watch(self.model) if self._gradient_norm else None
         if self._tensorboard is not None:
             self._writer = ScalarWriter(self._tensorboard)
@@ -215,14 +212,23 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._check()
 
     def _check(self) -> None:
-        model = self.model
-        communicator = getattr(model.distribute_strategy, "communicator", None)
-        if communicator is None:
-            raise ConfigError(
-                "CheckReplicas needs a model made in the scope of a CustomCollectiveStrategy; this "
-                f"one was made under {type(model.distribute_strategy).__name__}"
-            )
-        check_replicas(variables_of(model), communicator)
+        check_replicas(variables_of(self.model), _communicator_of(self))
+
+
+def _communicator_of(callback: Any) -> Communicator:
+    """The group of the model's strategy.
+
+    Raises:
+        gradring.errors.ConfigError: It has none.
+    """
+    strategy = callback.model.distribute_strategy
+    communicator = communicator_of(strategy)
+    if communicator is None:
+        raise ConfigError(
+            f"{type(callback).__name__} needs a model made in the scope of a "
+            f"CustomCollectiveStrategy; this one was made under {type(strategy).__name__}"
+        )
+    return communicator
 
 
 def _steps_done(optimizer: Any) -> int:

@@ -30,6 +30,7 @@ from gradring.tensorflow import (
     whole_files,
 )
 from gradring.tensorflow.adoption import adopt, communicator_of, scope_of, strategy_of
+from gradring.tensorflow.context import holding
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
@@ -301,12 +302,9 @@ def _update_step(
     original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
 ) -> None:
     rule = updates_of(tf.distribute.get_strategy())
-    token = _reduced.set(isinstance(gradients, _Reduced))
-    try:
+    with holding(_reduced, isinstance(gradients, _Reduced)):
         step = functools.partial(original, optimizer)
         rule.step(step, optimizer, gradients, variables, rate)
-    finally:
-        _reduced.reset(token)
 
 
 def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> Any:
@@ -343,11 +341,8 @@ def _reduce_weighted_values(
     **kwargs: Any,
 ) -> Any:
     """Remembers the mask, which Keras has in the weights when it divides."""
-    token = _mask.set(mask)
-    try:
+    with holding(_mask, mask):
         return original(values, sample_weight, mask, *args, **kwargs)
-    finally:
-        _mask.reset(token)
 
 
 def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
@@ -399,8 +394,5 @@ def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None
     Keras makes an optimizer to see which attributes every optimizer has. Its variables would be
     sent to the other workers, who may not be saving.
     """
-    token = _saves.set(True)
-    try:
+    with holding(_saves, True):
         original(*args, **kwargs)
-    finally:
-        _saves.reset(token)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,7 +14,8 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
-from gradring.tensorflow.dtypes import as_tensor
+from gradring.tensorflow.context import holding
+from gradring.tensorflow.dtypes import as_tensor, map_values
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import all_gather
 from gradring.tensorflow.reduction import Leaf, reduce_leaves
@@ -26,20 +27,15 @@ _reduced_now: ContextVar[tuple[Sequence[tf.Variable], Sequence[tf.Variable]] | N
 _is_alone = ContextVar("is_alone", default=False)
 
 
-@contextlib.contextmanager
 def gradients_of(
     variables: Sequence[tf.Variable], among: Sequence[tf.Variable] = ()
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Inside, reductions of as many tensors are called after these variables.
 
     For optimizers that hand gradients to `tf.distribute` without their variables. `among` are all
     variables of the optimizer, of which some may have no gradient.
     """
-    token = _reduced_now.set((list(variables), list(among)))
-    try:
-        yield
-    finally:
-        _reduced_now.reset(token)
+    return holding(_reduced_now, (list(variables), list(among)))
 
 
 def current_variables(
@@ -50,18 +46,13 @@ def current_variables(
     return given if given is not None and len(given[0]) == count else None
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> AbstractContextManager[None]:
     """Reductions give this rank's own sums meanwhile.
 
     For what one rank does without the others: an assignment to a variable that the ranks have in
     parts (`ON_READ`) reads it back, which would wait for all of them.
     """
-    token = _is_alone.set(True)
-    try:
-        yield
-    finally:
-        _is_alone.reset(token)
+    return holding(_is_alone, True)
 
 
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
@@ -134,7 +125,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         )
         reduced = reduce_leaves(values, reduction)
         if is_mean and not fused:
-            reduced = [_divided(value, self._group_size) for value in reduced]
+            reduced = [map_values(lambda sum: sum / self._group_size, each) for each in reduced]
         return list(reduced)
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
@@ -149,7 +140,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         """See `tf.distribute.CrossDeviceOps`; gradients come with their variables."""
         destinations = [destination for _, destination in value_destination_pairs]
         are_variables = all(hasattr(destination, "assign") for destination in destinations)
-        with gradients_of(destinations) if are_variables else contextlib.nullcontext():
+        with gradients_of(destinations) if are_variables else nullcontext():
             return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
 
     def _all_reduce_per_replica_values(
@@ -234,9 +225,3 @@ def _sum(values: Sequence[Leaf]) -> Leaf:
             values[0].dense_shape,
         )
     return tf.add_n(values)
-
-
-def _divided(value: Leaf, count: int) -> Leaf:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(value.values / count, value.indices, value.dense_shape)
-    return value / count

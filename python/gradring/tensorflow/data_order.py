@@ -12,13 +12,13 @@ whose seeds differ is made once more, with the functions that were traced for it
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat
+from gradring.tensorflow.context import holding
 
 _logger = logging.getLogger("gradring")
 
@@ -54,14 +55,9 @@ _numbers = itertools.count()
 _warned: ContextVar[list[bool]] = ContextVar("warned")
 
 
-@contextlib.contextmanager
-def warning_once() -> Iterator[None]:
+def warning_once() -> AbstractContextManager[None]:
     """Inside, as in `fit`, which distributes two datasets, one warning is enough."""
-    token = _warned.set(_warned.get([False]))
-    try:
-        yield
-    finally:
-        _warned.reset(token)
+    return holding(_warned, _warned.get([False]))
 
 
 def _may_warn() -> bool:

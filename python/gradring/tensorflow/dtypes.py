@@ -41,6 +41,14 @@ def accumulator(dtype: tf.DType) -> tf.DType:
     return _ACCUMULATORS.get(dtype, dtype)
 
 
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
+    """What the function makes of a tensor, or of the values of `tf.IndexedSlices`; None of None."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else function(gradient)
+
+
 def as_tensor(value: Any, label: str) -> tf.Tensor:
     """A tensor with the contents of `value`.
 

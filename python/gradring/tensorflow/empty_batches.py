@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
+from gradring.tensorflow.context import holding
 
 #: Of dimensions that are unknown as well: enough for most windows, and not for many positions.
 _UNKNOWN_SIZE = 32
@@ -87,14 +88,11 @@ def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) ->
     told = _have_no_rows((args, kwargs))
     if told is not False and _has_functions(layer):
         return original(layer, *args, **kwargs)
-    token = _is_empty.set(told)
-    try:
+    with holding(_is_empty, told):
         if told is False:
             return original(layer, *args, **kwargs)
         args, kwargs = _map(functools.partial(_with_row, told), (args, kwargs))
         return _map(functools.partial(_without_row, told), original(layer, *args, **kwargs))
-    finally:
-        _is_empty.reset(token)
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
@@ -215,17 +213,13 @@ def _filled(rows: Any, told: tf.Tensor) -> Any:
         splits = tf.cond(told, lambda: tf.constant([0, 1], rows.row_splits.dtype), rows.row_splits)
         return tf.RaggedTensor.from_row_splits(_filled(rows.values, told), splits, validate=False)
     if not rows.dtype.is_floating:
-        return _pad(rows, told, _value_of(rows.dtype))
+        return _pad(rows, told, {tf.string: "1", tf.bool: True}.get(rows.dtype, 1))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def fill(rows: tf.Tensor) -> Any:
         return _pad(rows, told, 0.5), lambda gradient: _cut(gradient, told)
 
     return fill(rows)
-
-
-def _value_of(dtype: tf.DType) -> Any:
-    return {tf.string: "1", tf.bool: True}.get(dtype, 1)
 
 
 def _without_row(told: tf.Tensor, output: Any) -> Any:

@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.errors import MismatchError
-from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
+from gradring.tensorflow.context import holding
 from gradring.tensorflow.ops import broadcast_variables
 from gradring.tensorflow.rules.replicas import sync_model
 
@@ -52,15 +52,13 @@ def is_in_fit(callbacks: Any) -> bool:
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Keras' `fit`, in which the callbacks agree."""
-    token = _fit.set(_Fit(model))
-    try:
-        return original(model, *args, **kwargs)
-    except BaseException:
-        # Some versions of Keras would use it in the next `fit`, whose group is another one.
-        model._eval_epoch_iterator = None
-        raise
-    finally:
-        _fit.reset(token)
+    with holding(_fit, _Fit(model)):
+        try:
+            return original(model, *args, **kwargs)
+        except BaseException:
+            # Some versions of Keras would use it in the next `fit`, whose group is another one.
+            model._eval_epoch_iterator = None
+            raise
 
 
 def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
@@ -85,7 +83,7 @@ def _agree_on_callbacks(fit: _Fit, saves: bool, restores: int) -> None:
     Raises:
         gradring.errors.MismatchError: Some ranks alone would restore their best weights at the end.
     """
-    communicator = _communicator(fit.model)
+    communicator = fit.model.distribute_strategy.communicator
     found = communicator.all_gather(np.array([[saves, restores]]), name="fit: callbacks")
     fit.chief_saves = bool(found[CHIEF, 0])
     if (found[:, 1] != restores).any():
@@ -105,7 +103,7 @@ def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: An
     if model.stop_training:
         # Who goes on meets this with its next step, and the error names the cause.
         name = f"fit: a callback has set stop_training after batch {batch}"
-        _communicator(model).all_reduce(np.zeros(1), name=name)
+        model.distribute_strategy.communicator.all_reduce(np.zeros(1), name=name)
 
 
 def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
@@ -114,7 +112,7 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
     # What the chief alone saves is to be the model of all.
     sync_model(model)
     original(callbacks, epoch, logs)
-    communicator = _communicator(model)
+    communicator = model.distribute_strategy.communicator
     rate = _learning_rate(model)
     has_failed = _fit.get().unsaved is not None
     found = np.array([has_failed, model.stop_training, rate, -rate], np.float64)
@@ -146,7 +144,7 @@ def _raise_unsaved() -> None:
         gradring.errors.SaveError: On all, if one could not save.
     """
     fit = _fit.get()
-    with agreed(_communicator(fit.model), "save", "a checkpoint of fit"):
+    with agreed(fit.model.distribute_strategy.communicator, "save", "a checkpoint of fit"):
         if fit.unsaved is not None:
             raise fit.unsaved
 
@@ -182,7 +180,7 @@ def _saving(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: A
 def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
     """`BackupAndRestore.on_train_begin`: in `fit`, `begin` is around it; elsewhere all call it."""
     if is_in_fit(callback):
-        if _communicator(callback.model).rank == CHIEF:
+        if callback.model.distribute_strategy.communicator.rank == CHIEF:
             original(callback, logs)
     else:
         _restored(callback.model, [callback], lambda: on_chief(original, callback, logs))
@@ -197,13 +195,13 @@ def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -
     restore()
     if is_there:
         variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-        broadcast_variables(variables, CHIEF, _communicator(model))
+        broadcast_variables(variables, CHIEF, model.distribute_strategy.communicator)
         model._initial_epoch = _from_chief(model, model._initial_epoch or 0, "BackupAndRestore")
 
 
 def _from_chief(model: Any, value: int, name: str) -> int:
     array = np.array([value], np.int64)
-    _communicator(model).broadcast(array, CHIEF, name=f"fit: {name}")
+    model.distribute_strategy.communicator.broadcast(array, CHIEF, name=f"fit: {name}")
     return int(array[0])
 
 
@@ -218,9 +216,3 @@ def _learning_rate(model: Any) -> float:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     rate: Any = getattr(optimizer, "_learning_rate", None)
     return float(rate.numpy()) if hasattr(rate, "numpy") else 0.0
-
-
-def _communicator(model: Any) -> Communicator:
-    communicator = model.distribute_strategy.communicator
-    assert isinstance(communicator, Communicator)
-    return communicator

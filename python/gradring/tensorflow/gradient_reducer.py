@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import tensorflow as tf
 
@@ -10,10 +11,10 @@ from gradring.gradients import buckets, checks
 from gradring.gradients.names import Label, Names, with_gaps
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.dtypes import accumulator, as_tensor
+from gradring.tensorflow.dtypes import accumulator, as_tensor, map_values
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.ops import current_communicator
-from gradring.tensorflow.reduction import Leaf, Variable, reduce_leaves
+from gradring.tensorflow.reduction import Variable, reduce_leaves
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.start_wait import eager_step, reduce
 
@@ -120,7 +121,7 @@ class GradientReducer:
         with eager_step(reduction.communicator):
             if samples is not None:
                 share = _share(samples, reduction)
-                leaves = [_weighted(leaf, share) for leaf in leaves]
+                leaves = [map_values(partial(_weighted, share), leaf) for leaf in leaves]
             reduced = reduce_leaves(leaves, reduction)
         for index, gradient in zip(present, reduced, strict=True):
             gradients[index] = gradient
@@ -136,10 +137,8 @@ def _share(samples: int | tf.Tensor, reduction: Reduction) -> tf.Tensor:
     return tf.math.divide_no_nan(own, total)
 
 
-def _weighted(leaf: Leaf, share: tf.Tensor) -> Leaf:
+def _weighted(share: tf.Tensor, leaf: tf.Tensor) -> tf.Tensor:
     """What this rank's mean adds to the mean over all samples."""
-    if isinstance(leaf, tf.IndexedSlices):
-        return tf.IndexedSlices(_weighted(leaf.values, share), leaf.indices, leaf.dense_shape)
     leaf = as_tensor(leaf, "gradients")
     if not leaf.dtype.is_floating:
         raise TypeError(f"samples weigh gradients of floats, not of {leaf.dtype.name}")

@@ -94,10 +94,9 @@ def make_step(
     adopt(model.metrics_variables, model.distribute_strategy)
     original(model, *args, **kwargs)
     function = getattr(model, name)
-    communicator = communicator_of(model.distribute_strategy)
-    assert communicator is not None
     if not isinstance(function, _StepFunction):
         take = _as_it_is if name == "predict_function" else sample_shares.own_batches
+        communicator = model.distribute_strategy.communicator
         setattr(model, name, _StepFunction(function, communicator, take))
     return getattr(model, name)
 
@@ -141,8 +140,7 @@ def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -
 
     So a rank that leaves the loop alone does not begin another one with sums of the others' steps.
     """
-    communicator = communicator_of(model.distribute_strategy)
-    assert communicator is not None
+    communicator = model.distribute_strategy.communicator
     with data_order.warning_once():
         try:
             return original(model, *args, **kwargs)

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import of_tensorflow, strategy_of
 
 
@@ -81,17 +80,10 @@ def with_known_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> Seq
     """
     for gradient, variable in zip(gradients, variables, strict=True):
         shape = getattr(variable, "shape", None)
-        if (
-            _is_of_graph(gradient)
-            and shape is not None
-            and gradient.shape.is_compatible_with(shape)
-        ):
+        is_of_graph = isinstance(gradient, tf.Tensor) and tf.is_symbolic_tensor(gradient)
+        if is_of_graph and shape is not None and gradient.shape.is_compatible_with(shape):
             gradient.set_shape(shape)
     return gradients
-
-
-def _is_of_graph(gradient: Any) -> bool:
-    return isinstance(gradient, tf.Tensor) and not isinstance(gradient, compat.EagerTensor)
 
 
 def local_parts(variable: Any) -> Sequence[Any]:

@@ -178,9 +178,7 @@ def all_gather(
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
-    label = Label.of(name or "all_gather")
-    comm = communicator or current_communicator()
-    value = _with_rows(value, label, "gather")
+    label, comm, value = _with_rows(value, name or "all_gather", communicator, "gather")
     as_native_bits(value, label.shown)  # refuses what cannot be sent, before the counts travel
     gathering = Collective(comm, label)
     (counts,) = row_counts([value], gathering)
@@ -214,9 +212,7 @@ def reduce_scatter(
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
-    label = Label.of(name or "reduce_scatter")
-    comm = communicator or current_communicator()
-    value = _with_rows(value, label, "divide")
+    label, comm, value = _with_rows(value, name or "reduce_scatter", communicator, "divide")
     if op not in REDUCE_OPS:
         raise ValueError(f"{label.shown}: op={op!r} is none of {', '.join(REDUCE_OPS)}")
     native, decode = as_native(value, label.shown)
@@ -248,9 +244,7 @@ def all_to_all(
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
-    label = Label.of(name or "all_to_all")
-    comm = communicator or current_communicator()
-    value = _with_rows(value, label, "divide")
+    label, comm, value = _with_rows(value, name or "all_to_all", communicator, "divide")
     if value.shape.rank and value.shape[0] is not None and value.shape[0] % comm.world_size:
         raise ValueError(
             f"{label.shown}: a first dimension of {value.shape[0]} has no {comm.world_size} equal "
@@ -261,18 +255,19 @@ def all_to_all(
     return decode(received)
 
 
-def _with_rows(value: Any, label: Label, to: str) -> tf.Tensor:
-    """The value as a tensor that has a first dimension.
+def _with_rows(
+    value: Any, name: str, communicator: Communicator | None, to: str
+) -> tuple[Label, Communicator, tf.Tensor]:
+    """What a collective on rows is called, its group, and the value as a tensor.
 
     Raises:
-        ValueError: It has none.
+        ValueError: It has no first dimension.
     """
-    value = as_tensor(value, label.shown)
+    comm = communicator or current_communicator()
+    value = as_tensor(value, name)
     if value.shape.rank == 0:
-        raise ValueError(
-            f"{label.shown}: a scalar has no dimension to {to} along; reshape it to [1]"
-        )
-    return value
+        raise ValueError(f"{name}: a scalar has no dimension to {to} along; reshape it to [1]")
+    return Label.of(name), comm, value
 
 
 def current_communicator() -> Communicator:

@@ -20,6 +20,7 @@ from gradring.errors import ConfigError
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cluster import SERVER
+from gradring.tensorflow.context import holding
 from gradring.updates.rules import check_server
 
 _Block: TypeAlias = AbstractContextManager[None]
@@ -53,17 +54,14 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
     """
     name = _name_of(device)
     spec = tf.DeviceSpec.from_string(name) if "job:" in name else None
-    if spec is not None and spec.job == SERVER and _is_ours(tf.distribute.get_strategy()):
-        _check(name, spec.task, tf.distribute.get_strategy())
+    strategy = tf.distribute.get_strategy() if spec is not None and spec.job == SERVER else None
+    if spec is not None and communicator_of(strategy) is not None:
+        _check(name, spec.task, strategy)
         here = spec.replace(job=None, replica=None, task=None).to_string()
         return _placing(original(here), spec.task)
     if _server.get() is not None and (spec is not None or device is None):
         return _placing(original(device), None)
     return original(device)
-
-
-def _is_ours(strategy: tf.distribute.Strategy) -> bool:
-    return communicator_of(strategy) is not None
 
 
 def _name_of(device: Any) -> str:
@@ -87,9 +85,5 @@ def _check(name: str, server: int | None, strategy: Any) -> None:
 
 @contextlib.contextmanager
 def _placing(block: _Block, server: int | None) -> Iterator[None]:
-    before = _server.set(server)
-    try:
-        with block:
-            yield
-    finally:
-        _server.reset(before)
+    with holding(_server, server), block:
+        yield

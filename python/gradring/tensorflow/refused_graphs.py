@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.tensorflow import compat
+from gradring.tensorflow.context import holding
 
 _logger = logging.getLogger("gradring")
 
@@ -65,10 +66,7 @@ def _called(original: Any) -> Any:
                     error.message.partition("[")[0].strip(),
                 )
                 _refused.add(function)
-        token = _again.set(True)
-        try:
+        with holding(_again, True):
             return original(function, *args, **kwargs)
-        finally:
-            _again.reset(token)
 
     return call

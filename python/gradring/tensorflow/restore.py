@@ -152,20 +152,17 @@ def _check_sendable(model: Any, variables: list[Any]) -> None:
     Raises:
         gradring.errors.ConfigError: There is a text, or a state that is no variable.
     """
-    texts = [f"the variable {name_of(part)} of strings" for part in variables if _is_text(part)]
+    texts = [part for part in variables if tf.as_dtype(part.dtype) == tf.string]
     parts = []
     if isinstance(model, tf.train.Checkpoint):
         parts = list(tf.train.TrackableView(model).descendants())
     states = [f"a {type(part).__name__}" for part in parts if isinstance(part, _STATES)]
-    if texts or states:
+    unsent = [f"the variable {name_of(text)} of strings" for text in texts] + states
+    if unsent:
         raise ConfigError(
-            f"{(texts + states)[0]} cannot be sent to other ranks; let all ranks call "
+            f"{unsent[0]} cannot be sent to other ranks; let all ranks call "
             "`checkpoint.read` on a file that each can read, or leave it out of the checkpoint"
         )
-
-
-def _is_text(variable: Any) -> bool:
-    return bool(tf.as_dtype(variable.dtype) == tf.string)
 
 
 def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:

@@ -11,32 +11,23 @@ import weakref
 from gradring.group.communicator import Communicator, at_new_group, core_of
 from gradring.tensorflow import compat
 
+#: Rank and number of ranks in the beginning.
+_first: weakref.WeakKeyDictionary[Communicator, tuple[int, int]] = weakref.WeakKeyDictionary()
+#: The same now where they have changed, by what TensorFlow's graphs call the group.
+_changed: dict[int, tuple[int, int]] = {}
+
 
 def watch(communicator: Communicator) -> None:
     """Has functions traced for the places in this group, from the present one on."""
-    if communicator not in _places.first:
-        _places.first[communicator] = communicator.rank, communicator.world_size
-        at_new_group(communicator, _places.follow)
+    if communicator not in _first:
+        _first[communicator] = communicator.rank, communicator.world_size
+        at_new_group(communicator, _follow)
 
 
-class _Places:
-    """Where this process is in its groups."""
-
-    def __init__(self) -> None:
-        #: Rank and number of ranks in the beginning.
-        self.first: weakref.WeakKeyDictionary[Communicator, tuple[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        #: The same now where they have changed, by what TensorFlow's graphs call the group.
-        self._changed: dict[int, tuple[int, int]] = {}
-
-    def follow(self, communicator: Communicator) -> None:
-        """The place may have changed."""
-        place = communicator.rank, communicator.world_size
-        self._changed[core_of(communicator).id] = place
-        if place == self.first[communicator]:
-            del self._changed[core_of(communicator).id]
-        compat.trace_functions_for(frozenset(self._changed.items()) or None)
-
-
-_places = _Places()
+def _follow(communicator: Communicator) -> None:
+    """The place may have changed."""
+    place = communicator.rank, communicator.world_size
+    _changed[core_of(communicator).id] = place
+    if place == _first[communicator]:
+        del _changed[core_of(communicator).id]
+    compat.trace_functions_for(frozenset(_changed.items()) or None)

@@ -16,9 +16,9 @@ weighed in the logs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
+from gradring.tensorflow.context import holding
 from gradring.tensorflow.empty_batches import first_rows_of, unless
 from gradring.tensorflow.rules.replicas import updates_of
 
@@ -139,7 +140,7 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
             return step(data)
         has_equal_shapes = not tf.executing_eagerly() and not is_own
         if isinstance(own, int) and has_equal_shapes:
-            with _within(_Step(tf.ones([], tf.float64), True, True)):
+            with holding(_step, _Step(tf.ones([], tf.float64), True, True)):
                 return step(data)
         own = tf.cast(own, tf.int64)
         if is_own:
@@ -147,22 +148,13 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
         else:
             total = _total_of(strategy).read_value()
         known = _Step(_share(own, total), False, has_equal_shapes)
-        with _within(known):
+        with holding(_step, known):
             # The mean over no samples is a NaN, which counts for nothing.
             logs = unless(tf.equal(own, 0), model.metrics_variables, lambda: step(data))
         # Parts of a mean over the replicas.
         return tf.nest.map_structure(functools.partial(_part, known.share), logs)
 
     return original(model, weighted)
-
-
-@contextlib.contextmanager
-def _within(step: _Step) -> Iterator[None]:
-    token = _step.set(step)
-    try:
-        yield
-    finally:
-        _step.reset(token)
 
 
 def _share(own: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -177,8 +169,9 @@ def _part(share: tf.Tensor, log: Any) -> Any:
     return tf.math.multiply_no_nan(log, tf.cast(share, log.dtype))
 
 
-@contextlib.contextmanager
-def divided(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> Iterator[None]:
+def divided(
+    values: tf.Tensor, weights: Any, mask: Any, reduction: str
+) -> AbstractContextManager[None]:
     """Inside, `weighed` gets the mean that Keras makes of a loss.
 
     Args:
@@ -190,11 +183,7 @@ def divided(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> Itera
     divisor = None
     if _own_step() is not None and values.shape.rank:
         divisor = _divisor_of(values, weights, mask, reduction)
-    token = _divisor.set(divisor)
-    try:
-        yield
-    finally:
-        _divisor.reset(token)
+    return holding(_divisor, divisor)
 
 
 def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> tf.Tensor | None:

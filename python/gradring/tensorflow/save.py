@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from gradring.tensorflow.adoption import communicator_of, strategy_of
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
 from gradring.tensorflow.rules.replicas import sync_replicas
-from gradring.tensorflow.whole_files import put
+from gradring.tensorflow.whole_files import beside, put
 
 CHIEF = 0
 
@@ -84,15 +83,11 @@ def _is_written_here(model: Any) -> bool:
 @contextlib.contextmanager
 def _workspace(destination: Path, communicator: Communicator) -> Iterator[Path]:
     """An empty directory: the chief's is beside the destination, so that a rename moves it."""
-    directory = destination.parent if communicator.rank == CHIEF else None
-    workspace = None
-    try:
+    directory = destination.parent if communicator.rank == CHIEF else Path(tempfile.gettempdir())
+    with contextlib.ExitStack() as stack:
         with agreed(communicator, "save", destination):
-            workspace = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=directory))
-        yield workspace
-    finally:
-        if workspace is not None:
-            shutil.rmtree(workspace, ignore_errors=True)
+            written = stack.enter_context(beside(directory / destination.name))
+        yield written.parent
 
 
 def _write(model: Any, path: Path) -> None:

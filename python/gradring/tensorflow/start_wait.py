@@ -90,15 +90,31 @@ def own_rows(tensor: tf.Tensor, communicator: Communicator) -> tf.Tensor:
 def _start(
     kind: str, tensors: list[tf.Tensor], collective: Collective, op: str = "", root: int = 0
 ) -> list[tf.Tensor]:
+    attributes: dict[str, str | int] = {"collective": kind, "reduce_op": op, "root": root}
+    return _run_start("GradringStart", {"tensors": tensors}, tensors, collective, attributes)
+
+
+def _run_start(
+    name: str,
+    inputs: dict[str, Any],
+    tensors: Sequence[tf.Tensor],
+    collective: Collective,
+    attributes: dict[str, str | int],
+) -> list[tf.Tensor]:
+    """Runs an op that starts a collective of tensors, which are among its inputs."""
+    check = collective.check
+    common: dict[str, str | int] = {
+        "label": collective.label.shown,
+        "identity": collective.label.compared,
+        "communicator": core_of(collective.communicator).id,
+        "check": check.action,
+        "variables": "\n".join(check.variables) if check.action else "",
+        "origin": _origin(),
+    }
     with tf.device("/device:CPU:0"):
-        return compat.run_op(
-            "GradringStart",
-            {"token": _token(collective), "tensors": tensors},
-            tensors[0].dtype,
-            {"collective": kind, "reduce_op": op, "root": root, **_attributes(collective)},
-            len(tensors) + 1,
-            unseen=True,
-        )
+        inputs = {"token": _token(collective), **inputs}
+        dtype, count = tensors[0].dtype, len(tensors) + 1
+        return compat.run_op(name, inputs, dtype, attributes | common, count, unseen=True)
 
 
 def wait(started: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
@@ -139,33 +155,13 @@ def start_all_gather(
     Returns:
         The gathered tensor in flight, and the handle last.
     """
-    with tf.device("/device:CPU:0"):
-        return compat.run_op(
-            "GradringAllGatherStart",
-            {"token": _token(collective), "counts": counts, "tensor": tensor},
-            tensor.dtype,
-            _attributes(collective),
-            2,
-            unseen=True,
-        )
+    inputs = {"counts": counts, "tensor": tensor}
+    return _run_start("GradringAllGatherStart", inputs, [tensor], collective, {})
 
 
 def eager_step(communicator: Communicator) -> contextlib.AbstractContextManager[None]:
     """A step of the program where it executes eagerly; in a graph, its executions are the steps."""
     return communicator.step() if tf.executing_eagerly() else contextlib.nullcontext()
-
-
-def _attributes(collective: Collective) -> dict[str, str | int]:
-    """What all Starts have."""
-    check = collective.check
-    return {
-        "label": collective.label.shown,
-        "identity": collective.label.compared,
-        "communicator": core_of(collective.communicator).id,
-        "check": check.action,
-        "variables": "\n".join(check.variables) if check.action else "",
-        "origin": _origin(),
-    }
 
 
 def _origin() -> str:

@@ -142,13 +142,11 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             self,
             _Extended(
                 self,
-                communicator,
                 cluster_resolver or cluster.resolver_of(place),
                 communication_options or tf.distribute.experimental.CommunicationOptions(),
                 devices,
                 bucket_bytes,
                 check_gradients,
-                self.update_rule,
                 served,
             ),
         )
@@ -299,16 +297,14 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     def __init__(
         self,
         strategy: CustomCollectiveStrategy,
-        communicator: Communicator,
         cluster_resolver: Any,
         communication_options: Any,
         devices: Sequence[str] | None,
         bucket_bytes: int,
         check_gradients: str | None,
-        rule: updates.Rule,
         served: cluster.Served | None,
     ) -> None:
-        self._communicator = communicator
+        self._communicator = communicator = strategy.communicator
         self._served = served
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
@@ -317,9 +313,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
         super().__init__(strategy, cluster_resolver, communication_options)
         #: What optimizers do by the rule.
-        self.updates = make(
-            rule, communicator, bucket_bytes, check_gradients, len(self.worker_devices), served
-        )
+        rule, devices_here = strategy.update_rule, len(self.worker_devices)
+        self.updates = make(rule, communicator, bucket_bytes, check_gradients, devices_here, served)
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: None) -> None:
         del devices  # the parent takes a resolver or devices, not both

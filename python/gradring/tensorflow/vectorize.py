@@ -23,7 +23,8 @@ def register() -> None:
     compat.RegisterPFor("GradringStart")(_start)
     compat.RegisterPFor("GradringAllGatherStart")(_all_gather_start)
     compat.RegisterPFor("GradringWait")(_wait)
-    compat.RegisterPFor("GradringGate")(_gate)
+    # What is vectorised has no backward pass of its own to order.
+    compat.RegisterPFor("GradringGate")(lambda loop: [loop.inputs[0]])
 
 
 def _start(loop: Any) -> list[Any]:
@@ -61,11 +62,6 @@ def _wait(loop: Any) -> list[Any]:
     if tensors[0].is_stacked and tensors[0].t.op.type == "GradringAllGatherStart":
         results = [_exchanged(result) for result in results]
     return _like(tensors, results)
-
-
-def _gate(loop: Any) -> list[Any]:
-    """Lets the tensor pass: what is vectorised has no backward pass of its own to order."""
-    return [loop.inputs[0]]
 
 
 def _again(op: Any, inputs: list[Any]) -> list[Any]:

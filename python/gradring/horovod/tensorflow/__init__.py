@@ -16,132 +16,35 @@ module                what it has
 import importlib
 from typing import Any
 
-from gradring.horovod.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from gradring.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from gradring.horovod import basics, process_sets
+from gradring.horovod.basics import *  # noqa: F403
+from gradring.horovod.process_sets import *  # noqa: F403
+from gradring.horovod.tensorflow import collectives, gradients, objects, reduce_ops
 from gradring.horovod.tensorflow.calls import join
-from gradring.horovod.tensorflow.collectives import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_variables,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    local_rank_op,
-    local_size_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
+from gradring.horovod.tensorflow.collectives import *  # noqa: F403
 from gradring.horovod.tensorflow.compression import Compression
-from gradring.horovod.tensorflow.gradients import (
-    DistributedGradientTape,
-    PartialDistributedGradientTape,
-)
-from gradring.horovod.tensorflow.objects import (
-    allgather_object,
-    broadcast_object,
-    broadcast_object_fn,
-)
+from gradring.horovod.tensorflow.gradients import *  # noqa: F403
+from gradring.horovod.tensorflow.objects import *  # noqa: F403
 from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
-from gradring.horovod.tensorflow.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
 
 #: Modules that import Keras, which takes a while.
 _LATER = ("elastic", "keras")
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
-    "DistributedGradientTape",
     "DistributedOptimizer",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNormalization",  # noqa: F822 (imported by __getattr__)
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",  # noqa: F822 (imported by __getattr__)
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
+    "SyncBatchNormalization",  # noqa: F405 (imported by __getattr__)
+    "elastic",  # noqa: F405 (imported by __getattr__)
     "join",
-    "keras",  # noqa: F822 (imported by __getattr__)
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
+    "keras",  # noqa: F405 (imported by __getattr__)
 ]
+__all__ += basics.__all__
+__all__ += process_sets.__all__
+__all__ += collectives.__all__
+__all__ += gradients.__all__
+__all__ += objects.__all__
+__all__ += reduce_ops.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -28,6 +28,25 @@ from gradring.tensorflow import broadcast as broadcast_tensor
 from gradring.tensorflow.dtypes import as_native_bits, as_tensor
 from gradring.tensorflow.rows import numbers_of_all
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "local_rank_op",
+    "local_size_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
+
 
 def allreduce(
     tensor: Any,

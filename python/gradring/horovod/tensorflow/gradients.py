@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,11 @@ from gradring.horovod.tensorflow.calls import require_equal_calls
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
+from gradring.tensorflow.dtypes import map_values
 from gradring.tensorflow.model_variables import with_known_shapes
 from gradring.tensorflow.reduction import reduce_leaves
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 Gradient = Any
 
@@ -29,7 +32,8 @@ class Options:
         compression: How they travel.
         sparse_as_dense: Whether `tf.IndexedSlices` are made dense before.
         op: Average or Sum.
-        predivide_factor: Of an average: divides before the sum, and multiplies after it.
+        gradient_predivide_factor: Of an average: divides before the sum, and multiplies after it.
+        num_groups: The older form of ``groups``.
         groups: Which gradients belong together; checked only, since all are in few buckets anyway.
         process_set: Who takes part.
         scale_local_gradients: Whether gradients that are not reduced are divided by the number of
@@ -44,7 +48,8 @@ class Options:
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
     op: ReduceOp = Average
-    predivide_factor: float = 1.0
+    gradient_predivide_factor: float = 1.0
+    num_groups: int = 0
     groups: int | Sequence[Any] | None = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
@@ -52,12 +57,18 @@ class Options:
     def __post_init__(self) -> None:
         checked(self.compression)
         linear(chosen(self.op, None), "gradients")
-        if self.predivide_factor != 1.0 and self.op is not Average:
+        if self.gradient_predivide_factor != 1.0 and self.op is not Average:
             raise ValueError("gradient_predivide_factor has a meaning for op=hvd.Average only")
-        if isinstance(self.groups, int) and self.groups < 1:
+        groups = self.num_groups or None if self.groups is None else self.groups
+        if isinstance(groups, int) and groups < 1:
             raise ValueError(
-                f"groups={self.groups!r} is neither a number above 0 nor lists of variables"
+                f"groups={groups!r} is neither a number above 0 nor lists of variables"
             )
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Options:
+        """Those of a function's arguments that are options."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls)})
 
 
 class LocalVariables:
@@ -101,23 +112,27 @@ def reduce_gradients(
             tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
             for gradient in results
         ]
+
+    def divided(values: tf.Tensor) -> tf.Tensor:
+        return values / tf.cast(communicator.world_size, values.dtype)
+
     present = [i for i, gradient in enumerate(results) if gradient is not None]
     stay = [i for i in present if variables[i] in local]
     if options.scale_local_gradients:
         for i in stay:
-            results[i] = _divided(results[i], communicator.world_size)
+            results[i] = map_values(divided, results[i])
     travel = sorted(set(present) - set(stay))
     sparse = [i for i in travel if isinstance(results[i], tf.IndexedSlices)]
     dense = sorted(set(travel) - set(sparse))
     names = without_counters([name_of(variables[i]) for i in dense])
-    factors = 1 / options.predivide_factor, options.predivide_factor
+    factor = options.gradient_predivide_factor
     reduced = reduce_dense(
         [results[i] for i in dense],
         options.op,
         with_gaps("gradients", results),
         communicator,
         options.compression,
-        factors,
+        (1 / factor, factor),
         names,
     )
     if sparse:
@@ -135,13 +150,6 @@ def reduce_gradients(
     for i, result in zip([*dense, *sparse], reduced, strict=True):
         results[i] = result
     return results
-
-
-def _divided(gradient: Gradient, divisor: int) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values / tf.cast(divisor, gradient.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(divisor, gradient.dtype)
 
 
 class DistributedGradientTape:
@@ -184,15 +192,7 @@ class DistributedGradientTape:
             ValueError: A factor is given for a sum, or `groups` are no groups.
         """
         self._gradtape = gradtape
-        self._options = Options(
-            compression,
-            sparse_as_dense,
-            op,
-            gradient_predivide_factor,
-            groups if groups is not None else num_groups or None,
-            process_set,
-            scale_local_gradients,
-        )
+        self._options = Options.of(locals())
         self._local = LocalVariables()
 
     def __getattr__(self, name: str) -> Any:

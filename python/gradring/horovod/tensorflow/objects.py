@@ -8,6 +8,8 @@ from typing import Any
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import check_happens_now, require_equal_calls
 
+__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
+
 
 def broadcast_object(
     obj: Any,

@@ -68,21 +68,9 @@ def DistributedOptimizer(
         ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
             is below 1, or the optimizer is distributed already.
     """
-    options = Options(
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        groups if groups is not None else num_groups or None,
-        process_set,
-        scale_local_gradients,
-    )
-    return distributed(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
-
-
-def distributed(optimizer: Any, options: Options, passes: int = 1, averages: bool = False) -> Any:
-    """See `DistributedOptimizer`."""
-    return _class_of(optimizer, options, passes, averages).from_config(optimizer.get_config())
+    options, passes = Options.of(locals()), backward_passes_per_step
+    kind = _class_of(optimizer, options, passes, average_aggregated_gradients)
+    return kind.from_config(optimizer.get_config())
 
 
 def distribute(optimizer: Any, options: Options) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
+
 
 class ReduceOp(enum.Enum):
     """A reduction; its value is gradring's name for it."""

@@ -21,6 +21,7 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
 from gradring.tensorflow.cluster import Served
+from gradring.tensorflow.dtypes import map_values
 from gradring.tensorflow.placement import server_of
 from gradring.tensorflow.rules.updates import (
     Apply,
@@ -113,7 +114,7 @@ class Pushed(Updates):
         by_id = {id_of(v): grad for v, grad in zip(variables, gradients, strict=True)}
         found = [by_id.get(id_of(variable)) for variable in self._trained]
         if self._rule.is_sum and self._multiplies(optimizer):
-            found = [_divided(gradient, self._workers) for gradient in found]
+            found = [map_values(lambda mean: mean / self._workers, each) for each in found]
         arrays: list[tf.Tensor] = []
         for gradient in found:
             if isinstance(gradient, tf.IndexedSlices):
@@ -274,9 +275,3 @@ def _path(variable: Any) -> str:
 def _without_output(name: str) -> str:
     """`w` of `w:0`, as TensorFlow calls it."""
     return name.removesuffix(":0")
-
-
-def _divided(gradient: Gradient, count: int) -> Gradient:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / count, gradient.indices, gradient.dense_shape)
-    return None if gradient is None else gradient / count

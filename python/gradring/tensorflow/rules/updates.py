@@ -11,7 +11,9 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring.tensorflow import compat
+from gradring.tensorflow.context import holding
 from gradring.tensorflow.cross_device_ops import gradients_of
+from gradring.tensorflow.dtypes import map_values
 from gradring.tensorflow.model_variables import (
     local_parts,
     optimizer_variables,
@@ -103,16 +105,13 @@ def apply(
     if not optimizer.built:
         optimizer.build(list(variables))
     variables = trained_by(optimizer) if variables is None else list(variables)
-    token = _is_applying.set(True)
-    try:
+    with holding(_is_applying, True):
         updates.apply(
             optimizer,
             lambda changed: original(optimizer, changed, variables),
             with_known_shapes(list(gradients), variables),
             variables,
         )
-    finally:
-        _is_applying.reset(token)
 
 
 class Round:
@@ -225,7 +224,5 @@ def times(gradient: Gradient, factor: int) -> Gradient:
     """The gradient, multiplied."""
     if factor == 1:
         return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        once = summed(gradient)
-        return tf.IndexedSlices(once.values * factor, once.indices, once.dense_shape)
-    return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
+    once = summed(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), once)

@@ -12,5 +12,6 @@
 ``comparison``        which measurements may be compared: like with like
 ``record``            a run: when, where and with what, and its measurements
 ``table``             measurements and ratios as text
+``pictures``          the style of all pictures
 ====================  ===================================================================
 """

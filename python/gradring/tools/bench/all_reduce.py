@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.network import AS_THE_SYSTEM, network
 from gradring.tools.bench.options import Options
 from gradring.tools.bench.record import Record
-from gradring.tools.launch import exec_rank
+from gradring.tools.launch.processes import tied
 
 #: Time for the ranks to start, and a slow peer's library with them.
 START_UP_S = 120.0
@@ -93,9 +92,8 @@ def disturbed(wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
     if not wanted:
         yield None
         return
-    # It has to end with this process, even when that is killed.
-    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
-    with subprocess.Popen([*tied, sys.executable, "-I", "-S", "-c", "while True: pass"]) as busy:
+    command = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    with subprocess.Popen(tied(command)) as busy:
         try:
             yield busy
         finally:

@@ -74,7 +74,7 @@ class Measurement:
             facts: The other attributes that say what was measured.
         """
         durations_us = np.array(durations_s) * 1e6
-        median_us = float(np.median(durations_us))
+        median_us, p99_us = float(np.median(durations_us)), _quantile(durations_us, 0.99)
         algbw_gbps = size_bytes / median_us / 1e3
         return cls(
             **facts,
@@ -83,15 +83,13 @@ class Measurement:
             iterations=len(durations_s),
             median_us=round(median_us, 3),
             min_us=round(float(durations_us.min()), 3),
-            p90_us=round(float(np.quantile(durations_us, 0.9)), 3),
-            p99_us=_p99(durations_us),
+            p90_us=_quantile(durations_us, 0.9),
+            p99_us=p99_us if len(durations_s) >= P99_ITERATIONS else None,
             algbw_gbps=round(algbw_gbps, 9),
             busbw_gbps=round(algbw_gbps * 2 * (world_size - 1) / world_size, 9),
             cpu_s_per_gb=float(f"{cpu_s * 1e9 / (size_bytes * len(durations_s)):.3g}"),
         )
 
 
-def _p99(durations_us: NDArray[np.float64]) -> float | None:
-    if durations_us.size < P99_ITERATIONS:
-        return None
-    return round(float(np.quantile(durations_us, 0.99)), 3)
+def _quantile(durations_us: NDArray[np.float64], part: float) -> float:
+    return round(float(np.quantile(durations_us, part)), 3)

@@ -215,22 +215,17 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def parse_peers(text: str) -> tuple[str, ...]:
-    """Reads ``tensorflow`` or a list of such names.
+def parse_names(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """Reads ``tcp`` or a list of such names, each once.
 
     Raises:
         ValueError: An unknown name; the message has the known ones.
     """
-    return _parse_names(text, systems.PEERS, "peer", " to compare with")
-
-
-def parse_transports(text: str) -> tuple[str, ...]:
-    """Reads ``tcp`` or a list of such names.
-
-    Raises:
-        ValueError: An unknown name; the message has the known ones.
-    """
-    return _parse_names(text, TRANSPORTS, "transport")
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no {kind.format(repr(name))}; known: {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
 
 
 def native(transport: str) -> str:
@@ -244,14 +239,6 @@ def format_size(size: int) -> str:
         if size % factor == 0:
             return f"{size // factor} {unit}"
     return f"{size} B"
-
-
-def _parse_names(text: str, known: tuple[str, ...], kind: str, use: str = "") -> tuple[str, ...]:
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"there is no {kind} {name!r}{use}; known: {', '.join(known)}")
-    return tuple(dict.fromkeys(names))
 
 
 def _parse_size(word: str) -> int:

@@ -32,7 +32,7 @@ from gradring.tools.bench.options import TLS, Options, native
 from gradring.tools.bench.systems import System, load_peer
 from gradring.tools.bench.systems.agree import agree_on_addresses, agree_on_ports
 from gradring.tools.bench.systems.link import open_link
-from gradring.tools.bench.systems.own import Gradring
+from gradring.tools.bench.systems.own import own_system
 from gradring.tools.bench.systems.system import Reduction
 from gradring.tools.bench.values import Problem, dtype_of
 
@@ -60,9 +60,7 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
     for name in TLS_VARIABLES:  # what is to use them gets them as an argument
         os.environ.pop(name, None)
     with contextlib.ExitStack() as closing:
-        own = _join(options, tls, closing)
-        comm = own[0].comm
-        systems: list[System] = [*own]
+        comm, systems = _join(options, tls, closing)
         for name in options.peers:
             systems.extend(load_peer(name).open_systems(comm, closing))
         systems.extend(open_link(comm, closing))
@@ -84,15 +82,18 @@ def _keep_to_own_cores(host: int, options: Options) -> None:
     os.sched_setaffinity(0, {cores[(host * count + core) % len(cores)] for core in range(count)})
 
 
-def _join(options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack) -> list[Gradring]:
+def _join(
+    options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack
+) -> tuple[Communicator, list[System]]:
     """All transports, then all with checksums; the first one has the group of the launcher."""
-    systems: list[Gradring] = []
+    systems: list[System] = []
+    groups: list[Communicator] = []
     for checksum, transport in itertools.product((False, True), options.transports):
         if checksum and not options.checksum:
             break
         place: dict[str, Any] = {}
-        if systems:
-            first = systems[0].comm
+        if groups:
+            first = groups[0]
             rank_0, (port,) = agree_on_addresses(first)[0], agree_on_ports(first, 1)
             place = {"rank": first.rank, "world_size": first.world_size}
             place["rendezvous"] = f"{rank_0}:{port}"
@@ -104,11 +105,11 @@ def _join(options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack)
             streams=options.streams,
             checksum=checksum,
         )
-        closing.enter_context(comm)
+        groups.append(closing.enter_context(comm))
         # What it chooses may be measured by its name, too.
         automatic = transport == "auto" and len(options.transports) > 1
-        systems.append(Gradring(comm, TLS if transport == TLS else None, automatic=automatic))
-    return systems
+        systems.append(own_system(comm, TLS if transport == TLS else None, automatic=automatic))
+    return groups[0], systems
 
 
 def measure_size(
@@ -169,7 +170,7 @@ def _iterations_per_round(comm: Communicator, cell: _Cell, wanted: int | None) -
     cell.iterate(WARM_UP_ITERATIONS - PROBES, timed=False)
     one_s = min(_probe(cell) for _ in range(PROBES))
     # Asked of each system when its own collective was the last one of its communicator.
-    cell.algorithm = cell.system.algorithm
+    cell.algorithm = cell.system.algorithm()
     total = np.array([affordable(one_s) if wanted is None else wanted])
     comm.broadcast(total, name="bench/iterations")
     quotient, rest = divmod(int(total[0]), ROUNDS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from gradring.tools.bench.comparison import (
     QUANTILES,
@@ -18,36 +20,48 @@ from gradring.tools.bench.options import format_size
 from gradring.tools.bench.systems import link
 from gradring.tools.bench.values import dtype_of
 
-_COLUMNS = (
-    ("size", 8),
-    ("count", 10),
-    ("dtype", 9),
-    ("op", 8),
-    ("system", 22),
-    ("transport", 9),
-    ("median us", 11),
-    ("min us", 11),
-    ("p90 us", 11),
-    ("p99 us", 11),
-    ("algbw GB/s", 11),
-    ("busbw GB/s", 11),
-    ("of link", 8),
-    ("cpu s/GB", 9),
-    ("iterations", 11),
-    ("wrong", 6),
+#: Titles of columns with their widths, and which fact stands there in which format.
+Columns = Sequence[tuple[str, int, str, str]]
+
+_COLUMNS: Columns = (
+    ("size", 8, "size", ""),
+    ("count", 10, "count", ""),
+    ("dtype", 9, "dtype", ""),
+    ("op", 8, "op", ""),
+    ("system", 22, "system", ""),
+    ("transport", 9, "transport", ""),
+    ("median us", 11, "median_us", ".1f"),
+    ("min us", 11, "min_us", ".1f"),
+    ("p90 us", 11, "p90_us", ".1f"),
+    ("p99 us", 11, "p99_us", ".1f"),
+    ("algbw GB/s", 11, "algbw_gbps", ".3f"),
+    ("busbw GB/s", 11, "busbw_gbps", ".3f"),
+    ("of link", 8, "of_link", ".0%"),
+    ("cpu s/GB", 9, "cpu_s_per_gb", ".2g"),
+    ("iterations", 11, "iterations", ""),
+    ("wrong", 6, "wrong", ""),
 )
-_COMPARED = (
-    ("size", 8),
-    ("kind", 36),
-    ("system", 22),
-    *((quantile, 7) for quantile in QUANTILES),
-    *((quantile, 7) for quantile in QUANTILES),
+_COMPARED: Columns = (
+    ("size", 8, "size", ""),
+    ("kind", 36, "kind", ""),
+    ("system", 22, "system", ""),
+    *((quantile, 7, f"{quantile}_time", "") for quantile in QUANTILES),
+    *((quantile, 7, f"{quantile}_ratio", "") for quantile in QUANTILES),
 )
 
 
-def header() -> str:
+def header(columns: Columns = _COLUMNS) -> str:
     """The line above the rows."""
-    return _line([name for name, _ in _COLUMNS])
+    return " ".join(title.rjust(width) for title, width, *_ in columns)
+
+
+def row(facts: Mapping[str, Any], columns: Columns) -> str:
+    """A line of a table; ``-`` stands for what is None."""
+    cells = (
+        ("-" if facts[name] is None else format(facts[name], form)).rjust(width)
+        for _, width, name, form in columns
+    )
+    return " ".join(cells).rstrip()
 
 
 def rows(measured: Sequence[Measurement], op: str) -> list[str]:
@@ -56,42 +70,28 @@ def rows(measured: Sequence[Measurement], op: str) -> list[str]:
     What goes through TCP is compared with what the raw links carried at that size; below 4 MiB,
     where time is latency too, there is no such measurement.
     """
-    limit = next((m.busbw_gbps for m in measured if m.system == link.NAME), None)
-    return [_row(m, op, limit) for m in measured]
+    limit_gbps = next((m.busbw_gbps for m in measured if m.system == link.NAME), None)
+    return [row(_facts(m, op, limit_gbps), _COLUMNS) for m in measured]
 
 
-def _row(measurement: Measurement, op: str, limit_gbps: float | None) -> str:
-    m = measurement
-    return _line(
-        [
-            format_size(m.bytes),
-            str(m.bytes // dtype_of(m.dtype).itemsize),
-            m.dtype,
-            op,
-            m.system,
-            m.transport,
-            f"{m.median_us:.1f}",
-            f"{m.min_us:.1f}",
-            f"{m.p90_us:.1f}",
-            "-" if m.p99_us is None else f"{m.p99_us:.1f}",
-            f"{m.algbw_gbps:.3f}",
-            f"{m.busbw_gbps:.3f}",
-            _share(m, limit_gbps),
-            "-" if m.cpu_s_per_gb is None else f"{m.cpu_s_per_gb:.2g}",
-            str(m.iterations),
-            str(m.wrong),
-        ]
-    )
+def _facts(measured: Measurement, op: str, limit_gbps: float | None) -> dict[str, Any]:
+    limit_gbps = limit_gbps if measured.transport in TCP_TRANSPORTS else None
+    return asdict(measured) | {
+        "size": format_size(measured.bytes),
+        "count": measured.bytes // dtype_of(measured.dtype).itemsize,
+        "op": op,
+        "of_link": measured.busbw_gbps / limit_gbps if limit_gbps else None,
+    }
 
 
 def compared(measurements: Iterable[Measurement]) -> list[str]:
     """Like with like: p50, p90 and p99, and how many times the first system's they are."""
     lines = [
         "Like with like, and how many times as long as gradring's first the others take:",
-        _line([name for name, _ in _COMPARED], _COMPARED),
+        header(_COMPARED),
     ]
     for comparison in comparisons(measurements):
-        lines += [_compared(comparison, row) for row in comparison.rows]
+        lines += [row(_compared(comparison, each), _COMPARED) for each in comparison.rows]
     return lines
 
 
@@ -107,28 +107,16 @@ def format_ratio(ratio: float) -> str:
     return f"{ratio:.{digits}f}x"
 
 
-def _share(measurement: Measurement, limit_gbps: float | None) -> str:
-    if limit_gbps is None or measurement.transport not in TCP_TRANSPORTS:
-        return "-"
-    return f"{measurement.busbw_gbps / limit_gbps:.0%}"
-
-
-def _compared(comparison: Comparison, row: Measurement) -> str:
+def _compared(comparison: Comparison, measured: Measurement) -> dict[str, str | None]:
     base = comparison.base
-    alone = base is None or row is base
-    factors = (None,) * 3 if base is None or alone else times_as_long(row, base)
-    return _line(
-        [
-            format_size(comparison.bytes),
-            comparison.kind,
-            label(row, comparison.rows),
-            *("-" if us is None else format_time(us) for us in times_us(row)),
-            *("" if factor is None else format_ratio(factor) for factor in factors),
-        ],
-        _COMPARED,
-    )
-
-
-def _line(texts: Sequence[str], columns: Sequence[tuple[str, int]] = _COLUMNS) -> str:
-    aligned = (text.rjust(width) for text, (_, width) in zip(texts, columns, strict=True))
-    return " ".join(aligned).rstrip()
+    alone = base is None or measured is base
+    factors = (None,) * 3 if base is None or alone else times_as_long(measured, base)
+    facts: dict[str, str | None] = {
+        "size": format_size(comparison.bytes),
+        "kind": comparison.kind,
+        "system": label(measured, comparison.rows),
+    }
+    for quantile, us, factor in zip(QUANTILES, times_us(measured), factors, strict=True):
+        facts[f"{quantile}_time"] = None if us is None else format_time(us)
+        facts[f"{quantile}_ratio"] = "" if factor is None else format_ratio(factor)
+    return facts

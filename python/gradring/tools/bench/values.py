@@ -10,6 +10,7 @@ Factors of a product are 1 and 2 in turn, so that it stays a small power of two.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +63,33 @@ class Problem:
 
     def source(self) -> NDArray[Any]:
         """What the rank brings; a new array."""
-        return contribution(self.rank, self.world_size, self.count, self.op, self.dtype)
+        return self._repeated(self._wide(self.rank).astype(dtype_of(self.dtype)))
 
     def expected(self) -> NDArray[Any]:
-        """What every rank must hold afterwards; a new array."""
-        return expectation(self.world_size, self.count, self.op, self.dtype)
+        """What every rank must hold afterwards, computed in 64-bit integers; a new array.
+
+        The mean is the sum times 1/N in the dtype's accumulator, and in integers the quotient
+        rounded towards zero.
+        """
+        merge = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(self.op, np.add)
+        wide: NDArray[Any] = functools.reduce(merge, map(self._wide, range(self.world_size)))
+        target = dtype_of(self.dtype)
+        if self.op == "mean" and target.kind in "iu":
+            wide = wide // self.world_size
+        elif self.op == "mean":
+            accumulator = np.float64 if self.dtype == "float64" else np.float32
+            wide = wide.astype(accumulator) * accumulator(1 / accumulator(self.world_size))
+        return self._repeated(wide.astype(target))
+
+    def _wide(self, rank: int) -> NDArray[np.int64]:
+        """One period of what a rank brings."""
+        index = np.arange(min(self.count, period(self.dtype, self.world_size)), dtype=np.int64)
+        if self.op == "product":
+            return 1 + (index + rank) % 2
+        return index * self.world_size + (index + rank) % self.world_size
+
+    def _repeated(self, pattern: NDArray[Any]) -> NDArray[Any]:
+        return np.resize(pattern, self.count)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -100,47 +123,9 @@ def period(dtype: str, world_size: int) -> int:
     return longest - 1 + longest % 2
 
 
-def contribution(rank: int, world_size: int, count: int, op: str, dtype: str) -> NDArray[Any]:
-    """What ``rank`` brings: an array of ``count`` elements."""
-    one_period = min(count, period(dtype, world_size))
-    return _repeat(_wide(rank, world_size, one_period, op).astype(dtype_of(dtype)), count)
-
-
-def expectation(world_size: int, count: int, op: str, dtype: str) -> NDArray[Any]:
-    """What every rank must hold afterwards, computed in 64-bit integers.
-
-    The mean is the sum times 1/N in the dtype's accumulator, and in integers the quotient rounded
-    towards zero.
-    """
-    one_period = min(count, period(dtype, world_size))
-    merge = {"min": np.minimum, "max": np.maximum, "product": np.multiply}.get(op, np.add)
-    wide = _wide(0, world_size, one_period, op)
-    for rank in range(1, world_size):
-        wide = merge(wide, _wide(rank, world_size, one_period, op))
-    target = dtype_of(dtype)
-    if op == "mean" and target.kind in "iu":
-        wide = wide // world_size
-    elif op == "mean":
-        accumulator = np.float64 if dtype == "float64" else np.float32
-        scaled = wide.astype(accumulator) * accumulator(1 / accumulator(world_size))
-        return _repeat(scaled.astype(target), count)
-    return _repeat(wide.astype(target), count)
-
-
 def count_wrong(result: NDArray[Any], expected: NDArray[Any]) -> int:
     """Number of elements that differ in any bit; all of them when there are too few or many."""
     if result.size != expected.size or result.dtype != expected.dtype:
         return expected.size
     bits = np.dtype(f"u{expected.dtype.itemsize}")
     return int(np.count_nonzero(result.reshape(-1).view(bits) != expected.view(bits)))
-
-
-def _wide(rank: int, world_size: int, count: int, op: str) -> NDArray[np.int64]:
-    index = np.arange(count, dtype=np.int64)
-    if op == "product":
-        return 1 + (index + rank) % 2
-    return index * world_size + (index + rank) % world_size
-
-
-def _repeat(pattern: NDArray[Any], count: int) -> NDArray[Any]:
-    return np.resize(pattern, count)

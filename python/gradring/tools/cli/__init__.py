@@ -66,7 +66,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gradring {gradring.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in names:
-        command = _load(name)
+        command = cast(Command, importlib.import_module(f"{__name__}.{name}"))
         sub = commands.add_parser(
             command.NAME, help=command.HELP, description=command.HELP, allow_abbrev=False
         )
@@ -81,7 +81,3 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     near = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-
-
-def _load(name: str) -> Command:
-    return cast(Command, importlib.import_module(f"{__name__}.{name}"))

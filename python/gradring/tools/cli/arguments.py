@@ -7,13 +7,39 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
 #: Prints a line at once.
 say = partial(print, flush=True)
+
+
+def option(
+    parser: argparse._ActionsContainer,
+    head: str,
+    parse: Callable[[str], object] = str,
+    **more: Any,
+) -> Callable[[str], object]:
+    """Declares an option, of which the text for ``--help`` follows.
+
+    Args:
+        parser: Whose.
+        head: Its names, and what follows them, such as ``-np -n N``; what nothing follows and has
+            no ``choices`` is a switch.
+        parse: Reads what follows.
+        more: As of `argparse.ArgumentParser.add_argument`.
+
+    Returns:
+        What takes the text.
+    """
+    names = [word for word in head.split() if word.startswith("-")]
+    if metavar := " ".join(head.split()[len(names) :]):
+        more |= {"type": parse, "metavar": metavar}
+    elif "choices" not in more:
+        more["action"] = "store_true"
+    return lambda text: parser.add_argument(*names, help=text, **more)
 
 
 def seconds(text: str) -> float:

@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 
 from gradring.clusters import outer_place
 from gradring.errors import ConfigError
-from gradring.tools.cli.arguments import check_file, count, say, usage
+from gradring.tools.cli.arguments import check_file, count, option, say, usage
 
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
@@ -33,10 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     outer = outer_place(os.environ)
     if outer is not None:
         source, place = outer
-        option = f" --world-size {place.world_size}" if arguments.measured == "all-reduce" else ""
+        size = f" --world-size {place.world_size}" if arguments.measured == "all-reduce" else ""
         raise ConfigError(
             f"this is {place} ({source}), but a benchmark starts its ranks itself, on one machine; "
-            f"type, without a launcher: gradring bench {arguments.measured}{option}"
+            f"type, without a launcher: gradring bench {arguments.measured}{size}"
         )
     if arguments.json is not None:
         check_file("--json", arguments.json)
@@ -67,85 +68,43 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "an array, as a TensorFlow op, through a strategy), over the same medium.",
         allow_abbrev=False,
     )
-    sub.add_argument(
-        "--world-size",
-        type=count("ranks"),
-        default=2,
-        metavar="N",
-        help="number of ranks (default 2)",
+    add = partial(option, sub)
+    add("--world-size N", count("ranks"), default=2)("number of ranks (default 2)")
+    add("--sizes SIZES", usage(options.parse_sizes), default=options.DEFAULT_SIZES)(
+        "bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 (default %(default)s)"
     )
-    sub.add_argument(
-        "--sizes",
-        type=usage(options.parse_sizes),
-        default=options.DEFAULT_SIZES,
-        help="bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 "
-        "(default %(default)s)",
+    transports = usage(partial(options.parse_names, known=options.TRANSPORTS, kind="transport {}"))
+    add("--transport TRANSPORTS", transports, default="auto", dest="transports")(
+        f"gradring's own, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); tls "
+        "is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY"
     )
-    sub.add_argument(
-        "--transport",
-        type=usage(options.parse_transports),
-        default="auto",
-        dest="transports",
-        metavar="TRANSPORTS",
-        help=f"gradring's own, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); "
-        "tls is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY",
+    add("--algorithm", choices=options.ALGORITHMS, default="auto")(
+        "gradring's own; auto chooses where it does not apply, as hierarchical does not on one "
+        "host (default auto)"
     )
-    sub.add_argument(
-        "--algorithm",
-        choices=options.ALGORITHMS,
-        default="auto",
-        help="gradring's own; auto chooses where it does not apply, as hierarchical does not on "
-        "one host (default auto)",
+    add("--streams K", count("connections"), default=1)(
+        "gradring's TCP connections with each peer, 1 to 16 (default 1)"
     )
-    sub.add_argument(
-        "--streams",
-        type=count("connections"),
-        default=1,
-        metavar="K",
-        help="gradring's TCP connections with each peer, 1 to 16 (default 1)",
-    )
-    sub.add_argument(
-        "--checksum",
-        action="store_true",
-        help="also measure gradring with checksums, in turns",
-    )
-    sub.add_argument(
-        "--disturb",
-        action="store_true",
-        help="let one more process compute all the time meanwhile",
-    )
+    add("--checksum")("also measure gradring with checksums, in turns")
+    add("--disturb")("let one more process compute all the time meanwhile")
     sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
     sub.add_argument("--op", choices=REDUCE_OPS, default="sum")
-    sub.add_argument(
-        "--iterations",
-        type=count("iterations"),
-        metavar="K",
-        help="timed iterations of each system at each size (default: adapted to their time)",
+    add("--iterations K", count("iterations"))(
+        "timed iterations of each system at each size (default: adapted to their time)"
     )
-    sub.add_argument(
-        "--compare",
-        type=usage(options.parse_peers),
-        default=(),
-        dest="peers",
-        metavar="PEERS",
-        help=f"also measure, in turns: {', '.join(systems.PEERS)}",
+    peers = usage(partial(options.parse_names, known=systems.PEERS, kind="peer {} to compare with"))
+    add("--compare PEERS", peers, default=(), dest="peers")(
+        f"also measure, in turns: {', '.join(systems.PEERS)}"
     )
-    sub.add_argument(
-        "--hosts",
-        type=count("hosts"),
-        default=1,
-        metavar="H",
-        help="put the ranks on H simulated hosts, as many on each, with own cores where there "
-        "are enough (needs root, iproute2)",
+    add("--hosts H", count("hosts"), default=1)(
+        "put the ranks on H simulated hosts, as many on each, with own cores where there are "
+        "enough (needs root, iproute2)"
     )
-    sub.add_argument(
-        "--rate",
-        help="of each simulated host's link in each direction, such as 1gbit (default: unlimited)",
+    add("--rate RATE")(
+        "of each simulated host's link in each direction, such as 1gbit (default: unlimited)"
     )
     _add_common(sub)
-    sub.add_argument(
-        "--allow-debug", action="store_true", help="measure a build that is not optimised"
-    )
+    add("--allow-debug")("measure a build that is not optimised")
 
 
 def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -161,16 +120,11 @@ def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _add_common(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(parser=sub)
-    sub.add_argument(
-        "--congestion",
-        metavar="NAME",
-        help="TCP congestion control of everything measured, such as reno (needs root, iproute2)",
+    option(sub, "--congestion NAME")(
+        "TCP congestion control of everything measured, such as reno (needs root, iproute2)"
     )
-    sub.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the measurements to FILE too, with date, machine and congestion control",
+    option(sub, "--json FILE", Path)(
+        "write the measurements to FILE too, with date, machine and congestion control"
     )
 
 

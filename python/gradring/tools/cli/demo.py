@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from gradring.tools.cli.arguments import make_directory
+from gradring.tools.cli.arguments import make_directory, option
 
 NAME = "demo"
 HELP = "train on real data with 2 ranks, check the result, and compare it with TensorFlow's own"
@@ -16,33 +17,19 @@ HELP = "train on real data with 2 ranks, check the result, and compare it with T
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares where the report goes, and what to show instead."""
-    parser.add_argument(
-        "--report",
-        type=Path,
-        default=Path("demo-report"),
-        metavar="DIR",
-        help="directory for the page, the picture and the logs; with --slow-rank and --kill, for "
-        "the logs, the times of all steps and the flight records (default %(default)s)",
+    option(parser, "--report DIR", Path, default=Path("demo-report"))(
+        "directory for the page, the picture and the logs; with --slow-rank and --kill, for the "
+        "logs, the times of all steps and the flight records (default %(default)s)"
     )
-    trouble = parser.add_mutually_exclusive_group()
-    trouble.add_argument(
-        "--slow-rank",
-        type=int,
-        choices=(0, 1),
-        metavar="R",
-        help="instead, make one rank slow and show that it is named",
+    trouble = partial(option, parser.add_mutually_exclusive_group())
+    trouble("--slow-rank R", int, choices=(0, 1))(
+        "instead, make one rank slow and show that it is named"
     )
-    trouble.add_argument(
-        "--kill",
-        type=int,
-        choices=range(4),
-        metavar="R",
-        help="instead, kill one of 4 ranks in the middle; the others go on, and another one joins",
+    trouble("--kill R", int, choices=range(4))(
+        "instead, kill one of 4 ranks in the middle; the others go on, and another one joins"
     )
-    trouble.add_argument(
-        "--update",
-        metavar="RULE",
-        help="instead, train with 3 ranks and an update rule, such as all-reduce or diloco",
+    trouble("--update RULE")(
+        "instead, train with 3 ranks and an update rule, such as all-reduce or diloco"
     )
 
 

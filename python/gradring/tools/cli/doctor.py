@@ -13,7 +13,7 @@ from gradring.clusters import detect
 from gradring.config import parse
 from gradring.config.values import Settings
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
-from gradring.tools.cli.arguments import say, seconds, usage
+from gradring.tools.cli.arguments import option, say, seconds, usage
 
 if TYPE_CHECKING:
     from gradring.tools.doctor.endpoint import Endpoint
@@ -43,12 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the job's token, and GRADRING_TLS_CA, _CERT and _KEY open a job inside TLS; all are found "
         "for jobs on this machine",
     )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=DEFAULT_TIMEOUT_S,
-        metavar="SECONDS",
-        help="how long the group may take to form (default %(default)g)",
+    option(parser, "--timeout SECONDS", seconds, default=DEFAULT_TIMEOUT_S)(
+        "how long the group may take to form (default %(default)g)"
     )
 
 

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from gradring.tools.cli.arguments import option
+
 NAME = "explain"
 HELP = "say what the ranks were doing when they failed or hung, from their flight records"
 
@@ -19,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what GRADRING_FLIGHT_DIR or gradring run --log-dir named, or FILE.parts of "
         "GRADRING_TRACE=FILE",
     )
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="also write the records as one timeline"
-    )
+    option(parser, "--trace FILE", Path)("also write the records as one timeline")
 
 
 def run(arguments: argparse.Namespace) -> int:

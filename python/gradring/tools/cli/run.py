@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gradring.clusters import outer_place
 from gradring.config.parse import MAX_WORLD_SIZE
 from gradring.config.values import Settings
-from gradring.tools.cli.arguments import check_file, count, make_directory, seconds, usage
+from gradring.tools.cli.arguments import (
+    check_file,
+    count,
+    make_directory,
+    option,
+    seconds,
+    usage,
+)
 from gradring.tools.launch.elastic import Elastic
 from gradring.tools.launch.first_process import in_child
 from gradring.tools.launch.hostfile import read_hosts
@@ -40,146 +47,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
     )
-    parser.add_argument(
-        "-np",
-        "-n",
-        type=count("ranks"),
-        metavar="N",
-        dest="world_size",
-        help="number of ranks; with --hosts or --hostfile, as many as they have room for by "
-        "default",
+    add, placed = partial(option, parser), partial(option, parser.add_mutually_exclusive_group())
+    add("-np -n N", count("ranks"), dest="world_size")(
+        "number of ranks; with --hosts or --hostfile, as many as they have room for by default"
     )
-    placement = parser.add_mutually_exclusive_group()
-    placement.add_argument(
-        "--hosts",
-        type=usage(parse_hosts),
-        default=[],
-        metavar="HOST:RANKS,...",
-        help="where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
-        "password",
+    placed("--hosts HOST:RANKS,...", usage(parse_hosts), default=[])(
+        "where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
+        "password"
     )
-    placement.add_argument(
-        "--hostfile",
-        type=usage(lambda text: read_hosts(Path(text))),
-        default=[],
-        metavar="FILE",
-        help="the same from a file with a line for each host, such as node-a slots=2 or node-a:2",
+    placed("--hostfile FILE", usage(lambda text: read_hosts(Path(text))), default=[])(
+        "the same from a file with a line for each host, such as node-a slots=2 or node-a:2"
     )
-    parser.add_argument(
-        "--max-restarts",
-        type=count("restarts", least=0),
-        metavar="R",
-        help="start all ranks again when one has failed, R times at most; GRADRING_RESTART tells "
-        "them the attempt (default 0); in an elastic job, how often single ranks start again "
-        "(default: without bound)",
+    add("--max-restarts R", count("restarts", least=0))(
+        "start all ranks again when one has failed, R times at most; GRADRING_RESTART tells them "
+        "the attempt (default 0); in an elastic job, how often single ranks start again (default: "
+        "without bound)"
     )
-    parser.add_argument(
-        "--min-np",
-        type=count("ranks"),
-        metavar="N",
-        dest="least",
-        help="an elastic job: a rank that fails starts again by itself, and the job begins with N "
-        "ranks or more (default: as -np)",
+    add("--min-np N", count("ranks"), dest="least")(
+        "an elastic job: a rank that fails starts again by itself, and the job begins with N ranks "
+        "or more (default: as -np)"
     )
-    parser.add_argument(
-        "--max-np",
-        type=count("ranks"),
-        metavar="N",
-        dest="most",
-        help="an elastic job, in which up to N ranks run when there is room (default: as -np)",
+    add("--max-np N", count("ranks"), dest="most")(
+        "an elastic job, in which up to N ranks run when there is room (default: as -np)"
     )
-    parser.add_argument(
-        "--host-discovery-script",
-        type=usage(_program),
-        metavar="FILE",
-        dest="host_script",
-        help="for an elastic job: a program that prints the hosts that there are, such as "
-        "node-a:2, one on each line; it is run every second",
+    add("--host-discovery-script FILE", usage(_program), dest="host_script")(
+        "for an elastic job: a program that prints the hosts that there are, such as node-a:2, one "
+        "on each line; it is run every second"
     )
-    parser.add_argument(
-        "--host-failures",
-        type=count("failures", least=0),
-        default=HOST_FAILURES,
-        metavar="N",
-        help="in an elastic job: give up a host after so many failures of a rank in a row "
-        "(default %(default)d; 0: never)",
+    add("--host-failures N", count("failures", least=0), default=HOST_FAILURES)(
+        "in an elastic job: give up a host after so many failures of a rank in a row (default "
+        "%(default)d; 0: never)"
     )
-    parser.add_argument(
-        "--host-cooldown",
-        type=seconds,
-        metavar="SECONDS",
-        help="in an elastic job: for how long a host is given up; each further time for twice as "
-        "long (default: for good)",
+    add("--host-cooldown SECONDS", seconds)(
+        "in an elastic job: for how long a host is given up; each further time for twice as long "
+        "(default: for good)"
     )
-    parser.add_argument(
-        "--ps",
-        type=count("parameter servers"),
-        default=0,
-        metavar="N",
-        dest="servers",
-        help="start N parameter servers beside the ranks: tasks of type ps, which run the same "
-        "program; then a rank that fails does not end the others, and --max-restarts counts "
-        "restarts of single processes",
+    add("--ps N", count("parameter servers"), default=0, dest="servers")(
+        "start N parameter servers beside the ranks: tasks of type ps, which run the same program; "
+        "then a rank that fails does not end the others, and --max-restarts counts restarts of "
+        "single processes"
     )
-    parser.add_argument(
-        "--log-dir",
-        type=Path,
-        metavar="DIR",
-        help="also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
+    add("--log-dir DIR", Path)(
+        "also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
         "measures to DIR/steps.jsonl, and, when the group fails, what each rank was doing to "
-        "DIR/flight",
+        "DIR/flight"
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="write a timeline of all ranks' collectives, to open at ui.perfetto.dev",
+    add("--trace FILE", Path)(
+        "write a timeline of all ranks' collectives, to open at ui.perfetto.dev"
     )
-    parser.add_argument(
-        "--grace",
-        type=seconds,
-        default=DEFAULT_GRACE_S,
-        metavar="SECONDS",
-        help="how long the other ranks may go on when one has failed (default %(default)g)",
+    add("--grace SECONDS", seconds, default=DEFAULT_GRACE_S)(
+        "how long the other ranks may go on when one has failed (default %(default)g)"
     )
-    parser.add_argument(
-        "-x",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        dest="forward",
-        help="a variable for ranks on other hosts; GRADRING_*, TF_*, KERAS_*, OMP_* and PYTHON* "
-        "travel anyway",
+    add("-x NAME[=VALUE]", action="append", default=[], dest="forward")(
+        "a variable for ranks on other hosts; GRADRING_*, TF_*, KERAS_*, OMP_* and PYTHON* travel "
+        "anyway"
     )
-    parser.add_argument(
-        "--python",
-        default=sys.executable,
-        metavar="PATH",
-        help="the interpreter on other hosts (default: the path of this one)",
+    add("--python PATH", default=sys.executable)(
+        "the interpreter on other hosts (default: the path of this one)"
     )
-    parser.add_argument(
-        "--ssh-port",
-        type=usage(lambda text: parse_port(text, "port")),
-        metavar="PORT",
-        help="of the ssh servers (default: what ssh's configuration says, or 22)",
+    add("--ssh-port PORT", usage(lambda text: parse_port(text, "port")))(
+        "of the ssh servers (default: what ssh's configuration says, or 22)"
     )
-    parser.add_argument(
-        "--ssh-identity-file",
-        type=usage(_existing_file),
-        metavar="FILE",
-        help="the private key for ssh (default: ssh's own)",
+    add("--ssh-identity-file FILE", usage(_existing_file))(
+        "the private key for ssh (default: ssh's own)"
     )
-    parser.add_argument(
-        "--ssh-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="ssh_options",
-        help="an option for ssh, as of ssh -o, such as ProxyJump=gateway",
+    add("--ssh-option NAME=VALUE", action="append", default=[], dest="ssh_options")(
+        "an option for ssh, as of ssh -o, such as ProxyJump=gateway"
     )
-    parser.add_argument(
-        "-m", action="store_true", dest="module", help="COMMAND is a Python module, as of python -m"
-    )
+    add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
@@ -202,8 +137,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not world_size:
         return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
     if room and world_size > room and arguments.host_script is None:
-        option = "--hosts" if arguments.hosts else "--hostfile"
-        return _misused(f"-np {world_size} is more than the {room} ranks of {option}")
+        source = "--hosts" if arguments.hosts else "--hostfile"
+        return _misused(f"-np {world_size} is more than the {room} ranks of {source}")
     least, most = arguments.least or world_size, arguments.most or world_size
     if not least <= world_size <= most:
         return _misused(
@@ -212,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
     if most > MAX_WORLD_SIZE:
         return _misused(f"{most} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
     options = (arguments.least, arguments.most, arguments.host_script)
-    is_elastic = any(option is not None for option in options)
+    is_elastic = options != (None,) * 3
     if arguments.servers and is_elastic:
         return _misused(
             "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
@@ -241,7 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
         ranks, restarts = place_ranks(hosts, world_size), arguments.max_restarts or 0
         servers = arguments.servers
         policy = Servers(ranks, servers, restarts) if servers else Plain(ranks, restarts)
-    start = functools.partial(
+    start = partial(
         launch,
         Program(command, arguments.module),
         policy,
@@ -260,7 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ssh(arguments: argparse.Namespace) -> Ssh:
     identity = arguments.ssh_identity_file
-    options = [word for option in arguments.ssh_options for word in ("-o", option)]
+    options = [word for setting in arguments.ssh_options for word in ("-o", setting)]
     if identity is not None:
         options += ["-i", str(identity)]
     return Ssh(arguments.python, arguments.ssh_port, tuple(options))

@@ -6,10 +6,11 @@ import argparse
 import importlib.util
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from gradring.errors import ConfigError
-from gradring.tools.cli.arguments import check_file, count, say, usage
+from gradring.tools.cli.arguments import check_file, count, option, say, usage
 
 NAME = "simulate"
 HELP = "how long all-reduces would take on many hosts: the real schedules in virtual time"
@@ -17,63 +18,43 @@ HELP = "how long all-reduces would take on many hosts: the real schedules in vir
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the group, what is between its ranks, and what is shown."""
-    from gradring.tools.bench.options import ALGORITHMS, parse_sizes
+    from gradring.tools.bench.options import ALGORITHMS, parse_names, parse_sizes
     from gradring.tools.simulate import options
 
     rate, time = usage(options.parse_bytes_per_s), usage(options.parse_time)
     cost = usage(options.parse_s_per_byte)
     default = options.Network()
-    for option, dest, kind, metavar, text in (
-        ("--ranks-per-host", "ranks_per_host", count("ranks"), "K", "ranks on each host"),
-        ("--latency", "latency_s", time, "TIME", "between hosts, such as 20us"),
-        ("--bandwidth", "bytes_per_s", rate, "RATE", "of a host's line each way, such as 10gbit"),
-        ("--local-latency", "local_latency_s", time, "TIME", "between ranks of a host"),
-        ("--local-bandwidth", "local_bytes_per_s", rate, "RATE", "of a rank inside its host"),
-        ("--uplink", "uplink_bytes_per_s", rate, "RATE", "of a rack to others, each way"),
-        ("--hosts-per-rack", "hosts_per_rack", count("hosts"), "H", "that share an uplink"),
-        ("--cores", "cores", count("cores"), "C", "of each host (default: one for each rank)"),
-        ("--message-cost", "message_s", time, "TIME", "of a processor to send or receive a piece"),
-        ("--copy-rate", "copy_s_per_byte", cost, "RATE", "at which a processor sends or receives"),
-        ("--fold-rate", "fold_s_per_byte", cost, "RATE", "at which a processor reduces"),
+    add = partial(option, parser)
+    for head, dest, kind, text in (
+        ("--ranks-per-host K", "ranks_per_host", count("ranks"), "ranks on each host"),
+        ("--latency TIME", "latency_s", time, "between hosts, such as 20us"),
+        ("--bandwidth RATE", "bytes_per_s", rate, "of a host's line each way, such as 10gbit"),
+        ("--local-latency TIME", "local_latency_s", time, "between ranks of a host"),
+        ("--local-bandwidth RATE", "local_bytes_per_s", rate, "of a rank inside its host"),
+        ("--uplink RATE", "uplink_bytes_per_s", rate, "of a rack to others, each way"),
+        ("--hosts-per-rack H", "hosts_per_rack", count("hosts"), "that share an uplink"),
+        ("--cores C", "cores", count("cores"), "of each host (default: one for each rank)"),
+        ("--message-cost TIME", "message_s", time, "of a processor to send or receive a piece"),
+        ("--copy-rate RATE", "copy_s_per_byte", cost, "at which a processor sends or receives"),
+        ("--fold-rate RATE", "fold_s_per_byte", cost, "at which a processor reduces"),
     ):
-        parser.add_argument(
-            option, dest=dest, type=kind, metavar=metavar, help=text, default=getattr(default, dest)
-        )
-    parser.add_argument(
-        "--world-size",
-        dest="world_sizes",
-        type=usage(options.parse_world_sizes),
-        default="2..64",
-        metavar="N",
-        help="numbers of ranks: 8, 2,4,8 or 16..4096, which doubles (default %(default)s)",
+        add(head, kind, dest=dest, default=getattr(default, dest))(text)
+    add("--world-size N", usage(options.parse_world_sizes), dest="world_sizes", default="2..64")(
+        "numbers of ranks: 8, 2,4,8 or 16..4096, which doubles (default %(default)s)"
     )
-    parser.add_argument(
-        "--straggler",
-        dest="stragglers",
-        type=usage(options.parse_straggler),
-        action="append",
-        default=[],
-        metavar="RANK:FACTOR",
-        help="a rank that needs FACTOR times as long for everything; may be repeated",
+    straggler = usage(options.parse_straggler)
+    add("--straggler RANK:FACTOR", straggler, dest="stragglers", action="append", default=[])(
+        "a rank that needs FACTOR times as long for everything; may be repeated"
     )
-    parser.add_argument(
-        "--sizes",
-        type=usage(parse_sizes),
-        default=options.DEFAULT_SIZES,
-        help="bytes on each rank, such as 4KiB,1MiB (default %(default)s)",
+    add("--sizes SIZES", usage(parse_sizes), default=options.DEFAULT_SIZES)(
+        "bytes on each rank, such as 4KiB,1MiB (default %(default)s)"
     )
-    parser.add_argument(
-        "--algorithm",
-        dest="algorithms",
-        type=usage(options.parse_algorithms),
-        default="auto",
-        metavar="NAMES",
-        help=f"each simulated: {', '.join(ALGORITHMS)} (default auto, as a group chooses)",
+    algorithms = usage(partial(parse_names, known=ALGORITHMS, kind="algorithm {}"))
+    add("--algorithm NAMES", algorithms, dest="algorithms", default="auto")(
+        f"each simulated: {', '.join(ALGORITHMS)} (default auto, as a group chooses)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows to FILE too")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw time over ranks into a PNG (matplotlib)"
-    )
+    add("--json FILE", Path)("write all rows to FILE too")
+    add("--picture FILE", Path)("draw time over ranks into a PNG (matplotlib)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from gradring.machine import resources
+from gradring.tools.bench.pictures import drawing
 from gradring.tools.demo.results import (
     GRADRING,
     HASH_DIGITS,
@@ -49,17 +50,7 @@ PARTS = {
     "waiting for the other rank": "#c6c0b3",
     "added by the strategy": "#eab17f",
 }
-STYLE = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-    # Otherwise a picture's text differs from run to run.
-    "svg.hashsalt": "gradring",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-}
+INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 CURVES = (
     # Drawn on top of each other, so each must leave room for the next.
     {"color": "#b8b3a8", "linewidth": 5.0, "linestyle": "-"},
@@ -195,19 +186,13 @@ def drawn(results: Results) -> str:
 
 
 def _save(results: Results, target: Any, **options: Any) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context(STYLE):
+    with drawing(dict.fromkeys(INKED, INK)) as pyplot:
         figure, panels = pyplot.subplot_mosaic(
             [["bars", "bars"], ["loss", "accuracy"]], figsize=SIZE_INCHES, layout="constrained"
         )
         _bars(panels["bars"], results)
         _curves(panels["loss"], panels["accuracy"], results)
         figure.savefig(target, **options)
-        pyplot.close(figure)
 
 
 def _bars(axes: Any, results: Results) -> None:

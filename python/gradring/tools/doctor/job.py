@@ -14,6 +14,7 @@ from typing import Any
 from gradring import _native
 from gradring.config.values import TlsFiles
 from gradring.errors import AuthenticationError, GradringError
+from gradring.observe.records import Statement
 
 #: How long one rank may take to answer.
 LIMIT_S = 5.0
@@ -69,9 +70,7 @@ class RankState:
         """Whether it has been in a collective for longer than one should take."""
         return self.entered is not None and self.entered.age_s >= WAITS_LONG_S
 
-    def statement(
-        self,
-    ) -> tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]:
+    def statement(self) -> Statement:
         """The same for `_native.diagnose`; ranks compare their calls themselves."""
         known: list[tuple[int, str | None, int, bool]] = []
         if self.ended is not None:

@@ -52,7 +52,7 @@ class GroupLeader:
         """
         self._guardian = guardian
         self.popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command],
+            tied(command),
             env=dict(environ),
             stdin=stdin,
             stdout=stdout,
@@ -191,6 +191,11 @@ class RankProcesses:
     def __exit__(self, *_: object) -> None:
         """Closes; also on Ctrl-C."""
         self.close()
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line of what ends with this process, even when that is killed."""
+    return [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command]
 
 
 def describe_exit(exit_code: int) -> str:

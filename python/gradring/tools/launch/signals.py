@@ -24,7 +24,7 @@ def signals_as_bytes() -> Iterator[socket.socket]:
     with receiver, sender:
         receiver.setblocking(False)
         sender.setblocking(False)
-        handled = {signal.SIGCHLD, *(s for s in HANDLED if not _is_ignored(s))}
+        handled = {signal.SIGCHLD, *(s for s in HANDLED if signal.getsignal(s) != signal.SIG_IGN)}
         previous_fd = signal.set_wakeup_fd(sender.fileno())
         previous = {signum: signal.signal(signum, lambda *_: None) for signum in handled}
         try:
@@ -38,7 +38,3 @@ def signals_as_bytes() -> Iterator[socket.socket]:
 def arrived(receiver: socket.socket) -> list[int]:
     """The numbers of the signals that can be read now, but for those of children."""
     return [signum for signum in receiver.recv(4096) if signum != signal.SIGCHLD]
-
-
-def _is_ignored(signum: int) -> bool:
-    return signal.getsignal(signum) == signal.SIG_IGN

@@ -133,7 +133,8 @@ class Slots:
     @property
     def over(self) -> bool:
         """Whether nothing will be started any more and nothing runs."""
-        return self.problem is not None or (self.founded and not self._running())
+        runs = any(slot.running for slot in self._slots)
+        return self.problem is not None or (self.founded and not runs)
 
     @property
     def leaving(self) -> set[int]:
@@ -335,6 +336,3 @@ class Slots:
             there = [slot for slot in self._slots if slot.is_on(name) and not slot.leaves]
             beyond += there[listed[name].slots if name in listed else 0 :]
         return sorted(beyond, key=lambda slot: slot.number)
-
-    def _running(self) -> bool:
-        return any(slot.running for slot in self._slots)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gradring.errors import ConfigError
-from gradring.tools.bench.options import ALGORITHMS, format_size, parse_rate
+from gradring.tools.bench.options import format_size, parse_rate
 
 #: Most ranks of a simulated group.
 MOST_RANKS = 1 << 16
@@ -209,16 +209,3 @@ def _ns(seconds_per_byte: float) -> str:
 
 def _gbit(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e9:g} Gbit/s"
-
-
-def parse_algorithms(text: str) -> tuple[str, ...]:
-    """Reads ``auto`` or a list of names of algorithms.
-
-    Raises:
-        ValueError: An unknown name; the message has the known ones.
-    """
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in ALGORITHMS:
-            raise ValueError(f"there is no algorithm {name!r}; known: {', '.join(ALGORITHMS)}")
-    return tuple(dict.fromkeys(names))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradring.tools.bench.options import format_size
+from gradring.tools.bench.pictures import drawing
 from gradring.tools.bench.table import format_time
 from gradring.tools.simulate.simulation import Simulated
 
@@ -14,15 +15,6 @@ COLOURS = ("#d1495b", "#1f5fa8", "#4f9d69", "#8d5fb0", "#b08a3c", "#30424f", "#c
 BOUNDS = {
     "bandwidth_bound_us": ("2(N-1)/N S/B", (0, (4, 2))),
     "latency_bound_us": ("log2(N) latency", (0, (1, 2))),
-}
-STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "legend.frameon": False,
 }
 
 
@@ -32,14 +24,9 @@ def draw(simulated: Sequence[Simulated], path: Path) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     sizes = sorted({row.bytes for row in simulated})
     wanted = list(dict.fromkeys(row.wanted for row in simulated))
-    with pyplot.rc_context(STYLE):
+    with drawing({"axes.grid": True}) as pyplot:
         figure, panels = pyplot.subplots(
             1,
             len(sizes),
@@ -54,7 +41,6 @@ def draw(simulated: Sequence[Simulated], path: Path) -> None:
         handles, labels = panels[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
         figure.savefig(path, dpi=130, format="png")
-        pyplot.close(figure)
 
 
 def _panel(axes: Any, rows: Sequence[Simulated], wanted: Sequence[str]) -> None:

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradring._native import time_all_reduce
 from gradring.errors import ConfigError
 from gradring.tools.bench.options import format_size
-from gradring.tools.bench.table import format_time
+from gradring.tools.bench.table import format_time, header, row
 from gradring.tools.simulate.options import Network, Options
 
 if TYPE_CHECKING:
     from gradring._native import Timing
 
 _COLUMNS = (
-    ("ranks", 6),
-    ("hosts", 6),
-    ("size", 8),
-    ("wanted", 12),
-    ("algorithm", 12),
-    ("time", 8),
-    ("first rank", 10),
-    ("busbw GB/s", 10),
-    ("bytes bound", 11),
-    ("log2 bound", 10),
-    ("of bounds", 9),
-    ("line", 5),
-    ("rank", 5),
+    ("ranks", 6, "world_size", ""),
+    ("hosts", 6, "hosts", ""),
+    ("size", 8, "size", ""),
+    ("wanted", 12, "wanted", ""),
+    ("algorithm", 12, "algorithm", ""),
+    ("time", 8, "time", ""),
+    ("first rank", 10, "first", ""),
+    ("busbw GB/s", 10, "busbw_gbps", ".3f"),
+    ("bytes bound", 11, "bandwidth_bound", ""),
+    ("log2 bound", 10, "latency_bound", ""),
+    ("of bounds", 9, "of_bounds", ""),
+    ("line", 5, "busiest_line", ".0%"),
+    ("rank", 5, "busiest_rank", ".0%"),
 )
 
 
@@ -81,7 +81,7 @@ def simulate(options: Options, say: Callable[[str], None]) -> list[Simulated]:
     """
     for line in options.network.words():
         say(f"# {line}")
-    say(_line([name for name, _ in _COLUMNS]))
+    say(header(_COLUMNS))
     found: list[Simulated] = []
     refusals: list[ConfigError] = []
     for network in options.networks():
@@ -94,7 +94,7 @@ def simulate(options: Options, say: Callable[[str], None]) -> list[Simulated]:
                     say(f"# left out: {algorithm}, {network.world_size} ranks: {refusal}")
                     continue
                 found.append(_simulated(network, size, algorithm, timing))
-                say(_row(found[-1]))
+                say(row(_facts(found[-1]), _COLUMNS))
     if not found and refusals:
         raise refusals[0]
     return found
@@ -108,7 +108,7 @@ def write(simulated: Sequence[Simulated], network: Network, path: Path) -> None:
     """
     described = asdict(network)
     del described["world_size"], described["ranks_per_host"]
-    rows = (json.dumps(asdict(row) | {"network": described}) for row in simulated)
+    rows = (json.dumps(asdict(each) | {"network": described}) for each in simulated)
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 
 
@@ -132,29 +132,13 @@ def _simulated(network: Network, size: int, wanted: str, timing: Timing) -> Simu
     )
 
 
-def _row(row: Simulated) -> str:
-    bound = max(row.bandwidth_bound_us, row.latency_bound_us)
-    return _line(
-        [
-            str(row.world_size),
-            str(row.world_size // row.ranks_per_host),
-            format_size(row.bytes),
-            row.wanted,
-            row.algorithm,
-            format_time(row.time_us),
-            format_time(row.first_us),
-            f"{row.busbw_gbps:.3f}",
-            format_time(row.bandwidth_bound_us),
-            format_time(row.latency_bound_us),
-            f"{row.time_us / bound:.2f}x" if bound else "-",
-            f"{row.busiest_line:.0%}",
-            f"{row.busiest_rank:.0%}",
-        ]
-    )
-
-
-def _line(texts: Sequence[str]) -> str:
-    aligned: Iterator[str] = (
-        text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True)
-    )
-    return " ".join(aligned).rstrip()
+def _facts(found: Simulated) -> dict[str, Any]:
+    facts = asdict(found)
+    bound = max(found.bandwidth_bound_us, found.latency_bound_us)
+    return {
+        **facts,
+        **{key.removesuffix("_us"): format_time(facts[key]) for key in facts if "_us" in key},
+        "hosts": found.world_size // found.ranks_per_host,
+        "size": format_size(found.bytes),
+        "of_bounds": f"{found.time_us / bound:.2f}x" if bound else None,
+    }

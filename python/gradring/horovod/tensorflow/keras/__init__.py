@@ -11,35 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.horovod.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from gradring.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from gradring.horovod import basics, process_sets
+from gradring.horovod.basics import *  # noqa: F403
+from gradring.horovod.process_sets import *  # noqa: F403
 from gradring.horovod.tensorflow import collectives
 from gradring.horovod.tensorflow import optimizer as _optimizers
 from gradring.horovod.tensorflow.compression import Compression, Compressor
@@ -53,42 +27,19 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
-    "ProcessSet",
     "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
     "broadcast",
     "broadcast_object",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += basics.__all__
+__all__ += process_sets.__all__
 
 
 def DistributedOptimizer(
@@ -104,7 +55,7 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: int | Sequence[Any] | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: process_sets.ProcessSet = process_sets.global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """As `gradring.horovod.tensorflow.DistributedOptimizer`, its arguments in another order."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -16,12 +17,14 @@ from gradring.tensorflow.start_wait import wait
 Sending: TypeAlias = Generator[list[tf.Tensor], list[tf.Tensor], tf.Tensor]
 
 
-class Compressor(Protocol):
+class Compressor(ABC):
     """A way to add up the gradients of buckets over all ranks."""
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether a gradient of this shape, of two dimensions or more, gets smaller."""
+        return True
 
+    @abstractmethod
     def reduce(self, bucket: Bucket) -> Sending:
         """The sum of the bucket's vectors over all ranks, the same bits on each."""
 
@@ -65,7 +68,8 @@ class Bucket:
     ) -> None:
         """Takes gradients of known shapes, and the scale of their loss, if it has one."""
         self.shapes = [gradient.shape.as_list() for gradient in gradients]
-        self.vector = _joined([tf.reshape(gradient, [-1]) for gradient in gradients])
+        vectors = [tf.reshape(gradient, [-1]) for gradient in gradients]
+        self.vector = tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
         self.collective = collective
         self._memory = memory
         self._unit = unit
@@ -116,7 +120,3 @@ def reduce_all(buckets: Sequence[Bucket], reduce: Callable[[Bucket], Sending]) -
             except StopIteration as end:
                 sums.append(end.value)
     return sums
-
-
-def _joined(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]

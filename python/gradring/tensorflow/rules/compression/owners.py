@@ -8,12 +8,11 @@ A rank sends 2(N-1)/N of the encoded bytes, as an all-reduce does of the plain o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
 
-from gradring.tensorflow.rules.compression.bucket import Bucket, Sending, finite
+from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
 from gradring.tensorflow.start_wait import start_all_gather, start_all_to_all
 
 
@@ -33,8 +32,8 @@ class Codec(Protocol):
         """The float32 vector; the same bits of the same bytes, everywhere."""
 
 
-class SumByOwners:
-    """A `Compressor`."""
+class SumByOwners(Compressor):
+    """By `Codec`."""
 
     def __init__(self, codec: Codec) -> None:
         """Takes how parts are written.
@@ -45,11 +44,6 @@ class SumByOwners:
         self._encode = tf.function(self._encoded, autograph=False, jit_compile=True)
         self._add = tf.function(self._added, autograph=False, jit_compile=True)
         self._decode = tf.function(codec.decode, autograph=False, jit_compile=True)
-
-    def takes(self, shape: Sequence[int]) -> bool:
-        """All get smaller."""
-        del shape
-        return True
 
     def reduce(self, bucket: Bucket) -> Sending:
         """Sends parts to their owners, and gathers the sums."""

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from gradring.tensorflow.rules.compression.bucket import Bucket, Sending, finite
+from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
 from gradring.tensorflow.start_wait import start
 
 #: Of a column, what is left of it when it has no direction of its own; else, rounding errors.
 _NOTHING = 1e-5
 
 
-class LowRank:
-    """A `Compressor`."""
+class LowRank(Compressor):
+    """Sends two matrices in place of each."""
 
     def __init__(self, rank: int) -> None:
         """Takes the rank of the products."""

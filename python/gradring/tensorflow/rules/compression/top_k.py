@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import tensorflow as tf
 
-from gradring.tensorflow.rules.compression.bucket import Bucket, Sending, finite
+from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
 from gradring.tensorflow.start_wait import start_all_gather
 
 
-class LargestElements:
-    """A `Compressor`."""
+class LargestElements(Compressor):
+    """Sends some of the elements, and keeps the others."""
 
     def __init__(self, fraction: float) -> None:
         """Takes how many of a bucket's elements are sent, as a fraction."""
         self._fraction = fraction
-
-    def takes(self, shape: Sequence[int]) -> bool:
-        """All."""
-        del shape
-        return True
 
     def reduce(self, bucket: Bucket) -> Sending:
         """Gathers everybody's elements, and adds up those of one place in the order of ranks."""

@@ -18,12 +18,12 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from gradring.tools.bench.systems.system import LocalReduction, LocalSystem, Peer, System
+from gradring.tools.bench.systems.system import LocalReduction, Peer, System
 
 #: Names of the peers and of their modules in this package.
 PEERS = ("tensorflow", "gloo", "mpi")
 
-__all__ = ["PEERS", "LocalReduction", "LocalSystem", "Peer", "System", "load_peer"]
+__all__ = ["PEERS", "LocalReduction", "Peer", "System", "load_peer"]
 
 
 def load_peer(name: str) -> Peer:

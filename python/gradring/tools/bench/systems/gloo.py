@@ -56,19 +56,14 @@ def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[
         world_size=comm.world_size,
     )
     closing.callback(dist.destroy_process_group)
-    return [_Gloo()]
+    return [System("gloo", "tcp", _prepare)]
 
 
-class _Gloo:
-    name = "gloo"
-    transport = "tcp"
-    algorithm = "ring"
+def _prepare(problem: Problem) -> InPlace:
+    import torch
+    import torch.distributed as dist
 
-    def prepare(self, problem: Problem) -> InPlace:
-        import torch
-        import torch.distributed as dist
-
-        op = getattr(dist.ReduceOp, OPS[problem.op])
-        return InPlace(
-            problem, lambda buffer: partial(dist.all_reduce, torch.from_numpy(buffer), op=op)
-        )
+    op = getattr(dist.ReduceOp, OPS[problem.op])
+    return InPlace(
+        problem, lambda buffer: partial(dist.all_reduce, torch.from_numpy(buffer), op=op)
+    )

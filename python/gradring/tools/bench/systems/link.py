@@ -15,7 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,23 +131,6 @@ def _choose_congestion(end: socket.socket) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
-@dataclass
-class LinkSystem:
-    """Moves what a ring all-reduce has to move, in the same turns as the systems do."""
-
-    name: str
-    _link: Link
-    transport: str = "tcp"
-    algorithm: str = "none"
-
-    def prepare(self, problem: Problem) -> Exchange | None:
-        """Makes an exchange ready, if the buffer is large enough."""
-        if problem.bytes < LEAST_BYTES:
-            return None
-        block = CACHED_BYTES if self.name == CACHED_NAME else problem.bytes
-        return Exchange(self._link, problem.rank, problem.world_size, problem.link_bytes, block)
-
-
 class Exchange(LocalReduction):
     """One exchange on every link of the ring.
 
@@ -179,11 +162,25 @@ class Exchange(LocalReduction):
 
 
 def open_link(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
-    """The raw links, if there are others to be linked to."""
+    """The raw links, if there are others to be linked to.
+
+    They move what a ring all-reduce has to move, in the same turns as the systems do.
+    """
     if comm.world_size == 1:
         return []
     link = open_ring(comm, closing)
-    return [LinkSystem(name, link) for name in (NAME, CACHED_NAME)]
+
+    def prepare(block_bytes: int | None, problem: Problem) -> Exchange | None:
+        if problem.bytes < LEAST_BYTES:
+            return None
+        block = block_bytes or problem.bytes
+        return Exchange(link, problem.rank, problem.world_size, problem.link_bytes, block)
+
+    blocks = {NAME: None, CACHED_NAME: CACHED_BYTES}
+    return [
+        System(name, "tcp", partial(prepare, block), lambda: "none")
+        for name, block in blocks.items()
+    ]
 
 
 def _block(rank: int, count: int) -> NDArray[np.uint8]:

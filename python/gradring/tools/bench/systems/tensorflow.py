@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -90,33 +90,18 @@ def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[
     )
     transport = comm.stats()["transport"]
     device = f"/job:worker/replica:0/task:{comm.rank}/device:CPU:0"
+    reduction = partial(partial, _Reduction, device)
     return [
-        _System("tensorflow-strategy", "grpc", device, _strategy_all_reduce(strategy)),
-        _System("tensorflow-raw", "grpc", device, _raw_all_reduce(comm, device)),
-        _System("gradring-op", transport, device, own_op, own_algorithm),
-        _System("gradring-strategy", transport, device, own_strategy, own_algorithm),
+        System("tensorflow-strategy", "grpc", reduction(_strategy_all_reduce(strategy))),
+        System("tensorflow-raw", "grpc", reduction(_raw_all_reduce(comm, device))),
+        System("gradring-op", transport, reduction(own_op), own_algorithm),
+        System("gradring-strategy", transport, reduction(own_strategy), own_algorithm),
     ]
-
-
-@dataclass
-class _System:
-    name: str
-    transport: str
-    device: str
-    all_reduce: Callable[[Any, str], Any]
-    used: Callable[[], str] = lambda: "ring"
-
-    @property
-    def algorithm(self) -> str:
-        return self.used()
-
-    def prepare(self, problem: Problem) -> _Reduction:
-        return _Reduction(problem, self.device, self.all_reduce)
 
 
 class _Reduction(LocalReduction):
     def __init__(
-        self, problem: Problem, device: str, all_reduce: Callable[[Any, str], Any]
+        self, device: str, all_reduce: Callable[[Any, str], Any], problem: Problem
     ) -> None:
         import tensorflow as tf
 
