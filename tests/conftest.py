@@ -17,9 +17,6 @@ from reruns import RECORD, Reruns
 if TYPE_CHECKING:
     from rank_template import Templates
 
-#: Directories of tests whose ranks use TensorFlow.
-WITH_TENSORFLOW = ("elastic", "horovod", "tensorflow", "updates")
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers ``--rerun`` where the reports of all tests arrive, and mends signals."""
@@ -86,13 +83,13 @@ def templates() -> Iterator[Templates]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks_are_copies(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Of processes that have imported TensorFlow in the directories whose tests use it."""
+    """Of processes that have imported TensorFlow, in files of tests that speak of it."""
     if request.path.parent.name == "packaging":  # whose environments have no package
         yield
         return
     from gradring.testing import harness
 
-    tensorflow = request.path.parent.name in WITH_TENSORFLOW
+    tensorflow = "tensorflow" in f"{request.path.parent.name} {request.path.read_text()}"
     start = functools.partial(request.getfixturevalue("templates").start, tensorflow=tensorflow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "start_interpreter", start)

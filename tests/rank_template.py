@@ -194,7 +194,10 @@ def serve(descriptor: int, tensorflow: bool) -> list[str]:
         import gradring.tensorflow
 
         _ = gradring.tensorflow.CustomCollectiveStrategy, tf.keras.Model
-    # A collection in a rank would look at all objects of TensorFlow, and copy their pages.
+    # A collection in a rank would touch all objects of TensorFlow and copy their pages, and so
+    # would the end of its interpreter, if nothing else referred to them.
+    loaded = [[*vars(module).values()] for module in [*sys.modules.values()]]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(loaded))
     gc.collect()
     gc.freeze()
     channel = socket.socket(fileno=descriptor)

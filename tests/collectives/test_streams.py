@@ -1,8 +1,9 @@
-"""Several TCP connections per link change how bytes travel, and no bit of any result."""
+"""Several TCP connections per link, and checksums, change how bytes travel, and no bit."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from test_numerics import contribution, left_fold
 
 import gradring
+from chosen import marked_rows
 from gradring import errors
 from gradring.testing import run_ranks
 from pairs import on_threads
@@ -61,29 +63,55 @@ def check(comm: gradring.Communicator, dtype: str, count: int, reproducible: boo
     return hashlib.sha256(rounded.tobytes() + gathered.tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("reproducible", [False, True])
-def test_results_have_the_same_bits_with_any_number_of_streams(
+#: One plain TCP connection, and what must not differ from it.
+LINKS: list[dict[str, Any]] = [
+    *({"transport": "tcp", "streams": streams, "checksum": False} for streams in (1, 2, 4)),
+    {"transport": "tcp", "checksum": True},
+    {"transport": "tcp", "checksum": True, "streams": 3},
+    {"transport": "shm", "checksum": True},
+]
+#: World sizes, and whether sums are reproducible.
+CELLS = [(2, False), (2, True), (3, False), (3, True), (4, False), (4, True)]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "reproducible"), marked_rows(CELLS, [(2, False), (3, True), (4, False)])
+)
+def test_results_have_the_same_bits_with_any_number_of_streams_and_with_checksums(
     world_size: int, reproducible: bool
 ) -> None:
-    one, *others = (
-        digests(world_size, transport="tcp", streams=streams, reproducible=reproducible)
-        for streams in (1, 2, 4)
-    )
+    one, *others = (digests(world_size, reproducible=reproducible, **links) for links in LINKS)
     assert all(len(digest) == 64 for digest in one[0].values()), one[0]
     for several in (one, *others):
         assert several == [one[0]] * world_size
 
 
-def from_the_environment() -> tuple[int, float]:
+def rounded(comm: gradring.Communicator) -> bytes:
+    x = np.random.default_rng(comm.rank).normal(size=300_001).astype(np.float32)
+    return comm.all_reduce(x, op="mean").tobytes()
+
+
+def test_rounded_elements_have_the_same_bits_with_checksums() -> None:
+    with_and_without = [
+        on_threads(3, rounded, wire_dtype="bfloat16", reproducible=True, checksum=checksum)
+        for checksum in (True, False)
+    ]
+    assert with_and_without[0] == with_and_without[1]
+
+
+def from_the_environment() -> tuple[int, bool, float]:
     with gradring.init() as comm:
-        return comm.stats()["streams"], float(comm.all_reduce(np.ones(100_000))[-1])
+        stats: Any = comm.stats()
+        return stats["streams"], stats["checksum"], float(comm.all_reduce(np.ones(100_000))[-1])
 
 
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_the_variable_is_read_and_shared_memory_not_affected(transport: str) -> None:
-    env = {"GRADRING_STREAMS": "3", "GRADRING_TRANSPORT": transport}
-    assert run_ranks(from_the_environment, 3, env=env) == [(3, 3.0)] * 3
+@pytest.mark.parametrize(("transport", "checksum"), [("tcp", True), ("shm", False)])
+def test_the_variables_are_read_and_shared_memory_not_affected(
+    transport: str, checksum: bool
+) -> None:
+    env = {"GRADRING_STREAMS": "3", "GRADRING_CHECKSUM": str(int(checksum))}
+    found = run_ranks(from_the_environment, 3, env={**env, "GRADRING_TRANSPORT": transport})
+    assert found == [(3, checksum, 3.0)] * 3
 
 
 def leave_first(streams: int) -> Any:
@@ -99,15 +127,19 @@ def test_what_a_rank_sent_before_it_left_arrives(streams: int) -> None:
     assert run_ranks(leave_first, 3, streams) == [300_000] * 3
 
 
-def differ() -> None:
-    import os
+def differ(setting: str) -> None:
+    is_second = os.environ["GRADRING_RANK"] == "1"
+    settings: Any = {"streams": 1 + is_second} if setting == "streams" else {setting: is_second}
+    gradring.init(timeout=20, **settings)
 
-    gradring.init(streams=1 + int(os.environ["GRADRING_RANK"]), timeout=20)
 
-
-def test_ranks_with_different_numbers_of_streams_do_not_form_a_group() -> None:
-    for outcome in run_ranks(differ, 2, check=False):
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [("streams", "streams=2, checksum=false, "), ("checksum", "streams=1, checksum=true, ")],
+)
+def test_ranks_that_differ_do_not_form_a_group(setting: str, told: str) -> None:
+    for outcome in run_ranks(differ, 2, setting, check=False):
         assert isinstance(outcome.exception, errors.ConfigError), outcome
         assert outcome.exception.rank == 1
-        assert "was started with streams=2, checksum=false, " in str(outcome.exception)
+        assert f"was started with {told}" in str(outcome.exception)
         assert "rank 0 with streams=1, checksum=false, " in str(outcome.exception)
