@@ -24,7 +24,7 @@ use crate::host::host_name;
 use crate::kernel;
 use crate::link::forks::PerProcess;
 use crate::link::kind::Kind;
-use crate::link::negotiation::{self, Failed, KINDS};
+use crate::link::negotiation::{self, Failed};
 use crate::link::{shm, tcp};
 use crate::lock::lock;
 use crate::observe::flight_recorder::{self, FlightRecorder};
@@ -91,15 +91,7 @@ impl Communicator {
     /// `Config` for settings that cannot work; `Rendezvous`, `Authentication` or `Protocol` when
     /// the group does not form; `Aborted` when `interrupt` asked to give up.
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
-        let transport = &config.settings.transport;
-        let kinds = negotiation::offered(transport).ok_or_else(|| {
-            let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-            Unusable::Value {
-                name: "transport".into(),
-                value: transport.as_str().into(),
-                wanted: format!("auto or one of {}", known.join(", ")).into(),
-            }
-        })?;
+        let kinds = negotiation::offered(&config.settings.transport)?;
         Self::connect_over(&kinds, config, interrupt)
     }
 

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::BEAT;
 use super::access::ClientAccess;
-use super::channel::MessageChannel;
+use super::channel::{self, MessageChannel};
 use super::connector::ServerConnector;
 use super::disk::Store;
+use super::link::Linker;
 use super::liveness::WorkerLiveness;
 use super::message::{Counted, Message};
 use crate::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -18,7 +19,7 @@ use crate::config::Config;
 use crate::error::{Abort, Error, NotServed, Result};
 use crate::forming::rendezvous::check_loopback;
 use crate::link::forks::Process;
-use crate::link::poll::{self, WakeUp};
+use crate::link::poll::WakeUp;
 use crate::lock::lock;
 use crate::parameters::floats::forget_kept;
 use crate::parameters::identity::{Incarnation, Term, Version};
@@ -129,6 +130,13 @@ impl Server {
             present: Mutex::default(),
             arrived: Mutex::default(),
             owner: Arc::clone(&wake_up),
+            linker: Linker::new(
+                format!("parameter server {}", place.server),
+                &config.settings.transport,
+                Arc::clone(&wake_up),
+            )?,
+            // Server 0 has links with the others.
+            pairs: (rules.workers as usize + 1) * servers - 1,
         });
         let address = &place.addresses[place.server];
         let listener = access.listen(address)?;
@@ -161,8 +169,9 @@ impl Server {
                 credentials,
                 client,
                 place.addresses.clone(),
+                &config.settings.transport,
                 Arc::clone(&wake_up),
-            ),
+            )?,
             keepers,
             copies,
             sequencer,
@@ -231,7 +240,7 @@ impl Server {
                 return Ok(());
             };
             let limit = limit.min(INTERRUPT_INTERVAL);
-            poll::wait(core.awaited().chain([self.wake_up.awaited()]), limit);
+            channel::wait(core.channels_mut(), &self.wake_up, limit);
             if asked.elapsed() >= INTERRUPT_INTERVAL {
                 asked = Instant::now();
                 if interrupt.interrupts() {
@@ -386,14 +395,9 @@ impl Core {
         } else if self.upstream.is_none() {
             self.check_upstream(now)?;
         }
-        let has_more = self.channels().any(MessageChannel::has_more);
         let wake = self.sequencer.as_ref().map(Sequencer::wake);
         let wake = wake.unwrap_or(now + BEAT).clamp(now, now + BEAT);
-        Ok(Some(if has_more {
-            Duration::ZERO
-        } else {
-            wake.saturating_duration_since(Instant::now())
-        }))
+        Ok(Some(wake.saturating_duration_since(Instant::now())))
     }
 
     fn channels(&self) -> impl Iterator<Item = &MessageChannel> {
@@ -402,13 +406,15 @@ impl Core {
         workers.chain(servers.flatten())
     }
 
-    fn awaited(&self) -> impl Iterator<Item = poll::PollFd<'_>> {
-        self.channels().flat_map(MessageChannel::awaited)
+    fn channels_mut(&mut self) -> impl Iterator<Item = &mut MessageChannel> {
+        let workers = self.workers.values_mut().map(|(_, it)| it);
+        let servers = self.downstream.iter_mut().chain([&mut self.upstream]);
+        workers.chain(servers.flatten())
     }
 
     fn accept(&mut self, now: Instant) {
-        for (client, connection) in self.access.arrived() {
-            let channel = MessageChannel::new(connection, self.config.settings.checksum, now);
+        for (client, link) in self.access.arrived() {
+            let channel = MessageChannel::new(link, self.config.settings.checksum, now);
             match client {
                 ClientKind::Worker { index, process, .. } => {
                     let worker = index as u32;

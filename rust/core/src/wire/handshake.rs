@@ -23,7 +23,7 @@ use crate::wire::codec;
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub(crate) const PROTOCOL_VERSION: u32 = 18;
+pub(crate) const PROTOCOL_VERSION: u32 = 19;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -60,6 +60,8 @@ pub(crate) enum Purpose {
         server: usize,
         /// Who connects.
         client: ClientKind,
+        /// What the initiator offers to make a link of, by name.
+        transports: Vec<String>,
     },
 }
 
