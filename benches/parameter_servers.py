@@ -1,8 +1,8 @@
-"""Push and pull of 100 MiB by two workers against the raw link.
+"""Push and pull of 100 MiB by two workers over TCP, through shared memory, and over a raw link.
 
 `python -m benches.parameter_servers`: one process serves, two work. The raw link has the same three
-processes and sockets of Python: each worker sends so many bytes and receives as many. Both take
-turns; what counts is the ratio of medians.
+processes and sockets of Python: each worker sends so many bytes and receives as many. All take
+turns; what counts are the ratios of medians.
 
 `python -m benches.parameter_servers copies`: two servers, without copies of their shards and with
 one of each (`replicas=1`), in turns.
@@ -27,8 +27,19 @@ from gradring.testing import run_ranks
 BYTES = 100 << 20
 #: The first ranks; the others serve.
 WORKERS = 2
-LINK, SERVED = "raw link", "push and pull"
-CONFIG = Config({}, token=b"benchmark")
+LINK = "raw link"
+#: By kind: `replicas`, and the transport of workers and servers.
+SERVED = {
+    "over TCP": (0, "tcp"),
+    "shared memory": (0, "shm"),
+    "replicas=0": (0, "auto"),
+    "replicas=1": (1, "auto"),
+}
+#: By the word for the command line: what is compared, and how many servers there are.
+COMPARED = {
+    "transports": ([LINK, "over TCP", "shared memory"], 1),
+    "copies": (["replicas=0", "replicas=1"], 2),
+}
 RULES = {
     "workers": str(WORKERS),
     "staleness": "0",
@@ -48,7 +59,10 @@ def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
             if LINK in kinds:
                 listener = socket.create_server((LOOPBACK, raw))
                 threading.Thread(target=_echo, args=[listener], daemon=True).start()
-            threads = [_serve(comm.rank - WORKERS, *group) for group in enumerate(groups)]
+            threads = [
+                _serve(comm.rank - WORKERS, group, *SERVED[kind])
+                for kind, group in zip(served, groups, strict=True)
+            ]
             comm.barrier()
             in_turns(comm, dict.fromkeys(kinds), rounds)
             for thread in threads:
@@ -56,7 +70,10 @@ def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
             return {}
         comm.barrier()
         weights, gradient = np.zeros(BYTES // 4, np.float32), np.ones(BYTES // 4, np.float32)
-        clients = [_client(comm.rank, group, weights) for group in groups]
+        clients = [
+            _client(comm.rank, group, SERVED[kind][1], weights)
+            for kind, group in zip(served, groups, strict=True)
+        ]
         before = [client.stats()["bytes_sent"] for client in clients]
         steps: dict[str, Step] = {
             kind: partial(_push_and_pull, client, gradient, weights)
@@ -74,21 +91,27 @@ def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
         return {"seconds": seconds, "sent": dict(zip(served, a_round, strict=True))}
 
 
-def _serve(index: int, replicas: int, addresses: list[str]) -> threading.Thread:
+def _config(transport: str) -> Config:
+    return Config({"transport": transport}, token=b"benchmark")
+
+
+def _serve(index: int, addresses: list[str], replicas: int, transport: str) -> threading.Thread:
     server = ParameterServer(
         index=index,
         addresses=addresses,
         rules={**RULES, "replicas": str(replicas)},
-        config=CONFIG,
+        config=_config(transport),
     )
     thread = threading.Thread(target=server.serve)
     thread.start()
     return thread
 
 
-def _client(index: int, addresses: list[str], weights: NDArray[Any]) -> ParameterClient:
+def _client(
+    index: int, addresses: list[str], transport: str, weights: NDArray[Any]
+) -> ParameterClient:
     """A worker that has the initial weights."""
-    client = ParameterClient(worker=index, addresses=addresses, config=CONFIG)
+    client = ParameterClient(worker=index, addresses=addresses, config=_config(transport))
     client.begin(
         [("weights", (BYTES // 4,), "float32", False)],
         {"kind": "sgd", "momentum": 0.0, "nesterov": False},
@@ -136,12 +159,10 @@ def _receive(connection: socket.socket, buffer: memoryview) -> bool:
 def main() -> None:
     """Measures and prints."""
     parser = Parser(__doc__)
-    parser.add_argument("what", nargs="?", choices=["copies"])
+    parser.add_argument("what", nargs="?", choices=COMPARED, default="transports")
     parser.add_rounds(15)
     options = parser.parse()
-    kinds, servers = (
-        ([LINK, SERVED], 1) if options.what is None else (["replicas=0", "replicas=1"], 2)
-    )
+    kinds, servers = COMPARED[options.what]
     print_surroundings()
     ranks = run_ranks(
         rank_main, WORKERS + servers, kinds, servers, options.rounds, timeout=TIMEOUT_S
@@ -153,7 +174,9 @@ def main() -> None:
         rate, sent = WORKERS * 2 * BYTES / median / 1e9, ranks[0]["sent"].get(kind, BYTES) / 1e6
         times = f"median {median:.3f} s, least {seconds.min():.3f} s, {rate:.2f} GB/s in all"
         print(f"{kind:14} {times}, {sent:.1f} MB sent by a worker")
-    print(f"{kinds[1]} takes {medians[1] / medians[0]:.2f} times as long")
+    for index in range(1, len(kinds)):
+        ratios = [f"{medians[index] / medians[to]:.2f} of {kinds[to]}" for to in range(index)]
+        print(f"{kinds[index]} takes {', '.join(ratios)}")
 
 
 if __name__ == "__main__":

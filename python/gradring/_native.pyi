@@ -357,6 +357,7 @@ class ClientStats(TypedDict):
     bytes_sent: int
     bytes_received: int
     reconnects: int
+    transport: str  # of the links to servers: "shm", "tcp", "shm+tcp"; "" while there are none
     waited_s: float  # in pull()
     servers: CountsOfServers
 
@@ -377,7 +378,8 @@ class ParameterServer:
             a server, training goes on from the weights that a worker has, with new optimizer slots.
         worker_timeout: Seconds after which a lost worker is lost for good.
         config: Of its settings, `timeout` bounds the wait for the first worker, and `checksum`
-            checks arrays too (all else is always checked).
+            checks arrays too (all else is always checked), and `transport` says what links are
+            made of, as between ranks.
 
     Listens from here on. All servers need the same rule; workers and servers in any order of start.
 
@@ -423,8 +425,8 @@ class ParameterClient:
         worker: Index of this worker, from 0; only one living process may have it.
         addresses: As for `ParameterServer`.
         config: Of its settings, `timeout` bounds how long a server may be away, and
-            `stall_timeout` how long the rule may let this worker wait for others; `checksum` as
-            there.
+            `stall_timeout` how long the rule may let this worker wait for others; `checksum`
+            and `transport` as there.
 
     Connects to nobody yet.
     """

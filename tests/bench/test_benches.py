@@ -371,7 +371,7 @@ PROGRAMS: dict[str, tuple[tuple[object, ...], str]] = {
     "compressed_updates": (("--size", "4MiB", "--rounds", 1), "PowerSGD"),
     "gradient_check": (("--width", 64, "--layers", 2), "ratio"),
     "overlap": (("--batch", 8, "--rounds", 1), "hidden_share_of_possible"),
-    "parameter_servers": ((), "push and pull takes"),
+    "parameter_servers": ((), "shared memory takes"),
     "simulated_choice": (("--sizes", "4"), "cases, at most"),
     "simulated_times": (("--sizes", "1MiB", "--iterations", 1), "median"),
     "sparse_gradients": (("--ranks", 2, "--rounds", 1), "40%   100%"),

@@ -41,6 +41,7 @@ def server(
     token: bytes = b"secret",
     tls: Tls | None = None,
     timeout: float = 300,
+    transport: str = "auto",
     worker_timeout: float = 5.0,
     directory: str | Path | None = None,
     **rules: Any,
@@ -52,7 +53,7 @@ def server(
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
         worker_timeout=worker_timeout,
-        config=Config({"timeout": str(timeout)}, token=token, tls=tls),
+        config=Config({"timeout": str(timeout), "transport": transport}, token=token, tls=tls),
     )
 
 
@@ -64,12 +65,13 @@ def client(
     token: bytes = b"secret",
     tls: Tls | None = None,
     timeout: float = 300,
+    transport: str = "auto",
     begins: bool = True,
 ) -> ParameterClient:
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        config=Config({"timeout": str(timeout)}, token=token, tls=tls),
+        config=Config({"timeout": str(timeout), "transport": transport}, token=token, tls=tls),
     )
     if begins:
         made.begin([("weights", (elements,), "float32", False)], SGD)
@@ -160,9 +162,10 @@ def _work(
     dies: str,
     directories: list[str],
     too: list[int],
+    transport: str = "auto",
 ) -> None:
     """Three steps of a worker, and an end in the middle of the next one, of the processes `too`."""
-    worker = client(addresses, index, elements=elements)
+    worker = client(addresses, index, elements=elements, transport=transport)
     weights = np.zeros(elements, np.float32)
     for _ in range(3):
         pulled(worker, weights)
@@ -188,6 +191,16 @@ def _work(
     threading.Event().wait()
 
 
+def _fork(addresses: list[str]) -> None:
+    """A worker that has pulled through shared memory, and then a fork of it; both stay."""
+    worker, weights = client(addresses, 0, transport="shm"), np.zeros(8, np.float32)
+    pulled(worker, weights)
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+    threading.Event().wait()
+
+
 def _main(what: dict[str, Any]) -> None:
     role = what.pop("role")
     if role == "server":
@@ -195,6 +208,8 @@ def _main(what: dict[str, Any]) -> None:
         print("listens", flush=True)
         served.serve()
         print(json.dumps(served.stats()))
+    elif role == "forks":
+        _fork(**what)
     else:
         _work(**what)
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ import gradring
 from chosen import marked_rows
 from gradring import errors
 from gradring._native import Config, ParameterClient, ParameterServer
+from proc import descriptors
 from security.certificates import Authority
 from waiting import wait_until
 
@@ -50,13 +52,19 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=SLOW)])
 @pytest.mark.parametrize("staleness", [None, *(pytest.param(it, marks=SLOW) for it in (0, 2))])
 @pytest.mark.parametrize(
     ("dies", "lost", "replicas"),
     marked_rows(CASES, QUICK),
 )
 def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
-    dies: str, lost: int | None, replicas: int, staleness: int | None, tmp_path: Path
+    dies: str,
+    lost: int | None,
+    replicas: int,
+    staleness: int | None,
+    transport: str,
+    tmp_path: Path,
 ) -> None:
     elements, snapshot_every = 1 << 18, 5
     addresses = free_addresses(2)
@@ -73,6 +81,7 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
             staleness=staleness,
             replicas=replicas,
             worker_timeout=0.5,
+            transport=transport,
         )
 
     servers = [begin(0), begin(1)]
@@ -89,11 +98,13 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
         dies=dies,
         directories=directories,
         too=[] if lost is None else [servers[lost].pid],
+        transport=transport,
     )
     mender = threading.Thread(target=begin_again, args=[lost])
     if lost is not None:
         mender.start()
-    worker, weights = client(addresses, 0, elements=elements), np.zeros(elements, np.float32)
+    worker = client(addresses, 0, elements=elements, transport=transport)
+    weights = np.zeros(elements, np.float32)
     versions, more = [0], 6
     while more:
         # Fewer than two snapshots' updates are given up with a server, and none with copies.
@@ -299,6 +310,57 @@ def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
         worker.leave()
         with pytest.raises(errors.AbortedError, match="closed"):
             worker.pull(found)
+
+
+def shared_memory() -> list[str]:
+    """Mappings of memory that this process shares through a file without a name."""
+    maps = Path("/proc/self/maps").read_text()
+    return [line for line in maps.splitlines() if "/memfd:" in line]
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+@pytest.mark.parametrize(("transport", "made_of"), [("auto", "shm"), ("tcp", "tcp")])
+def test_links_inside_a_host_share_memory_unless_told_otherwise_and_leave_nothing(
+    transport: str, made_of: str, with_tls: bool, tmp_path: Path
+) -> None:
+    tls = Authority(tmp_path).certify("all", "127.0.0.1").paths() if with_tls else None
+    elements, addresses = 1 << 20, free_addresses(2)
+    mapped, opened = shared_memory(), descriptors()
+
+    def train() -> None:
+        weights = np.zeros(elements, np.float32)
+        servers = [server(addresses, it, 1, tls=tls, transport=transport) for it in range(2)]
+        with serving(servers):
+            worker = client(addresses, 0, elements=elements, tls=tls, transport=transport)
+            for version in range(1, 4):
+                assert pulled(worker, weights) == version
+                assert weights[0] == weights[-1] == INITIAL - (version - 1)
+                worker.push([gradient(0, elements)], 1.0)
+            assert pulled(worker, weights) == 4
+            assert worker.stats()["transport"] == made_of
+            assert (len(shared_memory()) > len(mapped)) == (made_of == "shm")
+            worker.leave()
+
+    train()
+    assert shared_memory() == mapped
+    # A thread that connects may end a moment later.
+    wait_until(lambda: not Counter(descriptors()) - Counter(opened), "all is given back")
+
+
+def test_a_fork_of_a_killed_worker_does_not_keep_it_alive() -> None:
+    addresses = free_addresses(1)
+    made = server(addresses, 0, 1, worker_timeout=0.3)
+    with serving([made], ends=False) as raised:
+        # The fork of this process outlives it, as a loader of data may.
+        victim = start(role="forks", addresses=addresses)
+        assert victim.stdout is not None
+        fork = int(victim.stdout.readline())
+        assert made.stats()["connections"] == 1
+        victim.kill()
+        wait_until(lambda: bool(raised), "the server has noticed")
+        os.kill(fork, signal.SIGKILL)
+        victim.communicate()
+    assert "all workers" in str(raised[0])
 
 
 def test_a_server_that_cannot_be_reached_is_named() -> None:

@@ -253,12 +253,13 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             For `gradring.updates.ParameterServer`, from the first step on: the ``version`` of the
             variables that it has, ``pushes`` of gradients, of which ``dropped``, ``pulls``,
             ``unsettled`` pushes that are neither applied nor dropped yet, ``waited_s`` in pulls,
-            ``bytes_sent`` and ``bytes_received``, ``reconnects``; and in ``servers`` what the first
-            server has told within about a second of all workers' gradients since the servers were
-            restored: its ``version``, ``updates``, the ``queue`` of those that wait, ``pushes``
-            that are in updates, ``staleness`` (by staleness in versions, how many of these),
-            ``dropped_late``, ``dropped_overflow`` and ``dropped_lost``, and ``held_overflow``,
-            those that had to wait for room in the queue. For other rules nothing.
+            ``bytes_sent`` and ``bytes_received``, ``reconnects``, the ``transport`` of the links to
+            servers; and in ``servers`` what the first server has told within about a second of all
+            workers' gradients since the servers were restored: its ``version``, ``updates``, the
+            ``queue`` of those that wait, ``pushes`` that are in updates, ``staleness`` (by
+            staleness in versions, how many of these), ``dropped_late``, ``dropped_overflow`` and
+            ``dropped_lost``, and ``held_overflow``, those that had to wait for room in the queue.
+            For other rules nothing.
         """
         return self.extended.updates.stats()  # type: ignore[no-any-return]
 

@@ -27,7 +27,7 @@ use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_net::link::forks::PerProcess;
 use gradring_net::link::kind::Kind;
-use gradring_net::link::negotiation::{self, Failed, KINDS};
+use gradring_net::link::negotiation::{self, Failed};
 use gradring_net::link::{shm, tcp};
 use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::bind_beside;
@@ -93,15 +93,7 @@ impl Communicator {
     /// `Config` for settings that cannot work; `Rendezvous`, `Authentication` or `Protocol` when
     /// the group does not form; `Aborted` when `interrupt` asked to give up.
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
-        let transport = &config.settings.transport;
-        let kinds = negotiation::offered(transport).ok_or_else(|| {
-            let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-            Unusable::Value {
-                name: "transport".into(),
-                value: transport.as_str().into(),
-                wanted: format!("auto or one of {}", known.join(", ")).into(),
-            }
-        })?;
+        let kinds = negotiation::offered(&config.settings.transport)?;
         Self::connect_over(&kinds, config, interrupt)
     }
 

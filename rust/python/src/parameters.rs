@@ -231,6 +231,7 @@ impl ParameterClient {
             result.set_item("bytes_sent", stats.bytes_sent)?;
             result.set_item("bytes_received", stats.bytes_received)?;
             result.set_item("reconnects", stats.reconnects)?;
+            result.set_item("transport", stats.transport)?;
             result.set_item("waited_s", stats.waited.as_secs_f64())?;
             let servers = PyDict::new(py);
             servers.set_item("version", stats.counted.version)?;

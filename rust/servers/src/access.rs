@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::link::{Linker, PeerLink};
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
 use gradring_net::link::tcp::connection::Connection;
@@ -27,6 +28,9 @@ pub(crate) struct ClientAccess {
     pub(crate) arrived: Mutex<Arrived>,
     /// Wakes the server.
     pub(crate) owner: Arc<WakeUp>,
+    pub(super) linker: Linker,
+    /// Between how many pairs of workers and servers there are links.
+    pub(super) pairs: usize,
 }
 
 /// Who is there.
@@ -39,7 +43,7 @@ pub(crate) struct Present {
 }
 
 /// Who was let in.
-pub(crate) type Arrived = VecDeque<(ClientKind, Connection)>;
+pub(crate) type Arrived = VecDeque<(ClientKind, PeerLink)>;
 
 /// All the same at all times: workers that have lost their connection come back.
 impl AccessPolicy for ClientAccess {}
@@ -54,6 +58,7 @@ impl Service for ClientAccess {
             job,
             server,
             client,
+            transports: _,
         } = &hello.purpose
         else {
             return Err(NotServed::OnlyParameters.into());
@@ -114,12 +119,23 @@ impl Service for ClientAccess {
         }
     }
 
-    fn serve(&self, hello: Hello, connection: Connection, _deadline: Instant) -> Result<()> {
-        tcp::configure(connection.tcp()).map_err(|error| handshake::broken(&error))?;
-        if let Purpose::Parameters { client, .. } = hello.purpose {
-            lock(&self.arrived).push_back((client, connection));
-            self.owner.wake();
-        }
+    fn serve(&self, hello: Hello, connection: Connection, deadline: Instant) -> Result<()> {
+        let Purpose::Parameters {
+            client, transports, ..
+        } = &hello.purpose
+        else {
+            return Ok(());
+        };
+        let linked = tcp::configure(connection.tcp())
+            .map_err(|error| handshake::broken(&error))
+            .and_then(|()| {
+                let theirs = transports.clone();
+                self.linker
+                    .respond(connection, theirs, self.pairs, deadline)
+            });
+        let link = linked.inspect_err(|_| self.forget(&hello))?;
+        lock(&self.arrived).push_back((client.clone(), link));
+        self.owner.wake();
         Ok(())
     }
 }

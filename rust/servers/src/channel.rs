@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
+use super::link::PeerLink;
 use super::message::{Incoming, Message, Outgoing};
-use gradring_net::link::Link as _;
-use gradring_net::link::poll::{self, PollFd};
-use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::poll::{self, PollFd, WakeUp};
+use gradring_net::link::{Direction, Link};
 use gradring_proto::error::{Error, Lost, Result};
 
 /// Messages that may wait to be sent before no more are received. Back-pressure: stop reading when the
@@ -18,9 +18,11 @@ const PARTS_MAX: usize = 64;
 /// Bytes that are received at once, so that others get their turn.
 const TURN_BYTES: usize = 8 << 20;
 
-/// A connection, what arrives on it, and what is to be sent.
+/// A link, what arrives on it, and what is to be sent.
 pub(crate) struct MessageChannel {
-    connection: Connection,
+    link: Box<dyn Link>,
+    /// What the link is made of.
+    pub(crate) transport: &'static str,
     incoming: Incoming,
     outbox: VecDeque<Outgoing>,
     /// Of the first message in the outbox.
@@ -38,10 +40,11 @@ pub(crate) struct MessageChannel {
 }
 
 impl MessageChannel {
-    /// Over a connection on which both have greeted each other.
-    pub(crate) const fn new(connection: Connection, checks_values: bool, now: Instant) -> Self {
+    pub(crate) fn new(link: PeerLink, checks_values: bool, now: Instant) -> Self {
+        let PeerLink { link, transport } = link;
         Self {
-            connection,
+            link,
+            transport,
             incoming: Incoming::NEW,
             outbox: VecDeque::new(),
             sent: 0,
@@ -84,12 +87,7 @@ impl MessageChannel {
         self.outbox.is_empty()
     }
 
-    /// Whether receiving should go on without waiting.
-    pub(crate) fn has_more(&self) -> bool {
-        self.has_more && self.outbox.len() < OUTBOX_MAX
-    }
-
-    /// Sends what the connection takes.
+    /// Sends what the link takes.
     ///
     /// # Errors
     /// `PeerLost` when it is broken.
@@ -109,7 +107,7 @@ impl MessageChannel {
                     skipped = 0;
                 }
             }
-            let sent = self.connection.try_send(&parts);
+            let sent = self.link.try_send(&parts);
             let Some(count) = sent.map_err(|broken| Error::from(Lost::LinkEnded { broken }))?
             else {
                 return Ok(());
@@ -127,16 +125,16 @@ impl MessageChannel {
     /// The next message, if it is there as a whole. `turn` counts what is received in this turn.
     ///
     /// # Errors
-    /// `PeerLost` when the connection has ended; `Protocol` for what no correct peer sends.
+    /// `PeerLost` when the link has ended; `Protocol` for what no correct peer sends.
     pub(crate) fn recv(&mut self, turn: &mut usize, now: Instant) -> Result<Option<Message>> {
         loop {
-            if *turn >= TURN_BYTES || self.outbox.len() >= OUTBOX_MAX {
+            if *turn >= TURN_BYTES || !self.receives() {
                 self.has_more = true;
                 return Ok(None);
             }
             self.has_more = false;
             let room = self.incoming.room();
-            let received = self.connection.try_receive(&mut [IoSliceMut::new(room)]);
+            let received = self.link.try_receive(&mut [IoSliceMut::new(room)]);
             let Some(count) = received.map_err(|broken| Error::from(Lost::LinkEnded { broken }))?
             else {
                 return Ok(None);
@@ -150,12 +148,45 @@ impl MessageChannel {
         }
     }
 
-    /// What to wait for.
-    pub(crate) fn awaited(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let reads = self.outbox.len() < OUTBOX_MAX;
-        let reading = reads.then(|| poll::readable(&self.connection));
-        let writing = (!self.outbox.is_empty()).then(|| poll::writable(&self.connection));
-        reading.into_iter().chain(writing)
+    /// Whether the other side reads what it is sent.
+    fn receives(&self) -> bool {
+        self.outbox.len() < OUTBOX_MAX
+    }
+
+    /// Says that this side will sleep; `false` if there is something to do.
+    fn may_sleep(&mut self) -> bool {
+        let receives = self.receives();
+        let rests = !receives || (!self.has_more && self.link.may_sleep(Direction::Receive));
+        rests && (self.outbox.is_empty() || self.link.may_sleep(Direction::Send))
+    }
+
+    fn awaited<'a>(&'a self, awaited: &mut Vec<PollFd<'a>>) {
+        if self.receives() {
+            self.link.awaited(Direction::Receive, awaited);
+        }
+        if !self.outbox.is_empty() {
+            self.link.awaited(Direction::Send, awaited);
+        }
+    }
+}
+
+/// Waits until one of these channels may go on, their owner is woken, or the time is over. Links that
+/// share memory ring `wake_up`; so it must be reset before any of them is looked at again.
+pub(crate) fn wait<'a>(
+    channels: impl Iterator<Item = &'a mut MessageChannel>,
+    wake_up: &WakeUp,
+    limit: Duration,
+) {
+    let mut channels: Vec<_> = channels.collect();
+    let sleeps = channels.iter_mut().all(|channel| channel.may_sleep());
+    let mut awaited = vec![wake_up.awaited()];
+    for channel in &channels {
+        channel.awaited(&mut awaited);
+    }
+    // Without sleep, too, it is looked who has ended.
+    poll::wait(awaited, if sleeps { limit } else { Duration::ZERO });
+    for channel in channels {
+        channel.link.awake(true);
     }
 }
 

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::link::{Linker, PeerLink};
 use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
-use gradring_net::link::tcp::connection::Connection;
 use gradring_net::session::connect::{Connector, Failure, Retry};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, NotServed, Result, Text};
@@ -37,6 +37,7 @@ struct Shared {
     credentials: Arc<Credentials>,
     client: ClientKind,
     addresses: Vec<String>,
+    linker: Linker,
     outcomes: Mutex<Outcomes>,
     wake_up: Arc<WakeUp>,
     closing: AtomicBool,
@@ -44,37 +45,44 @@ struct Shared {
 
 #[derive(Default)]
 struct Outcomes {
-    connections: VecDeque<(usize, Result<Connection>)>,
+    links: VecDeque<(usize, Result<PeerLink>)>,
     /// By server, why the last attempt failed.
     whys: Vec<Option<Text>>,
 }
 
 impl ServerConnector {
-    /// Introduces itself as `client`, and wakes `wake_up` when there is an outcome.
+    /// Introduces itself as `client`, and wakes `wake_up` when there is an outcome, as links do.
     pub(crate) fn new(
         credentials: Arc<Credentials>,
         client: ClientKind,
         addresses: Vec<String>,
+        transport: &str,
         wake_up: Arc<WakeUp>,
-    ) -> Self {
+    ) -> Result<Self> {
+        let name = match &client {
+            ClientKind::Worker { index, .. } => format!("worker {index}"),
+            ClientKind::Sequencer { .. } => "parameter server 0".into(),
+        };
+        let linker = Linker::new(name, transport, Arc::clone(&wake_up))?;
         let whys = vec![None; addresses.len()];
         let outcomes = Outcomes {
             whys,
             ..Outcomes::default()
         };
-        Self {
+        Ok(Self {
             shared: Arc::new(Shared {
                 credentials,
                 client,
                 addresses,
+                linker,
                 outcomes: Mutex::new(outcomes),
                 wake_up,
                 closing: AtomicBool::new(false),
             }),
-        }
+        })
     }
 
-    /// Connects to a server until there is an outcome: a connection, or an error that another attempt
+    /// Connects to a server until there is an outcome: a link, or an error that another attempt
     /// would not change.
     pub(crate) fn connect(&self, server: usize) -> Result<()> {
         let shared = Arc::clone(&self.shared);
@@ -86,8 +94,8 @@ impl ServerConnector {
     }
 
     /// What came of it since, by server.
-    pub(crate) fn outcomes(&self) -> VecDeque<(usize, Result<Connection>)> {
-        std::mem::take(&mut lock(&self.shared.outcomes).connections)
+    pub(crate) fn outcomes(&self) -> VecDeque<(usize, Result<PeerLink>)> {
+        std::mem::take(&mut lock(&self.shared.outcomes).links)
     }
 
     /// Why a server cannot be reached, as far as is known.
@@ -126,7 +134,7 @@ impl Shared {
             true => Err(Abort::Closed.into()),
             false => Ok(()),
         };
-        let connected = Connector::new(address, credentials, retry).connect(
+        let linked = Connector::new(address, credentials, retry).connect_to(
             &mut check,
             |_, tcp| {
                 tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;
@@ -134,26 +142,23 @@ impl Shared {
                     job: credentials.job.clone(),
                     server,
                     client: self.client.clone(),
+                    transports: self.linker.transports(),
                 };
                 Hello::new((0, server), 0, purpose)
             },
-            |_| Ok(()),
+            |connection, deadline, go_on| self.linker.initiate(connection, deadline, go_on),
         );
-        let outcome = connected
-            .map(|(connection, ())| connection)
-            .map_err(|failure| {
-                let error = Box::new(failure.error(address));
-                let address = address.into();
-                NotServed::Greeting {
-                    server,
-                    address,
-                    error,
-                }
-                .into()
-            });
-        lock(&self.outcomes)
-            .connections
-            .push_back((server, outcome));
+        let outcome = linked.map_err(|failure| {
+            let error = Box::new(failure.error(address));
+            let address = address.into();
+            NotServed::Greeting {
+                server,
+                address,
+                error,
+            }
+            .into()
+        });
+        lock(&self.outcomes).links.push_back((server, outcome));
         self.wake_up.wake();
     }
 }

@@ -3,8 +3,9 @@
 //! time passes, and snapshots reach a disk.
 //!
 //! Workers connect to all servers (`connector`), and server 0 to the others. A server lets in who
-//! proves to be of its job (`access`), one living process for each worker. Each process has one thread
-//! that waits for all its connections and never for one of them (`channel`). A connection that
+//! proves to be of its job (`access`), one living process for each worker, and both make a link of
+//! their connection, as ranks do (`link`): inside a host it is shared memory. Each process has one thread
+//! that waits for all its links and never for one of them (`channel`). A link that
 //! ends, or on which nothing is heard, is made again; the protocol says again what had no answer. What
 //! is long, a gradient or a pull of weights, is said once over each connection (`message` has it as
 //! bytes).
@@ -15,6 +16,7 @@ mod access;
 mod channel;
 mod connector;
 mod disk;
+mod link;
 mod liveness;
 pub mod message;
 pub mod model;

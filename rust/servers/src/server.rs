@@ -7,16 +7,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::access::ClientAccess;
-use super::channel::{BEAT, MessageChannel, is_silent};
+use super::channel::{self, BEAT, MessageChannel, is_silent};
 use super::connector::ServerConnector;
 use super::disk::Store;
+use super::link::Linker;
 use super::liveness::WorkerLiveness;
 use super::message::{Counted, Message};
 use gradring_core::forming::rendezvous::check_loopback;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
 use gradring_net::link::forks::Process;
-use gradring_net::link::poll::{self, WakeUp};
+use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::Listener;
 use gradring_proto::error::{Abort, Error, NotServed, Result};
@@ -128,6 +129,13 @@ impl Server {
             present: Mutex::default(),
             arrived: Mutex::default(),
             owner: Arc::clone(&wake_up),
+            linker: Linker::new(
+                format!("parameter server {}", place.server),
+                &config.settings.transport,
+                Arc::clone(&wake_up),
+            )?,
+            // Server 0 has links with the others.
+            pairs: (rules.workers as usize + 1) * servers - 1,
         });
         let address = &place.addresses[place.server];
         let listener = access.listen(address)?;
@@ -160,8 +168,9 @@ impl Server {
                 credentials,
                 client,
                 place.addresses.clone(),
+                &config.settings.transport,
                 Arc::clone(&wake_up),
-            ),
+            )?,
             keepers,
             copies,
             sequencer,
@@ -230,7 +239,7 @@ impl Server {
                 return Ok(());
             };
             let limit = limit.min(INTERRUPT_INTERVAL);
-            poll::wait(core.awaited().chain([self.wake_up.awaited()]), limit);
+            channel::wait(core.channels_mut(), &self.wake_up, limit);
             if asked.elapsed() >= INTERRUPT_INTERVAL {
                 asked = Instant::now();
                 if interrupt.interrupts() {
@@ -385,14 +394,9 @@ impl Core {
         } else if self.upstream.is_none() {
             self.check_upstream(now)?;
         }
-        let has_more = self.channels().any(MessageChannel::has_more);
         let wake = self.sequencer.as_ref().map(Sequencer::wake);
         let wake = wake.unwrap_or(now + BEAT).clamp(now, now + BEAT);
-        Ok(Some(if has_more {
-            Duration::ZERO
-        } else {
-            wake.saturating_duration_since(Instant::now())
-        }))
+        Ok(Some(wake.saturating_duration_since(Instant::now())))
     }
 
     fn channels(&self) -> impl Iterator<Item = &MessageChannel> {
@@ -401,13 +405,15 @@ impl Core {
         workers.chain(servers.flatten())
     }
 
-    fn awaited(&self) -> impl Iterator<Item = poll::PollFd<'_>> {
-        self.channels().flat_map(MessageChannel::awaited)
+    fn channels_mut(&mut self) -> impl Iterator<Item = &mut MessageChannel> {
+        let workers = self.workers.values_mut().map(|(_, it)| it);
+        let servers = self.downstream.iter_mut().chain([&mut self.upstream]);
+        workers.chain(servers.flatten())
     }
 
     fn accept(&mut self, now: Instant) {
-        for (client, connection) in self.access.arrived() {
-            let channel = MessageChannel::new(connection, self.config.settings.checksum, now);
+        for (client, link) in self.access.arrived() {
+            let channel = MessageChannel::new(link, self.config.settings.checksum, now);
             match client {
                 ClientKind::Worker { index, process, .. } => {
                     let worker = index as u32;

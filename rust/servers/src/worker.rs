@@ -1,11 +1,11 @@
 //! A worker's process: the program pushes and pulls, and a thread carries it to the servers and back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::channel::{BEAT, MessageChannel, is_silent};
+use super::channel::{self, BEAT, MessageChannel, is_silent};
 use super::connector::ServerConnector;
 use super::message::{Counted, Message};
 use super::model::{Given, Model};
@@ -14,7 +14,7 @@ use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_net::link::forks::Process;
-use gradring_net::link::poll::{self, WakeUp};
+use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Abort, Breach, Error, NotServed, Result, message_of};
 use gradring_proto::lock::{lock, wait_while};
@@ -58,6 +58,8 @@ pub struct Stats {
     pub bytes_received: u64,
     /// Connections made after others were lost.
     pub reconnects: u64,
+    /// What the links to servers are made of; empty while there is none.
+    pub transport: String,
     /// Time in `pull`.
     pub waited: Duration,
     /// Of all workers' gradients, as server 0 said last.
@@ -182,7 +184,8 @@ impl Worker {
         };
         let wake_up = Arc::clone(&self.shared.wake_up);
         let credentials = Arc::clone(&self.credentials);
-        let connector = ServerConnector::new(credentials, client, self.addresses.clone(), wake_up);
+        let (addresses, transport) = (self.addresses.clone(), &self.config.settings.transport);
+        let connector = ServerConnector::new(credentials, client, addresses, transport, wake_up)?;
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
             sent: BTreeMap::new(),
@@ -532,16 +535,12 @@ impl Carrier {
             }
             self.keep_up(now)?;
             let wake = wake.clamp(now + Duration::from_millis(1), now + BEAT);
-            let has_more =
-                |it: &Option<MessageChannel>| it.as_ref().is_some_and(MessageChannel::has_more);
-            let limit = if self.channels.iter().any(has_more) {
-                Duration::ZERO
-            } else {
-                wake.saturating_duration_since(Instant::now())
-            };
-            let sockets = self.channels.iter().flatten();
-            let awaited = sockets.flat_map(MessageChannel::awaited);
-            poll::wait(awaited.chain([self.shared.wake_up.awaited()]), limit);
+            let limit = wake.saturating_duration_since(Instant::now());
+            channel::wait(
+                self.channels.iter_mut().flatten(),
+                &self.shared.wake_up,
+                limit,
+            );
         }
     }
 
@@ -601,11 +600,14 @@ impl Carrier {
             return None;
         }
         let (mut sent, mut received) = self.counted;
+        let mut transports = BTreeSet::new();
         for channel in self.channels.iter().flatten() {
             sent += channel.bytes_sent;
             received += channel.bytes_received;
+            transports.insert(channel.transport);
         }
         (state.stats.bytes_sent, state.stats.bytes_received) = (sent, received);
+        state.stats.transport = Vec::from_iter(transports).join("+");
         for (server, away) in state.away.iter_mut().enumerate() {
             if let Some((_, why)) = away {
                 *why = self.connector.why(server).to_string();

@@ -62,13 +62,29 @@ struct Served {
     thread: JoinHandle<Result<()>>,
 }
 
+fn with_transport(transport: &str) -> Config {
+    let mut config = config();
+    config.settings.transport = transport.into();
+    config
+}
+
 fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
+    serve_as(&config(), addresses, server, rules, directory)
+}
+
+fn serve_as(
+    config: &Config,
+    addresses: &[String],
+    server: usize,
+    rules: &Rules,
+    directory: Option<&Path>,
+) -> Served {
     let place = Place {
         server,
         addresses: addresses.to_vec(),
     };
     let patience = Duration::from_secs(2);
-    let server = Server::new(place, rules, directory, patience, &config()).unwrap();
+    let server = Server::new(place, rules, directory, patience, config).unwrap();
     let server = Arc::new(server);
     let other = Arc::clone(&server);
     let thread = std::thread::spawn(move || other.serve(&mut || false));
@@ -83,7 +99,11 @@ fn serve_all(addresses: &[String], rules: &Rules) -> Vec<Served> {
 }
 
 fn worker(addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
-    let worker = Worker::new(index, addresses.to_vec(), &config()).unwrap();
+    worker_as(&config(), addresses, index, optimizer)
+}
+
+fn worker_as(config: &Config, addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
+    let worker = Worker::new(index, addresses.to_vec(), config).unwrap();
     let variable = Variable {
         name: "table".into(),
         shape: vec![ROWS, WIDTH],
@@ -364,4 +384,60 @@ fn workers_that_train_something_else_or_are_too_many_are_turned_away_by_name() {
         server.close();
         thread.join().unwrap().unwrap_err();
     }
+}
+
+/// What a worker and a server make a link of, or why not.
+fn transport(worker_offers: &str, server_offers: &str) -> Result<String> {
+    let addresses = addresses(1);
+    let served = serve_as(
+        &with_transport(server_offers),
+        &addresses,
+        0,
+        &rules(1, Some(0)),
+        None,
+    );
+    let worker = worker_as(&with_transport(worker_offers), &addresses, 0, ADAM);
+    let trained = pull(&worker).map(|_| {
+        for step in 0..5 {
+            pulled(&worker);
+            push(&worker, &values(step));
+        }
+        worker.stats().unwrap().transport
+    });
+    match trained {
+        Ok(_) => worker.leave(&mut || false).unwrap(),
+        Err(_) => served.server.close(),
+    }
+    let ended = served.thread.join().unwrap();
+    assert_eq!(ended.is_ok(), trained.is_ok());
+    trained
+}
+
+#[test]
+fn a_worker_and_a_server_of_one_host_share_memory_if_both_offer_it() {
+    for (worker, server, link) in [
+        ("auto", "auto", "shm"),
+        ("shm", "auto", "shm"),
+        ("auto", "tcp", "tcp"),
+        ("tcp", "auto", "tcp"),
+    ] {
+        assert_eq!(
+            transport(worker, server).unwrap(),
+            link,
+            "{worker} {server}"
+        );
+    }
+}
+
+#[test]
+fn a_worker_and_a_server_that_offer_nothing_in_common_say_what_they_offer() {
+    let error = kind(transport("shm", "tcp").unwrap_err());
+    let (theirs, ours) = ("tcp".into(), "shm".into());
+    let reason = "they have nothing in common".into();
+    let expected = NotServed::NoLink {
+        theirs,
+        ours,
+        reason,
+    };
+    assert_eq!(error, expected);
 }

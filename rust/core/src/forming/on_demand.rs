@@ -161,7 +161,7 @@ impl PeerConnector {
         meet(&mut connections[0], &mut go_on)?;
         let mut introduction = Introduction {
             connections,
-            rank: self.config.rank,
+            name: &format!("rank {}", self.config.rank),
             initiator,
             doorbell: doorbell.as_fd(),
             pairs: pairs_of_a_host(&self.roster.topology()),

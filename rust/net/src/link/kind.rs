@@ -22,17 +22,17 @@ pub struct Kind {
 /// Links to one peer of which one is made.
 pub type Lanes = Vec<Box<dyn Link>>;
 
-/// Two ranks that know each other, and can agree about a link.
+/// Two processes that know each other, and can agree about a link.
 pub struct Introduction<'a> {
     /// Between them, at least one; payload has not travelled on them.
     pub connections: Vec<Connection>,
-    /// This one.
-    pub rank: usize,
+    /// This one, as the other is told of it.
+    pub name: &'a str,
     /// Whether this side begins; exactly one of both does.
     pub initiator: bool,
-    /// An eventfd that the peer may ring to wake this rank.
+    /// An eventfd that the peer may ring to wake this process.
     pub doorbell: BorrowedFd<'a>,
-    /// How many pairs of ranks a host has between which there are links: on the host that has most,
+    /// How many pairs of processes a host has between which there are links: on the host that has most,
     /// so that both sides say the same.
     pub pairs: usize,
     /// Bounds the agreement.

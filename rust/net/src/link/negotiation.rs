@@ -14,6 +14,7 @@ use super::poll::WakeUp;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
 use super::{Link, framing, shm, tcp};
+use gradring_proto::error::{Error, Unusable};
 use gradring_proto::schedule::partners;
 use gradring_proto::schedule::topology::Topology;
 
@@ -23,14 +24,25 @@ pub const KINDS: &[Kind] = &[shm::KIND, tcp::KIND];
 /// What a rank offers that leaves the choice to the ranks.
 pub const AUTO: &str = "auto";
 
-/// What a setting `transport` offers: all kinds, or the one of that name; `None` for none.
-#[must_use]
-pub fn offered(transport: &str) -> Option<Vec<Kind>> {
+/// What a setting `transport` offers: all kinds, or the one of that name.
+///
+/// # Errors
+/// `Config` for a name that there is not.
+pub fn offered(transport: &str) -> Result<Vec<Kind>, Error> {
     let kinds = KINDS.iter().copied();
     let kinds: Vec<_> = kinds
         .filter(|kind| [AUTO, kind.name].contains(&transport))
         .collect();
-    (!kinds.is_empty()).then_some(kinds)
+    if kinds.is_empty() {
+        let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
+        return Err(Unusable::Value {
+            name: "transport".into(),
+            value: transport.into(),
+            wanted: format!("{AUTO} or one of {}", known.join(", ")).into(),
+        }
+        .into());
+    }
+    Ok(kinds)
 }
 
 /// What links a rank has got, and which it has not.
@@ -88,12 +100,13 @@ pub fn agree(
     let pairs = pairs_of_a_host(topology);
     let mut links: Vec<Option<Box<dyn Link>>> = (0..world_size).map(|_| None).collect();
     let (mut used, mut refused) = (vec![false; ours.len()], BTreeMap::new());
+    let name = &format!("rank {rank}");
     let mut in_rounds: Vec<usize> = connections.keys().copied().collect();
     in_rounds.sort_unstable_by_key(|peer| (rank + peer) % world_size);
     for peer in in_rounds {
         let mut introduction = Introduction {
             connections: connections.remove(&peer).unwrap_or_default(),
-            rank,
+            name,
             initiator: rank < peer,
             doorbell: doorbell.as_fd(),
             pairs,

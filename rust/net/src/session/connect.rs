@@ -10,7 +10,7 @@ use super::credentials::Credentials;
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
-use crate::link::tcp::deadline_stream::DeadlineStream;
+use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
 use crate::link::tcp::tls;
 use gradring_proto::error::{Error, ErrorKind, NotFormed, Result, Text};
 use gradring_proto::wire::handshake::{self, Hello};
@@ -149,13 +149,27 @@ impl<'a> Connector<'a> {
     pub fn connect<O: Owner, T>(
         &self,
         owner: &mut O,
-        mut hello: impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
+        hello: impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
         mut talk: impl FnMut(&mut DeadlineStream<'_>) -> Result<T>,
     ) -> Result<(Connection, T), Failure> {
+        self.connect_to(owner, hello, |mut connection, deadline, go_on| {
+            let mut stream = DeadlineStream::cancellable(&mut connection, deadline, go_on);
+            let said = talk(&mut stream)?;
+            Ok((connection, said))
+        })
+    }
+
+    /// Connects, says `hello`, and returns what `make` makes of the connection.
+    pub fn connect_to<O: Owner, T>(
+        &self,
+        owner: &mut O,
+        mut hello: impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
+        mut make: impl FnMut(Connection, Instant, GoOn<'_>) -> Result<T>,
+    ) -> Result<T, Failure> {
         let retry = &self.retry;
         let mut known = None;
         loop {
-            let failure = match self.attempt(owner, &mut hello, &mut talk) {
+            let failure = match self.attempt(owner, &mut hello, &mut make) {
                 Ok(connected) => return Ok(connected),
                 Err(failure) => failure,
             };
@@ -181,8 +195,8 @@ impl<'a> Connector<'a> {
         &self,
         owner: &mut O,
         hello: &mut impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
-        talk: &mut impl FnMut(&mut DeadlineStream<'_>) -> Result<T>,
-    ) -> Result<(Connection, T), Failure> {
+        make: &mut impl FnMut(Connection, Instant, GoOn<'_>) -> Result<T>,
+    ) -> Result<T, Failure> {
         let (address, credentials, retry) = (self.address, self.credentials, &self.retry);
         let tcp = self.reach(owner)?;
         let hello = hello(owner, &tcp).map_err(Failure::Own)?;
@@ -197,8 +211,7 @@ impl<'a> Connector<'a> {
             let mut connection = tls::connect(tcp, tls, address, deadline, &mut go_on)?;
             let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut go_on);
             handshake::initiate(&mut stream, hello, &credentials.token)?;
-            let said = talk(&mut stream)?;
-            Ok((connection, said))
+            make(connection, deadline, &mut go_on)
         };
         converse().map_err(Failure::Handshake)
     }

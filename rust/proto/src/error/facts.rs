@@ -288,6 +288,8 @@ facts! {
         ModelsDiffer { worker: usize, other: usize },
         #[error("it was started with {theirs}, and server 0 with {ours}")]
         RulesDiffer { theirs: Text, ours: Text },
+        #[error("it offers {theirs} to make a link of, and this process {ours}: {reason}")]
+        NoLink { theirs: Text, ours: Text, reason: Text },
         #[error("the address leads to parameter server {reached}")]
         OtherServer { reached: usize },
         #[error("the address is a rank's, not a parameter server's")]
@@ -541,6 +543,7 @@ impl NotServed {
             Self::Closed { .. } | Self::OfParent { .. } => "AbortedError",
             Self::WorkerTaken { .. }
             | Self::NoSuchWorker { .. }
+            | Self::NoLink { .. }
             | Self::OtherServer { .. }
             | Self::DirectoryTaken { .. }
             | Self::OtherDirectory { .. }
@@ -573,6 +576,10 @@ impl NotServed {
                 "make every worker build the same model with the same optimizer"
             }
             Self::RulesDiffer { .. } => "give all parameter servers the same rule",
+            Self::NoLink { .. } => {
+                "leave transport (GRADRING_TRANSPORT) at auto, which takes shared memory inside a host and \
+                 TCP otherwise"
+            }
             Self::OtherServer { .. } | Self::NotAServer | Self::OnlyParameters => {
                 "check the addresses of the parameter servers"
             }

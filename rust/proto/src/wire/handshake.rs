@@ -26,7 +26,7 @@ pub const RACK_BYTES_MAX: usize = 24;
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub const PROTOCOL_VERSION: u32 = 18;
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -71,6 +71,8 @@ pub enum Purpose {
         server: usize,
         /// Who connects.
         client: ClientKind,
+        /// What the initiator offers to make a link of, by name.
+        transports: Vec<String>,
     },
 }
 

@@ -57,7 +57,7 @@ pub const KIND: Kind = Kind {
     link: |introduction: &mut Introduction<'_>| {
         let stream = &mut introduction.connections[0];
         let own = Own {
-            rank: introduction.rank,
+            name: introduction.name,
             initiator: introduction.initiator,
             doorbell: introduction.doorbell,
         };

@@ -49,7 +49,7 @@ type Nonce = [u8; RANDOM_BYTES];
 /// What one side brings.
 pub(super) struct Own<'a> {
     /// Who it is.
-    pub(super) rank: usize,
+    pub(super) name: &'a str,
     /// Exactly one of both is.
     pub(super) initiator: bool,
     /// An eventfd that the other side rings.
@@ -57,9 +57,9 @@ pub(super) struct Own<'a> {
 }
 
 impl Own<'_> {
-    /// What this process lacks, said of its rank, as the other one hears it, too.
+    /// What this process lacks, said of it by its name, as the other one hears it, too.
     fn shortage(&self, error: &io::Error) -> Option<String> {
-        let shortage = Error::out_of_resources(error, &format!("rank {}", self.rank))?;
+        let shortage = Error::out_of_resources(error, self.name)?;
         Some(shortage.kind.to_string())
     }
 

@@ -34,7 +34,7 @@ fn pair_within(
 
 fn own(initiator: bool, doorbell: &impl AsFd) -> Own<'_> {
     Own {
-        rank: usize::from(!initiator),
+        name: if initiator { "rank 0" } else { "rank 1" },
         initiator,
         doorbell: doorbell.as_fd(),
     }

@@ -1,0 +1,127 @@
+//! Links between workers and servers: what both make of a connection on which they know each other.
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use gradring_net::link::Link;
+use gradring_net::link::kind::{Introduction, Kind};
+use gradring_net::link::negotiation::{best, offered};
+use gradring_net::link::poll::WakeUp;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::tcp::deadline_stream::{DeadlineStream, GoOn};
+use gradring_proto::error::{NotServed, Result};
+use gradring_proto::wire::handshake::{self, broken};
+
+/// What a server tells who has connected, once it has let it in.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Terms {
+    /// What it offers to make links of, by name.
+    pub(super) transports: Vec<String>,
+    /// Between how many pairs of workers and servers there are links at most, so that both sides say
+    /// the same.
+    pub(super) pairs: usize,
+}
+
+/// A link, and what it is made of.
+pub(crate) struct PeerLink {
+    pub(super) link: Box<dyn Link>,
+    pub(super) transport: &'static str,
+}
+
+/// Makes links.
+pub(super) struct Linker {
+    /// This process, as others are told of it.
+    name: String,
+    kinds: Vec<Kind>,
+    /// Rung by those that share memory with it.
+    doorbell: Arc<WakeUp>,
+}
+
+impl Linker {
+    /// Of what the setting `transport` offers.
+    pub(super) fn new(name: String, transport: &str, doorbell: Arc<WakeUp>) -> Result<Self> {
+        Ok(Self {
+            name,
+            kinds: offered(transport)?,
+            doorbell,
+        })
+    }
+
+    /// What it offers, by name.
+    pub(super) fn transports(&self) -> Vec<String> {
+        self.kinds.iter().map(|kind| kind.name.into()).collect()
+    }
+
+    /// A link over a connection to a server, which says its terms.
+    pub(super) fn initiate(
+        &self,
+        mut connection: Connection,
+        deadline: Instant,
+        go_on: GoOn<'_>,
+    ) -> Result<PeerLink> {
+        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut *go_on);
+        let terms = handshake::read_message(&mut stream)?;
+        self.link(connection, true, &terms, deadline, go_on)
+    }
+
+    /// A link over a connection of one that offers `theirs`, by the terms of a server.
+    pub(super) fn respond(
+        &self,
+        mut connection: Connection,
+        theirs: Vec<String>,
+        pairs: usize,
+        deadline: Instant,
+    ) -> Result<PeerLink> {
+        let terms = Terms {
+            transports: self.transports(),
+            pairs,
+        };
+        let mut stream = DeadlineStream::new(&mut connection, deadline);
+        handshake::write_message(&mut stream, &terms)?;
+        let terms = Terms {
+            transports: theirs,
+            pairs,
+        };
+        self.link(connection, false, &terms, deadline, &mut || true)
+    }
+
+    fn link(
+        &self,
+        connection: Connection,
+        initiator: bool,
+        theirs: &Terms,
+        deadline: Instant,
+        go_on: GoOn<'_>,
+    ) -> Result<PeerLink> {
+        let mut introduction = Introduction {
+            connections: vec![connection],
+            name: &self.name,
+            initiator,
+            doorbell: self.doorbell.as_fd(),
+            pairs: theirs.pairs,
+            deadline,
+            go_on,
+        };
+        // Messages have checksums of their own, which those on a disk need, too.
+        let checked = false;
+        let made = best(&mut introduction, &self.kinds, &theirs.transports, checked);
+        match made.map_err(|error| broken(&error))? {
+            (Some((kind, link)), _) => Ok(PeerLink {
+                link,
+                transport: self.kinds[kind].name,
+            }),
+            (None, reason) => {
+                let reason = reason.unwrap_or_else(|| "they have nothing in common".into());
+                Err(NotServed::NoLink {
+                    theirs: theirs.transports.join("+").into(),
+                    ours: self.transports().join("+").into(),
+                    reason: reason.into(),
+                }
+                .into())
+            }
+        }
+    }
+}
