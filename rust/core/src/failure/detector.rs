@@ -1,4 +1,4 @@
-//! What the monitor decides: a function of messages, suspicions and time, with no socket, thread or
+//! Decisions of the monitor: a function of messages, suspicions and time, with no socket, thread or
 //! clock in sight, so that it can be simulated.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Who is to blame, from what all ranks say they did at one position.
+//! Diagnosis: the rank to blame, from what all ranks say they did at one position.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

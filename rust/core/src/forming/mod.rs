@@ -1,4 +1,4 @@
-//! How ranks find each other and connect.
+//! Forming a group: ranks find each other and connect.
 //!
 //! `rendezvous` is one rank's way from its settings to connections with all others: it opens a
 //! `listener`, joins rank 0 (`bootstrap`), gets the `roster`, and connects to those that `peers` says.

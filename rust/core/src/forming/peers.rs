@@ -1,4 +1,4 @@
-//! Which ranks connect with which.
+//! Pairs of ranks that connect, and which of the two begins.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What ranks tell their neighbours beside the data: signs of life, questions, and aborts.
+//! Control messages between neighbours, beside the data: heartbeats, questions, and aborts.
 //!
 //! Messages marked *flooded* are passed on around the ring in both directions by every rank that
 //! sees them for the first time, so one lost rank cannot keep them from the others.

@@ -1,4 +1,4 @@
-//! How a connection begins: who connects, for what purpose, and the proof that both know the token.
+//! The handshake of a connection: who connects, for what purpose, and the proof that both know the token.
 //!
 //! initiator -> responder  `Hello`: who connects to whom, in which group, with a nonce
 //! responder -> initiator  `Welcome`: who answers, another nonce, and HMAC(token, "callee", everything so far)

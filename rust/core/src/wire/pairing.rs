@@ -1,4 +1,4 @@
-//! What two ranks tell each other over TCP while they try to share memory (see `link::shm`).
+//! Messages of two ranks over TCP while they try to share memory (see `link::shm`).
 
 use std::io::{self, ErrorKind, Read};
 
