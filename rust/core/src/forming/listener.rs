@@ -12,7 +12,7 @@ use crate::error::{NotFormed, NotServed, Result};
 use crate::forming::accepted::{AcceptedConnections, OnDemand};
 use crate::forming::access::GroupAccess;
 use crate::forming::inquiry::Inquiries;
-use crate::forming::members::Membership;
+use crate::forming::membership::Membership;
 use crate::link::tcp::connection::Connection;
 use crate::lock::lock;
 use crate::session::listener::{ListenOptions, Listener, Service, bind};
