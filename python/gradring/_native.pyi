@@ -215,7 +215,7 @@ class Participant:
         group: Communicator,
         addresses: Sequence[str],
         workers: tuple[int, int],
-        patience: float,
+        worker_timeout: float,
         config: Config,
     ) -> Participant: ...
     @property

@@ -41,8 +41,8 @@ pub(crate) enum Purpose {
     Data { stream: usize },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
-    /// To carry payload between two ranks of a formed group that have found something to say to each
-    /// other, as one of the streams of their pipe.
+    /// To carry payload between two ranks of a formed group that connect lazily, as one of the
+    /// streams of their pipe.
     OnDemand { traffic: Traffic, stream: usize },
     /// To ask how the rank is, from outside of the group, as often as one likes.
     Inquiry,
