@@ -295,6 +295,14 @@ impl Detector {
         self.fail(error.blaming(rank, self.host(rank)));
     }
 
+    /// The others will not hear something: they hear this instead, which is short.
+    pub(crate) fn not_sent(&mut self, error: Error) {
+        let rank = self.journal.rank;
+        let cause = error.blaming(rank, self.host(rank));
+        self.abort.raise(cause.clone());
+        self.spread(cause);
+    }
+
     /// The connection to a neighbour has ended.
     pub(crate) fn ended(&mut self, neighbour: usize, how: Lost) {
         let Neighbour { rank, ended, .. } = &mut self.neighbours[neighbour];
