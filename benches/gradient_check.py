@@ -1,4 +1,4 @@
-"""What `check_gradients` costs a step: ``python -m benches.gradient_check``.
+"""The cost of `check_gradients` for each step: ``python -m benches.gradient_check``.
 
 Two ranks reduce the gradients of an MLP inside a `tf.function`, which computes them first, so that
 they are as much in cache as in training. Steps with and without the check take turns.

@@ -1,4 +1,4 @@
-"""What a reduction costs inside a graph: `python -m benches.graph_reductions`.
+"""The cost of a reduction inside a graph: `python -m benches.graph_reductions`.
 
 Two ranks, in turns: a call with an array (*array*), and, in the loop of one `tf.function`, a
 reduction of what an operation has just computed, less the same loop without it (*in a graph*). The

@@ -1,4 +1,4 @@
-"""What a `gradring.Monitor` costs a step: ``python -m benches.monitor_overhead``.
+"""The cost of a `gradring.Monitor` for each step: ``python -m benches.monitor_overhead``.
 
 Two ranks reduce a small array, which is all that a step does, so that the overhead shows; steps
 with and without a monitor take turns. The monitor prints nothing, as on all ranks but 0.

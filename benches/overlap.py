@@ -1,4 +1,4 @@
-"""How much of the communication the backward pass hides: `python -m benches.overlap`.
+"""The share of communication that the backward pass hides: `python -m benches.overlap`.
 
 Two workers train an MLP of 25 million parameters (100 MB of gradients), or with `--model ResNet50`
 that of keras.applications (94 MB, images of 32 x 32), in four ways, interleaved:

@@ -1,4 +1,4 @@
-"""What two ranks pay to send to each other: `python -m benches.point_to_point`.
+"""The time that two ranks take to send to each other: `python -m benches.point_to_point`.
 
 In turns, on two ranks: an array goes there and an array of the same size comes back, by `send` and
 `recv`; by `broadcast` in a group of two, which the program would have to make; and, if PyTorch is

@@ -1,4 +1,4 @@
-"""How far `auto` is from the best algorithm, simulated: `python -m benches.simulated_choice`.
+"""Distance of `auto` from the best algorithm, simulated: `python -m benches.simulated_choice`.
 
 For each layout of ranks on hosts and each size, the time of what `auto` chooses over that of the
 fastest algorithm that such a group has the links for, on the network that `gradring simulate`

@@ -1,4 +1,4 @@
-"""What `gradring simulate` says beside what is measured: `python -m benches.simulated_times`.
+"""Predictions of `gradring simulate` beside measured times: `python -m benches.simulated_times`.
 
 Ranks on simulated hosts (as root), whose links are limited so that these, and not the processors
 that all hosts share here, take the time.

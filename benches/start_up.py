@@ -1,4 +1,4 @@
-"""How long programs take to begin: `python -m benches.start_up`.
+"""Times of imports and of forming a group: `python -m benches.start_up`.
 
 *Import* is how much longer an interpreter runs that imports a package than one that does nothing;
 all take turns. *Forming* begins when the last rank of a group calls `gradring.init()`, and ends

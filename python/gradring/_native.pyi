@@ -9,6 +9,7 @@ from gradring.errors import GradringError
 from gradring.stats import RankStats
 
 __all__ = [
+    "ALGORITHMS",
     "Collective",
     "Communicator",
     "Config",
@@ -60,6 +61,8 @@ class Timing(TypedDict):
     busiest_rank: float
     bandwidth_bound_s: float
     latency_bound_s: float
+
+ALGORITHMS: list[str]
 
 def build_info() -> BuildInfo: ...
 def settings() -> list[dict[str, Any]]: ...
@@ -215,7 +218,7 @@ class Participant:
         group: Communicator,
         addresses: Sequence[str],
         workers: tuple[int, int],
-        patience: float,
+        worker_timeout: float,
         config: Config,
     ) -> Participant: ...
     @property

@@ -44,8 +44,8 @@ class Job:
     def placed_after(self, seconds: float) -> list[tuple[int, str]]:
         return [(start.slot, start.host.name) for start in self.after(seconds)]
 
-    def ends(self, slot: int, exit_code: int = 1, *, apart: bool = False) -> str | None:
-        words = self.slots.ended({slot: exit_code}, self.now, apart=[slot] * apart)
+    def ends(self, slot: int, exit_code: int = 1, *, without_group: bool = False) -> str | None:
+        words = self.slots.ended({slot: exit_code}, self.now, without_group=[slot] * without_group)
         return words.get(slot)
 
     def offer(self, hosts: str) -> list[int]:
@@ -159,10 +159,10 @@ def test_a_rank_that_never_finds_the_group_has_failed_however_long_it_has_tried(
     job.after(0)
     for _ in range(2):
         job.now += 300
-        job.ends(1, apart=True)
+        job.ends(1, without_group=True)
         assert job.placed_after(60) == [(1, "a")]
     job.now += 300
-    assert job.ends(1, apart=True) == GIVEN_UP.format("a")
+    assert job.ends(1, without_group=True) == GIVEN_UP.format("a")
 
 
 def test_a_rank_that_is_told_to_leave_from_outside_is_no_failure_of_its_host() -> None:

@@ -284,7 +284,7 @@ def test_a_training_that_is_restored_from_a_file_has_lost_nothing_yet(longer: An
 
 
 def test_owners_need_ranks_that_are_all_connected() -> None:
-    from gradring.tensorflow.rules.making import make
+    from gradring.tensorflow.rules.factory import make
 
     many: Any = SimpleNamespace(rank=3, host="here", world_size=65)
     with pytest.raises(ConfigError, match="at most 64 ranks can do, and these are 65"):

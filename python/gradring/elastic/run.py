@@ -190,7 +190,7 @@ class _Job:
                 "elastic.run: an elastic function of this communicator is under way already; call "
                 "them one after the other"
             )
-        least, most, self._patience_s = workers
+        least, most, self._worker_timeout_s = workers
         self._workers = (least, _WORKERS_MAX if most is None else most)
         #: What has to be the same on all ranks, by name.
         self._must_match = {"min_workers": str(least), "max_workers": str(most)}
@@ -265,7 +265,7 @@ class _Job:
         if not seeds:
             # First of all, because it says what is wrong with a group that has failed.
             require_equal(communicator, self._must_match, standing=_Standing.OF_JOB)
-        participant = participant_of(communicator, seeds, self._workers, self._patience_s)
+        participant = participant_of(communicator, seeds, self._workers, self._worker_timeout_s)
         self._participant = participant
         if seeds:
             return self._next_group()
@@ -364,8 +364,8 @@ class _Job:
         """Lets processes join and leave, and tells all what one could not write."""
         if has_committed:
             self._losses = 0
-        communicator, wish = self._communicator, self._wish()
-        changes = _UNSAVED if self._state._has_given_up else int(bool(wish))
+        communicator, reason = self._communicator, self._reason_to_regroup()
+        changes = _UNSAVED if self._state._has_given_up else int(bool(reason))
         found = communicator.all_reduce(
             np.array([changes], np.uint8), "max", name="elastic/changes"
         )
@@ -374,11 +374,16 @@ class _Job:
         if found[0] == _UNSAVED:
             self._state._raise_failures()
         elif found[0]:
-            told = all_gather_bytes(communicator, wish.encode(), "elastic/wishes")
-            wishes = [f"{named(communicator, r)} {w.decode()}" for r, w in enumerate(told) if w]
-            raise Regroup("; ".join(wishes))
+            found_reasons = all_gather_bytes(communicator, reason.encode(), "elastic/reasons")
+            raise Regroup(
+                "; ".join(
+                    f"{named(communicator, rank)} {text.decode()}"
+                    for rank, text in enumerate(found_reasons)
+                    if text
+                )
+            )
 
-    def _wish(self) -> str:
+    def _reason_to_regroup(self) -> str:
         """Why this process wants a new group; empty if it does not."""
         if self._leaves.wanted:
             return "has got SIGTERM, and leaves"

@@ -1,4 +1,4 @@
-"""What survives a loss: a program's values, as of its last commit."""
+"""The values of a program that survive a loss, as of its last commit."""
 
 from __future__ import annotations
 

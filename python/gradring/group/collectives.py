@@ -1,4 +1,4 @@
-"""What the ranks of a group do with arrays and objects."""
+"""The collectives of a group, over arrays and objects."""
 
 from __future__ import annotations
 

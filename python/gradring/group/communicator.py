@@ -481,7 +481,7 @@ def participant_of(
     communicator: Communicator,
     addresses: Sequence[str],
     workers: tuple[int, int],
-    patience_s: float,
+    worker_timeout_s: float,
 ) -> _native.Participant:
     """This process in an elastic job, to go on from its group, or to join those at addresses.
 
@@ -495,7 +495,7 @@ def participant_of(
         group=communicator._native,
         addresses=addresses,
         workers=workers,
-        patience=patience_s,
+        worker_timeout=worker_timeout_s,
         config=config,
     )
     communicator._participant = participant

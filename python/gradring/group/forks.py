@@ -1,4 +1,4 @@
-"""What a communicator is in a forked child: still its parent's, and of no use."""
+"""Ranks and forks: in a forked child a communicator is still its parent's, and of no use."""
 
 from __future__ import annotations
 

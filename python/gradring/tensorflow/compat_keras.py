@@ -22,7 +22,7 @@ from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
 from gradring.tensorflow import (
     empty_batches,
-    fit_agreement,
+    fit_callbacks,
     gradient_norm,
     keras_loops,
     sample_shares,
@@ -99,7 +99,7 @@ def repair() -> None:
     trainers = sys.modules["keras.src.trainers.trainer"]
     _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
     _replace(optimizers.Optimizer, "build", _build, _always)
-    _replace(keras.Model, "fit", fit_agreement.fit, _is_ours, traced=False)
+    _replace(keras.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
     for loop in ("fit", "evaluate", "predict"):
         _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
     for loop in ("evaluate", "predict"):
@@ -125,15 +125,15 @@ def repair() -> None:
     _replace(saving, "save_model", whole_files.save, _always, traced=False)
     _replace(saving, "save_weights_only", whole_files.save, _always, traced=False)
     _replace(legacy, "save_model_to_hdf5", whole_files.save, _always, traced=False)
-    backup, in_fit = callbacks.BackupAndRestore, fit_agreement.is_in_fit
-    _replace(callbacks.ModelCheckpoint, "_save_model", fit_agreement.checkpoint, _trains_under_ours)
-    _replace(backup, "on_train_begin", fit_agreement.restore, _trains_under_ours)
-    _replace(backup, "_save_model", fit_agreement.on_chief, _trains_under_ours)
-    _replace(backup, "on_train_end", fit_agreement.on_chief, _trains_under_ours)
-    _replace(callbacks.CallbackList, "on_train_begin", fit_agreement.begin, in_fit)
-    _replace(callbacks.CallbackList, "on_train_batch_end", fit_agreement.end_batch, in_fit)
-    _replace(callbacks.CallbackList, "on_epoch_end", fit_agreement.end_epoch, in_fit)
-    _replace(callbacks.CallbackList, "on_train_end", fit_agreement.end, in_fit)
+    backup, in_fit = callbacks.BackupAndRestore, fit_callbacks.is_in_fit
+    _replace(callbacks.ModelCheckpoint, "_save_model", fit_callbacks.checkpoint, _trains_under_ours)
+    _replace(backup, "on_train_begin", fit_callbacks.restore, _trains_under_ours)
+    _replace(backup, "_save_model", fit_callbacks.on_chief, _trains_under_ours)
+    _replace(backup, "on_train_end", fit_callbacks.on_chief, _trains_under_ours)
+    _replace(callbacks.CallbackList, "on_train_begin", fit_callbacks.begin, in_fit)
+    _replace(callbacks.CallbackList, "on_train_batch_end", fit_callbacks.end_batch, in_fit)
+    _replace(callbacks.CallbackList, "on_epoch_end", fit_callbacks.end_epoch, in_fit)
+    _replace(callbacks.CallbackList, "on_train_end", fit_callbacks.end, in_fit)
     # What Keras 3.10 added to make the metrics of replicas independent.
     if not hasattr(keras.Variable, "_map_synchronization"):
         for makes in ("make_train_function", "make_test_function"):

@@ -55,9 +55,9 @@ def check_replicas(
     variables = list(variables_of(model) if _is_model(model) else model)
     rule = rule_of(variables)
     rule.sync(variables)
-    apart = {id_of(variable) for variable in rule.apart()}
+    unsynchronised = {id_of(variable) for variable in rule.unsynchronised()}
     for index, variable in enumerate(variables):
-        if id_of(variable) not in apart and not _is_own(variable):
+        if id_of(variable) not in unsynchronised and not _is_own(variable):
             value = tf.convert_to_tensor(of_tensorflow(variable))
             if value.dtype == tf.string:
                 value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)

@@ -36,7 +36,7 @@ from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.moving_statistics import MovingStatistics
 from gradring.tensorflow.ops import broadcast_labelled
-from gradring.tensorflow.rules.making import make
+from gradring.tensorflow.rules.factory import make
 from gradring.tensorflow.sparse import summed
 from gradring.tensorflow.start_wait import eager_step
 

@@ -7,8 +7,8 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use gradring_core::communicator::Communicator;
-use gradring_net::config::Config;
-use gradring_proto::dtype::ReduceOp;
+use gradring_core::config::Config;
+use gradring_core::dtype::ReduceOp;
 
 const USAGE: &str =
     "usage: GRADRING_TOKEN=SECRET sum RANK SIZE ADDRESS, where rank 0 listens at ADDRESS";

@@ -1,53 +1,35 @@
 //! A connected group of ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
 
-use crate::calibration;
-use crate::engine::{Engine, Parts, SpinPolicy, Supervisor as _};
+use crate::engine::{Engine, Supervisor as _};
 use crate::failure::Monitor;
 use crate::forming::listener::GroupListener;
-use crate::forming::on_demand::PeerConnector;
-use crate::forming::rendezvous;
-use crate::forming::roster::{Roster, this_member};
-use crate::observe::flight_recorder::{self, FlightRecorder};
+use crate::forming::roster::Roster;
 use crate::observe::journal::Journal;
-use crate::observe::own_state::OwnState;
 use crate::observe::stats::Stats;
-use crate::observe::{clock, record, signals};
+use crate::observe::{clock, flight_recorder, record, signals};
 use crate::work::Work;
 use gradring_net::abort::AbortSwitch;
 use gradring_net::caller::Interrupt;
 use gradring_net::config::Config;
-use gradring_net::host::host_name;
 use gradring_net::link::forks::PerProcess;
-use gradring_net::link::kind::Kind;
-use gradring_net::link::negotiation::{self, Failed};
-use gradring_net::link::{shm, tcp};
-use gradring_net::session::credentials::Credentials;
+use gradring_net::link::negotiation;
 use gradring_net::session::listener::bind_beside;
 use gradring_proto::collective::Request;
-use gradring_proto::error::{
-    self, Abort, Error, Lost, NotFormed, Result, Text, Unusable, shortened,
-};
-use gradring_proto::kernel;
+use gradring_proto::error::{self, Abort, Error, Lost, NotFormed, Result, Text, shortened};
 use gradring_proto::lock::lock;
-use gradring_proto::schedule::choice::Policy;
 use gradring_proto::wire::gossip::Gossip;
-use gradring_proto::wire::handshake::GroupId;
 
 mod channels;
+mod connecting;
 mod slices;
 
 use channels::Channels;
-
-/// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
-const NARROWED_FROM_BYTES: usize = 64 << 10;
 
 /// A connected group of ranks with an order.
 pub struct Communicator {
@@ -95,171 +77,6 @@ impl Communicator {
     pub fn connect(config: &Config, interrupt: Interrupt<'_>) -> Result<Arc<Self>> {
         let kinds = negotiation::offered(&config.settings.transport)?;
         Self::connect_over(&kinds, config, interrupt)
-    }
-
-    /// As `connect`, over links of these kinds whatever the settings say.
-    ///
-    /// # Errors
-    /// As for `connect`.
-    pub fn connect_over(
-        kinds: &[Kind],
-        config: &Config,
-        interrupt: Interrupt<'_>,
-    ) -> Result<Arc<Self>> {
-        config.validate()?;
-        [kernel::ignored_override(), tcp::ignored_congestion()]
-            .into_iter()
-            .flatten()
-            .for_each(config.on_warning);
-        let settings = &config.settings;
-        let started = Instant::now();
-        let cannot = |error: std::io::Error| {
-            // The only calls that would block if they could are those for threads.
-            let thread = (error.kind() == ErrorKind::WouldBlock).then(|| Error::no_thread(&error));
-            thread
-                .or_else(|| Error::out_of_resources(&error, "cannot make its connections"))
-                .unwrap_or_else(|| {
-                    let error = Text::of(error);
-                    NotFormed::Socket { error }.into()
-                })
-                .blaming(config.rank, host_name())
-        };
-        let (roster, connections, neighbours, met) = if config.world_size == 1 {
-            let roster = Roster::new(vec![this_member(String::new(), config, kinds)]);
-            (roster, BTreeMap::new(), Vec::new(), None)
-        } else {
-            let formed = rendezvous::form(config, kinds, interrupt)?;
-            let met = Met {
-                listener: formed.listener,
-                own_state: formed.own_state,
-                group: formed.group,
-                credentials: formed.credentials,
-            };
-            (formed.roster, formed.data, formed.control, Some(met))
-        };
-        let abort = Arc::new(AbortSwitch::of(config.part.clone()));
-        let recorder = Arc::new(FlightRecorder::new(config.generation));
-        let hosts = (0..config.world_size)
-            .map(|rank| roster.host(rank).to_owned())
-            .collect();
-        let journal = Arc::new(Journal::new(config.rank, hosts, Arc::clone(&recorder)));
-        let monitor = Monitor::start(
-            Arc::clone(&journal),
-            neighbours,
-            Arc::clone(&abort),
-            config.timing,
-            config.on_warning,
-        )
-        .map_err(cannot)?;
-        let monitor = Arc::new(monitor);
-        let deadline =
-            (started + settings.timeout).max(Instant::now() + config.conversation_limit());
-        let mut interrupted = false;
-        let mut go_on = || {
-            interrupted |= interrupt.interrupts();
-            !interrupted && abort.cause().is_none()
-        };
-        let offers = roster.members().iter();
-        let offers: Vec<_> = offers.map(|member| member.transports.clone()).collect();
-        let topology = roster.topology();
-        let connects_on_demand = offers
-            .iter()
-            .all(|kinds| kinds.iter().any(|it| it == tcp::KIND.name));
-        let agreed = negotiation::agree(
-            (config.rank, &topology),
-            kinds,
-            &offers,
-            connections,
-            settings.checksum,
-            deadline,
-            &mut go_on,
-        );
-        let mut agreed = agreed.map_err(cannot)?.map_err(|failed| {
-            let error = match interrupted {
-                true => rendezvous::interrupted(config.rank),
-                false => without_link(config, &roster, &failed),
-            };
-            monitor.first_cause(error).after(started.elapsed())
-        })?;
-        // Ranks of other hosts need no reason.
-        let refused = &mut agreed.refused;
-        refused.retain(|&peer, _| roster.same_host(config.rank, peer));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin_policy = SpinPolicy::of(roster.local_size(config.rank), cores);
-        let tcp_congestion = agreed.mesh.congestion();
-        let connector = met.as_ref().map(|met| {
-            Arc::new(PeerConnector {
-                config: config.clone(),
-                kinds: kinds.to_vec(),
-                credentials: Arc::clone(&met.credentials),
-                group: met.group,
-                roster: roster.clone(),
-                accepted: Arc::clone(&met.listener.accepted),
-                abort: Arc::clone(&abort),
-                supervisor: Arc::clone(&monitor) as _,
-            })
-        });
-        let mesh = match &connector {
-            Some(connector) if connects_on_demand => {
-                (agreed.mesh).with_connector(|waker| connector.for_collectives(waker))
-            }
-            _ => agreed.mesh,
-        };
-        let engine = Engine::new(Parts {
-            rank: config.rank,
-            policy: Policy {
-                rules: settings.algorithm.clone(),
-                reproducible: settings.reproducible,
-                wire_dtype: settings.wire_dtype,
-                narrowed_from_bytes: NARROWED_FROM_BYTES,
-                connects_on_demand,
-                ..Policy::new(topology)
-            },
-            transport: Box::new(mesh),
-            supervisor: Arc::clone(&monitor) as _,
-            abort: Arc::clone(&abort),
-            recorder: Arc::clone(&recorder),
-            stall_timeout: settings.stall_timeout,
-            stall_warning: settings.stall_warning,
-            spin_policy,
-        })
-        .map_err(|error| monitor.first_cause(error))?;
-        let listener = met.map(|met| {
-            let members = roster.members().iter();
-            let members = members.map(|member| (member.address.clone(), member.host.clone()));
-            (met.own_state).has_formed(
-                members.collect(),
-                Arc::clone(&recorder),
-                Arc::clone(&abort),
-            );
-            met.listener
-        });
-        if config.world_size > 1 && engine.policy().is_mesh() {
-            calibration::measure(&engine, interrupt)?;
-        }
-        let communicator = Arc::new(Self {
-            id: config
-                .id
-                .unwrap_or_else(|| NEXT_ID.fetch_add(1, Ordering::Relaxed)),
-            generation: config.generation,
-            rank: config.rank,
-            roster,
-            streams: settings.streams,
-            checksum: settings.checksum,
-            transport_name: agreed.name,
-            memory_not_shared: agreed.refused,
-            tcp_congestion,
-            engine,
-            channels: Channels::new(connector, spin_policy, Arc::clone(&journal.recorder)),
-            monitor,
-            listener: Mutex::new(listener),
-            journal,
-            abort,
-            traced_since_ns: Mutex::default(),
-        });
-        OPEN.lock()
-            .insert(communicator.id, Arc::downgrade(&communicator));
-        Ok(communicator)
     }
 
     /// The open communicator of this number in this process.
@@ -434,39 +251,4 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// What a rank has beside connections when it has met the others.
-struct Met {
-    listener: GroupListener,
-    own_state: Arc<OwnState>,
-    group: GroupId,
-    credentials: Arc<Credentials>,
-}
-
-/// The error of a rank that has no link to a peer.
-fn without_link(config: &Config, roster: &Roster, failed: &Failed) -> Error {
-    let rank = config.rank;
-    let (peer, error) = match failed {
-        Failed::Refused { peer, reason } => {
-            let reason = reason.as_str().into();
-            let fact = if config.settings.transport == shm::KIND.name {
-                Unusable::NoSharedMemory { rank, reason }
-            } else {
-                Unusable::NoLink { rank, reason }
-            };
-            (peer, Error::from(fact))
-        }
-        Failed::Broken { peer, error } => {
-            let fact = match error.kind() {
-                ErrorKind::TimedOut => NotFormed::LinkSilent { rank },
-                _ => NotFormed::LinkBroke {
-                    rank,
-                    error: Text::of(error),
-                },
-            };
-            (peer, Error::from(fact))
-        }
-    };
-    error.blaming(*peer, roster.host(*peer))
 }

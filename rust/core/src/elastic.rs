@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::Communicator;
 use crate::forming::access::GroupAccess;
 use crate::forming::listener::GroupListener;
-use crate::forming::members::{self, Answers};
+use crate::forming::membership::{self, Answers};
 use crate::observe::own_state::OwnState;
 use gradring_net::caller::{Caller, INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
@@ -161,7 +161,7 @@ impl Participant {
         group: Option<&Communicator>,
         addresses: &[String],
         workers: RangeInclusive<usize>,
-        patience: Duration,
+        worker_timeout: Duration,
     ) -> Result<Self> {
         let credentials = Credentials::of(config)?;
         let listening = group.and_then(Communicator::listening);
@@ -173,7 +173,7 @@ impl Participant {
             config: config.clone(),
             client: MemberClient { credentials },
             timing: Timing {
-                workers: patience,
+                workers: worker_timeout,
                 ..Timing::default()
             },
             workers,
@@ -195,7 +195,7 @@ impl Participant {
             between: Mutex::default(),
         });
         let answers: Arc<dyn Answers> = Arc::clone(&shared) as _;
-        members::register(&answers);
+        membership::register(&answers);
         if group.is_none_or(|group| group.world_size() == 1) {
             shared.listen_between()?;
         }

@@ -9,9 +9,9 @@ use std::thread;
 use half::{bf16, f16};
 
 use gradring_core::communicator::Communicator;
-use gradring_net::config::Config;
-use gradring_proto::dtype::{Element, ReduceOp};
-use gradring_proto::error::{Blamed, ErrorKind};
+use gradring_core::config::Config;
+use gradring_core::dtype::{Element, ReduceOp};
+use gradring_core::error::{Blamed, ErrorKind};
 
 use common::free_address;
 

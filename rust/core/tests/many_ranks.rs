@@ -124,7 +124,7 @@ fn sent(from: usize, to: usize) -> [i64; CHUNK] {
     [(1000 * from + to) as i64; CHUNK]
 }
 
-/// Ranks connect that have had nothing to say to each other.
+/// Ranks connect lazily, when they first exchange something.
 fn to_and_from_a_root(communicator: &Communicator, rank: usize, world_size: usize) {
     let (root, chunk) = (world_size / 3, CHUNK);
     let mut gathered = sent(rank, 0).to_vec();

@@ -1,4 +1,4 @@
-//! What processes say about the members of the next group.
+//! Messages of the consensus about the members of the next group.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What a rank asks for: a collective over a buffer, under a name.
+//! A collective as a rank asks for it: over a buffer, under a name.
 
 use std::fmt::{self, Write as _};
 

@@ -64,13 +64,13 @@ impl elastic::Owner for Owner<'_> {
 #[pymethods]
 impl Participant {
     #[new]
-    #[pyo3(signature = (*, group, addresses, workers, patience, config))]
+    #[pyo3(signature = (*, group, addresses, workers, worker_timeout, config))]
     fn new(
         py: Python<'_>,
         group: &Bound<'_, Communicator>,
         addresses: Vec<String>,
         workers: (usize, usize),
-        patience: f64,
+        worker_timeout: f64,
         config: &Bound<'_, Config>,
     ) -> PyResult<Self> {
         let group = Arc::clone(&group.get().inner);
@@ -80,9 +80,15 @@ impl Participant {
                 ..config.get().inner.clone()
             };
             let workers = workers.0..=workers.1;
-            let patience = Duration::from_secs_f64(patience.clamp(0.0, LONGEST_S));
+            let worker_timeout = Duration::from_secs_f64(worker_timeout.clamp(0.0, LONGEST_S));
             let inner = detached(py, || {
-                elastic::Participant::new(&config, Some(&group), &addresses, workers, patience)
+                elastic::Participant::new(
+                    &config,
+                    Some(&group),
+                    &addresses,
+                    workers,
+                    worker_timeout,
+                )
             });
             let inner = inner.map_err(|error| to_python(py, &error))?;
             Ok(Self { inner })

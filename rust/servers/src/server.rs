@@ -467,9 +467,10 @@ impl Core {
             while let Some((_, channel)) = self.workers.get_mut(&worker) {
                 channel.values_max = values_max;
                 match channel.recv(&mut turn, now) {
-                    Ok(Some(Message::Request(copy, request))) if request.worker == worker => {
-                        self.answer(copy, &request, now)?;
-                    }
+                    Ok(Some(Message::Request(copy, request))) => match request.check_from(worker) {
+                        Ok(()) => self.answer(copy, &request, now)?,
+                        Err(_) => self.lose_worker(worker, now),
+                    },
                     Ok(Some(_)) => {}
                     Ok(None) => break,
                     Err(_) => self.lose_worker(worker, now),

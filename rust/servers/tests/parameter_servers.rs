@@ -83,8 +83,8 @@ fn serve_as(
         server,
         addresses: addresses.to_vec(),
     };
-    let patience = Duration::from_secs(2);
-    let server = Server::new(place, rules, directory, patience, config).unwrap();
+    let worker_timeout = Duration::from_secs(2);
+    let server = Server::new(place, rules, directory, worker_timeout, config).unwrap();
     let server = Arc::new(server);
     let other = Arc::clone(&server);
     let thread = std::thread::spawn(move || other.serve(&mut || false));

@@ -32,7 +32,7 @@ pub(crate) struct Check {
     variables: Vec<String>,
     /// How often these gradients have been started, by any node of any graph.
     steps: Arc<AtomicU64>,
-    said: Arc<Mutex<Said>>,
+    limit: Arc<Mutex<LogLimit>>,
 }
 
 /// What the nodes of one key share: it is gone with the last of them.
@@ -58,7 +58,7 @@ impl<K: Eq + Hash, V: Default> Shared<K, V> {
 /// By the number of a communicator, and the names of variables.
 static STEPS: Shared<(i64, String), AtomicU64> = Shared::new();
 /// By the number of a communicator.
-static SAID: Shared<i64, Mutex<Said>> = Shared::new();
+static LIMITS: Shared<i64, Mutex<LogLimit>> = Shared::new();
 
 #[derive(Clone, Copy)]
 enum Action {
@@ -68,7 +68,7 @@ enum Action {
 
 /// Of one communicator: when the last line was, and how many were swallowed since.
 #[derive(Default)]
-struct Said {
+struct LogLimit {
     at: Option<Instant>,
     swallowed: u64,
 }
@@ -91,7 +91,7 @@ impl Check {
             action,
             variables: variables.lines().map(str::to_owned).collect(),
             steps: STEPS.of((communicator, variables)),
-            said: SAID.of(communicator),
+            limit: LIMITS.of(communicator),
         }))
     }
 
@@ -110,8 +110,8 @@ impl Check {
         match self.action {
             Action::Raise => communicator.abort(&text),
             Action::Warn => {
-                let mut said = lock(&self.said);
-                if let Some(more) = said.now(Instant::now()) {
+                let mut limit = lock(&self.limit);
+                if let Some(more) = limit.now(Instant::now()) {
                     communicator.log_line(&format!("{text}{more}"));
                 }
             }
@@ -137,7 +137,7 @@ impl Check {
     }
 }
 
-impl Said {
+impl LogLimit {
     /// What to add to the line that is due now; `None` if none is.
     fn now(&mut self, now: Instant) -> Option<String> {
         if self.at.is_some_and(|at| now < at + QUIET) {
@@ -188,7 +188,7 @@ mod tests {
             action: Action::Warn,
             variables: variables.iter().map(|&name| name.to_owned()).collect(),
             steps: Arc::default(),
-            said: Arc::default(),
+            limit: Arc::default(),
         }
     }
 
@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn after_a_line_findings_are_counted_for_a_while() {
-        let (mut said, start) = (Said::default(), Instant::now());
-        assert_eq!(said.now(start), Some(String::new()));
-        assert_eq!(said.now(start), None);
-        assert_eq!(said.now(start + QUIET / 2), None);
-        let next = said.now(start + QUIET).unwrap();
+        let (mut limit, start) = (LogLimit::default(), Instant::now());
+        assert_eq!(limit.now(start), Some(String::new()));
+        assert_eq!(limit.now(start), None);
+        assert_eq!(limit.now(start + QUIET / 2), None);
+        let next = limit.now(start + QUIET).unwrap();
         assert_eq!(next, " (2 more findings since the last such line)");
-        assert_eq!(said.now(start + QUIET), None);
+        assert_eq!(limit.now(start + QUIET), None);
     }
 }

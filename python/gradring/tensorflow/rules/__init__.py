@@ -7,7 +7,7 @@
 ``local``             `LocalSGD`
 ``parameter_server``  `ParameterServer` in a worker; `gradring.tensorflow.serving` in a server
 ``primary``           `Primary`
-``making``            the `Updates` of a rule
+``factory``           the `Updates` of a rule
 ``replicas``          `sync_replicas`, and what else finds the rule of variables
 ====================  ===========================================================================
 """

@@ -41,7 +41,7 @@ class _Sums(Round):
             total.assign(tf.zeros_like(total))
 
 
-class Accumulated(UpdatesInRounds):
+class AccumulatedUpdates(UpdatesInRounds):
     """The rule `inner`, once in `steps` steps."""
 
     def __init__(self, steps: int, inner: Updates) -> None:
@@ -91,6 +91,6 @@ class Accumulated(UpdatesInRounds):
         super().forget(variables)
         self._inner.forget(variables)
 
-    def apart(self) -> Iterator[Any]:
+    def unsynchronised(self) -> Iterator[Any]:
         """As `inner`."""
-        return self._inner.apart()
+        return self._inner.unsynchronised()

@@ -44,7 +44,7 @@ class _LocalRound(Round):
         self.before = [beside(variable, "before_round") for variable in self.trained if momenta]
 
 
-class Local(UpdatesInRounds):
+class LocalUpdates(UpdatesInRounds):
     """Averages in every `rule.every`-th step."""
 
     are_local = True
@@ -121,7 +121,7 @@ class Local(UpdatesInRounds):
         for variable, value in zip(variables, means, strict=True):
             own(variable).assign(value)
 
-    def apart(self) -> Iterator[Any]:
+    def unsynchronised(self) -> Iterator[Any]:
         """The state of the inner optimizers: each follows its own gradients."""
         for round in self.rounds.values():
             momenta = {id(momentum) for momentum in round.momenta}

@@ -39,7 +39,7 @@ from gradring.updates.rules import check_server, check_servers
 _log = logging.getLogger("gradring")
 
 
-class Pushed(Updates):
+class PushedUpdates(Updates):
     """The optimizer's step is the servers'."""
 
     are_local = True

@@ -21,7 +21,7 @@ from gradring.tensorflow.rules.updates import (
 )
 
 
-class Primary(UpdatesInRounds):
+class PrimaryUpdates(UpdatesInRounds):
     """Sums, and broadcasts from the chief; the others' optimizers have a state at rest.
 
     The sum is an all-reduce, because there is no reduction to one rank.

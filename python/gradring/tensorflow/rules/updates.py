@@ -89,7 +89,7 @@ class Updates:
     def forget(self, variables: Iterable[Any]) -> None:
         """All ranks have given these variables the same values; what was begun is void."""
 
-    def apart(self) -> Iterator[Any]:
+    def unsynchronised(self) -> Iterator[Any]:
         """What every replica has for itself, even after `sync`."""
         return iter(())
 

@@ -7,7 +7,8 @@ import re
 import shlex
 from dataclasses import dataclass, replace
 
-from gradring import build_info
+from gradring import _native, build_info
+from gradring.config.settings import READ
 from gradring.config.values import TLS_VARIABLES, Settings
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
@@ -16,10 +17,8 @@ from gradring.tools.bench import systems, values
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
 TLS = "tls"
-TRANSPORTS = ("auto", "tcp", "shm", TLS)
-ALGORITHMS = (
-    *("auto", "ring", "direct", "one_shot", "hierarchical", "star", "halving", "doubling"),
-)
+TRANSPORTS = (*READ["transport"].choices, TLS)
+ALGORITHMS = ("auto", *_native.ALGORITHMS)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)

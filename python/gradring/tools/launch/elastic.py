@@ -118,12 +118,12 @@ class Elastic(Policy):
         """Ranks have ended; returns the failures that end the job, if it ends."""
         leaving = self._slots.leaving
         exits = {process.rank: process.exit_code or 0 for process in ended}
-        apart = {
+        without_group = {
             rank
             for rank, code in exits.items()
             if code and rank in self._joining and kind_left(self._job.failure_of(rank)) == APART
         }
-        words = self._slots.ended(exits, now, apart=apart)
+        words = self._slots.ended(exits, now, without_group=without_group)
         for process in ended:
             # Its children got SIGTERM when it ended; the next process is not to meet them.
             self._kill_at[process] = now + FIRST_PAUSE_S
@@ -136,7 +136,7 @@ class Elastic(Policy):
         failed = [p for p in ended if p.exit_code != 0 and p.rank not in leaving]
         if self._slots.completed:
             # One that came too late to take part has missed nothing.
-            return [p for p in failed if p.rank not in apart and p not in self._late]
+            return [p for p in failed if p.rank not in without_group and p not in self._late]
         self._failed += failed
         return self._failed if self._slots.over else []
 

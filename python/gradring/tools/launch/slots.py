@@ -214,14 +214,14 @@ class Slots:
         return starts
 
     def ended(
-        self, exits: Mapping[int, int], now: float, *, apart: Collection[int] = ()
+        self, exits: Mapping[int, int], now: float, *, without_group: Collection[int] = ()
     ) -> dict[int, str]:
         """Ranks have ended; returns words for what follows for each, while the job goes on.
 
         Args:
             exits: Exit codes by slot, as `RankProcess` has them.
             now: The time.
-            apart: Those among them that have not found the group.
+            without_group: Those among them that have not found the group.
         """
         left = {number for number in exits if self._slots[number].leaves}
         for number in exits:
@@ -232,7 +232,7 @@ class Slots:
         return {
             number: self._after_leaving(self._slots[number], now)
             if number in left
-            else self._after(self._slots[number], code, number in apart, now)
+            else self._after(self._slots[number], code, number in without_group, now)
             for number, code in exits.items()
         }
 
@@ -240,12 +240,12 @@ class Slots:
         slot.place, slot.due_at, slot.failures = None, now, 0
         return "it is started again where there is room"
 
-    def _after(self, slot: _Slot, exit_code: int, apart: bool, now: float) -> str:
+    def _after(self, slot: _Slot, exit_code: int, without_group: bool, now: float) -> str:
         assert slot.place is not None
         host = slot.place[0]
         if exit_code in LEFT:
             pass  # those who send the signal want the rank to go, not the host
-        elif apart or now < slot.started_at + LIVED_S:
+        elif without_group or now < slot.started_at + LIVED_S:
             slot.failures += 1
         else:
             slot.failures = 0

@@ -1,4 +1,4 @@
-//! What two ranks do alone: each sends, or receives, through a channel.
+//! Point-to-point channels: of two ranks one sends and the other receives.
 //!
 //! A channel leads from one rank to another. It is a group of two inside of the group, with a link and
 //! an engine of its own, so it has an order of its own: what goes to or comes from different ranks, and

@@ -1,5 +1,5 @@
-//! What becomes of a collective that does not move, as a function of time: first it is noted, then
-//! people are warned, at last somebody is suspected.
+//! The stall detector, a function of time: a collective that does not move is first noted, then
+//! people are warned, at last a rank is suspected.
 
 use std::time::{Duration, Instant};
 

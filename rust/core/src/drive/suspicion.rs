@@ -1,4 +1,4 @@
-//! Who finds the cause of what a drive notices.
+//! The interface to those who find the cause of what a drive notices.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How a blocked caller waits.
+//! Spinning and yielding of a blocked caller, before it sleeps.
 
 use std::time::Duration;
 

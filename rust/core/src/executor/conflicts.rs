@@ -1,4 +1,4 @@
-//! Which earlier operations an operation has to follow, and on which elements.
+//! Conflicts: the earlier operations that an operation has to follow, and on which elements.
 //!
 //! Only the nearest ones are kept: on every element the last operation that wrote it, or those that
 //! have read it since. Whatever came before them they follow themselves, and on the same elements,

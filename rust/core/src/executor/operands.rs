@@ -1,4 +1,4 @@
-//! What one collective computes on: the buffer, and what is kept beside it until it is final.
+//! Operands of one collective: the buffer, and what is kept beside it until it is final.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the monitor decides: a function of messages, suspicions and time, with no socket, thread or
+//! Decisions of the monitor: a function of messages, suspicions and time, with no socket, thread or
 //! clock in sight, so that it can be simulated.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -293,6 +293,14 @@ impl Detector {
     pub(crate) fn garbled(&mut self, from: usize, error: Error) {
         let rank = self.neighbours[from].rank;
         self.fail(error.blaming(rank, self.host(rank)));
+    }
+
+    /// The others will not hear something: they hear this instead, which is short.
+    pub(crate) fn not_sent(&mut self, error: Error) {
+        let rank = self.journal.rank;
+        let cause = error.blaming(rank, self.host(rank));
+        self.abort.raise(cause.clone());
+        self.spread(cause);
     }
 
     /// The connection to a neighbour has ended.

@@ -1,4 +1,4 @@
-//! Who is to blame, from what all ranks say they did at one position.
+//! Diagnosis: the rank to blame, from what all ranks say they did at one position.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -216,7 +216,7 @@ impl Diagnosis {
         let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
         // Who is nobody's partner may do something of its own.
         let late = (self.late()).max_by_key(|&rank| (self.waiting_for(rank).0 > 0, Reverse(rank)));
-        match (late, silent, self.apart(), self.starving()) {
+        match (late, silent, self.waiting_pair(), self.starving()) {
             (Some(rank), _, _, _) => (Problem::Late, Some(rank)),
             (_, Some(rank), _, _) => (Problem::Silent, Some(rank)),
             (_, _, Some((problem, rank)), _) => (problem, Some(rank)),
@@ -299,7 +299,7 @@ impl Diagnosis {
 
     /// Of two that wait for each other, because one does something with the other alone, which has entered
     /// the collective: the one to blame. Who has entered in advance may still come to the first.
-    fn apart(&self) -> Option<(Problem, usize)> {
+    fn waiting_pair(&self) -> Option<(Problem, usize)> {
         let waits = |rank: usize| self.reports.get(rank)?.as_ref()?.waits.as_ref();
         let kept = (0..self.reports.len())
             .filter(|&rank| self.has_entered(rank) == Some(false) && self.beside(rank).is_some());

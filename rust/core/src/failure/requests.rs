@@ -1,4 +1,4 @@
-//! Where other threads leave requests for the monitor.
+//! Requests that other threads leave for the monitor.
 
 use std::sync::{Arc, Mutex};
 

@@ -121,8 +121,15 @@ impl<S: Read + Write> MonitorThread<S> {
 
     /// Leaves what the detector has to say with the neighbours it is for.
     fn hand_out(&mut self) {
+        let mut not_sent = None;
         for (audience, message) in self.detector.take_messages() {
-            let bytes = control::encode(&message);
+            let bytes = match control::encode(&message) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    not_sent = Some(error);
+                    continue;
+                }
+            };
             for (index, neighbour) in self.neighbours.iter_mut().enumerate() {
                 let meant = match audience {
                     Audience::Neighbour(only) => index == only,
@@ -132,6 +139,10 @@ impl<S: Read + Write> MonitorThread<S> {
                     neighbour.tell(&bytes);
                 }
             }
+        }
+        if let Some(error) = not_sent {
+            self.detector.not_sent(error);
+            self.hand_out();
         }
     }
 

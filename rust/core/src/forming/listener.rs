@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::forming::accepted::{AcceptedConnections, OnDemand};
 use crate::forming::access::GroupAccess;
 use crate::forming::inquiry::Inquiries;
-use crate::forming::members::Membership;
+use crate::forming::membership::Membership;
 use gradring_net::link::tcp::connection::Connection;
 pub(crate) use gradring_net::session::listener::{ListenOptions, Listener, Service, bind};
 use gradring_proto::error::{NotFormed, NotServed, Result};

@@ -1,4 +1,4 @@
-//! Links between ranks of a formed group that find something to say to each other later.
+//! Links between ranks of a formed group that connect lazily, when they first need one.
 //!
 //! Both ranks want the link at the same place of their programs, sooner or later. One connects
 //! (`peers::initiates`), and the other's listener lets it in whatever its program is doing, so the

@@ -1,4 +1,4 @@
-//! Which ranks connect with which.
+//! Pairs of ranks that connect, and which of the two begins.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(crate) fn accepts_from(rank: usize, topology: &Topology) -> Vec<usize> {
     partners
 }
 
-/// Whether of two ranks it is `initiator` that connects, if they have something to say to each other:
+/// Whether of two ranks it is `initiator` that connects, if they need a connection:
 /// to the half that stands before it.
 pub(crate) const fn initiates(initiator: usize, responder: usize, world_size: usize) -> bool {
     // Opposite ranks would connect to each other.

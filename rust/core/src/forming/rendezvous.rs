@@ -1,4 +1,4 @@
-//! How N processes become a group, within a deadline.
+//! Rendezvous: N processes become a group, within a deadline.
 //!
 //! Rank 0 listens at the rendezvous address. Every other rank opens its own listener, joins at rank
 //! 0 with the address of that listener, and gets the roster when all have joined. Then every rank

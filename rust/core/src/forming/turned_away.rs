@@ -1,4 +1,4 @@
-//! Who was turned away while the group formed, for error messages.
+//! Initiators turned away while the group formed, for error messages.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What ranks tell each other about how they are doing, in their own time.
+//! The board: what ranks tell each other about how they are doing, in their own time.
 //!
 //! Each rank's *gossip* goes around the ring about once a second over the control connections, so
 //! that every rank knows who keeps whom waiting, without a collective and also while one hangs.

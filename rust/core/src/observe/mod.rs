@@ -1,4 +1,4 @@
-//! What happened, for statistics, timelines, error messages, and those who ask from outside.
+//! Records of what happened, for statistics, timelines, error messages and questions from outside.
 
 pub mod board;
 pub mod clock;

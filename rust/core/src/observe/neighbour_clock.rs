@@ -1,4 +1,4 @@
-//! How far the clocks of two neighbours are apart, from the heartbeats between them.
+//! The difference of two neighbours' clocks, from the heartbeats between them.
 //!
 //! A heartbeat says when it was sent, by the sender's clock, and the smallest *lag* (time of
 //! arrival minus time of sending, by two different clocks) that the sender has seen of late. If

@@ -1,4 +1,4 @@
-//! What a rank knows of itself, ready for those who ask at its listener.
+//! A rank's own state, ready for those who ask at its listener.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};

@@ -1,5 +1,5 @@
-//! What one rank knows about its last collectives, as a file: read by `gradring explain`, and
-//! the raw material of a timeline.
+//! The record of one rank's last collectives, as a file: read by `gradring explain`, and the raw
+//! material of a timeline.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What tests over real sockets share.
+//! Helpers that tests over real sockets share.
 
 use std::net::TcpListener;
 

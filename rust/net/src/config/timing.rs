@@ -1,4 +1,4 @@
-//! How long the failure monitor waits for what.
+//! Timing of the failure monitor: heartbeats, silence, and the steps of a diagnosis.
 
 use std::time::Duration;
 

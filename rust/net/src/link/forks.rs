@@ -1,4 +1,4 @@
-//! What a fork of this process must not keep: its sockets, because while it has them, the end of
+//! Handles that a fork of this process must not keep: its sockets, because while it has them, the end of
 //! this process does not end its connections, and its port stays taken; and whatever refers to
 //! threads and links, which the fork does not have.
 

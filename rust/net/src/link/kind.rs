@@ -1,4 +1,4 @@
-//! What links can be made of.
+//! A kind of link: its name, and how two ranks make one.
 
 use std::io;
 use std::os::fd::BorrowedFd;

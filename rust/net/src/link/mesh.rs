@@ -20,7 +20,7 @@ pub trait LinkConnector: Send {
 
 /// The links of one rank.
 pub struct Mesh {
-    /// Indexed by rank; `None` where there has been nothing to say to each other.
+    /// Indexed by rank; `None` where no link has been needed yet.
     links: Vec<Option<Box<dyn Link>>>,
     /// Makes the others, if it can.
     connector: Option<Box<dyn LinkConnector>>,

@@ -1,4 +1,4 @@
-//! What links can be made of, and how two ranks agree about it when their group forms.
+//! Kinds of links, and the negotiation of two ranks about them when their group forms.
 //!
 //! A new transport is a folder with a [`Kind`], and its name in [`KINDS`].
 

@@ -1,4 +1,4 @@
-//! What processes ask each other, and answer.
+//! Requests and replies of the processes of an elastic job.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! What happened, and the sentence that says it to people. Code asks for the fact; nothing reads a
-//! sentence.
+//! Facts: what happened, and the sentence that says it to people. Code asks for the fact; nothing
+//! reads a sentence.
 
 use std::fmt;
 use std::ops::Deref;

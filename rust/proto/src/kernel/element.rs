@@ -1,4 +1,4 @@
-//! How two elements of each type are combined; the same bits on every machine.
+//! Arithmetic of two elements of each type; the same bits on every machine.
 
 use half::{bf16, f16};
 

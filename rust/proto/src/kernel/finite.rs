@@ -1,4 +1,4 @@
-//! How many elements are infinite or no number at all.
+//! Counts of elements that are infinite or no number at all.
 //!
 //! One pass over memory that the compiler vectorises for any processor: looking is bound by memory,
 //! so there is nothing to gain from wider vectors. Counting is for the blocks in which there is

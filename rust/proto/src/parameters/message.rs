@@ -12,6 +12,7 @@ use super::log::Entry;
 use super::optimizer::Hyper;
 use super::shard::{Payload, Weights};
 use super::snapshot::Snapshot;
+use crate::error::{Breach, Result};
 
 /// From a worker to a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,6 +23,22 @@ pub struct Request {
     pub worker: u32,
     /// What it wants.
     pub ask: Ask,
+}
+
+impl Request {
+    /// # Errors
+    /// `Protocol` when it is from another worker, or about another one's gradient.
+    pub fn check_from(&self, worker: u32) -> Result<()> {
+        let owner = match &self.ask {
+            Ask::Submit { id, .. } | Ask::Stage { id, .. } => id.worker,
+            Ask::Join { .. } | Ask::Pull { .. } | Ask::Alive(_) | Ask::Leave(_) => worker,
+        };
+        if self.worker != worker || owner != worker {
+            let wanted = format!("a request of worker {worker}").into();
+            return Err(Breach::Unexpected { wanted }.into());
+        }
+        Ok(())
+    }
 }
 
 /// What a worker wants. Servers other than the first are asked to stage and to pull only.
@@ -207,4 +224,33 @@ pub enum Report {
         /// All of it.
         state: Arc<Snapshot>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_about_the_gradient_of_another_worker_is_refused() {
+        let request = |worker, owner| {
+            let id = PushId {
+                worker: owner,
+                incarnation: Incarnation::default(),
+                number: 1,
+            };
+            let hyper = Hyper {
+                learning_rate: 0.1,
+                weight_decay: 0.0,
+            };
+            let (term, base) = (1, 0);
+            let ask = Ask::Submit { id, base, hyper };
+            Request { term, worker, ask }
+        };
+        assert_eq!(request(1, 1).check_from(1), Ok(()));
+        let wanted = "a request of worker 1".into();
+        let refused = Err(Breach::Unexpected { wanted }.into());
+        assert_eq!(request(1, 2).check_from(1), refused);
+        assert_eq!(request(2, 1).check_from(1), refused);
+        assert_eq!(request(2, 2).check_from(1), refused);
+    }
 }

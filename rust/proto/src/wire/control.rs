@@ -1,4 +1,4 @@
-//! What ranks tell their neighbours beside the data: signs of life, questions, and aborts.
+//! Control messages between neighbours, beside the data: heartbeats, questions, and aborts.
 //!
 //! Messages marked *flooded* are passed on around the ring in both directions by every rank that
 //! sees them for the first time, so one lost rank cannot keep them from the others.
@@ -113,8 +113,11 @@ impl Message {
 }
 
 /// A message with its length in front.
-pub fn encode(message: &Message) -> Vec<u8> {
-    codec::with_length(message, usize::MAX).expect("control messages can be encoded")
+///
+/// # Errors
+/// `Protocol` when it is longer than `decode` accepts.
+pub fn encode(message: &Message) -> Result<Vec<u8>, Error> {
+    codec::with_length(message, MESSAGE_BYTES_MAX)
 }
 
 /// Takes the first complete message out of `bytes`.
@@ -137,6 +140,7 @@ pub fn decode(bytes: &mut Vec<u8>) -> Result<Option<Message>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Breach;
 
     #[test]
     fn messages_survive_any_fragmentation() {
@@ -149,7 +153,7 @@ mod tests {
             Message::Query { sequence: 7 },
             Message::Abort(Error::aborted("why").blaming(3, "h")),
         ];
-        let stream: Vec<u8> = messages.iter().flat_map(encode).collect();
+        let stream: Vec<u8> = messages.iter().flat_map(|it| encode(it).unwrap()).collect();
         let (mut arrived, mut decoded) = (Vec::new(), Vec::new());
         for byte in stream {
             arrived.push(byte);
@@ -161,7 +165,20 @@ mod tests {
     #[test]
     fn an_abort_with_an_endless_reason_arrives() {
         let abort = Message::abort(Error::aborted(&"why ".repeat(100_000)));
-        assert_eq!(decode(&mut encode(&abort)), Ok(Some(abort)));
+        assert_eq!(decode(&mut encode(&abort).unwrap()), Ok(Some(abort)));
+    }
+
+    #[test]
+    fn what_no_neighbour_would_take_is_not_sent() {
+        let line = |bytes| {
+            let (rank, number, text) = (0, 0, "x".repeat(bytes));
+            encode(&Message::LogLine(LogLine { rank, number, text }))
+        };
+        let beside = line(0).unwrap().len() - 4 + 2;
+        let mut longest = line(MESSAGE_BYTES_MAX - beside).unwrap();
+        assert!(decode(&mut longest).unwrap().is_some());
+        let error = line(MESSAGE_BYTES_MAX - beside + 1).unwrap_err();
+        assert_eq!(error, Breach::TooLongToSend.into());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What announces a part of a pipe's bytes that travels in frames.
+//! The header of a frame: it announces a part of a pipe's bytes.
 //!
 //! Layout, little-endian, 16 bytes: checksum u32, length u32, sequence u32, checksum of the payload
 //! u32, which is 0 where payloads are not checked. The payload follows. The first checksum is of a

@@ -1,4 +1,4 @@
-//! What ranks tell each other about how they are doing, and what their clocks say.
+//! Gossip: how each rank is doing, and what its clock says.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! How a connection begins: who connects, for what purpose, and the proof that both know the token.
+//! The handshake of a connection: who connects, for what purpose, and the proof that both know the token.
 //!
 //! initiator -> responder  `Hello`: who connects to whom, in which group, with a nonce
 //! responder -> initiator  `Welcome`: who answers, another nonce, and HMAC(token, "callee", everything so far)
@@ -47,8 +47,8 @@ pub enum Purpose {
     },
     /// To carry signs of life, questions and aborts, both ways.
     Control,
-    /// To carry payload between two ranks of a formed group that have found something to say to each
-    /// other, as one of the streams of their pipe.
+    /// To carry payload between two ranks of a formed group that connect lazily, as one of the
+    /// streams of their pipe.
     OnDemand {
         /// What for.
         traffic: Traffic,

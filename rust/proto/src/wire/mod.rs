@@ -1,4 +1,4 @@
-//! What travels between ranks, as bytes; no socket in sight.
+//! Messages between ranks, as bytes; no socket in sight.
 
 pub mod codec;
 pub mod contract;

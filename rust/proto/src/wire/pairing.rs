@@ -1,11 +1,11 @@
-//! What two ranks tell each other over TCP while they try to share memory (see `link::shm`).
+//! Messages of two ranks over TCP while they try to share memory (see `link::shm`).
 
 use std::io::{self, ErrorKind, Read};
 
 use crate::wire::codec;
 
 /// What is needed to go on, or why there will be no shared memory.
-pub(crate) type Said = Result<Vec<u8>, String>;
+pub(crate) type Message = Result<Vec<u8>, String>;
 
 /// Bound on contents and reasons, in bytes.
 const BYTES_MAX: usize = u8::MAX as usize;
@@ -16,8 +16,8 @@ const MESSAGE_BYTES_MAX: usize = BYTES_MAX + 3;
 ///
 /// # Panics
 /// When what is needed, or why not, is longer than 255 bytes.
-pub fn encode(said: &Said) -> Vec<u8> {
-    codec::with_length(said, MESSAGE_BYTES_MAX).expect("contents are short")
+pub fn encode(message: &Message) -> Vec<u8> {
+    codec::with_length(message, MESSAGE_BYTES_MAX).expect("contents are short")
 }
 
 /// A reason as it travels: long ones are cut.
@@ -29,7 +29,7 @@ pub fn cut(mut reason: String) -> String {
 }
 
 /// The other side's next message.
-pub fn read(stream: &mut impl Read) -> io::Result<Said> {
+pub fn read(stream: &mut impl Read) -> io::Result<Message> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let invalid = |_| io::Error::from(ErrorKind::InvalidData);

@@ -1,4 +1,4 @@
-//! What a rank answers when somebody asks how it is.
+//! The state of a rank, as it answers a question from outside.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ pub(super) const MOMENTUM: f32 = 0.5;
 
 /// What a worker pushed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pushed {
+pub(super) struct PushedGradient {
     /// The oldest weights with which it was computed.
     pub(super) base: Point,
     pub(super) is_initial: bool,
@@ -33,7 +33,7 @@ struct Node {
 
 #[derive(Default)]
 pub(super) struct Record {
-    pushes: BTreeMap<PushId, Pushed>,
+    pushes: BTreeMap<PushId, PushedGradient>,
     nodes: BTreeMap<Point, Node>,
     examples: BTreeSet<&'static str>,
     /// By worker: weights that it was given to compute with.
@@ -92,7 +92,7 @@ impl Record {
     }
 
     /// A worker has computed something new.
-    pub(super) fn pushes(&mut self, id: PushId, pushed: Pushed) -> Result<(), String> {
+    pub(super) fn pushes(&mut self, id: PushId, pushed: PushedGradient) -> Result<(), String> {
         if !pushed.is_initial {
             self.pushed[id.worker as usize] += 1;
         }

@@ -56,8 +56,8 @@ pub(super) enum Kind {
     Applied,
     Install,
     Installed,
-    Give,
-    Given,
+    FetchState,
+    FetchedState,
 }
 
 const KINDS: [Kind; 13] = [
@@ -72,8 +72,8 @@ const KINDS: [Kind; 13] = [
     Kind::Applied,
     Kind::Install,
     Kind::Installed,
-    Kind::Give,
-    Kind::Given,
+    Kind::FetchState,
+    Kind::FetchedState,
 ];
 
 /// A fault that hits a process.

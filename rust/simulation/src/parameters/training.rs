@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::disk::Shared;
-use super::record::{ELEMENTS, MOMENTUM, Pushed, Record, learning_rate, value};
+use super::record::{ELEMENTS, MOMENTUM, PushedGradient, Record, learning_rate, value};
 use super::scenario::{Harm, Kind, Scenario, Who, timing};
 use crate::world::every::Without;
 use crate::world::faults::{Faults, Hits};
@@ -19,7 +19,7 @@ use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::Server;
 use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
 use gradring_proto::parameters::snapshot::Snapshot;
-use gradring_proto::parameters::worker::{Event as Told, Worker};
+use gradring_proto::parameters::worker::{self, Worker};
 
 /// Faults that messages trigger come before this.
 const LAST_FAULT: Moment = 10 * SECOND;
@@ -82,7 +82,7 @@ struct ServerProcess {
 struct WorkerProcess {
     worker: Worker,
     /// Which computation, with which weights.
-    computes: Option<(u64, Pushed)>,
+    computes: Option<(u64, PushedGradient)>,
     computations: u64,
 }
 
@@ -315,7 +315,7 @@ impl Training {
                 }
                 self.drive_server(server);
             }
-            (Who::Server(_), Message::Order(keeper, order)) => self.obey(keeper, order)?,
+            (Who::Server(_), Message::Order(keeper, order)) => self.apply(keeper, order)?,
             (Who::Server(server), Message::Report(from, report)) => {
                 if let Some(process) = &mut self.servers[server].process
                     && let Some(sequencer) = &mut process.sequencer
@@ -335,7 +335,7 @@ impl Training {
         Ok(())
     }
 
-    fn obey(&mut self, keeper: usize, order: Order) -> Result<(), String> {
+    fn apply(&mut self, keeper: usize, order: Order) -> Result<(), String> {
         let keepers = self.scenario.keepers;
         let (server, copy) = (keepers.server(keeper), keepers.copy(keeper));
         let Some(process) = &mut self.servers[server].process else {
@@ -520,15 +520,15 @@ impl Training {
         }
         let pushed = match told {
             None => return Ok(()),
-            Some(Told::WantsInitial) => Pushed {
+            Some(worker::Event::WantsInitial) => PushedGradient {
                 base: Point::default(),
                 is_initial: true,
                 is_torn: false,
             },
-            Some(Told::Weights(pulled)) => {
+            Some(worker::Event::Weights(pulled)) => {
                 self.record.begins(&self.scenario, index, &pulled)?;
                 let points = pulled.iter().map(|(point, _)| *point);
-                Pushed {
+                PushedGradient {
                     base: points.min_by_key(|point| point.version).unwrap_or_default(),
                     is_initial: false,
                     is_torn: pulled.iter().any(|(point, _)| *point != pulled[0].0),
@@ -672,13 +672,13 @@ fn kind(message: &Message) -> Option<Kind> {
         Message::Order(_, order) => match order {
             Order::Append { entries, .. } if !entries.is_empty() => Kind::Append,
             Order::Install(_) | Order::InstallSnapshot(..) => Kind::Install,
-            Order::FetchState(_) => Kind::Give,
+            Order::FetchState(_) => Kind::FetchState,
             _ => return None,
         },
         Message::Report(_, report) => match report {
             Report::Applied { .. } => Kind::Applied,
             Report::Installed { .. } => Kind::Installed,
-            Report::FetchedState { .. } => Kind::Given,
+            Report::FetchedState { .. } => Kind::FetchedState,
             _ => return None,
         },
     })

@@ -1,7 +1,7 @@
 """The methods of `gradring.updates.AllReduce.compression` under TensorFlow.
 
 ==================  =============================================================================
-``compressed``      `Compressed`, the rule: which gradients are compressed, and together
+``compressed``      `CompressedUpdates`, the rule: which gradients are compressed, and together
 ``bucket``          `Bucket`: gradients that travel together, and what they have lost so far
 ``owners``          sums of encoded parts, by their owners: for ``int8`` and ``bits16``
 ``int8``            bytes with a scale for each block

@@ -69,7 +69,7 @@ class _Memories(Round):
             memory.clear()
 
 
-class Compressed(UpdatesInRounds):
+class CompressedUpdates(UpdatesInRounds):
     """Sums compressed gradients, and lets every rank apply them.
 
     A round lasts as long as the optimizer does: what is lost is always kept for the next step.

@@ -1,4 +1,4 @@
-//! Who did not join, and what is found at their addresses.
+//! Ranks that did not join, and what is found at their addresses.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};

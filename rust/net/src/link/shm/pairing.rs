@@ -1,4 +1,4 @@
-//! How two ranks come to share memory, over a connection on which they know each other already.
+//! Pairing for shared memory, over a connection on which two ranks know each other already.
 //!
 //! ```text
 //! initiator -> responder  TCP   name of a Unix socket and a nonce      | why not

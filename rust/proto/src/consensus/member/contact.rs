@@ -1,4 +1,4 @@
-//! Whom to ask when.
+//! Contacts of a member: whom to ask next, when, and whether to give up.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a process answers to others, and makes of their answers.
+//! A member's answers to requests, and what it makes of the answers of others.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

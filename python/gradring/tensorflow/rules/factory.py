@@ -6,11 +6,11 @@ from gradring import updates
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cluster import Served
-from gradring.tensorflow.rules.accumulation import Accumulated
-from gradring.tensorflow.rules.compression.compressed import Compressed
-from gradring.tensorflow.rules.local import Local
-from gradring.tensorflow.rules.parameter_server import Pushed
-from gradring.tensorflow.rules.primary import Primary
+from gradring.tensorflow.rules.accumulation import AccumulatedUpdates
+from gradring.tensorflow.rules.compression.compressed import CompressedUpdates
+from gradring.tensorflow.rules.local import LocalUpdates
+from gradring.tensorflow.rules.parameter_server import PushedUpdates
+from gradring.tensorflow.rules.primary import PrimaryUpdates
 from gradring.tensorflow.rules.updates import Updates
 from gradring.tensorflow.start_wait import ALL_TO_ALL_RANKS_MAX
 
@@ -43,10 +43,10 @@ def make(
         )
     if isinstance(rule, updates.ParameterServer):
         assert served is not None, "a strategy knows who serves"
-        return Pushed(rule, served)
+        return PushedUpdates(rule, served)
     if isinstance(rule, updates.LocalSGD):
-        return Local(rule, communicator, bucket_bytes)
-    inner = Updates() if isinstance(rule, updates.AllReduce) else Primary(communicator)
+        return LocalUpdates(rule, communicator, bucket_bytes)
+    inner = Updates() if isinstance(rule, updates.AllReduce) else PrimaryUpdates(communicator)
     if isinstance(rule, updates.AllReduce) and rule.compression is not None:
         if check_gradients is not None:
             raise ConfigError(
@@ -61,5 +61,5 @@ def make(
                 f"can do, and these are {communicator.world_size}; use TopK or PowerSGD, or "
                 "init(wire_dtype=...)"
             )
-        inner = Compressed(rule.compression, communicator, bucket_bytes)
-    return inner if rule.sync_every == 1 else Accumulated(rule.sync_every, inner)
+        inner = CompressedUpdates(rule.compression, communicator, bucket_bytes)
+    return inner if rule.sync_every == 1 else AccumulatedUpdates(rule.sync_every, inner)

@@ -1,4 +1,4 @@
-"""Agreement of all ranks in Keras' `fit`, whatever callbacks each of them has.
+"""Callbacks of Keras' `fit`, in which all ranks agree, whichever each of them has.
 
 A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
 ranks. So no callback has collectives of its own; the ranks meet where each of them comes by in any
