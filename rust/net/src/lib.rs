@@ -1,5 +1,5 @@
-//! How gradring's processes reach each other: [`link`]s carry the bytes of collectives and messages,
-//! and a [`session`] finds, proves and lets in who is at their ends. [`config`] is what all of it is
+//! Links and sessions between gradring's processes: a [`link`] carries the bytes of collectives and
+//! messages, a [`session`] finds, proves and lets in who is at its ends. [`config`] is what all of it is
 //! told, and an [`abort`] switch or the [`caller`] ends every wait.
 
 pub mod abort;

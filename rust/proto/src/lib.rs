@@ -1,4 +1,4 @@
-//! What gradring's processes decide and say, as functions of messages and time.
+//! Decisions and messages of gradring's processes, as functions of messages and time.
 //!
 //! [`schedule`] has collectives as data, [`kernel`] their arithmetic, [`wire`] what travels,
 //! [`consensus`] who is in the next group of an elastic job, and [`parameters`] what parameter servers
