@@ -2,12 +2,12 @@
 //! neither Python nor TensorFlow, and is a library of its own: a program in Rust needs nothing else.
 //!
 //! ```no_run
-//! use crate::communicator::Communicator;
-//! use gradring_net::config::Config;
-//! use gradring_proto::dtype::ReduceOp;
+//! use gradring_core::communicator::Communicator;
+//! use gradring_core::config::Config;
+//! use gradring_core::dtype::ReduceOp;
 //!
 //! # fn rank_of_this_process() -> usize { 0 }
-//! # fn main() -> gradring_proto::error::Result<()> {
+//! # fn main() -> gradring_core::error::Result<()> {
 //! // On each of two hosts, with a rank of its own; rank 0 listens at this address.
 //! let mut config = Config::new(rank_of_this_process(), 2, "node-a:29500");
 //! config.token = b"the job's shared secret".into();
@@ -53,10 +53,10 @@
 //! # How it is built
 //!
 //! From the top down: a [`communicator::Communicator`] is a connected group; its
-//! [`engine::Engine`] runs collectives in launch order; the executor performs one `schedule` (a
-//! collective as data) over `gradring-net`'s links, reducing with `gradring-proto`'s kernels. `forming` forms the group,
-//! `failure` notices failures and finds their causes, [`observe`] keeps what happened; `wire` says
-//! what travels.
+//! [`engine::Engine`] runs collectives in launch order; the executor performs one schedule (a
+//! collective as data, of `gradring-proto`) over links of `gradring-net`, reducing with the kernels of
+//! `gradring-proto`. `forming` forms the group, `failure` notices failures and finds their causes,
+//! [`observe`] keeps what happened.
 
 mod calibration;
 pub mod communicator;

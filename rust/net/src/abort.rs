@@ -59,6 +59,7 @@ impl AbortSwitch {
 
     /// Why it was raised, if it was. Cheap while it is not.
     #[must_use]
+    #[inline]
     pub fn cause(&self) -> Option<Error> {
         if !self.raised.load(Ordering::Acquire) {
             return None;

@@ -100,18 +100,21 @@ impl Buffer {
 
     /// Element type of every slice.
     #[must_use]
+    #[inline]
     pub const fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// Number of elements in all slices together.
     #[must_use]
+    #[inline]
     pub const fn count(&self) -> usize {
         self.count
     }
 
     /// Fills `parts` with the memory of a byte range, as far as they reach; returns how many
     /// parts were filled.
+    #[inline]
     pub fn gather<'a>(&'a self, bytes: Range<usize>, parts: &mut [IoSlice<'a>]) -> usize {
         let mut filled = 0;
         for (part, (start, length)) in parts.iter_mut().zip(self.pieces(bytes)) {
@@ -123,6 +126,7 @@ impl Buffer {
     }
 
     /// As `gather`, for writing.
+    #[inline]
     pub fn scatter<'a>(&'a mut self, bytes: Range<usize>, parts: &mut [IoSliceMut<'a>]) -> usize {
         let mut filled = 0;
         for (part, (start, length)) in parts.iter_mut().zip(self.pieces(bytes)) {
@@ -134,6 +138,7 @@ impl Buffer {
     }
 
     /// The memory of a range of elements, piece by piece.
+    #[inline]
     pub fn elements(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         let size = self.dtype.size_bytes();
         self.pieces(range.start * size..range.end * size)
@@ -193,6 +198,7 @@ impl Buffer {
     }
 
     /// Combines `source`, whole elements of this buffer's type, into the elements from `at` on.
+    #[inline]
     pub fn reduce_from(&mut self, op: ReduceOp, at: usize, source: &[u8]) {
         let size = self.dtype.size_bytes();
         assert!(source.as_ptr().addr().is_multiple_of(size) && source.len().is_multiple_of(size));

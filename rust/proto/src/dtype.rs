@@ -29,6 +29,7 @@ named! {
 impl DType {
     /// Size of one element in bytes.
     #[must_use]
+    #[inline]
     pub const fn size_bytes(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -43,6 +44,7 @@ impl DType {
     /// 16-bit floats accumulate in float32 and are rounded once, at the end. The integer mean
     /// accumulates in a wider integer, so that only the mean itself has to fit.
     #[must_use]
+    #[inline]
     pub const fn accumulator(self, op: ReduceOp) -> Self {
         match (self, op) {
             (Self::F16 | Self::Bf16, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Product) => {

@@ -193,6 +193,7 @@ pub enum Turn {
 impl Action {
     /// What the transfer that feeds this action carries.
     #[must_use]
+    #[inline]
     pub const fn contents(self) -> Contents {
         match self {
             Self::Reduce | Self::ReduceAndFinish | Self::SetAside => Contents::Partial,
@@ -400,6 +401,7 @@ fn fold_in_rank_order(world_size: usize, range: &Range<usize>) -> Schedule {
 /// Chunk `index` of `count` elements cut into `parts`: the first `count % parts` chunks have one
 /// element more than the others, as in `numpy.array_split`.
 #[must_use]
+#[inline]
 pub const fn chunk(count: usize, parts: usize, index: usize) -> Range<usize> {
     let (least, longer) = (count / parts, count % parts);
     let start = index * least + if index < longer { index } else { longer };

@@ -97,6 +97,7 @@ impl Contract {
 /// # Panics
 /// When a rank is not below 65,536; groups are much smaller.
 #[must_use]
+#[inline]
 pub fn with_endpoints(mut header: Header, from: usize, to: usize) -> Header {
     for (at, rank) in [(12, from), (14, to)] {
         let rank = u16::try_from(rank).expect("a group has at most 2048 ranks");
@@ -107,6 +108,7 @@ pub fn with_endpoints(mut header: Header, from: usize, to: usize) -> Header {
 
 /// Who sent a header to whom.
 #[must_use]
+#[inline]
 pub fn endpoints(header: &Header) -> (usize, usize) {
     let rank = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]).into();
     (rank(12), rank(14))
@@ -114,6 +116,7 @@ pub fn endpoints(header: &Header) -> (usize, usize) {
 
 /// Whether these bytes are a header at all, as opposed to a broken stream.
 #[must_use]
+#[inline]
 pub fn is_header(bytes: &Header) -> bool {
     bytes[0..4] == MAGIC.to_le_bytes() && (1..=KIND_MAX).contains(&bytes[4])
 }

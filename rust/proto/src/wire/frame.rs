@@ -33,6 +33,7 @@ pub struct Frame {
 impl Frame {
     /// Its bytes.
     #[must_use]
+    #[inline]
     pub fn encode(self) -> FrameHeader {
         let mut header = [0; FRAME_HEADER_BYTES];
         header[4..8].copy_from_slice(&(self.length as u32).to_le_bytes());
@@ -44,6 +45,7 @@ impl Frame {
     }
 
     /// What was encoded, or `None` for bytes that no sender writes.
+    #[inline]
     pub fn decode(header: &FrameHeader) -> Option<Self> {
         let (own, covered) = header.split_first_chunk()?;
         let (length, rest) = covered.split_first_chunk()?;
@@ -60,6 +62,7 @@ impl Frame {
 }
 
 /// The CRC-32C of all `parts` together.
+#[inline]
 pub fn checksum<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
     let mut parts = parts.into_iter().peekable();
     match (parts.next(), parts.peek()) {
