@@ -204,7 +204,9 @@ def test_a_disk_that_is_gone_ends_no_elastic_job_before_all_ranks_are_told(tmp_p
     for _, asked, raised in found:
         assert re.match(r"rank 0 on \S+ could not write its checkpoints: OSError: \S+/a: ", asked)
         assert re.match(r"rank 0 on \S+ could not write its checkpoints: .*a/more: ", raised)
-        assert "(2 in a row)" in raised or "(3 in a row)" in raised
+        # More may have failed beside the ranks before they agree to give up.
+        (failures,) = re.findall(r"\((\d+) in a row\)", raised)
+        assert int(failures) >= 2
 
 
 def read_what_is_gone(directories: list[str]) -> str:
