@@ -66,25 +66,36 @@ fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     steps
 }
 
-fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
-    let world_size = chunks.len();
+/// Swaps finished elements with every other rank: those of `sent` for a rank go there, what comes from
+/// one goes into its `target`.
+fn exchange<'a>(
+    rank: usize,
+    world_size: usize,
+    sent: impl Fn(usize) -> &'a Range<usize>,
+    target: impl Fn(usize) -> &'a Range<usize>,
+) -> Schedule {
     others(rank, world_size)
         .map(|peer| {
             let mirrored = mirrored(rank, peer, world_size);
             Step {
                 send: Some(Send {
                     peer,
-                    range: chunks[rank].clone(),
+                    range: sent(peer).clone(),
                     contents: Contents::Final,
                 }),
                 receive: Some(Receive {
                     peer: mirrored,
-                    range: chunks[mirrored].clone(),
+                    range: target(mirrored).clone(),
                     action: Action::Copy,
                 }),
             }
         })
         .collect()
+}
+
+fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
+    let world_size = chunks.len();
+    exchange(rank, world_size, |_| &chunks[rank], |peer| &chunks[peer])
 }
 
 /// Gives `root` the chunk that each rank has in `own`, in its place among `chunks`.
@@ -122,23 +133,7 @@ fn all_to_all(rank: usize, world_size: usize, count: usize) -> Schedule {
     let (source, target) = (0..count / 2, count / 2..count);
     let chunks = |half| even_parts(&half, world_size);
     let (source, target) = (chunks(source), chunks(target));
-    others(rank, world_size)
-        .map(|peer| {
-            let mirrored = mirrored(rank, peer, world_size);
-            Step {
-                send: Some(Send {
-                    peer,
-                    range: source[peer].clone(),
-                    contents: Contents::Final,
-                }),
-                receive: Some(Receive {
-                    peer: mirrored,
-                    range: target[mirrored].clone(),
-                    action: Action::Copy,
-                }),
-            }
-        })
-        .collect()
+    exchange(rank, world_size, |peer| &source[peer], |peer| &target[peer])
 }
 
 /// The rank that sends to this one while this one sends to `peer`.
