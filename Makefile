@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -228,8 +228,16 @@ test-real-models: wheel setup ## every real model in every way (hours; goes on w
 	$(BIN)/python tests/matrix.py --real-models "$$(ls -t dist/*.whl | head -n 1)"
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
 
+# Each package has an environment of its own, of links to one copy of its files. With QUICK=1 five programs run, and
+# nothing is recorded; ONLY= runs those with one of these words in their names.
+QUICK ?=
+ONLY ?=
+ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ranks and in one process; writes docs/compatibility.md
+	$(BIN)/python -m pip install --quiet uv
+	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ray .venv-mpi target dist site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi target dist site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ KINDS = (
     Kind("Python, also the slow ones", ("make", "test-python", "SLOW_TOO=1")),
     Kind("deliberate defects", ("make", "defects")),
     Kind("the wheel, under every Python", ("make", "test-wheel", "SLOW_TOO=1")),
+    Kind("five programs with packages of others", ("make", "ecosystem", "QUICK=1")),
     Kind("Slurm, MPI and Ray", ("make", "test-engines")),
     Kind("ten minutes of random work", ("make", "soak")),
     Kind("ten minutes of an elastic job that changes", ("make", "churn")),

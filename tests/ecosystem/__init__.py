@@ -1,0 +1,1 @@
+"""Programs that use packages of others, on two ranks and in one process."""

@@ -1,0 +1,187 @@
+"""Packages of others, and programs that use them as their own documents do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TENSORFLOW = "2.21.0"
+KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
+ROUNDING = 1e-4
+"""How far float32 carries most trainings from one process, relative to what they change."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of PyPI.
+
+    Attributes:
+        name: As PyPI has it.
+        version: The one to install.
+        others: Other requirements.
+        tensorflow: The version of tensorflow-cpu.
+        python: The version of Python.
+        variables: Of the environment of its programs.
+        extra: Such as `train` for `ray[train]`.
+    """
+
+    name: str
+    version: str
+    others: tuple[str, ...] = ()
+    tensorflow: str = TENSORFLOW
+    python: str = "3.11"
+    variables: Mapping[str, str] = field(default_factory=dict, hash=False)
+    extra: str = ""
+
+    @property
+    def requirements(self) -> list[str]:
+        """What to install."""
+        extra = f"[{self.extra}]" if self.extra else ""
+        own = f"{self.name}{extra}=={self.version}"
+        return [f"tensorflow-cpu=={self.tensorflow}", own, *self.others]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One that trains with a package, in the folder `programs`.
+
+    Attributes:
+        package: What it uses.
+        file: Its name there.
+        what: What it trains, for the table.
+        tolerance: How far weights and losses may be from those of one process.
+        why: The reason of a larger tolerance, or of the change, for the table.
+        compares_losses: Whether the losses that it notes are those of the whole batch.
+        embeds: Whether Keras 3 would apply rows of equal index one by one in the one process; it
+            gets dense gradients instead, see with_dense_gradients.py.
+        starts_ranks: Whether it does that itself, as many as ECOSYSTEM_RANKS says.
+        arguments: Of the program.
+        variables: Of its environment.
+    """
+
+    package: Package
+    file: str
+    what: str
+    tolerance: float = ROUNDING
+    why: str = ""
+    compares_losses: bool = True
+    embeds: bool = False
+    starts_ranks: bool = False
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """Of its file, with its arguments."""
+        return " ".join([self.file.removesuffix(".py"), *self.arguments])
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return HERE / "programs" / self.file
+
+    @property
+    def changed(self) -> int:
+        """How many lines speak of ranks, and say so.
+
+        A program without any is run as it is, with the strategy set for all that it does.
+        """
+        return self.path.read_text().count("  # changed\n")
+
+
+KERAS = Package("keras", "3.15.1")
+KERAS_HUB = Package("keras-hub", "0.32.0")
+KERAS_RS = Package("keras-rs", "0.4.0")
+# Keras Tuner imports tensorboard wherever TensorFlow is, which no longer brings it.
+KERAS_TUNER = Package("keras-tuner", "1.4.8", ("tensorboard==2.20.0",))
+SCIKERAS = Package("scikeras", "0.13.0")
+BAYESFLOW = Package("bayesflow", "2.0.12")
+KERAS_TCN = Package("keras-tcn", "3.5.6")
+UNET = Package("keras-unet-collection", "0.1.13", ("pillow", "matplotlib"))
+KAPRE = Package("kapre", "0.4.1")
+
+TF_KERAS = ("tf_keras==2.21.0",)
+PROBABILITY = Package("tensorflow-probability", "0.25.0", TF_KERAS, variables=KERAS_2)
+RECOMMENDERS = Package("tensorflow-recommenders", "0.7.7", TF_KERAS, variables=KERAS_2)
+OPTIMIZATION = Package("tensorflow-model-optimization", "0.8.1", TF_KERAS, variables=KERAS_2)
+LATTICE = Package("tensorflow-lattice", "2.1.1", TF_KERAS, variables=KERAS_2)
+LARQ = Package("larq", "0.14.0", TF_KERAS, variables=KERAS_2)
+SPEKTRAL = Package("spektral", "1.3.1", TF_KERAS, variables=KERAS_2)
+DEEPCTR = Package("deepctr", "0.9.4", TF_KERAS, variables=KERAS_2)
+
+GPFLOW = Package("gpflow", "2.11.2", TF_KERAS)
+SONNET = Package("dm-sonnet", "2.0.2", TF_KERAS)
+DEEPXDE = Package("deepxde", "1.15.0", ("tensorflow-probability==0.25.0", *TF_KERAS))
+RAY = Package("ray", "2.60.0", extra="train")
+
+ARCHITECTURES = (
+    *(f"ConvNeXt{size}" for size in ("Tiny", "Small", "Base", "Large", "XLarge")),
+    *(f"DenseNet{layers}" for layers in (121, 169, 201)),
+    *(f"EfficientNetB{size}" for size in range(8)),
+    *(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "S", "M", "L")),
+    *("InceptionResNetV2", "InceptionV3", "Xception"),
+    *("MobileNet", "MobileNetV2", "MobileNetV3Small", "MobileNetV3Large"),
+    *("NASNetMobile", "NASNetLarge"),
+    *(f"ResNet{layers}{version}" for layers in (50, 101, 152) for version in ("", "V2")),
+    *("VGG16", "VGG19"),
+)
+"""All of `keras.applications`."""
+
+PROGRAMS = (
+    Program(KERAS_HUB, "keras_hub_bert.py", "`BertTextClassifier` of two layers", embeds=True),
+    Program(KERAS_HUB, "keras_hub_gpt2.py", "`GPT2CausalLM` of two layers"),
+    Program(KERAS_HUB, "keras_hub_vit.py", "`ViTImageClassifier` of two layers"),
+    Program(KERAS_RS, "keras_rs_dcn.py", "`FeatureCross`, ratings", embeds=True),
+    Program(KERAS_RS, "keras_rs_dlrm.py", "`DotInteraction`, clicks", embeds=True),
+    Program(KERAS_RS, "keras_rs_two_towers.py", "two towers, `BruteForceRetrieval`", embeds=True),
+    Program(KERAS_TUNER, "keras_tuner_random_search.py", "`RandomSearch`, and the best model"),
+    Program(KERAS_TUNER, "keras_tuner_hyperband.py", "`Hyperband`, and the best model"),
+    Program(SCIKERAS, "scikeras_classifier.py", "`KerasClassifier` in a pipeline of scikit-learn"),
+    Program(SCIKERAS, "scikeras_regressor.py", "`KerasRegressor` in `GridSearchCV`"),
+    Program(KERAS_TCN, "keras_tcn_adding.py", "`TCN`, the adding problem"),
+    Program(UNET, "keras_unet_collection_unet.py", "`unet_2d`, segmentation"),
+    Program(KAPRE, "kapre_tones.py", "a mel spectrogram in the model, pitches"),
+    Program(PROBABILITY, "tfp_distribution_regression.py", "`DistributionLambda`, a regression"),
+    Program(PROBABILITY, "tfp_mixture_density.py", "`MixtureNormal`, a density that depends on x"),
+    Program(PROBABILITY, "tfp_autoregressive_flow.py", "`MaskedAutoregressiveFlow`, a density"),
+    Program(RECOMMENDERS, "tfrs_ranking.py", "`tasks.Ranking`, `dcn.Cross`, ratings"),
+    Program(RECOMMENDERS, "tfrs_retrieval.py", "`tasks.Retrieval`, two towers"),
+    Program(OPTIMIZATION, "tfmot_pruning.py", "`prune_low_magnitude`, a convolution"),
+    Program(OPTIMIZATION, "tfmot_quantization.py", "`quantize_model`, a perceptron"),
+    Program(OPTIMIZATION, "tfmot_clustering.py", "`cluster_weights`, a perceptron"),
+    Program(LATTICE, "lattice_layers.py", "`PWLCalibration` and `Lattice`"),
+    Program(LATTICE, "lattice_premade.py", "`premade.CalibratedLattice`"),
+    Program(LARQ, "larq_binary_network.py", "`QuantDense`, binary weights"),
+    Program(SPEKTRAL, "spektral_graphs.py", "`GCNConv`, graphs from a `BatchLoader`"),
+    Program(DEEPCTR, "deepctr_deepfm.py", "`DeepFM`, click-through rate"),
+    Program(DEEPCTR, "deepctr_din.py", "`DIN`, interest in what was bought"),
+    Program(BAYESFLOW, "bayesflow_workflow.py", "`BasicWorkflow`, coupling flow and `DeepSet`"),
+    Program(GPFLOW, "gpflow_svgp.py", "`SVGP` by minibatches, float64"),
+    Program(SONNET, "sonnet_mlp.py", "`nets.MLP`, an optimizer of Sonnet"),
+    Program(DEEPXDE, "deepxde_poisson.py", "Poisson's equation, backend tensorflow"),
+    Program(DEEPXDE, "deepxde_heat.py", "the heat equation, backend tensorflow"),
+    Program(RAY, "ray_train_fit.py", "`fit` on workers of Ray Train", starts_ranks=True),
+    *(
+        Program(
+            *(KERAS, "keras_applications.py", f"`{name}`"),
+            arguments=(name,),
+            # Two steps through so many layers make much of a rounding.
+            tolerance=3e-2,
+        )
+        for name in ARCHITECTURES
+    ),
+)
+QUICK = tuple(
+    program
+    for program in PROGRAMS
+    if program.name
+    in (
+        "keras_hub_bert",
+        "keras_tuner_hyperband",
+        "tfrs_ranking",
+        "tfmot_pruning",
+        "deepxde_poisson",
+    )
+)

@@ -1,0 +1,115 @@
+"""Results of the last run of each program, in a file, and the tables of the page."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ecosystem.catalogue import KERAS, PROGRAMS, TENSORFLOW, Program
+from ecosystem.run import DIFFERENT, Result
+from gradring.machine import resources
+from pages import written_between
+
+RECORDS = Path(__file__).with_name("records.json")
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE_COLUMNS = 120
+BEGIN, END = "<!-- made by: make ecosystem -->\n", "<!-- end of what make ecosystem makes -->\n"
+NUMBERS = ("same weights", "weights", "losses", "time")
+HEADS = ("package", "program", "lines changed", *NUMBERS, "")
+ARCHITECTURE_HEADS = ("architecture", "parameters", *NUMBERS, "")
+
+
+def records() -> dict[str, Result]:
+    """By the names of the programs."""
+    if not RECORDS.exists():
+        return {}
+    return {name: Result(**found) for name, found in json.loads(RECORDS.read_text()).items()}
+
+
+def keep(result: Result) -> None:
+    """Writes the result over that of the program's last run."""
+    found = records() | {result.program: result}
+    lines = [f"{json.dumps(name)}: {found[name].as_line()}" for name in sorted(found)]
+    RECORDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def write_page() -> None:
+    """Replaces the tables."""
+    PAGE.write_text(written_between(PAGE.read_text(), BEGIN, END, tables()))
+
+
+def tables() -> str:
+    """Of all programs that have run; one for all architectures of `keras.applications`."""
+    found = records()
+    shown = [(program, found[program.name]) for program in PROGRAMS if program.name in found]
+    others = [each for each in shown if each[0].package != KERAS]
+    architectures = [each for each in shown if each[0].package == KERAS]
+    parts = [_caption(others), _table(HEADS, map(_line, others))]
+    if architectures:
+        name = f"{KERAS.name} {KERAS.version}"
+        caption = f"`keras.applications` of {name}, unchanged: {_counted(architectures)}"
+        parts += [textwrap.fill(caption, PAGE_COLUMNS)]
+        parts += [_table(ARCHITECTURE_HEADS, map(_architecture_line, architectures))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _caption(shown: Sequence[tuple[Program, Result]]) -> str:
+    right = [program for program, result in shown if not result.problems]
+    packages = {program.package.name for program in right}
+    unchanged = sum(not program.changed for program in right)
+    caption = (
+        f"{_counted(shown)} They use {len(packages)} packages; {unchanged} of those that went "
+        f"right are unchanged. TensorFlow {TENSORFLOW} and Keras {KERAS.version}, or tf_keras of "
+        f"that TensorFlow, where no other is named; {resources.machine()}."
+    )
+    return textwrap.fill(caption, PAGE_COLUMNS)
+
+
+def _counted(shown: Sequence[tuple[Program, Result]]) -> str:
+    right = sum(not result.problems for _, result in shown)
+    days = sorted({result.day for _, result in shown})
+    when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "never"
+    return f"{right} of {len(shown)} programs went as they must ({when})."
+
+
+def _table(heads: Sequence[str], lines: Iterable[str]) -> str:
+    return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines])
+
+
+def _line(shown: tuple[Program, Result]) -> str:
+    program, result = shown
+    package = program.package
+    names = [f"{package.name} {package.version}"]
+    if package.tensorflow != TENSORFLOW:
+        names.append(f"TensorFlow {package.tensorflow}")
+    notes = [program.why] if program.why else []
+    if program.embeds:
+        notes.append("rows of equal index are added up")
+    cells = [
+        ", ".join(names),
+        program.what,
+        str(program.changed or "none"),
+        *_numbers(program, result),
+        "**failed**" if result.problems else "; ".join(notes),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _architecture_line(shown: tuple[Program, Result]) -> str:
+    program, result = shown
+    parameters = f"{result.more.get('parameters', 0) / 1e6:.2g} M"
+    failed = "**failed**" if result.problems else ""
+    cells = [*program.arguments, parameters, *_numbers(program, result), failed]
+    return f"| {' | '.join(cells)} |"
+
+
+def _numbers(program: Program, result: Result) -> list[str]:
+    different = not result.versions or DIFFERENT in result.problems
+    return [
+        "no" if different else "yes",
+        f"{result.distance:.0e}",
+        f"{result.loss:.0e}" if program.compares_losses else "",
+        f"{result.ratio:.1f}",
+    ]

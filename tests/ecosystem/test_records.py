@@ -1,0 +1,64 @@
+"""The page, the records and the programs belong together; `make ecosystem` runs the programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ecosystem.catalogue import ARCHITECTURES, PROGRAMS, QUICK
+from ecosystem.report import BEGIN, END, PAGE, records, tables
+from ecosystem.run import Result, Run, compared
+from pages import written_between
+
+
+def test_the_page_shows_what_is_recorded() -> None:
+    text = PAGE.read_text()
+    assert text == written_between(text, BEGIN, END, tables()), "run: make ecosystem"
+
+
+def test_every_file_is_a_program_and_every_program_has_a_name_of_its_own() -> None:
+    files = {path.name for path in PROGRAMS[0].path.parent.glob("*.py")} - {"record.py"}
+    assert {program.file for program in PROGRAMS} == files
+    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+    assert set(records()) <= {program.name for program in PROGRAMS}
+
+
+def test_every_architecture_of_keras_is_a_program() -> None:
+    import keras
+
+    assert {name for name in vars(keras.applications) if name[0].isupper()} == set(ARCHITECTURES)
+
+
+def test_five_packages_are_in_the_quick_run() -> None:
+    assert len({program.package.name for program in QUICK}) == 5
+
+
+def noted(digest: str, last: float, losses: tuple[float, ...] = (1.0, 0.5)) -> Run:
+    found = {"digest": digest, "losses": list(losses), "epoch_s": 1.0, "versions": {}, "more": {}}
+    return Run(found, [np.zeros(4)], [np.full(4, last)])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "problem"),
+    [
+        ([noted("a", 1.0), noted("b", 1.0)], "the ranks have different weights"),
+        ([noted("a", 1.01), noted("a", 1.01)], "the weights are 1e-02 from"),
+        ([noted("a", float("nan"))] * 2, "the weights are nan from"),
+        ([noted("a", 1.0, (1.0, 0.6))] * 2, "a loss is 2e-01 from"),
+        ([noted("a", 1.0, (1.0,))] * 2, "a loss is nan from"),
+    ],
+)
+def test_what_is_wrong_is_named(ranks: list[Run], problem: str) -> None:
+    result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 1.0), ranks)
+    assert [found for found in result.problems if found.startswith(problem)], result.problems
+
+
+def test_what_is_right_has_no_problem() -> None:
+    result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 1.0), [noted("a", 1.0)] * 2)
+    assert not result.problems
+    assert (result.distance, result.loss, result.ratio) == (0.0, 0.0, 1.0)
+
+
+def test_training_that_changes_nothing_is_a_problem() -> None:
+    result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 0.0), [noted("a", 0.0)] * 2)
+    assert result.problems == ["training has changed nothing"]
