@@ -16,6 +16,8 @@ module                what it has
 import importlib
 from typing import Any
 
+import tensorflow as tf
+
 from gradring.horovod import basics, process_sets
 from gradring.horovod.basics import *  # noqa: F403
 from gradring.horovod.process_sets import *  # noqa: F403
@@ -27,6 +29,9 @@ from gradring.horovod.tensorflow.gradients import *  # noqa: F403
 from gradring.horovod.tensorflow.objects import *  # noqa: F403
 from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
+
+#: Private to Horovod, and asked by programs.
+_executing_eagerly = tf.executing_eagerly
 
 #: Modules that import Keras, which takes a while.
 _LATER = ("elastic", "keras")
