@@ -7,6 +7,7 @@ module                what it has
 ``calls``             what ranks compare before a collective; `join`
 ``gradients``         `DistributedGradientTape`
 ``optimizer``         `DistributedOptimizer`
+``sessions``          for sessions of TensorFlow 1: an optimizer, and a hook
 ``objects``           `broadcast_object`, `allgather_object`
 ``elastic``           `State`, `run`
 ``keras``             `horovod.tensorflow.keras`: callbacks
@@ -27,11 +28,13 @@ from gradring.horovod.tensorflow.gradients import *  # noqa: F403
 from gradring.horovod.tensorflow.objects import *  # noqa: F403
 from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
+from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
 
 #: Modules that import Keras, which takes a while.
 _LATER = ("elastic", "keras")
 
 __all__ = [
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedOptimizer",
     "SyncBatchNormalization",  # noqa: F405 (imported by __getattr__)
