@@ -7,6 +7,7 @@ module                what it has
 ``calls``             what ranks compare before a collective; `join`
 ``gradients``         `DistributedGradientTape`
 ``optimizer``         `DistributedOptimizer`
+``sessions``          for sessions of TensorFlow 1: an optimizer, and a hook
 ``objects``           `broadcast_object`, `allgather_object`
 ``elastic``           `State`, `run`
 ``keras``             `horovod.tensorflow.keras`: callbacks
@@ -29,6 +30,7 @@ from gradring.horovod.tensorflow.gradients import *  # noqa: F403
 from gradring.horovod.tensorflow.objects import *  # noqa: F403
 from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
+from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
 
 #: Private to Horovod, and asked by programs.
 _executing_eagerly = tf.executing_eagerly
@@ -37,6 +39,7 @@ _executing_eagerly = tf.executing_eagerly
 _LATER = ("elastic", "keras")
 
 __all__ = [
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedOptimizer",
     "SyncBatchNormalization",  # noqa: F405 (imported by __getattr__)
