@@ -123,6 +123,9 @@ class SettingValues:
     trace: Path | None
     prometheus_port: int | None
     prometheus_address: str
+    as_horovod: bool
+    as_mwms: bool
+    with_strategy: bool
 
 # end of settings
 

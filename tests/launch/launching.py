@@ -49,6 +49,13 @@ def completed(command: Sequence[str], **variables: str) -> "subprocess.Completed
     )
 
 
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def hosts_script(directory: Path, *lists: str) -> Path:
     """Prints the first list of hosts; the next one when there is a file ``list-1`` and so on."""
     path = directory / "hosts.py"

@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 import ssh_stand_in
-from launching import gradring, script
+from launching import executable, gradring, script
 
 WHO = "print(sys.executable, sys.argv, sys.path[0])\n"
 WITHOUT_GRADRING = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
 """An interpreter that sees no packages but Python's own."""
-
-
-def executable(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture

@@ -37,7 +37,10 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {"gradring/_native.abi3.so", "gradring/_native.pyi", "gradring/py.typed"} <= set(names)
-    assert {re.split(r"[/-]", name)[0] for name in names} == {"gradring"}
+    assert {re.split(r"[/-]", name)[0] for name in names} == {"gradring", "gradring_start"}
+    assert [name for name in names if ".data/" in name] == [
+        next(name for name in names if name.endswith(".data/purelib/gradring_start.pth"))
+    ]
     assert not [name for name in names if "__pycache__" in name]
 
 
@@ -120,6 +123,20 @@ def test_the_import_is_quick_and_leaves_tensorflow_alone(plain: Environment) -> 
     output = plain.run("python", "-c", program)
     assert output.startswith("False")
     assert "'debug': False" in output
+
+
+def test_what_starts_with_every_interpreter_does_nothing_unless_it_is_asked(
+    plain: Environment,
+) -> None:
+    modules = "import sys; print(sorted(m for m in sys.modules if m.startswith('gradring')))"
+    assert plain.run("python", "-c", modules) == "[]\n"
+    asked = plain.run("env", "GRADRING_AS_HOROVOD=1", "python", "-c", modules)
+    assert asked == "['gradring_start']\n"
+    program = plain.directory / "program.py"
+    program.write_text("import horovod; print(horovod.__version__, horovod.__name__)\n")
+    said = "0.28.1 gradring.horovod\n"
+    assert plain.run("python", "-m", "gradring.horovod", "program.py") == said
+    assert plain.run("gradring", "run", "--as-horovod", "-np", "1", "program.py") == f"[0] {said}"
 
 
 def test_the_demo_says_what_to_install(plain: Environment) -> None:

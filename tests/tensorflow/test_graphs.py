@@ -164,8 +164,6 @@ def test_a_collective_of_a_dataset_or_of_an_old_graph_is_refused_by_name(
             transform(reduce)
     # The elements come one after the other, here and now.
     assert numbers.reduce(tf.constant(0, tf.int64), lambda total, x: total + reduce(x)) == 6
-    with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="TensorFlow 1"):
-        reduce(tf.ones([2]))
 
 
 @pytest.mark.parametrize("function_is_first", [True, False])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from importlib.machinery import PathFinder
 from typing import Protocol
 
 import gradring
+from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator, open_groups
 
@@ -34,6 +37,8 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+_log = logging.getLogger("gradring")
 
 _communicator: Communicator | None = None
 #: Process sets, in the order in which they were connected.
@@ -82,8 +87,20 @@ def init(
         process_sets = ()
     if not is_initialized():
         _communicator = gradring.init()
+        _name_what_is_hidden(_communicator)
         for each in process_sets or ():
             each.connect(_communicator)
+
+
+def _name_what_is_hidden(communicator: Communicator) -> None:
+    """Says on rank 0 which Horovod the program would import if gradring did not take its place."""
+    if communicator.rank == 0 and Settings.from_environ().as_horovod:
+        installed = PathFinder.find_spec("horovod")
+        if installed is not None and installed.origin is not None:
+            _log.warning(
+                "horovod is gradring's here (GRADRING_AS_HOROVOD); the Horovod in %s is not used",
+                installed.origin,
+            )
 
 
 def shutdown() -> None:
@@ -193,13 +210,13 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """False: gradring's own core is in the place of Gloo."""
-    return False
+    """True: programs ask whether Horovod needs no MPI. gradring's own core is in Gloo's place."""
+    return True
 
 
 def gloo_enabled() -> bool:
-    """False, as `gloo_built`."""
-    return False
+    """True, as `gloo_built`."""
+    return True
 
 
 def nccl_built() -> int:

@@ -52,6 +52,9 @@ def start_as_soon_as_ready(
     """
     if len(buckets) < 2 or tf.executing_eagerly() or refused_graphs.is_tracing_again():
         return
+    # A session may execute any part of its graph, also a part without the Start of a gate.
+    if not tf.compat.v1.get_default_graph().building_function:
+        return
     # A gate is on the CPU; there and back would cost more than is hidden.
     if tf.config.list_physical_devices("GPU"):
         return

@@ -5,6 +5,7 @@ Each name below is the same in TensorFlow 2.16 to 2.21.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint
+from tensorflow.python.client import session
 from tensorflow.python.data.ops import dataset_ops, iterator_ops, multi_device_iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
@@ -49,6 +51,7 @@ from tensorflow.python.ops import (
 from tensorflow.python.ops.parallel_for import pfor
 from tensorflow.python.saved_model import save as saved_model_save
 from tensorflow.python.trackable import base as trackable_base
+from tensorflow.python.training import monitored_session
 
 Strategy = distribute_lib.Strategy
 StrategyExtended = distribute_lib.StrategyExtendedV2
@@ -85,6 +88,7 @@ TrackableSaver = checkpoint.TrackableSaver
 select_replica = distribute_utils.select_replica
 canonical_device = device_util.canonicalize
 host_of = device_util.get_host_for_device
+eager_mode = context.eager_mode
 host_input_device = numpy_dataset.SingleDevice
 id_in_cluster = multi_worker_util.id_in_cluster
 normalize_cluster_spec = multi_worker_util.normalize_cluster_spec
@@ -117,7 +121,7 @@ def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     """
     has_it = any(captured is tensor for captured, _ in graph.captures)
     outer = graph.outer_graph
-    if has_it or not _is_control_flow(graph) or not isinstance(outer, func_graph.FuncGraph):
+    if has_it or not is_control_flow(graph) or not isinstance(outer, func_graph.FuncGraph):
         return graph.capture(tensor)
     inside = graph.capture(capture(tensor, outer))
     plain = graph.capture
@@ -127,6 +131,139 @@ def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
 
     graph.capture = captured
     return inside
+
+
+def enclosing_graphs() -> list[tf.Graph]:
+    """The graph that is being built and those around it, up to the first that is no function's."""
+    graphs = [tf.compat.v1.get_default_graph()]
+    while isinstance(graphs[-1], func_graph.FuncGraph):
+        graphs.append(graphs[-1].outer_graph)
+    return graphs
+
+
+def orders_side_effects(graph: tf.Graph) -> bool:
+    """Whether ops of a function's graph keep their order, by automatic control dependencies."""
+    return bool(graph._add_control_dependencies)
+
+
+def is_branch(graph: tf.Graph) -> bool:
+    """Whether it is a branch of a conditional."""
+    return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
+
+
+def in_control_flow_of_version_1(graph: tf.Graph) -> bool:
+    """Whether a conditional or loop of the old kind is being built, or a function of that kind."""
+    return graph.building_function or graph._get_control_flow_context() is not None
+
+
+def end_after(graph: tf.Graph, op: tf.Operation) -> None:
+    """What waits for the function of this graph waits for this op of it, too."""
+    graph.control_outputs.append(op)
+
+
+def outside_control() -> contextlib.AbstractContextManager[None]:
+    """Inside, ops get no control dependencies, and are in no conditional or loop."""
+    context: contextlib.AbstractContextManager[None] = tf.control_dependencies(None)
+    return context
+
+
+def conditional(
+    condition: tf.Tensor, if_true: Callable[[], Any], if_false: Callable[[], Any]
+) -> Any:
+    """`tf.cond` with branches that are functions, in graphs of TensorFlow 1 too."""
+    if tf.executing_eagerly():
+        return tf.cond(condition, if_true, if_false)
+    return cond_v2.cond_v2(condition, if_true, if_false)
+
+
+def watch_calls(
+    graph: tf.Graph,
+    calling: Callable[[Sequence[tf.Graph], Callable[[], tf.Operation]], tf.Operation],
+) -> None:
+    """From now on, ops of this graph that call functions are made by `calling`.
+
+    Args:
+        graph: A graph that is no function's.
+        calling: Takes the functions' graphs, and what makes the op.
+    """
+    create = graph._create_op_internal
+
+    def creating(op_type: str, *args: Any, **kwargs: Any) -> tf.Operation:
+        attrs = kwargs.get("attrs", args[4] if len(args) > 4 else None) or {}
+        calls = [call for attr in attrs.values() for call in (attr.func, *attr.list.func)]
+        called = [graph._get_function(call.name) for call in calls if call.name]
+        functions = [function.graph for function in called if hasattr(function, "graph")]
+        if not functions:
+            return create(op_type, *args, **kwargs)
+        return calling(functions, lambda: create(op_type, *args, **kwargs))
+
+    graph._create_op_internal = creating
+
+
+def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> None:
+    """From now on, sessions run by `run`.
+
+    Args:
+        run: Takes the session's graph, the operations and the tensors that are asked for, the names
+            of what is fed, and a function that runs this with more operations and more that is fed.
+        concerns: Whether a graph is one for `run`.
+    """
+    base = session.BaseSession
+    do_run, make_callable = base._do_run, base.make_callable
+    make_from_options = base._make_callable_from_options
+
+    def running(
+        self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *options: Any
+    ) -> Any:
+        def go(more: Sequence[tf.Operation], fed: dict[tf.Tensor, Any]) -> Any:
+            if handle is not None and (more or fed):
+                raise NotImplementedError(
+                    "partial_run of what has collectives: use Session.run, on every rank"
+                )
+            all_fed = {**feeds, **{tensor.ref(): value for tensor, value in fed.items()}}
+            return do_run(self, handle, [*targets, *more], fetches, all_fed, *options)
+
+        if not concerns(self.graph):
+            return do_run(self, handle, targets, fetches, feeds, *options)
+        names = [tensor.deref().name for tensor in feeds]
+        return run(self.graph, targets, fetches, names, go)
+
+    def making(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+        if feed_list is None and concerns(self.graph):
+            return lambda **options: self.run(fetches, **options)
+        return make_callable(self, fetches, feed_list, accept_options)
+
+    def making_from_options(self: Any, options: Any) -> Any:
+        if not concerns(self.graph):
+            return make_from_options(self, options)
+        graph, callables = self.graph, {}
+        targets = [graph.as_graph_element(name, allow_tensor=False) for name in options.target]
+        fetches = [graph.as_graph_element(name, allow_operation=False) for name in options.fetch]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def go(more: Sequence[tf.Operation], fed: dict[tf.Tensor, Any]) -> Any:
+                if "made" not in callables:
+                    with_more = type(options)()
+                    with_more.CopyFrom(options)
+                    with_more.target.extend(op.name for op in more)
+                    with_more.feed.extend(tensor.name for tensor in fed)
+                    callables["made"] = make_from_options(self, with_more)
+                return callables["made"](*args, *fed.values(), **kwargs)
+
+            return run(graph, targets, fetches, list(options.feed), go)
+
+        return call
+
+    base._do_run, base.make_callable = running, making
+    base._make_callable_from_options = making_from_options
+
+
+def recover_no_session() -> None:
+    """From now on, a `MonitoredSession` raises `tf.errors.AbortedError`.
+
+    It would take it for a server's that comes back, and make sessions again and again.
+    """
+    monitored_session._PREEMPTION_ERRORS = (tf.errors.UnavailableError,)
 
 
 def is_lost_in_control_flow() -> bool:
@@ -139,12 +276,12 @@ def is_lost_in_control_flow() -> bool:
     for graph in ops._default_graph_stack.stack:
         if isinstance(graph, (cond_v2._CondGradFuncGraph, while_v2._WhileBodyGradFuncGraph)):
             is_of_control_flow = True
-        elif is_of_control_flow and not _is_control_flow(graph):
+        elif is_of_control_flow and not is_control_flow(graph):
             return True
     return False
 
 
-def _is_control_flow(graph: tf.Graph) -> bool:
+def is_control_flow(graph: tf.Graph) -> bool:
     """Whether it is a branch of a conditional, or the body of a loop."""
     return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
@@ -158,7 +295,7 @@ def can_take(tensor: tf.Tensor) -> bool:
         return bool(tf.executing_eagerly())
     graph = tf.compat.v1.get_default_graph()
     while graph is not tensor.graph:
-        if not _is_control_flow(graph):
+        if not is_control_flow(graph):
             return False
         graph = graph.outer_graph
     return True

@@ -13,7 +13,7 @@ import tensorflow as tf
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
-from gradring.tensorflow import compat
+from gradring.tensorflow import compat, session_order
 from gradring.tensorflow.context import holding
 from gradring.tensorflow.dtypes import as_tensor, map_values
 from gradring.tensorflow.model_variables import with_known_shapes
@@ -107,6 +107,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         """
         if _is_alone.get():
             return list(values)
+        session_order.refuse("gradring's strategy")
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
         known = current_variables(len(values))
@@ -170,6 +171,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
                 f"gather: axis={static} on rank {self._communicator.rank} is no dimension of a "
                 f"tensor of shape {values[0].shape}; reshape the tensor, or choose another axis"
             )
+        session_order.refuse("gradring's strategy")
         local = tf.concat(values, axis)
         if static == 0:
             return all_gather(local, "gather", self._communicator)

@@ -141,6 +141,12 @@ def _reduce(error: Any) -> Any:
     return as_both, (*error.kinds, error.message, facts)
 
 
+def like(error: GradringError, raised: Any) -> Any:
+    """An exception that says what this one does, and is TensorFlow's `raised` too."""
+    facts = {fact: getattr(error, fact) for fact in _FACTS}
+    return as_both(type(error), raised, str(error), facts)
+
+
 def as_both(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
     """An exception that is gradring's `kind` and TensorFlow's `raised`.
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.communicator import Communicator, core_of
-from gradring.tensorflow import row_owners
+from gradring.tensorflow import row_owners, session_order
 from gradring.tensorflow.dtypes import as_native
 from gradring.tensorflow.rows import add_rows, gather_rows, numbers_of_all
 from gradring.tensorflow.start_wait import ALL_TO_ALL_RANKS_MAX, reduce
@@ -69,22 +69,38 @@ def reduce_sparse(
         )
     # Last first, as for dense gradients.
     positions = list(reversed(positions))
-    slices = [summed(results[position]) for position in positions]
+    # What is in conditionals has an order inside of a function.
+    in_session = session_order.of_this_graph(reduction.names.of(positions).shown) is not None
+    given = [results[position] for position in positions]
+
+    def reduce_rows() -> list[Rows]:
+        return _reduced(given, positions, reduction)
+
+    reduced = tf.function(reduce_rows, autograph=False)() if in_session else reduce_rows()
+    for position, rows in zip(positions, reduced, strict=True):
+        results[position] = tf.IndexedSlices(*rows, results[position].dense_shape)
+
+
+def _reduced(
+    given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
+) -> list[Rows]:
+    slices = [summed(each) for each in given]
     lengths = [tf.shape(own.values, tf.int64)[0] for own in slices]
     # Of what ranks may say differently, the highest counts.
     said = [_message_bytes(reduction.communicator), int(bool(reduction.check_gradients))]
     told = tf.concat([lengths, tf.constant(said, tf.int64)], 0)
     numbers = numbers_of_all(told, reduction.of(positions))
     *all_counts, message_bytes, checked = tf.unstack(numbers, len(slices) + 2)
-    for position, own, counts in zip(positions, slices, all_counts, strict=True):
-        reducing = _Reducing(
+    return [
+        _Reducing(
             own,
             counts,
             tf.reduce_max(message_bytes),
             tf.reduce_max(checked) > 0,
             reduction.of([position]),
-        )
-        results[position] = tf.IndexedSlices(*reducing.reduced(), own.dense_shape)
+        ).reduced()
+        for position, own, counts in zip(positions, slices, all_counts, strict=True)
+    ]
 
 
 def travels_dense(

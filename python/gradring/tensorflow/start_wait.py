@@ -18,7 +18,7 @@ from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
 from gradring.group.arrays import Place
 from gradring.group.communicator import Communicator, core_of, open_groups
-from gradring.tensorflow import compat, failures, retracing, vectorize
+from gradring.tensorflow import compat, failures, retracing, session_order, vectorize
 
 #: With more ranks, not all are connected with one another; `MESH_RANKS_MAX` of the core.
 ALL_TO_ALL_RANKS_MAX = 64
@@ -111,10 +111,16 @@ def _run_start(
         "variables": "\n".join(check.variables) if check.action else "",
         "origin": _origin(),
     }
-    with tf.device("/device:CPU:0"):
-        inputs = {"token": _token(collective), **inputs}
+    _check_place(collective)
+    order = session_order.of_this_graph(collective.label.shown)
+    inputs = {"token": _token(collective.communicator, order), **inputs}
+
+    def run() -> list[tf.Tensor]:
         dtype, count = tensors[0].dtype, len(tensors) + 1
-        return compat.run_op(name, inputs, dtype, attributes | common, count, unseen=True)
+        with tf.device("/device:CPU:0"):
+            return compat.run_op(name, inputs, dtype, attributes | common, count, unseen=True)
+
+    return run() if order is None else session_order.make(order, run)
 
 
 def wait(started: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
@@ -171,11 +177,11 @@ def _origin() -> str:
     return "function" if compat.dataset_function() is None else "dataset"
 
 
-def _token(collective: Collective) -> tf.Tensor:
-    """The handle of the communicator's ordering token: a scalar resource.
+def _check_place(collective: Collective) -> None:
+    """Refuses a collective in a function of a dataset.
 
     Raises:
-        NotImplementedError: A collective cannot be where this one is to be.
+        NotImplementedError: It is to be in one.
     """
     communicator = collective.communicator
     if compat.dataset_function() not in (None, compat.LOOP_OVER_DATASET):
@@ -185,21 +191,28 @@ def _token(collective: Collective) -> tf.Tensor:
             "dataset reads ahead, in no order with those of the training; call it in the step that "
             "gets the batch"
         )
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        raise NotImplementedError(
-            "gradring works eagerly and inside tf.function, not in the graphs and sessions of "
-            "TensorFlow 1; leave `tf.Graph().as_default()`, and do not disable eager execution"
-        )
+
+
+def _token(communicator: Communicator, order: session_order.Order | None) -> tf.Tensor:
+    """The handle of the communicator's ordering token, or of its graph's: a scalar resource."""
+    if order is not None:
+        _prepare(communicator)
+        handle = order.token
+        graph = tf.compat.v1.get_default_graph()
+        return handle if graph is handle.graph else compat.capture(handle, graph)
     if communicator not in _tokens:
-        _native.tensorflow_register()
-        retracing.watch(communicator)
-        failures.install()
+        _prepare(communicator)
         _tokens[communicator] = compat.ordering_token()
     handle = _tokens[communicator].handle
     if tf.executing_eagerly():
         return handle
-    graph = tf.compat.v1.get_default_graph()
-    return compat.capture(handle, graph)
+    return compat.capture(handle, tf.compat.v1.get_default_graph())
+
+
+def _prepare(communicator: Communicator) -> None:
+    _native.tensorflow_register()
+    retracing.watch(communicator)
+    failures.install()
 
 
 @tf.RegisterGradient("GradringWait")  # type: ignore[untyped-decorator]

@@ -29,6 +29,7 @@ from gradring.tensorflow import (
     placement,
     retracing,
     serving,
+    session_order,
     user_buffers,
     whole_files,
 )
@@ -429,6 +430,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                     return value
                 if self._begins_alone(kwargs.get("synchronization")):
                     return value
+                session_order.refuse("gradring's strategy")
                 label = initial_value_of(kwargs.get("name"))
                 return broadcast_labelled(value, 0, label, self._communicator)
 

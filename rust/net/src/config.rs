@@ -133,6 +133,10 @@ pub const PROCESS: &[Setting] = &[
     row("prometheus_port", "GRADRING_PROMETHEUS_PORT", "port", "serve metrics, at this plus the local rank", Program),
     row("prometheus_address", "GRADRING_PROMETHEUS_ADDRESS", "name or IP", "where to serve them", Program)
         .or("127.0.0.1"),
+    row("as_horovod", "GRADRING_AS_HOROVOD", "0 or 1", "`import horovod` finds gradring", Program).or("0"),
+    row("as_mwms", "GRADRING_AS_MWMS", "0 or 1", "`MultiWorkerMirroredStrategy` is gradring's", Program).or("0"),
+    row("with_strategy", "GRADRING_WITH_STRATEGY", "0 or 1", "models of Keras are trained by all ranks", Program)
+        .or("0"),
     row("restart", "GRADRING_RESTART", "number", "set by `gradring run`: the attempt, from 0", User),
     row("failure_file", "GRADRING_FAILURE_FILE", "file", "set by `gradring run`: where a rank leaves what ended it", User),
 ];

@@ -7,6 +7,7 @@ module                what it has
 ``calls``             what ranks compare before a collective; `join`
 ``gradients``         `DistributedGradientTape`
 ``optimizer``         `DistributedOptimizer`
+``sessions``          for sessions of TensorFlow 1: an optimizer, and a hook
 ``objects``           `broadcast_object`, `allgather_object`
 ``elastic``           `State`, `run`
 ``keras``             `horovod.tensorflow.keras`: callbacks
@@ -15,6 +16,8 @@ module                what it has
 
 import importlib
 from typing import Any
+
+import tensorflow as tf
 
 from gradring.horovod import basics, process_sets
 from gradring.horovod.basics import *  # noqa: F403
@@ -27,11 +30,16 @@ from gradring.horovod.tensorflow.gradients import *  # noqa: F403
 from gradring.horovod.tensorflow.objects import *  # noqa: F403
 from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
+from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
+
+#: Private to Horovod, and asked by programs.
+_executing_eagerly = tf.executing_eagerly
 
 #: Modules that import Keras, which takes a while.
 _LATER = ("elastic", "keras")
 
 __all__ = [
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedOptimizer",
     "SyncBatchNormalization",  # noqa: F405 (imported by __getattr__)

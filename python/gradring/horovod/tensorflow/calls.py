@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.errors import MismatchError
+from gradring.gradients.names import Label
+from gradring.gradients.reduction import Collective
 from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
 from gradring.horovod import basics
-from gradring.horovod.negotiation import JOIN, Call, differing, joined, negotiate
+from gradring.horovod.negotiation import JOIN, RUN, Call, differing, joined, negotiate
 from gradring.tensorflow import all_reduce
+from gradring.tensorflow.compat import eager_mode
 from gradring.tensorflow.failures import as_both
+from gradring.tensorflow.session_order import Running, compare_runs
+from gradring.tensorflow.start_wait import reduce
 
 #: What a rank that has joined can take part in, by contributing zeros.
 _WITH_JOINED = "allreduce"
@@ -24,13 +30,19 @@ def executing_eagerly() -> bool:
     return bool(tf.executing_eagerly())
 
 
+def is_for_sessions() -> bool:
+    """Whether calls belong to a graph that sessions of TensorFlow 1 run, and to no function."""
+    graph = tf.compat.v1.get_default_graph()
+    return not executing_eagerly() and not graph.building_function
+
+
 def check_happens_now(function: str) -> None:
     """Refuses a function that a graph cannot repeat.
 
     Raises:
         RuntimeError: It is called inside a `tf.function`.
     """
-    if not executing_eagerly():
+    if tf.compat.v1.get_default_graph().building_function:
         raise RuntimeError(
             f"hvd.{function}() would happen once, when a tf.function is traced; call it outside"
         )
@@ -45,6 +57,7 @@ def require_equal_calls(
     how: str = "",
     rows_differ: bool = False,
     variables: Sequence[str] | None = None,
+    in_python: bool = False,
 ) -> None:
     """Compares a call with those of the other ranks, where it happens now.
 
@@ -56,27 +69,56 @@ def require_equal_calls(
         how: As for `Call`.
         rows_differ: Whether their first dimensions may differ between ranks.
         variables: As for `Call`.
+        in_python: Whether it happens now in a graph too.
 
     Raises:
         error: The calls differ, or a rank has joined that cannot take part: a `MismatchError` that
             is also a `tf.errors.FailedPreconditionError`, as in Horovod. All ranks raise it, and
             the group goes on.
     """
-    if communicator.world_size == 1 or not executing_eagerly():
+    if communicator.world_size == 1 or not (in_python or executing_eagerly()):
         return
     shapes = [tensor.shape.as_list() for tensor in tensors]
     if rows_differ:
         shapes = [[None, *shape[1:]] for shape in shapes]
-    own = Call(kind, name, how, [tensor.dtype.name for tensor in tensors], shapes, variables)
+    dtypes = [tensor.dtype.name for tensor in tensors]
+    _require_equal(communicator, Call(kind, name, how, dtypes, shapes, variables))
+
+
+def _require_equal_runs(communicator: Communicator, collectives: Sequence[Running]) -> None:
+    """Compares what sessions of all ranks are about to run."""
+    if communicator.world_size > 1:
+        parts = [
+            Call(
+                each.kind.replace("_", ""),
+                each.label.compared,
+                each.op or (f"root {each.root}" if each.kind == "broadcast" else ""),
+                [each.dtype] * len(each.shapes),
+                each.shapes,
+                shown=each.label.shown,
+            )
+            for each in collectives
+        ]
+        how = "sometimes" if any(each.sometimes for each in collectives) else ""
+        _require_equal(communicator, Call(RUN, how=how, parts=parts))
+
+
+compare_runs(_require_equal_runs)
+
+
+def _require_equal(communicator: Communicator, own: Call) -> None:
     calls = negotiate(communicator, own)
     pair = differing(calls)
     if pair is not None:
-        one, other = ((rank, communicator.hosts[rank], calls[rank]) for rank in pair)
+        said = [calls[one].without_equal_parts(calls[other]) for one, other in (pair, pair[::-1])]
+        texts = [
+            f"{named(communicator, rank)} calls {call}"
+            for rank, call in zip(pair, said, strict=True)
+        ]
         error = _mismatch(
-            f"{named(communicator, one[0])} calls {one[2]}, and {named(communicator, other[0])} "
-            f"calls {other[2]}; every rank must call the same in the same order, with the same "
-            "shapes and dtypes",
-            other,
+            f"{texts[0]}, and {texts[1]}; every rank must call the same in the same order, with "
+            "the same shapes and dtypes",
+            (pair[1], communicator.hosts[pair[1]], said[1]),
         )
         raise error
     absent = joined(calls)
@@ -99,6 +141,9 @@ def join() -> tf.Tensor:
     waits for those that have joined: a `MismatchError` ends the group there.
     `gradring.tensorflow.join` of the batches works everywhere.
 
+    In a graph for sessions of TensorFlow 1 it returns a tensor, and a run of that joins: to be run
+    alone. There, the others' runs go on whose collectives are such reductions, of known shapes.
+
     Returns:
         The rank that came last, the same on all ranks; int32.
 
@@ -108,6 +153,14 @@ def join() -> tf.Tensor:
     """
     check_happens_now("join")
     communicator = basics.communicator()
+    if executing_eagerly():
+        return tf.constant(_join(communicator), tf.int32)
+    joining = tf.numpy_function(lambda: np.int32(_join(communicator)), [], tf.int32, name="join")
+    joining.set_shape([])
+    return joining
+
+
+def _join(communicator: Communicator) -> int:
     rounds = 0
     while communicator.world_size > 1:
         calls = negotiate(communicator, JOIN)
@@ -116,22 +169,41 @@ def join() -> tf.Tensor:
             break
         rounds += 1
         if differing(calls) is None and _takes_zeros(present[0]):
-            _contribute_zeros(communicator, present[0])
+            with eager_mode():
+                _contribute_zeros(communicator, present[0])
     waited = communicator.all_gather(rounds, name="horovod/join")
-    last = max(rank for rank, count in enumerate(waited) if count == waited.min())
-    return tf.constant(last, tf.int32)
+    return max(rank for rank, count in enumerate(waited) if count == waited.min())
 
 
 def _takes_zeros(call: Call) -> bool:
+    if call.kind == RUN:
+        return call.how == "" and all(
+            _takes_zeros(part) and all(_is_known(shape) for shape in part.shapes)
+            for part in call.parts
+        )
     return call.kind == _WITH_JOINED and call.how in ("sum", "mean")
 
 
+def _is_known(shape: Sequence[int | None] | None) -> bool:
+    return shape is not None and None not in shape
+
+
 def _contribute_zeros(communicator: Communicator, call: Call) -> None:
-    zeros = [
-        tf.zeros([size or 0 for size in shape], dtype)
+    if call.parts:
+        # A run is a step, and ranks compare what is in which.
+        with communicator.step():
+            for part in call.parts:
+                label = Label(part.shown, part.name)
+                reduce(_zeros(part), Collective(communicator, label, part.how))
+    else:
+        all_reduce(_zeros(call), call.how, call.name, communicator, variables=call.variables)
+
+
+def _zeros(call: Call) -> list[tf.Tensor]:
+    return [
+        tf.zeros([size or 0 for size in shape or ()], dtype)
         for dtype, shape in zip(call.dtypes, call.shapes, strict=True)
     ]
-    all_reduce(zeros, call.how, call.name, communicator, variables=call.variables)
 
 
 def _mismatch(text: str, blamed: tuple[int, str, Call]) -> MismatchError:

@@ -19,6 +19,7 @@ from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import (
     check_happens_now,
     executing_eagerly,
+    is_for_sessions,
     require_equal_calls,
 )
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
@@ -251,24 +252,34 @@ def broadcast_(
     label = name or "broadcast_"
     values = [as_tensor(variable, label) for variable in variables]
     require_equal_calls(communicator, "broadcast_", label, values, how=f"root {root_rank}")
-    for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
+    assigned = [
         variable.assign(_broadcast(value, root, f"{label}/{i}", communicator))
+        for i, (variable, value) in enumerate(zip(variables, values, strict=True))
+    ]
+    if is_for_sessions():
+        # A run of these assigns, too.
+        return [tf.identity(value) for value in assigned]
     return [tf.convert_to_tensor(variable) for variable in variables]
 
 
-def broadcast_global_variables(root_rank: int) -> None:
-    """Refuses: there are no global variables without sessions of TensorFlow 1.
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Gives the global variables of every rank's graph the root's values, when a session runs it.
 
     Args:
-        root_rank: Whose values would win.
+        root_rank: Whose values win.
+
+    Returns:
+        The operation to run, on every rank, once the variables have been initialized.
 
     Raises:
-        RuntimeError: Always.
+        RuntimeError: It is called eagerly or in a `tf.function`, where there are none.
     """
-    raise RuntimeError(
-        "hvd.broadcast_global_variables() is for sessions of TensorFlow 1; use "
-        "hvd.broadcast_variables(model.variables, root_rank)"
-    )
+    if not is_for_sessions():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() is for sessions of TensorFlow 1, and does not "
+            "support eager execution; use hvd.broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 def broadcast_variables(
@@ -276,7 +287,7 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> tf.Operation | None:
     """Gives the variables of every rank the root's values, as `broadcast_`.
 
     Args:
@@ -284,8 +295,12 @@ def broadcast_variables(
         root_rank: As for `broadcast`.
         process_set: As for `broadcast`.
         inplace: Has no effect.
+
+    Returns:
+        In a graph for sessions of TensorFlow 1, the operation to run; None elsewhere.
     """
-    broadcast_(variables, root_rank, "broadcast_variables", process_set)
+    values = broadcast_(variables, root_rank, "broadcast_variables", process_set)
+    return tf.group(*values) if is_for_sessions() else None
 
 
 def reducescatter(
@@ -417,7 +432,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank has called it; not inside a `tf.function`."""
     check_happens_now("barrier")
     communicator = process_set.group()
-    require_equal_calls(communicator, "barrier", "", [])
+    require_equal_calls(communicator, "barrier", "", [], in_python=True)
     communicator.barrier()
 
 

@@ -41,7 +41,9 @@ def broadcast_object(
     check_happens_now("broadcast_object")
     communicator = process_set.group()
     label = name or "broadcast_object"
-    require_equal_calls(communicator, "broadcast_object", label, [], how=f"root {root_rank}")
+    require_equal_calls(
+        communicator, "broadcast_object", label, [], how=f"root {root_rank}", in_python=True
+    )
     root = process_set.place_of(root_rank)
     return communicator.broadcast_object(obj, root, pickle=True, name=label)
 
@@ -78,5 +80,5 @@ def allgather_object(
     check_happens_now("allgather_object")
     communicator = process_set.group()
     label = name or "allgather_object"
-    require_equal_calls(communicator, "allgather_object", label, [])
+    require_equal_calls(communicator, "allgather_object", label, [], in_python=True)
     return communicator.all_gather_object(obj, pickle=True, name=label)

@@ -17,6 +17,7 @@ from gradring.horovod.tensorflow.gradients import (
     reduce_gradients,
 )
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp
+from gradring.horovod.tensorflow.sessions import SessionOptimizer
 
 
 def DistributedOptimizer(
@@ -40,14 +41,16 @@ def DistributedOptimizer(
 
     One of Keras 3 reduces them in `apply` and `apply_gradients`, one of `tf_keras` when it computes
     them, as in Horovod: in `minimize`, thus in `fit`. In custom loops use
-    `DistributedGradientTape`, and the optimizer as it is.
+    `DistributedGradientTape`, and the optimizer as it is. One of TensorFlow 1, such as
+    `tf.compat.v1.train.AdamOptimizer`, reduces them in `compute_gradients`, thus in `minimize`.
 
-    Its class is called as the optimizer's, so that saved models load without this package.
+    Its class is called as the optimizer's, so that saved models load without this package; one of
+    TensorFlow 1 is wrapped.
 
     Args:
-        optimizer: Of Keras 3, or of `tf_keras`; its variables are made anew.
-        name: Has no effect.
-        use_locking: Has no effect.
+        optimizer: Of Keras 3, `tf_keras` or TensorFlow 1; its variables are made anew by Keras.
+        name: Of an optimizer of TensorFlow 1; no effect elsewhere.
+        use_locking: As for an optimizer of TensorFlow 1; no effect elsewhere.
         device_dense: Has no effect: tensors are on CPUs.
         device_sparse: Has no effect.
         compression: How gradients travel.
@@ -63,12 +66,16 @@ def DistributedOptimizer(
         scale_local_gradients: Divides the gradients of local variables by the number of ranks.
 
     Raises:
-        NotImplementedError: Another op; or an optimizer of TensorFlow 1.
+        NotImplementedError: Another op; or no optimizer of Keras or TensorFlow 1.
         TypeError: `compression` cannot compress.
         ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
             is below 1, or the optimizer is distributed already.
     """
     options, passes = Options.of(locals()), backward_passes_per_step
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return SessionOptimizer(
+            optimizer, name, use_locking, options, passes, average_aggregated_gradients
+        )
     kind = _class_of(optimizer, options, passes, average_aggregated_gradients)
     return kind.from_config(optimizer.get_config())
 
@@ -91,8 +98,8 @@ def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> 
     kind = type(optimizer)
     if not hasattr(kind, "from_config"):
         raise NotImplementedError(
-            f"DistributedOptimizer: {kind.__name__} is no optimizer of Keras; use one of "
-            "tf.keras.optimizers, or DistributedGradientTape"
+            f"DistributedOptimizer: {kind.__name__} is no optimizer of Keras or TensorFlow 1; use "
+            "one of tf.keras.optimizers, or DistributedGradientTape"
         )
     if isinstance(optimizer, _Reducing):
         raise ValueError(f"DistributedOptimizer: this {kind.__name__} is distributed already")

@@ -32,6 +32,7 @@ from gradring.tools.launch.servers import Servers
 from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy
+from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
         "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
-        "[--host-cooldown SECONDS] [--ps N] "
+        "[--host-cooldown SECONDS] [--ps N] [--as-horovod] [--as-mwms] [--with-strategy] "
         "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
@@ -86,6 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "start N parameter servers beside the ranks: tasks of type ps, which run the same program; "
         "then a rank that fails does not end the others, and --max-restarts counts restarts of "
         "single processes"
+    )
+    add("--as-horovod")(
+        "ranks that import horovod get gradring.horovod: for installed programs, which nobody "
+        "changes (sets GRADRING_AS_HOROVOD)"
+    )
+    add("--as-mwms")(
+        "ranks that make a tf.distribute.MultiWorkerMirroredStrategy get gradring's strategy (sets "
+        "GRADRING_AS_MWMS)"
+    )
+    add("--with-strategy")(
+        "all ranks together train what a program for one machine trains by Keras' fit (sets "
+        "GRADRING_WITH_STRATEGY)"
     )
     add("--log-dir DIR", Path)(
         "also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
@@ -153,6 +166,14 @@ def run(arguments: argparse.Namespace) -> int:
             "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
             "parameter servers need no others, and start again by --max-restarts"
         )
+    chosen = {
+        AS_HOROVOD: arguments.as_horovod,
+        AS_MWMS: arguments.as_mwms,
+        WITH_STRATEGY: arguments.with_strategy,
+    }
+    stand_ins = {variable: "1" for variable, is_chosen in chosen.items() if is_chosen}
+    if stand_ins and (advice := advice_to_install()) is not None:
+        return _misused(advice)
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
@@ -180,6 +201,7 @@ def run(arguments: argparse.Namespace) -> int:
         launch,
         Program(command, arguments.module),
         policy,
+        environ={**os.environ, **stand_ins},
         log_dir=arguments.log_dir,
         grace_s=arguments.grace,
         ssh=_ssh(arguments),

@@ -1,0 +1,44 @@
+"""``python -m gradring.horovod PROGRAM ...`` runs a program that imports ``horovod``.
+
+PROGRAM is what `gradring run` takes: a Python script, ``-m`` and a module, or any other program. It
+takes the place of this process, so that srun and mpirun see it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gradring.tools.launch.exec_rank import CANNOT_START
+from gradring.tools.launch.program import Program
+from gradring_start import AS_HOROVOD, advice_to_install
+
+USAGE_ERROR = 2
+
+
+def main(words: list[str]) -> int:
+    """Becomes the program; returns an exit code if it cannot be started."""
+    module = words[:1] == ["-m"]
+    words = words[module:]
+    if not words:
+        print("usage: python -m gradring.horovod [-m] PROGRAM ...", file=sys.stderr)
+        return USAGE_ERROR
+    advice = advice_to_install()
+    if advice is not None:
+        print(f"gradring.horovod: {advice}", file=sys.stderr)
+        return USAGE_ERROR
+    program, path = Program(words, module), os.environ.get("PATH")
+    problem = program.problem(path)
+    if problem is None:
+        command = program.command(path)
+        os.environ[AS_HOROVOD] = "1"
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            problem = f"cannot start {command[0]!r}: {error.strerror}"
+    print(f"gradring.horovod: {problem}", file=sys.stderr)
+    return CANNOT_START
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""The start hook: what `import` finds in programs that do not know of gradring.
+
+Every interpreter that gradring is installed for reads ``gradring_start.pth``. Where a variable is
+set, it calls `install` before the program starts. Nothing else is imported then, and nothing of
+gradring before the program imports ``horovod`` or ``tensorflow``: it may still choose how numpy and
+TensorFlow start.
+
+==========================  ====================================================================
+variable                    what it does
+==========================  ====================================================================
+``GRADRING_AS_HOROVOD``     ``horovod`` and its modules are those of `gradring.horovod`
+``GRADRING_AS_MWMS``        who makes a ``MultiWorkerMirroredStrategy`` gets gradring's strategy
+``GRADRING_WITH_STRATEGY``  models of Keras belong to gradring's strategy, without a scope
+==========================  ====================================================================
+"""
+
+import importlib
+import os
+import site
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+AS_HOROVOD, AS_MWMS = "GRADRING_AS_HOROVOD", "GRADRING_AS_MWMS"
+WITH_STRATEGY = "GRADRING_WITH_STRATEGY"
+#: What calls `install`, beside the installed packages.
+FILE = "gradring_start.pth"
+#: What is called with a module when it has been imported: modules and functions of
+#: `gradring.tensorflow`, by the variable that asks for them.
+_AFTER = {
+    "tensorflow": {
+        AS_MWMS: ("in_place_of_mwms", "install"),
+        WITH_STRATEGY: ("given_strategy", "prepare"),
+    },
+    "keras.src.layers.layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
+    "tf_keras.src.engine.base_layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
+}
+_OFF = ("", "0", "false", "no", "off")
+
+
+def is_set(variable: str) -> bool:
+    """Whether a variable asks for something; `gradring.init` refuses what is neither 0 nor 1."""
+    return os.environ.get(variable, "").strip().lower() not in _OFF
+
+
+def advice_to_install() -> str | None:
+    """What to do where interpreters like this one do not read the file that calls `install`."""
+    directories = [*site.getsitepackages(), site.getusersitepackages()]
+    if any(Path(directory, FILE).is_file() for directory in directories):
+        return None
+    return (
+        f"{sys.executable} has no {FILE} among its packages, so no program there would find "
+        "gradring in the place of another package; install gradring by pip"
+    )
+
+
+def install() -> None:
+    """Puts the stand-ins before everything else that finds modules, once."""
+    if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _StandIns())
+
+
+class _StandIns(MetaPathFinder):
+    """Finds the modules that gradring stands in for, while the variables are set."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] == "horovod" and is_set(AS_HOROVOD):
+            names = importlib.import_module("gradring.horovod.names")
+            return cast("ModuleSpec | None", names.spec_of(fullname))
+        called = [what for variable, what in _AFTER.get(fullname, {}).items() if is_set(variable)]
+        spec = PathFinder.find_spec(fullname, path, target) if called else None
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, called)
+        return spec
+
+
+def _call_after(loader: Any, called: Sequence[tuple[str, str]]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        for name, function in called:
+            getattr(importlib.import_module(f"gradring.tensorflow.{name}"), function)(module)
+
+    loader.exec_module = exec_module

@@ -1,0 +1,224 @@
+"""Programs that make TensorFlow's own strategy, or none, are trained by gradring all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from installed import environment_with_start_hook
+
+#: Makes the strategy by each of its names, and asks what programs ask of it.
+MWMS = """\
+import json, sys
+assert not {"gradring", "numpy", "tensorflow"} & set(sys.modules)
+import tensorflow as tf
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+# Before the strategy, as in most programs, and with other seeds on each rank.
+x = tf.random.stateless_uniform([64, 3], [1, 2])
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(64).batch(16)
+
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+Mwms = tf.distribute.MultiWorkerMirroredStrategy
+Old = tf.distribute.experimental.MultiWorkerMirroredStrategy
+assert Mwms is CollectiveAllReduceStrategy
+Options = tf.distribute.experimental.CommunicationOptions
+Hint = tf.distribute.experimental.CommunicationImplementation
+options = Options(bytes_per_pack=4096, timeout_seconds=30.0, implementation=Hint.RING)
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+made = [
+    Mwms(communication_options=options),
+    Mwms(resolver),
+    Old(),
+    Old(Hint.RING, resolver),
+    Old(communication=Hint.AUTO, cluster_resolver=resolver),
+]
+
+from gradring.tensorflow import CustomCollectiveStrategy
+for strategy in made:
+    assert isinstance(strategy, CustomCollectiveStrategy)
+    assert isinstance(strategy, Mwms) and isinstance(strategy, Old)
+    assert strategy.communicator is made[0].communicator
+    assert strategy.cluster_resolver.task_type == "worker"
+assert made[0].extended._bucket_bytes == 4096 and made[2].extended._bucket_bytes > 4096
+assert type(CustomCollectiveStrategy()) is CustomCollectiveStrategy
+try:
+    Mwms(nonsense=1)
+except TypeError as error:
+    assert "MultiWorkerMirroredStrategy.__init__() got an unexpected" in str(error), error
+
+import keras
+with made[1].scope():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+history = model.fit(data, epochs=2, verbose=0).history["loss"]
+print(json.dumps([made[0].num_replicas_in_sync, history, model.get_weights()[0].tolist()]))
+"""
+OWN = """\
+import tensorflow as tf
+class Own(tf.distribute.MultiWorkerMirroredStrategy):
+    def __init__(self): pass
+Own()
+"""
+
+#: A script for one machine: nothing in it knows of ranks.
+SINGLE = """\
+import json, os, sys
+import keras
+import numpy as np
+import tensorflow as tf
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
+y = x[:, :1] - 2 * x[:, 1:2]
+data = tf.data.Dataset.from_tensor_slices((x, y))
+
+model = keras.Sequential([
+    keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1),
+])
+model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
+best = os.path.join(sys.argv[1], "best.keras")
+callbacks = [
+    keras.callbacks.ModelCheckpoint(best, save_best_only=True),
+    keras.callbacks.EarlyStopping(patience=50, restore_best_weights=True),
+    keras.callbacks.ReduceLROnPlateau(patience=1),
+]
+told = {"tensors": model.fit(
+    x, y, batch_size=64, epochs=3, shuffle=False, validation_split=0.2, callbacks=callbacks,
+    verbose=0,
+).history}
+told["dataset"] = model.fit(data.batch(64), epochs=1, verbose=0).history
+told["evaluate"] = model.evaluate(x, y, verbose=0)
+told["predict"] = model.predict(x, verbose=0).ravel().tolist()[::80]
+model.save(os.path.join(sys.argv[1], "model.keras"))
+loaded = keras.models.load_model(os.path.join(sys.argv[1], "model.keras"))
+told["loaded"] = loaded.evaluate(x, y, verbose=0)
+told["best"] = keras.models.load_model(best).evaluate(x, y, verbose=0)
+
+keras.utils.clear_session()
+
+class Subclass(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+    def call(self, x):
+        return self.dense(x)
+
+again = Subclass()
+again.compile("sgd", "mse")
+told["batch"] = float(again.train_on_batch(x[:64], y[:64]))
+told["weights"] = [weight.tolist() for weight in [*model.get_weights(), *again.get_weights()]]
+shuffled = again.fit(data.shuffle(640).batch(64), epochs=1, verbose=0).history
+print(json.dumps([told, shuffled]))
+"""
+OWN_STRATEGY = """\
+import tensorflow as tf
+with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+    tf.keras.layers.Dense(1)
+"""
+CUSTOM_LOOP = """\
+import keras, tensorflow as tf
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(model(tf.ones([4, 2])))
+gradients = tape.gradient(loss, model.trainable_variables)
+keras.optimizers.SGD().apply_gradients(zip(gradients, model.trainable_variables))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment_with_start_hook(tmp_path_factory.mktemp("installed") / "env")
+
+
+def ran(python: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, alone or, with options of ``gradring run``, on its ranks."""
+    launcher = ["-m", "gradring", "run", *words] if words else []
+    return subprocess.run(
+        [python, *launcher, program, program.parent],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "train.py"
+    path.write_text(text)
+    return path
+
+
+def told_by(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    """What each rank prints, in JSON."""
+    lines = sorted(done.stdout.splitlines())
+    assert done.returncode == 0 and lines, done.stderr
+    return [json.loads(line.partition("] ")[2]) for line in lines]
+
+
+def lines_about(done: subprocess.CompletedProcess[str], words: str) -> list[str]:
+    return [line for line in done.stderr.splitlines() if words in line]
+
+
+def test_who_makes_mwms_gets_ours_under_every_name(python: Path, tmp_path: Path) -> None:
+    done = ran(python, written(tmp_path, MWMS), "--as-mwms", "-np", "2")
+    first, second = told_by(done)
+    assert first == second
+    replicas, history, _ = first
+    assert replicas == 2 and history[1] < history[0]
+    assert lines_about(done, "MultiWorkerMirroredStrategy") == [
+        "[0] tf.distribute.MultiWorkerMirroredStrategy is gradring's CustomCollectiveStrategy here "
+        "(GRADRING_AS_MWMS), on 2 ranks; it has its own choice of implementation and "
+        "timeout_seconds"
+    ]
+
+
+def test_a_class_that_inherits_from_mwms_is_named(python: Path, tmp_path: Path) -> None:
+    done = ran(python, written(tmp_path, OWN), "--as-mwms", "-np", "1")
+    (line,) = lines_about(done, "inherits")
+    assert line.startswith("[0] __main__.Own inherits from tf.distribute.MultiWorkerMirrored")
+
+
+def test_a_script_for_one_machine_trains_on_two_ranks_as_alone(
+    python: Path, tmp_path: Path
+) -> None:
+    program = written(tmp_path, SINGLE)
+    alone, _ = json.loads(ran(python, program).stdout)
+    done = ran(python, program, "--with-strategy", "-np", "2")
+    first, second = told_by(done)
+    assert first == second
+    together, _ = first
+    assert together.keys() == alone.keys()
+    for name in alone:
+        assert flat(together[name]) == pytest.approx(flat(alone[name]), rel=2e-5, abs=2e-6), name
+    assert lines_about(done, "GRADRING_WITH_STRATEGY") == [
+        "[0] models of Keras are trained by 2 ranks together here (GRADRING_WITH_STRATEGY): each "
+        "batch is divided among them"
+    ]
+
+
+def flat(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return [value]
+    return [number for part in value for number in flat(part)]
+
+
+def test_a_strategy_of_the_program_stays(python: Path, tmp_path: Path) -> None:
+    done = ran(python, written(tmp_path, OWN_STRATEGY), "--with-strategy", "-np", "1")
+    assert done.returncode == 0, done.stderr
+    (line,) = lines_about(done, "GRADRING_WITH_STRATEGY")
+    assert line.startswith("[0] this program has a OneDeviceStrategy of its own, so it gets none")
+
+
+def test_a_loop_that_would_train_each_rank_for_itself_fails(python: Path, tmp_path: Path) -> None:
+    done = ran(python, written(tmp_path, CUSTOM_LOOP), "--with-strategy", "-np", "2")
+    assert done.returncode == 1
+    assert lines_about(done, "is not available outside the replica context")
