@@ -17,6 +17,7 @@ module                what it has
 import importlib
 from typing import Any
 
+from gradring import _native
 from gradring.horovod import basics, process_sets
 from gradring.horovod.basics import *  # noqa: F403
 from gradring.horovod.process_sets import *  # noqa: F403
@@ -29,6 +30,9 @@ from gradring.horovod.tensorflow.objects import *  # noqa: F403
 from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
 from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
+
+# A process that imports a graph with collectives, such as that of a checkpoint, must know the ops.
+_native.tensorflow_register()
 
 #: Modules that import Keras, which takes a while.
 _LATER = ("elastic", "keras")
