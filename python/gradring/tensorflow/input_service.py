@@ -150,7 +150,7 @@ def _registered(dataset: tf.data.Dataset, service: str) -> str:
 
 
 def check(dataset: tf.data.Dataset) -> None:
-    """Finds what input workers do not have, or would do each for itself.
+    """Finds what input workers do not have, would do each for itself, or would wait for for ever.
 
     Raises:
         gradring.errors.ConfigError: There is such a thing; the message names it.
@@ -158,6 +158,8 @@ def check(dataset: tf.data.Dataset) -> None:
     graph = compat.graph_of(dataset)
     functions = (function.node_def for function in graph.library.function)
     ops = {node.op for node in itertools.chain(graph.node, *functions)}
+    if any(op.startswith("DataServiceDataset") for op in ops):
+        raise ConfigError("input workers read it already; give what they read")
     if found := sorted(ops & _PYTHON_OPS):
         raise ConfigError(
             f"it calls Python ({', '.join(found)}, of tf.py_function, tf.numpy_function or "
