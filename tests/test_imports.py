@@ -23,12 +23,14 @@ PUBLIC = {
     "gradring.horovod.tensorflow": """
         DistributedGradientTape DistributedOptimizer allreduce broadcast_variables elastic init
         local_rank rank size""",
+    "gradring.horovod.tensorflow.data.compute_service": """
+        TfDataServiceConfig compute_worker_fn send_to_data_service tf_data_service""",
     "gradring.horovod.tensorflow.keras": "DistributedOptimizer callbacks elastic init rank size",
     "gradring.stats": "Stats",
     "gradring.tensorflow": """
         CustomCollectiveStrategy GradientReducer Overlap ScalarWriter all_gather all_reduce
-        all_to_all broadcast broadcast_variables check_replicas failure_of join measure_overlap
-        reduce_scatter sync_replicas""",
+        all_to_all broadcast broadcast_variables check_replicas distribute_input failure_of
+        input_service join measure_overlap reduce_scatter sync_replicas""",
     "gradring.tensorflow.callbacks": "CheckReplicas LiveLine",
     "gradring.tensorflow.elastic": "CommitState State",
     "gradring.tensorflow.restore": "restore",

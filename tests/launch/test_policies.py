@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from gradring.tools.launch.hosts import Host, place_ranks
+from gradring.tools.launch.input_workers import InputWorkers
 from gradring.tools.launch.plain import Plain
 from gradring.tools.launch.report import Blame
 from gradring.tools.launch.servers import Servers
+from gradring.tools.launch.slots import LIVED_S
 from gradring.tools.launch.supervisor import Policy
 from gradring.tools.launch.watch import Watch
 
@@ -40,6 +42,8 @@ class Job:
     ranks: list[Process] = field(default_factory=list)
     started: list[tuple[int, str]] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)
+    helpers: dict[int, Process] = field(default_factory=dict)
+    environs: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self)  # type: ignore[arg-type]
@@ -56,8 +60,12 @@ class Job:
     def failure_of(self, number: int) -> Path:
         return self.directory / str(number)
 
-    def start(self, number: int, environ: dict[str, str]) -> None:
-        self.ranks[number : number + 1] = [Process(number)]
+    def start(self, number: int, environ: dict[str, str], program: object = None) -> None:
+        if number < 0:
+            self.helpers[number] = Process(number)
+        else:
+            self.ranks[number : number + 1] = [Process(number)]
+        self.environs[number] = environ
         self.started.append((number, environ["GRADRING_RESTART"]))
 
     def running(self) -> list[Process]:
@@ -68,7 +76,7 @@ class Job:
 
     def ends(self, number: int, exit_code: int, now: float = 0.0) -> list[int]:
         """The numbers of the failures that end the job."""
-        process = self.ranks[number]
+        process = self.helpers[number] if number < 0 else self.ranks[number]
         process.exit_code, process.group_is_alive = exit_code, False
         failed = self.policy.ended([process], now)  # type: ignore[list-item]
         self.policy.act(now)
@@ -138,6 +146,55 @@ def test_a_job_whose_workers_have_all_failed_has_failed(tmp_path: Path, last: in
     job = with_servers(tmp_path)
     job.ends(1 - last, 1)
     assert job.ends(last, 1) == [1 - last, last]
+
+
+def with_input_workers(directory: Path, *, began: bool = True) -> Job:
+    ranks = Plain(place_ranks([Host("localhost", 2)], 2), restarts=0)
+    job = Job(InputWorkers(ranks, 2, []), directory)
+    if began:
+        job.failure_of(-1).write_text('{"port": 4711}')
+        job.policy.act(0.0)
+    return job
+
+
+def test_ranks_begin_when_the_dispatcher_listens_and_know_where(tmp_path: Path) -> None:
+    job = with_input_workers(tmp_path, began=False)
+    job.policy.act(0.0)
+    assert job.policy.pending and [number for number, _ in job.started] == [-1]
+    job.failure_of(-1).write_text('{"port": 4711}')
+    job.policy.act(1.0)
+    assert not job.policy.pending and [number for number, _ in job.started] == [-1, -2, -3, 0, 1]
+    assert job.environs[1]["GRADRING_INPUT_SERVICE"] == "grpc://127.0.0.1:4711"
+
+
+def test_an_input_worker_that_cannot_stay_ends_the_job(tmp_path: Path) -> None:
+    job = with_input_workers(tmp_path)
+    assert job.ends(-2, KILLED, now=0.0) == []
+    job.policy.act(0.9)
+    assert len(job.started) == 5
+    job.policy.act(1.0)
+    assert job.started[5:] == [(-2, "0")]
+    # It has lived for long enough not to count.
+    assert job.ends(-2, KILLED, now=LIVED_S + 1) == []
+    job.policy.act(LIVED_S + 2)
+    assert job.ends(-2, 1, now=LIVED_S + 3) == []
+    job.policy.act(LIVED_S + 5)
+    assert job.ends(-2, 1, now=LIVED_S + 6) == [-2]
+    assert job.policy.culprit({1: None, -2: None}) == (-2, "")
+    # Ranks that fail now do so because of it.
+    assert job.ends(0, 1) == [0]
+
+
+def test_a_lost_dispatcher_ends_the_job_also_before_ranks_begin(tmp_path: Path) -> None:
+    assert with_input_workers(tmp_path).ends(-1, KILLED) == [-1]
+    job = with_input_workers(tmp_path, began=False)
+    assert job.ends(-1, 1) == [-1] and not job.policy.pending
+
+
+def test_input_workers_are_no_failure_once_the_ranks_have_ended_or_failed(tmp_path: Path) -> None:
+    job = with_input_workers(tmp_path)
+    assert job.ends(0, 0) == job.ends(1, 0) == []
+    assert job.ends(-1, KILLED) == job.ends(-2, KILLED) == []
 
 
 def test_a_watch_sends_sigterm_once_and_then_sigkill(tmp_path: Path) -> None:

@@ -223,9 +223,28 @@ def test_line_and_verdict_say_whose_input_is_slow() -> None:
     waits = {rank: step_report.per_step(total) for rank, total in totals.items()}
     said = step_report.verdict(totals, waits, ["a", "b"])
     assert said.startswith("Rank 1 on b is the slowest")
-    assert said.endswith("60% of the time; its input takes 32.0 ms of a step.")
+    assert "60% of the time; its input takes 32.0 ms of a step, which gradring run" in said
     alike = {rank: Totals(10, 0.5, input_s=0.2) for rank in range(2)}
-    assert "40% of the time is spent reading data" in step_report.verdict(alike, {}, ["a", "b"])
+    said = step_report.verdict(alike, {}, ["a", "b"])
+    assert "40% of the time is spent reading data" in said and "--input-workers" in said
+
+
+def test_the_table_says_what_input_workers_took_and_what_ranks_waited() -> None:
+    totals = {
+        0: Totals(10, 1.0, input_s=0.3, made_s=1.5),
+        1: Totals(10, 1.0, input_s=0.1, made_s=0.5),
+    }
+    *_, said, served = step_report.table(totals, ["a", "b"]).splitlines()
+    assert "20% of the time is spent reading data: more input workers would help" in said
+    assert served == (
+        "Input workers took 200.0 ms for the data of a step; a rank waited 20.0 ms for it, 10.0 "
+        "times less."
+    )
+    without = {rank: replace(total, made_s=0.0) for rank, total in totals.items()}
+    assert "Input workers" not in step_report.table(without, ["a", "b"])
+    counted = totals[0].minus(Totals(5, 0.5, made_s=1.0))
+    assert (counted.steps, counted.made_s) == (5, 0.5)
+    assert Totals.from_note(totals[0].to_note()) == totals[0]
 
 
 def test_a_note_survives_and_nonsense_is_no_note() -> None:

@@ -1,5 +1,6 @@
 """`model.fit` of Keras 3 with validation, metrics and callbacks; MWMS cannot run it."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -183,3 +184,44 @@ def refused() -> list[str]:
 def test_a_keras_that_fits_wrongly_is_refused() -> None:
     for messages in run_ranks(refused, 2):
         assert all("install keras>=3.10" in message for message in messages)
+
+
+def fit_on_growing_data() -> list[int]:
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    made: list[int] = []
+    steps: list[int] = []
+
+    def batches() -> Any:
+        made.append(len(made) + 1)
+        yield from [np.ones((2, 1), np.float32)] * made[-1]
+
+    class Count(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            steps.append(0)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps[-1] += 1
+
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        spec = tf.TensorSpec([2, 1], tf.float32)
+        data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+        data = data.map(lambda x: (x, x))
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        model.fit(data.with_options(options), epochs=4, verbose=0, callbacks=[Count()])
+    return steps
+
+
+@needs_fit
+def test_an_epoch_may_have_more_steps_than_the_first() -> None:
+    """As of a dataset that is read by input workers; Keras takes no more than the first had."""
+    (steps,) = run_ranks(fit_on_growing_data, 1)
+    assert [later - sooner for sooner, later in itertools.pairwise(steps)] == [1, 1, 1]

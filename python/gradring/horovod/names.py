@@ -30,7 +30,6 @@ _MISSING = {
     ".ray": "Horovod on Ray (gradring.ray trains with Ray Train)",
     ".runner": "Horovod's launcher (gradring run, srun and mpirun start ranks)",
     ".spark": "Spark",
-    ".tensorflow.data": "Horovod's compute service",
     ".torch": "PyTorch",
 }
 

@@ -284,7 +284,8 @@ class Monitor:
         reading = self._input_s + self._input_clock()
         pulling = self._observer.updates().get("waited_s", 0.0)
         exposed, waiting = stats["exposed_s"] + pulling, stats["waiting_s"] + pulling
-        return now, exposed, waiting, stats["moving_s"], reading
+        made = self._observer.input_made_s
+        return now, exposed, waiting, stats["moving_s"], made() if made else 0.0, reading
 
     def _look(self, now: float) -> None:
         """Adds what has come since the last look."""
@@ -292,7 +293,7 @@ class Monitor:
             return
         self._look_at_metrics()
         after = self._read(now)
-        elapsed, exposed, waiting, moving, reading = _added(after, self._since)
+        elapsed, exposed, waiting, moving, made, reading = _added(after, self._since)
         self._since = after
         exposed = min(exposed, elapsed)
         # The program stood still for collectives: their own time tells what for.
@@ -302,6 +303,7 @@ class Monitor:
         self._total.comm_s += exposed * (1 - share)
         # TensorFlow may read ahead in one thread and wait for a collective in another.
         self._total.input_s += min(reading, elapsed - exposed)
+        self._total.made_s += made
 
     def _look_at_metrics(self) -> None:
         metrics, self._metrics = self._metrics, None

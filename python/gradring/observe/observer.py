@@ -39,6 +39,8 @@ class Observer:
         counted: What a `Monitor` has counted, and the loss, as long as there is one.
         worker: Which worker of parameter servers this is; None in a group.
         updates: What it has counted as such.
+        input_made_s: Seconds that input workers have taken for what this rank has read; None if
+            there are none.
     """
 
     log_dir: Path | None = None
@@ -47,6 +49,7 @@ class Observer:
     counted: Callable[[], tuple[Totals, float | None] | None] = lambda: None
     worker: int | None = None
     updates: Callable[[], Mapping[str, Any]] = dict
+    input_made_s: Callable[[], float] | None = None
 
 
 _observers: weakref.WeakKeyDictionary[Communicator, Observer] = weakref.WeakKeyDictionary()

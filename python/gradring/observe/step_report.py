@@ -28,7 +28,7 @@ GRADIENT_NORM = "gradient_norm"
 #: of it.
 UNUSUAL = 10.0
 #: What `Totals` counts in seconds, as a whole.
-_TIMES = ("elapsed_s", "comm_s", "wait_s", "input_s")
+_TIMES = ("elapsed_s", "comm_s", "wait_s", "input_s", "made_s")
 
 
 @dataclass
@@ -45,6 +45,8 @@ class Totals:
     ended: bool = False
     #: In which it stood still for its next batch.
     input_s: float = 0.0
+    #: Which input workers have taken for what it has read.
+    made_s: float = 0.0
     #: What it has measured last of its own batch, by name.
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -254,7 +256,7 @@ def table(totals: dict[int, Totals], hosts: list[str], worker: int | None = None
         mean = _mean(totals)
         share = mean.wait_s / mean.elapsed_s
         said = f"Worker {worker} is in pulls, and waits for servers, {share:.0%} of its time."
-    return "\n".join([*lines, said, *norms])
+    return "\n".join([*lines, said, *_input_workers(totals), *norms])
 
 
 def unusual(totals: Mapping[int, Totals]) -> list[tuple[int, float, float | None]]:
@@ -284,10 +286,15 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
     if found is not None:
         share = found.excess_s * mean.steps / mean.elapsed_s
         own, reads = totals.get(found.rank, Totals()), _reads_slowly(found, totals)
+        remedy = "" if own.made_s > 0 else ", which gradring run --input-workers would share out"
         return (
             f"Rank {found.rank} on {hosts[found.rank]} is the slowest: the others waited "
             f"{1000 * found.excess_s:.1f} ms of each step for it, {share:.0%} of the time"
-            + (f"; its input takes {own.ms(own.input_s):.1f} ms of a step." if reads else ".")
+            + (
+                f"; its input takes {own.ms(own.input_s):.1f} ms of a step{remedy}."
+                if reads
+                else "."
+            )
         )
     parts = (mean.comm_s, mean.wait_s, mean.input_s)
     comm, wait, reading = (seconds / mean.elapsed_s for seconds in parts)
@@ -302,12 +309,29 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
             "or another: steps take unequal times, or other programs use the machines."
         )
     if reading > 2 * NOTICEABLE:
-        return (
-            f"No rank is slow; {reading:.0%} of the time is spent reading data: a dataset that "
-            "prefetches, or more threads for it, would help."
+        remedy = (
+            "more input workers would help"
+            if mean.made_s > 0
+            else "a dataset that prefetches, more threads for it, or input workers would help "
+            "(gradring run --input-workers)"
         )
+        return f"No rank is slow; {reading:.0%} of the time is spent reading data: {remedy}."
     computing = 1 - comm - wait - reading
     return f"No rank is slow, and {computing:.0%} of the time is spent computing."
+
+
+def _input_workers(totals: Mapping[int, Totals]) -> list[str]:
+    """What input workers took for a step's data, and what a rank still waited for it."""
+    made_ms = sum(total.ms(total.made_s) for total in totals.values())
+    if made_ms <= 0:
+        return []
+    mean = _mean(dict(totals))
+    waited_ms = mean.ms(mean.input_s)
+    less = f", {made_ms / waited_ms:.1f} times less" if 0 < waited_ms < made_ms else ""
+    return [
+        f"Input workers took {made_ms:.1f} ms for the data of a step; a rank waited "
+        f"{waited_ms:.1f} ms for it{less}."
+    ]
 
 
 def _straggler(added: Totals, waits: lateness.Waits, hosts: list[str]) -> lateness.Slowest | None:

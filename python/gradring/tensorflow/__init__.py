@@ -14,7 +14,9 @@ name                                  what it does
 `callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`
 `check_replicas`                      compares the variables of all ranks
 `elastic`                             for restarts: `elastic.State`, `elastic.CommitState`
+`distribute_input`                    has the job's input workers read a dataset
 `failure_of`                          finds gradring's exception behind another one
+`input_service`                       where the job's tf.data service is
 `join`                                goes on with empty batches until every rank's have ended
 `measure_overlap`                     how much communication was hidden behind computation
 `reduce_scatter`                      reduces a tensor and gives every rank its rows
@@ -40,6 +42,7 @@ from typing import Any
 
 from gradring.tensorflow.failures import failure_of
 from gradring.tensorflow.gradient_reducer import GradientReducer
+from gradring.tensorflow.input_service import distribute_input, input_service
 from gradring.tensorflow.ops import (
     all_gather,
     all_reduce,
@@ -69,8 +72,10 @@ __all__ = [
     "broadcast_variables",
     "callbacks",  # noqa: F822 (imported by __getattr__)
     "check_replicas",
+    "distribute_input",
     "elastic",  # noqa: F822 (imported by __getattr__)
     "failure_of",
+    "input_service",
     "join",
     "measure_overlap",
     "reduce_scatter",

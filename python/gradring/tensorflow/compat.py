@@ -348,6 +348,15 @@ def is_undivided(distributed: Any) -> bool:
     return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
 
 
+def graph_of(dataset: tf.data.Dataset) -> Any:
+    """What a dataset does, as a `GraphDef`; its own ops, beside those of functions."""
+    # 1: what is to happen to resources does not matter here.
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor, external_state_policy=1
+    )
+    return tf.compat.v1.GraphDef.FromString(serialized.numpy())
+
+
 def plain_variable(
     value: float,
     name: str,

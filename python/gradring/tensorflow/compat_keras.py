@@ -110,6 +110,9 @@ def repair() -> None:
     epochs = trainer.TFEpochIterator
     for begin in ("__init__", "reset"):
         _replace(epochs, begin, keras_loops.make_epochs, _always, traced=False)
+    is_new = hasattr(epochs, "_enumerate_iterator")
+    batches = "_enumerate_iterator" if is_new else "enumerate_epoch"
+    _replace(epochs, batches, keras_loops.enumerate_epoch, _always, traced=False)
     if hasattr(keras.Model, "_get_metrics_result_or_logs"):
         _replace(keras.Model, "_get_metrics_result_or_logs", keras_loops.logs_of_epoch, _is_ours)
     if hasattr(keras.Model, "_aggregate_additional_loss"):

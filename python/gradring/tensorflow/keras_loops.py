@@ -108,6 +108,19 @@ def make_epochs(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs:
     own, the batches are smaller ones, and some ranks have more of them; only the iterators know.
     """
     original(epochs, *args, **kwargs)
+    _forget_batches(epochs)
+
+
+def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs: Any) -> Any:
+    """The batches of an epoch, of which Keras takes no more than the first epoch had.
+
+    Another epoch may deal out its elements otherwise, so that a rank has more batches in it.
+    """
+    _forget_batches(epochs)
+    return original(epochs, *args, **kwargs)
+
+
+def _forget_batches(epochs: Any) -> None:
     is_ours = communicator_of(epochs._distribute_strategy) is not None
     if is_ours and compat.is_undivided(epochs._distributed_dataset):
         epochs._num_batches = None

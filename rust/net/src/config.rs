@@ -139,6 +139,7 @@ pub const PROCESS: &[Setting] = &[
         .or("0"),
     row("restart", "GRADRING_RESTART", "number", "set by `gradring run`: the attempt, from 0", User),
     row("failure_file", "GRADRING_FAILURE_FILE", "file", "set by `gradring run`: where a rank leaves what ended it", User),
+    row("input_service", "GRADRING_INPUT_SERVICE", "address", "set by `gradring run`: tf.data service, of `--input-workers`", User),
 ];
 
 /// Makes the rows of [`GROUP`], and of each a field of [`Settings`] with its type.

@@ -25,6 +25,7 @@ from gradring.tools.launch.elastic import Elastic
 from gradring.tools.launch.first_process import in_child
 from gradring.tools.launch.hostfile import read_hosts
 from gradring.tools.launch.hosts import THIS_HOST, Host, parse_hosts, parse_port, place_ranks
+from gradring.tools.launch.input_workers import InputWorkers
 from gradring.tools.launch.launcher import DEFAULT_GRACE_S, launch
 from gradring.tools.launch.plain import Plain
 from gradring.tools.launch.program import Program
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
         "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
         "[--host-cooldown SECONDS] [--ps N] [--as-horovod] [--as-mwms] [--with-strategy] "
+        "[--input-workers K] [--input-unprotected] "
         "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
@@ -99,6 +101,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--with-strategy")(
         "all ranks together train what a program for one machine trains by Keras' fit (sets "
         "GRADRING_WITH_STRATEGY)"
+    )
+    add("--input-workers K", count("input workers"), default=0)(
+        "start tf.data service with the job, a dispatcher and K workers that read data for the "
+        "ranks, over the hosts in turn; programs use it by "
+        "gradring.tensorflow.distribute_input(dataset, strategy)"
+    )
+    add("--input-unprotected")(
+        "let --input-workers have hosts beside this one: tf.data service has neither "
+        "authentication nor encryption"
     )
     add("--log-dir DIR", Path)(
         "also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
@@ -197,6 +208,10 @@ def run(arguments: argparse.Namespace) -> int:
         ranks, restarts = place_ranks(hosts, world_size), arguments.max_restarts or 0
         servers = arguments.servers
         policy = Servers(ranks, servers, restarts) if servers else Plain(ranks, restarts)
+    if arguments.input_workers:
+        served = InputWorkers(policy, arguments.input_workers, hosts)
+        served.check(os.environ, unprotected=arguments.input_unprotected)
+        policy = served
     start = partial(
         launch,
         Program(command, arguments.module),

@@ -6,6 +6,8 @@
 ``plain``             the policy of ranks that need each other, perhaps with restarts of all
 ``servers``           the policy of a job with parameter servers
 ``elastic``           the policy of an elastic job; asks hosts meanwhile
+``input_workers``     the policy of tf.data service beside any of these
+``input_server``      a process of tf.data service
 ``slots``             which worker of an elastic job starts when, and where: decisions
 ``watch``             the wait for input, and the times at which processes must end
 ``question``          a program that is asked something, and is not waited for

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
-from gradring.clusters.own_host import address_towards, reachable_host
 from gradring.config.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
 from gradring.config.values import AUTO
 from gradring.errors import ConfigError
-from gradring.machine.ports import LOOPBACK, free_ports
+from gradring.machine.ports import free_ports
 from gradring.tools.launch.hostfile import hosts_in
-from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.hosts import Host, name_of_this_machine
 from gradring.tools.launch.output import say
 from gradring.tools.launch.processes import RankProcess, describe_exit
 from gradring.tools.launch.question import Question
@@ -69,7 +68,7 @@ class Elastic(Policy):
     @property
     def is_local(self) -> bool:
         """Whether all hosts are known, and are this machine."""
-        return self._script is None and not _others(self._hosts)
+        return self._script is None and all(host.is_local for host in self._hosts)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
         """Prepares to ask the hosts; `act` starts the workers.
@@ -247,7 +246,8 @@ class Elastic(Policy):
 
     def _founded(self, starts: Sequence[Start]) -> list[dict[str, str]]:
         """The variables of the workers that form the first group."""
-        self._own_name = self._name_of_this_machine([start.host for start in starts])
+        hosts = [start.host for start in starts]
+        self._own_name = name_of_this_machine(hosts, self._environ, alone=self._script is None)
         for start in starts:
             self._place(start)
         addresses = [self._addresses[start.slot] for start in starts]
@@ -282,21 +282,10 @@ class Elastic(Policy):
             return {**founder, JOIN: ",".join([AUTO, *others])}
         return joining(next(iter(self._founders.values())), others)
 
-    def _name_of_this_machine(self, hosts: Sequence[Host]) -> str:
-        """The name or address under which ranks on all hosts reach those on this machine."""
-        others = _others(hosts)
-        if others:
-            return address_towards(others[0].name)
-        return LOOPBACK if self._script is None else reachable_host(self._environ, None)
-
     def _fitting(self, host: Host) -> Host:
         """The host with no more slots than the user gives it ports."""
         ranks = len(self._given_ports)
         return replace(host, slots=min(host.slots, ranks)) if ranks else host
-
-
-def _others(hosts: Sequence[Host]) -> list[Host]:
-    return [host for host in hosts if not host.is_local]
 
 
 def _given_ports(environ: Mapping[str, str]) -> list[int]:

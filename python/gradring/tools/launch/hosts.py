@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from gradring.clusters.own_host import address_towards, reachable_host
 from gradring.config.parse import MAX_PORT, shown, whole_number
 from gradring.machine.ports import LOOPBACK
 
@@ -84,6 +85,20 @@ def parse_host(entry: str, slots: str | None = None) -> Host:
         raise ValueError(
             f"{shown(entry)} has {shown(number)} ranks; write {name}:N with N of at least 1"
         ) from None
+
+
+def name_of_this_machine(hosts: Sequence[Host], environ: Mapping[str, str], *, alone: bool) -> str:
+    """The name or address under which processes on all hosts reach those on this machine.
+
+    Args:
+        hosts: All that are known.
+        environ: May choose a network.
+        alone: Whether there are no others, and will be none.
+    """
+    others = [host for host in hosts if not host.is_local]
+    if others:
+        return address_towards(others[0].name)
+    return LOOPBACK if alone else reachable_host(environ, None)
 
 
 def parse_port(text: str, name: str) -> int:

@@ -77,7 +77,12 @@ def launch(
         SurveyError: A host cannot be used; it is an `OSError`, too.
     """
     world = World(
-        policy.ranks, ssh=ssh or Ssh(), forward=forward, trace=trace, servers=policy.servers
+        policy.ranks,
+        ssh=ssh or Ssh(),
+        forward=forward,
+        trace=trace,
+        servers=policy.servers,
+        helpers=policy.helpers,
     )
     problem = program.problem(environ.get("PATH")) if policy.is_local else None
     if problem is not None:
@@ -180,7 +185,7 @@ class _Job:
             for process in attempt.failed
         }
         number, elsewhere = self.policy.culprit(blames)
-        first = attempt.processes.ranks[number]
+        first = attempt.processes.numbered(number)
         out, err = attempt.outputs[number]
         lines = last_words(list(err.tail), list(out.tail))
         log, flight = logs.path(self.world.title(number)), environ.get("GRADRING_FLIGHT_DIR")

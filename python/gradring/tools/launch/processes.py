@@ -135,6 +135,8 @@ class RankProcesses:
     def __init__(self) -> None:
         """Makes an empty world; `start` adds the ranks one after the other."""
         self.ranks: list[RankProcess] = []
+        #: What serves the ranks and is of no use without them, by number, which is below 0.
+        self.helpers: dict[int, RankProcess] = {}
         self.guardian = Guardian()
 
     def start(
@@ -151,13 +153,20 @@ class RankProcesses:
 
     def add(self, process: RankProcess) -> RankProcess:
         """Takes in a process that has been started, perhaps for one of which nothing is left."""
-        self.ranks[process.rank : process.rank + 1] = [process]
+        if process.rank < 0:
+            self.helpers[process.rank] = process
+        else:
+            self.ranks[process.rank : process.rank + 1] = [process]
         return process
 
+    def numbered(self, number: int) -> RankProcess:
+        """A rank, or below 0 a helper."""
+        return self.helpers[number] if number < 0 else self.ranks[number]
+
     def poll(self) -> list[RankProcess]:
-        """Collects exit codes; returns the ranks that have ended since the last call."""
-        running = [process for process in self.ranks if process.exit_code is None]
-        for process in self.ranks:
+        """Collects exit codes; returns the processes that have ended since the last call."""
+        running = [process for process in self._all() if process.exit_code is None]
+        for process in self._all():
             process.poll()
         return [process for process in running if process.exit_code is not None]
 
@@ -166,23 +175,32 @@ class RankProcesses:
         return [process for process in self.ranks if process.exit_code is None]
 
     def alive(self) -> bool:
-        """Whether any process of any rank's group is left."""
-        return any(process.group_is_alive for process in self.ranks)
+        """Whether any process of any group is left."""
+        return any(process.group_is_alive for process in self._all())
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to every group that is left."""
+        """Sends a signal to every group of a rank that is left."""
         for process in self.ranks:
             process.signal(signum)
+
+    def end_helpers(self) -> None:
+        """Kills them: they have nothing to save."""
+        for process in self.helpers.values():
+            process.signal(signal.SIGKILL)
 
     def close(self) -> None:
         """Kills every group that is left and collects all exit codes."""
         self.poll()
         self.signal(signal.SIGKILL)
+        self.end_helpers()
         deadline = time.monotonic() + REAP_S
         while self.alive() and time.monotonic() < deadline:
             self.poll()
             time.sleep(0.005)
         self.guardian.close()
+
+    def _all(self) -> list[RankProcess]:
+        return [*self.ranks, *self.helpers.values()]
 
     def __enter__(self) -> RankProcesses:
         """Returns itself."""

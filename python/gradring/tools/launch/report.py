@@ -119,6 +119,14 @@ def has_joined(failure: Path) -> bool:
     return failure.is_file()
 
 
+def port_left(failure: Path) -> int | None:
+    """Where a server of tf.data service listens, once it does."""
+    match _parsed(failure):
+        case {"port": int(port)}:
+            return port
+    return None
+
+
 def left_in(failure: Path) -> bytes:
     """What is in the file of a rank that has failed; never waits.
 

@@ -37,18 +37,21 @@ class Policy(ABC):
     Attributes:
         ranks: The host of each rank that is started first.
         servers: The host of each parameter server; as processes they follow the ranks.
+        helpers: The host of each process that serves the ranks, and ends when they have; their
+            numbers are -1, -2, ...
         restarts: How often all processes are started again when the job has failed.
     """
 
     ranks: Sequence[Host] = ()
     servers: Sequence[Host] = ()
+    helpers: Sequence[Host] = ()
     restarts = 0
     _job: Supervisor
 
     @property
     def is_local(self) -> bool:
         """Whether no process can run on another host."""
-        return all(host.is_local for host in self.ranks)
+        return all(host.is_local for host in (*self.ranks, *self.helpers))
 
     @property
     def pending(self) -> bool:
@@ -139,8 +142,15 @@ class Supervisor:
         """Where this process leaves what ended it."""
         return self.failures / f"rank-{number}.json"
 
-    def start(self, number: int, environ: Mapping[str, str]) -> None:
+    def start(
+        self, number: int, environ: Mapping[str, str], program: Program | None = None
+    ) -> None:
         """Starts a process, the next or one that has ended, and copies what it prints.
+
+        Args:
+            number: Which.
+            environ: Its variables.
+            program: What it runs; None: what ranks do.
 
         Raises:
             OSError: It cannot be started.
@@ -150,9 +160,10 @@ class Supervisor:
         title = self.world.title(number)
         log = self.logs.open(title)
         environ = {**environ, "GRADRING_FAILURE_FILE": str(failure)}
-        process = self.world.start(self.processes, self.program, number, environ)
+        process = self.world.start(self.processes, program or self.program, number, environ)
         copied = functools.partial(RankOutput, number, log=log, name=title.removeprefix("rank "))
-        relayed = failure if isinstance(process, RemoteRankProcess) else None
+        is_relayed = isinstance(process, RemoteRankProcess) or program is not None
+        relayed = failure if is_relayed else None
         out, err = process.popen.stdout, process.popen.stderr
         assert out is not None and err is not None
         self.outputs[number] = (
@@ -200,9 +211,11 @@ class Supervisor:
             )
 
     def _shut_down(self) -> None:
-        if not (self.processes.running() or self._pending or self.watch.is_ending):
-            # A bound for what the processes have started and left behind.
-            self.watch.end(float("inf"), self.grace_s)
+        if not (self.processes.running() or self._pending):
+            self.processes.end_helpers()
+            if not self.watch.is_ending:
+                # A bound for what the processes have started and left behind.
+                self.watch.end(float("inf"), self.grace_s)
         self._ends_all |= self.watch.send_what_is_due()
 
     def _take_signals(self) -> None:

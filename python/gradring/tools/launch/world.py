@@ -32,6 +32,7 @@ class World:
         forward: Sequence[str],
         trace: Path | None = None,
         servers: Sequence[Host] = (),
+        helpers: Sequence[Host] = (),
     ) -> None:
         """Notes where the ranks run.
 
@@ -41,9 +42,12 @@ class World:
             forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
             trace: The file that is to be the timeline of all ranks.
             servers: The host of each parameter server; as processes they follow the ranks.
+            helpers: The host of the dispatcher and of each worker of tf.data service, as processes
+                -1, -2, ...
         """
         self._placed = [*placed, *servers]
         self._servers = len(servers)
+        self._helpers = helpers
         self.ssh = ssh
         self._forward = forward
         self._trace = trace
@@ -61,7 +65,9 @@ class World:
         self._used[host] = None
 
     def title(self, number: int) -> str:
-        """What a process is called: ``rank 1``, or ``ps 0`` for a parameter server."""
+        """What a process is called: ``rank 1``, ``ps 0`` or ``input worker 0``."""
+        if number < 0:
+            return "input dispatcher" if number == -1 else f"input worker {-2 - number}"
         ranks = len(self._placed) - self._servers
         return f"ps {number - ranks}" if self._servers and number >= ranks else f"rank {number}"
 
@@ -85,9 +91,9 @@ class World:
         self, processes: RankProcesses, program: Program, rank: int, environ: Mapping[str, str]
     ) -> RankProcess:
         """Starts a rank, whose two streams are pipes: the next, or one that has ended."""
-        host = self._placed[rank]
-        # A server computes little beside the ranks.
-        ranks = self._placed[: len(self._placed) - self._servers]
+        host = self._host(rank)
+        # A server computes little beside the ranks; tf.data shares cores by itself.
+        ranks = self._placed[: len(self._placed) - self._servers] if rank >= 0 else []
         local_size = max(1, sum(other.name == host.name for other in ranks))
         if host.is_local:
             environ = with_defaults(environ, local_size)
@@ -103,7 +109,7 @@ class World:
 
     def python_of(self, rank: int) -> str:
         """The interpreter with gradring where this rank runs."""
-        return sys.executable if self._placed[rank].is_local else self.ssh.python
+        return sys.executable if self._host(rank).is_local else self.ssh.python
 
     def collect_parts(self) -> list[str]:
         """Brings the timeline's parts here from other hosts; a sentence for each that fails."""
@@ -111,6 +117,9 @@ class World:
             return []
         others = {host.target: host for host in self._used if not host.is_local}
         return collect(list(others.values()), self.ssh, self._job, self._trace)
+
+    def _host(self, number: int) -> Host:
+        return self._helpers[-1 - number] if number < 0 else self._placed[number]
 
     def _name(self, host: Host) -> str:
         """The name under which the other hosts reach this one."""

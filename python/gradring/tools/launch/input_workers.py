@@ -1,0 +1,172 @@
+"""The policy of a job with tf.data service beside its ranks: a dispatcher, and workers that read.
+
+The dispatcher has number -1, and workers -2, -3, ... It starts first, and the ranks, by whatever
+policy, when it has said its port: they find its address in a variable. A worker that ends starts
+again at the port that it had, where the ranks go on to ask it. A dispatcher that ends takes what it
+knows with it, and ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
+
+from gradring.config.parse import joined_address
+from gradring.config.values import Settings
+from gradring.errors import ConfigError
+from gradring.tools.launch.hosts import THIS_HOST, Host, name_of_this_machine
+from gradring.tools.launch.output import say
+from gradring.tools.launch.processes import RankProcess
+from gradring.tools.launch.program import Program
+from gradring.tools.launch.report import Blame, port_left
+from gradring.tools.launch.slots import HOST_FAILURES, LIVED_S, pause_s
+from gradring.tools.launch.supervisor import Policy, Supervisor
+
+DISPATCHER = -1
+SERVER = "gradring.tools.launch.input_server"
+UNPROTECTED = "--input-unprotected"
+
+
+class InputWorkers(Policy):
+    """Ranks by another policy, and tf.data service."""
+
+    def __init__(self, job: Policy, workers: int, hosts: Sequence[Host]) -> None:
+        """Places the dispatcher on the first host, and the workers on all in turn.
+
+        Args:
+            job: What happens to the ranks.
+            workers: How many read for them; at least 1.
+            hosts: Where ranks may be; none: this machine.
+        """
+        self._ranks = job
+        self._hosts = hosts or [THIS_HOST]
+        self.ranks, self.servers, self.restarts = job.ranks, job.servers, job.restarts
+        self.helpers = [self._hosts[0], *islice(cycle(self._hosts), workers)]
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._address: str | None = None
+        self._has_failed = False
+        #: By number: when it was started last, how often it has failed soon after that in a row,
+        #: and when it is to start again.
+        self._started_at: dict[int, float] = {}
+        self._failures: dict[int, int] = {}
+        self._due: dict[int, float] = {}
+
+    def check(self, environ: Mapping[str, str], *, unprotected: bool) -> None:
+        """Refuses a service that others could use, unless the user has said that they may.
+
+        Args:
+            environ: May ask for authentication.
+            unprotected: What the user says.
+
+        Raises:
+            ConfigError: There are other hosts, or ``GRADRING_REQUIRE_AUTH`` is set.
+        """
+        if unprotected:
+            return
+        if Settings.from_environ(environ).require_auth:
+            why = "GRADRING_REQUIRE_AUTH asks for authentication"
+        elif not self.is_local:
+            why = "there may be processes on other hosts"
+        else:
+            return
+        raise ConfigError(
+            f"--input-workers: {why}, and TensorFlow's tf.data service has neither authentication "
+            "nor encryption: who reaches its ports can run datasets in its workers, and so read "
+            f"and write files there; give {UNPROTECTED} in a network that only you can reach"
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no process can run on another host."""
+        return self._ranks.is_local and super().is_local
+
+    @property
+    def pending(self) -> bool:
+        """Whether the ranks are still to be started."""
+        return not self._has_failed and (self._address is None or self._ranks.pending)
+
+    def name(self, number: int) -> str:
+        """The name of a process in messages."""
+        return super().name(number) if number < 0 else self._ranks.name(number)
+
+    def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
+        """Starts the dispatcher."""
+        super().begin(job, environ)
+        self._begin_anew()
+        self._environ = environ
+        self._start(DISPATCHER, 0.0)
+
+    def act(self, now: float) -> None:
+        """Starts what waits for the dispatcher, and workers that are due."""
+        if self._has_failed:
+            return
+        if self._address is None:
+            port = port_left(self._job.failure_of(DISPATCHER))
+            if port is None:
+                return
+            self._address = joined_address(self._name_of(DISPATCHER), port)
+            for index in range(1, len(self.helpers)):
+                self._start(DISPATCHER - index, now)
+            told = {"GRADRING_INPUT_SERVICE": f"grpc://{self._address}"}
+            self._ranks.begin(self._job, {**self._environ, **told})
+        for number, at in list(self._due.items()):
+            if now >= at and not self._job.processes.helpers[number].group_is_alive:
+                del self._due[number]
+                self._start(number, now)
+        self._ranks.act(now)
+
+    def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
+        """A lost worker starts again; a lost dispatcher, or a worker that cannot, ends the job."""
+        ranks = [process for process in ended if process.rank >= 0]
+        if self._has_failed:
+            return [process for process in ranks if process.exit_code != 0]
+        failed = self._ranks.ended(ranks, now) if ranks else []
+        is_over = bool(failed) or not (self._job.processes.running() or self.pending)
+        for process in ended:
+            if process.rank < 0 and not is_over and not self._starts_again(process, now):
+                self._has_failed = True
+                failed = [process, *failed]
+        return failed
+
+    def outcome(self) -> tuple[int, str | None]:
+        """That of the ranks."""
+        return self._ranks.outcome()
+
+    def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
+        """A process of the service, or the rank that failed first."""
+        own = next((number for number in blames if number < 0), None)
+        return self._ranks.culprit(blames) if own is None else (own, "")
+
+    def close(self) -> None:
+        """Ends what the ranks' policy has started."""
+        self._ranks.close()
+
+    def _start(self, number: int, now: float) -> None:
+        words = [SERVER, self._name_of(number), str(port_left(self._job.failure_of(number)) or 0)]
+        words += [] if self._address is None else [self._address]
+        self._started_at[number] = now
+        self._job.start(number, self._environ, Program(words, module=True))
+
+    def _starts_again(self, process: RankProcess, now: float) -> bool:
+        number = process.rank
+        if number == DISPATCHER:
+            return False
+        lived = now >= self._started_at[number] + LIVED_S
+        failures = self._failures[number] = 1 if lived else self._failures.get(number, 0) + 1
+        if failures >= HOST_FAILURES:
+            return False
+        pause = pause_s(failures - 1)
+        self._due[number] = now + pause
+        say(
+            f"{self.name(number)} on {process.host} failed ({process.ending}); it is started again "
+            f"in {pause:g} s, and the elements that it was reading are missing in this epoch"
+        )
+        return True
+
+    def _name_of(self, number: int) -> str:
+        host = self.helpers[-1 - number]
+        if not host.is_local:
+            return host.name
+        return name_of_this_machine(self._hosts, self._environ, alone=self.is_local)
