@@ -85,6 +85,8 @@ def _call_after(loader: Any, called: Sequence[tuple[str, str]]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
+        if "tensorflow" not in sys.modules:  # Keras may have another backend
+            return
         for name, function in called:
             getattr(importlib.import_module(f"gradring.tensorflow.{name}"), function)(module)
 

@@ -222,3 +222,16 @@ def test_a_loop_that_would_train_each_rank_for_itself_fails(python: Path, tmp_pa
     done = ran(python, written(tmp_path, CUSTOM_LOOP), "--with-strategy", "-np", "2")
     assert done.returncode == 1
     assert lines_about(done, "is not available outside the replica context")
+
+
+def test_keras_on_another_backend_is_left_alone(python: Path, tmp_path: Path) -> None:
+    """It imports no TensorFlow, which need not be there."""
+    layers = tmp_path / "keras" / "src" / "layers"
+    layers.mkdir(parents=True)
+    for package in (layers, *list(layers.parents)[:2]):
+        (package / "__init__.py").touch()
+    (layers / "layer.py").write_text("class Layer: pass\n")
+    text = "import sys\nfrom keras.src.layers.layer import Layer\nLayer()\n"
+    program = written(tmp_path, text + "print('tensorflow' in sys.modules, sys.meta_path[0])\n")
+    done = ran(python, program, "--with-strategy", "-np", "1")
+    assert done.stdout.startswith("[0] False <gradring_start._StandIns"), done.stderr

@@ -59,7 +59,7 @@ def _give() -> None:
     tf.distribute.experimental_set_strategy(strategy)
     _keep(strategy)
     place = strategy.communicator
-    if place.rank == 0:
+    if place.rank == 0 and place.world_size > 1:
         _log.warning(
             "models of Keras are trained by %d ranks together here (GRADRING_WITH_STRATEGY): each "
             "batch is divided among them",
