@@ -74,10 +74,16 @@ def every_collective_dtype_and_count(comm: gradring.Communicator) -> list[str]:
         for length in LENGTHS:
             case = Case(comm, dtype, length, root)
             for name, (x, arguments, expected) in case.calls().items():
-                blocking, start = getattr(comm, name), getattr(comm, f"{name}_async")
+                collective = name.partition(" ")[0]
+                blocking, start = getattr(comm, collective), getattr(comm, f"{collective}_async")
                 untouched = x.copy()
                 results = [blocking(x.copy(), **arguments), start(x, **arguments).wait()]
-                if name != "broadcast":
+                if "splits" in arguments:
+                    rows_of_each = case.splits(to=comm.rank)
+                    if any(splits.tolist() != rows_of_each for _, splits in results):
+                        wrong.append(f"{name} {dtype} {length}: received splits")
+                    results = [rows for rows, _ in results]
+                elif name != "broadcast":
                     out = np.empty_like(untouched if expected is None else expected)
                     given = blocking(untouched, **arguments, out=out)
                     results += [given, start(untouched, **arguments, out=out).wait()]
@@ -98,6 +104,24 @@ class Case:
     def rows(self, rank: int, length: int) -> NDArray[Any]:
         return contribution(rank, 3 * length, "sum", self.dtype).reshape(length, 3)
 
+    def split(self, sender: int, to: int) -> int:
+        """How many rows one rank has for another: none, some, or twice as many as there are."""
+        kind = (sender + 2 * to) % 4
+        return (0, self.length // 3, 2 * self.length, 1)[kind]
+
+    def splits(self, sender: int | None = None, to: int | None = None) -> list[int]:
+        """Of one rank to all, or of all to one."""
+        ranks = range(self.world_size)
+        if sender is not None:
+            return [self.split(sender, rank) for rank in ranks]
+        assert to is not None
+        return [self.split(rank, to) for rank in ranks]
+
+    def divided(self, sender: int) -> list[NDArray[Any]]:
+        """The rows that one rank has for each."""
+        splits = self.splits(sender)
+        return np.split(self.rows(sender, sum(splits)), np.cumsum(splits)[:-1])
+
     def calls(self) -> dict[str, tuple[NDArray[Any], dict[str, Any], NDArray[Any] | None]]:
         """By the collective's name: its input, its other arguments and its result."""
         rank, size, root, length = self.rank, self.world_size, self.root, self.length
@@ -117,6 +141,11 @@ class Case:
                 np.concatenate(parted[rank]),
                 {},
                 np.concatenate([parted[r][rank] for r in range(size)]),
+            ),
+            "all_to_all with splits": (
+                np.concatenate(self.divided(rank)),
+                {"splits": self.splits(rank)},
+                np.concatenate([self.divided(r)[rank] for r in range(size)]),
             ),
             "broadcast": (own, {"root": root}, all_rows[root]),
         }

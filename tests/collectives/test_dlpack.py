@@ -255,6 +255,13 @@ class Resolved(New):
     is_conj = is_neg
 
 
+def test_rows_and_splits_may_be_lent() -> None:
+    with _alone() as comm:
+        received, splits = comm.all_to_all(New(np.ones((3, 2))), New(np.array([3])))
+        assert received.tolist() == [[1.0] * 2] * 3
+        assert splits.tolist() == [3]
+
+
 def test_what_has_such_a_meaning_no_more_is_reduced() -> None:
     with _alone() as comm:
         lender = Resolved(np.ones(3))

@@ -56,7 +56,7 @@ COLLECTIVES = [
         ("executor/plan.rs", "if reached < common.end {", "if false {", RUNS),
         (
             "executor/mod.rs",
-            "&& *header != contract::with_endpoints(self.header, peer, self.rank)",
+            "&& *header != contract::between(self.header, self.call, self.rank, peer, self.rank)",
             "&& false",
             RUNS,
         ),
@@ -97,6 +97,12 @@ COLLECTIVES = [
         ),
         ("wire/handshake.rs", "mac.update(role);", "let _ = role;", "handshake::"),
         ("wire/handshake.rs", "(rank as u64)", "(rank as u64 * 0)", "handshake::"),
+        (
+            "wire/contract.rs",
+            "= call.count_between(rank, from, to)",
+            "= None::<usize>",
+            "contract::",
+        ),
     ),
 ]
 
@@ -211,6 +217,11 @@ BINDINGS = [
             "let _ = check_unclaimed;",
             "test_communicator.py::test_arrays_of_a_work_under_way_are_left_alone",
         ),
+    ),
+    *_of(
+        "rust/core/src/communicator/",
+        TESTS + "collectives/",
+        ("rows.rs", "if bytes > memory_of_host() {", "if false {", "test_splits.py"),
     ),
 ]
 

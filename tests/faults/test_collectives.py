@@ -23,7 +23,7 @@ ELEMENTS = 12 << 20
 WORLD_SIZE = 3
 FAULTY = 1
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-WITHOUT_ROOT = ("reduce_scatter", "all_gather", "all_to_all")
+WITHOUT_ROOT = ("reduce_scatter", "all_gather", "all_to_all", "all_to_all with splits")
 CASES = [
     *((name, root, over) for name in ROOTED for root in (0, FAULTY) for over in ("tcp", "shm")),
     *((name, 0, over) for name in WITHOUT_ROOT for over in ("tcp", "shm")),
@@ -32,7 +32,7 @@ CASES = [
 QUICK = [
     *(("broadcast", 0, "tcp"), ("reduce", FAULTY, "shm"), ("gather", 0, "shm")),
     *(("scatter", FAULTY, "tcp"), ("reduce_scatter", 0, "tcp"), ("all_gather", 0, "shm")),
-    ("all_to_all", 0, "tcp"),
+    *(("all_to_all", 0, "tcp"), ("all_to_all with splits", 0, "shm")),
 ]
 
 
@@ -40,10 +40,15 @@ def struck(name: str, root: int) -> Any:
     """The kind of the error that this rank gets, and whom it blames."""
     comm = gradring.init()
     x = np.ones(ELEMENTS, np.float32)
+    name, _, with_splits = name.partition(" with ")
     start = getattr(comm, f"{name}_async")
+    arguments: dict[str, Any] = {"root": root} if name in ROOTED else {}
+    if with_splits:
+        # Each has most for the faulty one, which has most for itself.
+        arguments["splits"] = [ELEMENTS // 4, ELEMENTS // 2, ELEMENTS // 4]
     comm.barrier()
     try:
-        work = start(x, **({"root": root} if name in ROOTED else {}))
+        work = start(x, **arguments)
         if comm.rank == FAULTY:
             time.sleep(0.002)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -97,6 +97,9 @@ def rows(hvd: Any) -> Found:
     for how, alltoall in (("eager", hvd.alltoall), ("graph", tf.function(hvd.alltoall))):
         received, counts = alltoall(parts, splits)
         found["alltoall", how] = received.numpy().tolist(), counts.numpy().tolist()
+    before = sent_bytes(hvd)
+    hvd.alltoall(parts, splits)
+    found["alltoall bytes"] = sent_bytes(hvd) - before
     found["nothing"] = hvd.alltoall(tf.zeros([0, 3])).shape.as_list()
     found["equal"] = hvd.alltoall(tf.range(2 + 2 * rank)).numpy().tolist()
     with pytest.raises(tf.errors.InvalidArgumentError, match="no 2 equal parts"):
@@ -118,6 +121,12 @@ def rows(hvd: Any) -> Found:
         with pytest.raises(ValueError, match="a scalar has no"):
             function(1.0)
     return found
+
+
+def sent_bytes(hvd: Any) -> int:
+    """Of payload in all-to-alls so far."""
+    sent: int = hvd.global_process_set.group().stats()["collectives"]["all_to_all"]["bytes_sent"]
+    return sent
 
 
 def gradients(hvd: Any) -> Found:
@@ -329,6 +338,8 @@ def test_rows_of_different_numbers_travel(ranks: list[Found]) -> None:
         assert found["allgathers"][1].tolist() == [[False, False], [True, True]]
         for how in ("eager", "graph"):
             assert found["alltoall", how] == (received[rank], counts[rank])
+        # Two bytes for each number that is for the other rank, and eight to tell how many.
+        assert found["alltoall bytes"] == [2 * 2 + 8, 0 + 8][rank]
         assert found["nothing"] == [0, 3]
         assert found["equal"] == [[0, 0, 1], [1, 2, 3]][rank]
         np.testing.assert_array_equal(found["reducescatter"], parts[rank])

@@ -153,6 +153,18 @@ class Round:
         check("all_gather", comm.all_gather(cut[comm.rank]), np.concatenate(cut))
         return 2  # the lengths travel first
 
+    def divide(self, comm: Communicator, dice: random.Random) -> int:
+        """Everybody has a part of any length for each."""
+        case, cuts = self._pick(dice), comm.world_size - 1
+        parts = [
+            np.split(source, sorted(dice.randrange(source.size + 1) for _ in range(cuts)))
+            for source in case.sources
+        ]
+        splits = [part.size for part in parts[comm.rank]]
+        received, _ = comm.all_to_all(self._source(case), splits)
+        check("all_to_all", received, np.concatenate([part[comm.rank] for part in parts]))
+        return 2  # the splits travel first
+
     def broadcast(self, comm: Communicator, dice: random.Random) -> int:
         """One rank's array wins."""
         case, root = self._pick(dice), dice.randrange(comm.world_size)
@@ -193,9 +205,9 @@ class Round:
 
 BATCHES = (
     *(Round.asynchronous, Round.blocking, Round.bucket, Round.scatter),
-    *(Round.gather, Round.broadcast, Round.rooted, Round.meet),
+    *(Round.gather, Round.broadcast, Round.rooted, Round.meet, Round.divide),
 )
-WEIGHTS = (8, 4, 1, 1, 1, 1, 1, 1)
+WEIGHTS = (8, 4, 1, 1, 1, 1, 1, 1, 1)
 
 
 def check(what: str, result: NDArray[Any], expected: NDArray[Any]) -> None:

@@ -19,16 +19,22 @@ EVEN = np.cos(np.arange(RANKS * 6 * 2, dtype=np.float64)).reshape(RANKS, 6, 2)
 INPUTS = {
     "all_gather": UNEVEN,
     "all_to_all": EVEN,
+    "all_to_all, splits": EVEN,
     "broadcast": UNEVEN,
     "mean, scattered": UNEVEN,
     "reduce_scatter": UNEVEN,
 }
+#: By the rank that sends: of its six rows, so many for each.
+SPLITS = [[1, 2, 3], [0, 0, 6], [5, 1, 0]]
 DERIVATIVES = ("result", "gradient", "second", "tangent")
 CASES = [(name, way) for name in INPUTS for way in ("eager", "graph", "unknown length")]
 #: Each collective, and each way.
 QUICK = (
     ("all_gather", "graph"),
     ("all_to_all", "unknown length"),
+    ("all_to_all, splits", "eager"),
+    ("all_to_all, splits", "graph"),
+    ("all_to_all, splits", "unknown length"),
     ("broadcast", "eager"),
     ("mean, scattered", "graph"),
     ("reduce_scatter", "unknown length"),
@@ -36,12 +42,19 @@ QUICK = (
 
 
 def collective(name: str, comm: Any, x: Any) -> Any:
+    import tensorflow as tf
+
     from gradring import tensorflow as of
 
     if name == "broadcast":
         return of.broadcast(x, ROOT, name, comm)
     if name == "mean, scattered":
         return of.reduce_scatter(x, "mean", name, comm)
+    if name == "all_to_all, splits":
+        rows, counts = of.all_to_all(x, name, comm, splits=SPLITS[comm.rank])
+        came = tf.constant([sent[comm.rank] for sent in SPLITS], tf.int64)
+        tf.debugging.assert_equal(counts, came)
+        return rows
     return getattr(of, name)(x, name=name, communicator=comm)
 
 
@@ -52,6 +65,9 @@ def together(tf: Any, name: str, inputs: list[Any]) -> list[Any]:
         return [tf.concat(inputs, 0)] * RANKS
     if name == "all_to_all":
         return [tf.concat([tf.gather(x, parts[rank]) for x in inputs], 0) for rank in range(RANKS)]
+    if name == "all_to_all, splits":
+        sent = [tf.split(x, splits) for x, splits in zip(inputs, SPLITS, strict=True)]
+        return [tf.concat([of_rank[rank] for of_rank in sent], 0) for rank in range(RANKS)]
     if name == "broadcast":
         return [inputs[ROOT]] * RANKS
     total = tf.add_n(inputs) / (RANKS if name.startswith("mean") else 1)
@@ -128,6 +144,7 @@ def worker(cases: list[tuple[str, str]]) -> dict[Any, Any]:
                     found[name, way, what] = value.numpy()
         found["refused"] = refused(tf, comm)
         found["dtypes"] = dtypes(tf, comm)
+        found["vectorised"] = in_a_vectorised_loop(tf, comm)
         return found
 
 
@@ -140,6 +157,9 @@ def refused(tf: Any, comm: Any) -> list[str]:
         lambda: all_to_all(tf.constant(1.0), communicator=comm),
         lambda: reduce_scatter(tf.constant(1.0), communicator=comm),
         lambda: reduce_scatter(tf.zeros([4]), "median", communicator=comm),
+        lambda: all_to_all(tf.zeros([4, 2]), communicator=comm, splits=[2, 2, 1]),
+        lambda: all_to_all(tf.zeros([4, 2]), communicator=comm, splits=[5, -1, 0]),
+        lambda: all_to_all(tf.zeros([4, 2]), communicator=comm, splits=[2, 2]),
     ]
     for wrong in attempts:
         with pytest.raises(ValueError) as caught:
@@ -161,7 +181,38 @@ def refused(tf: Any, comm: Any) -> list[str]:
         with pytest.raises(NotImplementedError) as caught_loop:
             loop(tf.zeros([2, 3]))
         messages.append(str(caught_loop.value))
+    unequal: Any = tf.function(
+        lambda splits: tf.vectorized_map(
+            lambda each: all_to_all(tf.zeros([3]), communicator=comm, splits=each)[0],
+            splits,
+            fallback_to_while_loop=False,
+        )
+    )
+    with pytest.raises(NotImplementedError) as caught_loop:
+        unequal(tf.ones([2, 3], tf.int32))
+    messages.append(str(caught_loop.value))
+    in_graph: Any = tf.function(lambda x, splits: all_to_all(x, communicator=comm, splits=splits))
+    late = in_graph.get_concrete_function(
+        tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
+    )
+    for splits in ([2, 1, 0], [5, -1, 0], [4]):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught_late:
+            late(tf.zeros([4]), tf.constant(splits))
+        messages.append(str(caught_late.value))
     return messages
+
+
+def in_a_vectorised_loop(tf: Any, comm: Any) -> list[Any]:
+    """Rows of all iterations, exchanged at once."""
+    from gradring.tensorflow import all_to_all
+
+    exchange: Any = tf.function(
+        lambda rows: tf.vectorized_map(
+            lambda row: all_to_all(row, communicator=comm, splits=SPLITS[comm.rank])[0], rows
+        )
+    )
+    rows: list[Any] = exchange(tf.reshape(tf.range(12), [2, 6]) + 100 * comm.rank).numpy().tolist()
+    return rows
 
 
 def dtypes(tf: Any, comm: Any) -> list[str]:
@@ -176,11 +227,20 @@ def dtypes(tf: Any, comm: Any) -> list[str]:
         parted = tf.cast(tf.constant(np.repeat([0, 1, 2], 2) + [0, 1] * 3 + 2 * comm.rank), name)
         results = [(reduce_scatter(x, communicator=comm), total)]
         results.append((all_to_all(x, communicator=comm), parted))
+        results.append((all_to_all(x, communicator=comm, splits=[2, 2, 2])[0], parted))
         if not all(y.dtype == x.dtype and bool(tf.reduce_all(y == z)) for y, z in results):
             wrong.append(name)
-    flags = all_to_all(tf.constant([False, True, comm.rank == 2]), communicator=comm)
-    if flags.numpy().tolist() != [[False] * 3, [True] * 3, [False, False, True]][comm.rank]:
-        wrong.append("bool")
+    flags = tf.constant([False, True, comm.rank == 2])
+    expected = [[False] * 3, [True] * 3, [False, False, True]][comm.rank]
+    for got in (
+        all_to_all(flags, communicator=comm),
+        all_to_all(flags, communicator=comm, splits=[1, 1, 1])[0],
+    ):
+        if got.numpy().tolist() != expected:
+            wrong.append("bool")
+    pairs, _ = all_to_all(tf.complex([1.0, 2.0, 3.0], 4.0), communicator=comm, splits=[1, 1, 1])
+    if pairs.numpy().tolist() != [comm.rank + 1 + 4j] * 3:
+        wrong.append("complex64")
     return wrong
 
 
@@ -230,13 +290,30 @@ def test_what_has_no_meaning_is_refused(found: list[dict[Any, Any]]) -> None:
         "all_to_all: a scalar has no dimension to divide along",
         "reduce_scatter: a scalar has no dimension to divide along",
         "op='median' is none of sum, mean",
+        "splits=[2, 2, 1] do not add up to the number of rows, 4",
+        "splits=[5, -1, 0] would give a rank less than no rows",
+        "splits have shape (2,); give one for each of 3 ranks",
         "no gradient is defined through max",
         "iterations of a vectorised loop cannot send parts to ranks",
         "iterations of a vectorised loop cannot send parts to ranks",
+        "iterations of a vectorised loop cannot send parts to ranks",
+        "the splits do not add up to the number of rows",
+        "a split is negative",
+        "is not compatible with expected shape [3]",
     ]
     for of_rank in found:
         for message, part in zip(of_rank["refused"], says, strict=True):
             assert part in message
+
+
+def test_rows_of_a_vectorised_loop_are_exchanged_together(found: list[dict[Any, Any]]) -> None:
+    rows = [np.arange(12).reshape(2, 6) + 100 * rank for rank in range(RANKS)]
+    sent = [
+        np.split(of, np.cumsum(splits)[:-1], 1) for of, splits in zip(rows, SPLITS, strict=True)
+    ]
+    for rank, of_rank in enumerate(found):
+        expected = np.concatenate([of_sender[rank] for of_sender in sent], 1)
+        assert of_rank["vectorised"] == expected.tolist()
 
 
 def test_every_dtype_is_divided_exactly(found: list[dict[Any, Any]]) -> None:

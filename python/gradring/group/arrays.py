@@ -88,7 +88,7 @@ def reduce_scatter(x: Any, op: str, out: NDArray[Any] | None, place: Place) -> C
     """The call of `Communicator.reduce_scatter`."""
     array = _travelling(x, "reduce_scatter")
     rows = place.rows(array.shape[0])
-    counts = [length * _row_size(array) for length in split(array.shape[0], place.world_size)]
+    counts = [length * row_size(array) for length in split(array.shape[0], place.world_size)]
     collective = _native.Collective.reduce_scatter(op, counts)
     shape = (rows.stop - rows.start, *array.shape[1:])
     result = _result(out, shape, array.dtype, "reduce_scatter")
@@ -106,7 +106,7 @@ def all_gather(
     gathered = _result(out, shape, array.dtype, "all_gather")
     start = sum(lengths[: place.rank])
     gathered[start : start + array.shape[0]] = array
-    counts = [length * _row_size(array) for length in lengths]
+    counts = [length * row_size(array) for length in lengths]
     return Call(_native.Collective.all_gather(counts), gathered, gathered)
 
 
@@ -161,6 +161,70 @@ def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[A
     received[rows] = array[rows]
     collective = _native.Collective.all_to_all()
     return Call(collective, [_sendable(array), received], received, array.shape)
+
+
+def parted(
+    x: Any, splits: Any, out: NDArray[Any] | None, place: Place
+) -> tuple[NDArray[Any], list[int]]:
+    """What `Communicator.all_to_all` sends with ``splits``, and how many rows go to each rank.
+
+    Raises:
+        TypeError: The splits are no integers, or ``x`` cannot travel.
+        ValueError: They are not the rows of ``x``; or there is an ``out``; or a work under way uses
+            the memory of ``x``.
+    """
+    array = _travelling(x, "all_to_all")
+    given = contents(splits)
+    if given.shape != (place.world_size,):
+        raise ValueError(
+            f"all_to_all: splits have shape {given.shape}; give one for each of "
+            f"{place.world_size} ranks"
+        )
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"all_to_all: splits are of {given.dtype}; give integers")
+    rows: list[int] = given.tolist()
+    if min(rows) < 0:
+        raise ValueError(
+            f"all_to_all: splits={rows} would give a rank less than no rows; give each at least 0"
+        )
+    if sum(rows) != array.shape[0]:
+        raise ValueError(
+            f"all_to_all: splits={rows} add up to {sum(rows)}, and x has {array.shape[0]} rows"
+        )
+    if out is not None:
+        raise ValueError(
+            "all_to_all: splits cannot be combined with out, since nobody knows the shape of the "
+            "result before all ranks have told their splits; leave one of them away"
+        )
+    array = _sendable(array)
+    _native.check_unused(array)  # before the splits travel
+    return array, rows
+
+
+def all_to_all_v(
+    array: NDArray[Any],
+    sent: Sequence[int],
+    rows: Sequence[int],
+    received: list[int],
+    place: Place,
+) -> Call[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """The call of `Communicator.all_to_all` with splits, once those of all ranks are known.
+
+    Args:
+        array: What is sent.
+        sent: Rows for each rank.
+        rows: Rows from each rank.
+        received: Elements from each rank.
+        place: Of this rank.
+    """
+    result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
+    start, own = sum(rows[: place.rank]), sum(sent[: place.rank])
+    length = sent[place.rank]
+    result[start : start + length] = array[own : own + length]
+    of_each = [length * row_size(array) for length in sent]
+    collective = _native.Collective.all_to_all_v(of_each, received)
+    results = result, np.array(rows, np.int64)
+    return Call(collective, [array, result], results, array.shape[1:])
 
 
 def send(x: Any, dest: int, place: Place) -> Call[None]:
@@ -312,7 +376,8 @@ def _result(
     return out
 
 
-def _row_size(array: NDArray[Any]) -> int:
+def row_size(array: NDArray[Any]) -> int:
+    """How many elements a row has."""
     return int(np.prod(array.shape[1:], dtype=np.int64))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -286,37 +286,86 @@ class Collectives:
         """As `scatter`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
         return self._start(arrays.scatter(x, root, out, self._place), name)
 
+    @overload
     def all_to_all(
-        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
-    ) -> NDArray[Any]:
+        self, x: Any, splits: None = None, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]: ...
+    @overload
+    def all_to_all(
+        self, x: Any, splits: Any, *, out: None = None, name: str = ""
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]: ...
+    def all_to_all(
+        self, x: Any, splits: Any = None, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Any:
         """Gives every rank its part of ``x``, and returns the parts that all have for this one.
+
+        With ``splits``, each rank first tells each other how many rows it has for it, 8 bytes; then
+        these rows travel, and nothing else (MPI's ``Alltoallv``).
 
         Args:
             x: An array of the same shape and dtype on every rank; it is not changed. Its first axis
                 is divided among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank
-                ``r``. Any dtype that `all_reduce` takes.
+                ``r``. Any dtype that `all_reduce` takes. With ``splits``, ranks may differ in the
+                length of the first axis.
+            splits: How many rows go to each rank, in rank order: ``world_size`` integers of at
+                least 0, which add up to the length of the first axis; all ranks have some, or none.
+                Default: equally many.
             out: Memory for the result, a C-contiguous numpy array like ``x``, which shares no
-                memory with it; default: new memory.
+                memory with it; not with ``splits``. Default: new memory.
             name: Compared across ranks and used in messages; default empty.
 
         Returns:
-            An array like ``x``: in part ``r``, what rank ``r`` had for this one.
+            An array like ``x``: in part ``r``, what rank ``r`` had for this one. With ``splits``,
+            the rows from all ranks, in rank order, and how many came from each, as an int64 array
+            of ``world_size`` elements.
 
         Raises:
-            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it; nothing
-                is sent then.
-            ValueError: The first axis does not divide evenly, or as in `reduce`; nothing is sent
-                then.
-            ConfigError: With ``transport="shm"``, there are more than 64 ranks.
+            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it, or
+                ``splits`` are no integers; nothing is sent then.
+            ValueError: The first axis does not divide evenly, or as ``splits`` say; or as in
+                `reduce`; nothing is sent then.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks; or a rank has no
+                memory for what the others have for it.
             GradringError: As in `all_reduce`.
         """
-        return self._run(arrays.all_to_all(x, out, self._place), name)
+        if splits is None:
+            return self._run(arrays.all_to_all(x, out, self._place), name)
+        return self._run(self._told(x, splits, out, name), name)
 
+    @overload
     def all_to_all_async(
-        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
-    ) -> Work[NDArray[Any]]:
-        """As `all_to_all`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
-        return self._start(arrays.all_to_all(x, out, self._place), name)
+        self, x: Any, splits: None = None, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]: ...
+    @overload
+    def all_to_all_async(
+        self, x: Any, splits: Any, *, out: None = None, name: str = ""
+    ) -> Work[tuple[NDArray[Any], NDArray[np.int64]]]: ...
+    def all_to_all_async(
+        self, x: Any, splits: Any = None, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[Any]:
+        """As `all_to_all`, but returns at once; ``x`` must be left alone until ``wait()`` ends.
+
+        With ``splits`` it returns once all ranks have told theirs, so every rank has to call it
+        before any goes on; the rows travel meanwhile.
+        """
+        if splits is None:
+            return self._start(arrays.all_to_all(x, out, self._place), name)
+        return self._start(self._told(x, splits, out, name), name)
+
+    def _told(
+        self, x: Any, splits: Any, out: NDArray[Any] | None, name: str
+    ) -> arrays.Call[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """The call of `all_to_all` with splits, which all ranks have told each other then."""
+        array, sent = arrays.parted(x, splits, out, self._place)
+        telling = arrays.all_to_all(np.array(sent, np.int64), None, self._place)
+        rows = self._run(telling, f"{name}/splits" if name else "splits").tolist()
+        of, size = f"all_to_all {name!r}", array.itemsize
+        received = self._native.elements_of_rows(rows, arrays.row_size(array), size, of)
+        try:
+            return arrays.all_to_all_v(array, sent, rows, received, self._place)
+        except (MemoryError, ValueError):  # too much for numpy, too
+            # The others wait for this rank by now.
+            self._native.fail_without_memory(sum(received) * size, of)
 
     def broadcast(self, x: T, root: int = 0, *, name: str = "") -> T:
         """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.

@@ -21,7 +21,7 @@ from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.dtypes import as_native, as_native_bits, as_tensor
 from gradring.tensorflow.reduction import Variable, reduce_leaves
-from gradring.tensorflow.rows import gather_rows, row_counts
+from gradring.tensorflow.rows import checked_splits, exchange_rows, gather_rows, row_counts
 from gradring.tensorflow.start_wait import (
     own_rows,
     start,
@@ -222,29 +222,48 @@ def reduce_scatter(
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def all_to_all(
-    value: tf.Tensor, name: str | None = None, communicator: Communicator | None = None
-) -> tf.Tensor:
+    value: tf.Tensor,
+    name: str | None = None,
+    communicator: Communicator | None = None,
+    *,
+    splits: Any = None,
+) -> Any:
     """Gives every rank its part of a tensor, and returns the parts that all have for this one.
+
+    With `splits`, each rank first tells each other how many rows it has for it, 8 bytes; then these
+    rows travel, and nothing else (MPI's ``Alltoallv``).
 
     Args:
         value: A tensor of the same shape and dtype on every rank, of any dtype of fixed width. Its
-            first dimension is divided among the ranks: part r is for rank r.
+            first dimension is divided among the ranks: part r is for rank r. With `splits`, ranks
+            may differ in the first dimension.
         name: Shown in messages and compared between ranks; default "all_to_all".
         communicator: As for `all_reduce`.
+        splits: How many rows go to each rank, in rank order: integers of at least 0 and of shape
+            `[world_size]`, which add up to the first dimension; all ranks have some, or none.
+            Default: equally many.
 
     Returns:
-        A tensor like `value`: in part r, what rank r had for this one. Gradients flow through it.
+        A tensor like `value`: in part r, what rank r had for this one. With `splits`, the rows from
+        all ranks, in rank order, and how many came from each, as int64 of shape `[world_size]`.
+        Gradients flow through it: those of rows go back to where the rows came from.
 
     Raises:
-        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
-            sent then.
-        ValueError: `value` is a scalar, or its first dimension is known and does not divide evenly.
+        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; or
+            `splits` are no integers; nothing is sent then.
+        ValueError: `value` is a scalar, or its first dimension is known and does not divide evenly;
+            or `splits` do not divide it, which is a `tf.errors.InvalidArgumentError`, too, and
+            nothing but that where a graph learns it when it runs. Nothing is sent then.
         gradring.errors.ConfigError: With ``transport="shm"``, there are more than 64 ranks; or the
-            first dimension turns out not to divide evenly.
+            first dimension turns out not to divide evenly; or a rank has no memory for what the
+            others have for it.
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
     """
     label, comm, value = _with_rows(value, name or "all_to_all", communicator, "divide")
+    if splits is not None:
+        sent = checked_splits(splits, value, comm.world_size, label.shown)
+        return exchange_rows(value, sent, Collective(comm, label))
     if value.shape.rank and value.shape[0] is not None and value.shape[0] % comm.world_size:
         raise ValueError(
             f"{label.shown}: a first dimension of {value.shape[0]} has no {comm.world_size} equal "

@@ -1,14 +1,21 @@
-"""Gathering and adding up rows, when ranks have different numbers of them."""
+"""Gathering, exchanging and adding up rows, when ranks have different numbers of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from gradring.gradients.reduction import Collective
 from gradring.tensorflow.dtypes import accumulator, as_native_bits
-from gradring.tensorflow.start_wait import reduce, start_all_gather, wait
+from gradring.tensorflow.start_wait import (
+    reduce,
+    start_all_gather,
+    start_all_to_all,
+    start_all_to_all_v,
+    wait,
+)
 
 
 def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
@@ -64,6 +71,89 @@ def gather_rows(
             result.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
         results.append(result)
     return results
+
+
+class SplitsError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
+    """Splits that do not divide the rows, as Python says it and as TensorFlow does.
+
+    It is made as TensorFlow's are, since AutoGraph makes it anew, with more of a message.
+    """
+
+
+def exchange_rows(
+    value: tf.Tensor, sent: tf.Tensor, collective: Collective
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gives every rank some rows, once each rank has told how many.
+
+    Args:
+        value: A tensor of at least one dimension, and any dtype of fixed width.
+        sent: How many rows go to each rank, by `checked_splits`.
+        collective: What it is called.
+
+    Returns:
+        The rows from all ranks, in rank order; and how many came from each, as int64.
+
+    Raises:
+        TypeError: The dtype has no fixed width.
+    """
+    native, decode = as_native_bits(value, collective.label.shown)
+    ((_, received),) = wait([start_all_to_all(sent, collective.part("splits"))])
+    ((rows,),) = wait([start_all_to_all_v(native, sent, received, collective)])
+    result = decode(rows)
+    if not tf.executing_eagerly() and value.shape.rank is not None:
+        result.set_shape([None, *value.shape[1:]])
+    return result, received
+
+
+def checked_splits(splits: Any, value: tf.Tensor, ranks: int, label: str) -> tf.Tensor:
+    """How many rows go to each rank, as int64 of shape `[ranks]`.
+
+    Args:
+        splits: The same, as a program has it.
+        value: Whose rows they are.
+        ranks: The world size.
+        label: For messages.
+
+    Raises:
+        SplitsError: The splits do not divide the rows. What only a graph knows, it checks before
+            it has the result, and raises `tf.errors.InvalidArgumentError`.
+        TypeError: They are no integers.
+    """
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer:
+        raise TypeError(f"{label}: splits are of {splits.dtype.name}; give integers")
+    rows = value.shape[0] if value.shape.rank else None
+    known = tf.get_static_value(splits)
+    problem = _problem(splits, known, rows, ranks)
+    if problem is not None:
+        raise SplitsError(None, None, f"{label}: {problem}")
+    counts = tf.ensure_shape(tf.cast(splits, tf.int64), [ranks])
+    if known is not None and rows is not None:
+        return counts
+    checks = [
+        tf.debugging.assert_non_negative(counts, f"{label}: a split is negative"),
+        tf.debugging.assert_equal(
+            tf.reduce_sum(counts),
+            tf.shape(value, tf.int64)[0],
+            f"{label}: the splits do not add up to the number of rows",
+        ),
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(counts)
+
+
+def _problem(splits: tf.Tensor, known: Any, rows: int | None, ranks: int) -> str | None:
+    """What is wrong with splits, as far as their values and the rows are known."""
+    if not splits.shape.is_compatible_with([ranks]):
+        return f"splits have shape {splits.shape}; give one for each of {ranks} ranks"
+    if known is None:
+        return None
+    given = known.tolist()
+    if min(given) < 0:
+        return f"splits={given} would give a rank less than no rows; give each at least 0"
+    if rows not in (None, sum(given)):
+        return f"splits={given} do not add up to the number of rows, {rows}"
+    return None
 
 
 def add_rows(

@@ -62,6 +62,24 @@ def start_all_to_all(
     return _start("all_to_all", [tensor, tensor if target is None else target], collective)
 
 
+def start_all_to_all_v(
+    tensor: tf.Tensor, sent: tf.Tensor, received: tf.Tensor, collective: Collective
+) -> list[tf.Tensor]:
+    """Starts to give every rank some rows.
+
+    Args:
+        tensor: This rank's rows, one rank's after the other's.
+        sent: int64 of shape `[world_size]`: how many of them are for each rank.
+        received: The same: how many each rank has for this one, as that one has told.
+        collective: What it is called and checks.
+
+    Returns:
+        In flight, the rows that all ranks have for this one, in rank order; and the handle last.
+    """
+    inputs = {"sent": sent, "received": received, "tensor": tensor}
+    return _run_start("GradringAllToAllVStart", inputs, [tensor], collective, {})
+
+
 def start_reduce_scatter(tensor: tf.Tensor, collective: Collective) -> list[tf.Tensor]:
     """Starts to reduce a tensor of which each rank gets its rows, as many as `row_counts` says.
 
@@ -301,6 +319,19 @@ def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
     return [None, None, own]
 
 
+@tf.RegisterGradient("GradringAllToAllVStart")  # type: ignore[untyped-decorator]
+def _all_to_all_v_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
+    """Each row's goes back to where the row came from."""
+    _, sent, received, tensor = op.inputs
+    if upstream is None or not upstream.dtype.is_floating:
+        return [None] * 4
+    part = _started(op.get_attr).part("gradient")
+    started = start_all_to_all_v(tf.convert_to_tensor(upstream), received, sent, part)
+    ((back,),) = wait([started])
+    back.set_shape(tensor.shape)
+    return [None, None, None, back]
+
+
 def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
     """Of a linear collective, the same of the tangents."""
     kind, of_op, root = _what(attrs.__getitem__)
@@ -323,8 +354,19 @@ def _all_gather_tangents(
     return [*wait([started])[0], None]
 
 
+def _all_to_all_v_tangents(
+    attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any
+) -> list[Any]:
+    _, sent, received, tensor = inputs
+    if not tensor.dtype.is_floating:
+        return [None] * len(outputs)
+    part = _started(attrs.__getitem__).part("tangent")
+    return [*wait([start_all_to_all_v(tangents[3], sent, received, part)])[0], None]
+
+
 compat.register_tangents("GradringStart", _start_tangents)
 compat.register_tangents("GradringAllGatherStart", _all_gather_tangents)
+compat.register_tangents("GradringAllToAllVStart", _all_to_all_v_tangents)
 vectorize.register()
 
 

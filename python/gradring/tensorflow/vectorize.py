@@ -2,7 +2,7 @@
 
 `tf.vectorized_map`, `tape.jacobian` and `tape.batch_jacobian` turn each op of a loop body into one
 op on stacked tensors, which have a first dimension for the iterations. A reduction or a broadcast
-treats every element by itself, so of a stacked tensor it is the same op; a gathering stacks rows
+treats every element by itself, so of a stacked tensor it is the same op; one of rows stacks rows
 behind the dimension of the iterations. Tensors that are equal in all iterations are sent once.
 
 The ops of the body as it was traced stay in the graph, and run for the first iteration, because
@@ -17,11 +17,15 @@ import tensorflow as tf
 
 from gradring.tensorflow import compat
 
+#: Those whose ranks have rows of their own, by numbers that come before the tensor.
+_OF_ROWS = ("GradringAllGatherStart", "GradringAllToAllVStart")
+
 
 def register() -> None:
     """Tells TensorFlow of the ops; may be called again."""
     compat.RegisterPFor("GradringStart")(_start)
-    compat.RegisterPFor("GradringAllGatherStart")(_all_gather_start)
+    for op in _OF_ROWS:
+        compat.RegisterPFor(op)(_start_of_rows)
     compat.RegisterPFor("GradringWait")(_wait)
     # What is vectorised has no backward pass of its own to order.
     compat.RegisterPFor("GradringGate")(lambda loop: [loop.inputs[0]])
@@ -39,16 +43,16 @@ def _start(loop: Any) -> list[Any]:
     return [*_like(tensors, results), compat.stacked_or_not(results[-1], False)]
 
 
-def _all_gather_start(loop: Any) -> list[Any]:
-    token, counts, tensor = loop.inputs
-    if counts.is_stacked:
+def _start_of_rows(loop: Any) -> list[Any]:
+    *others, tensor = loop.inputs
+    if any(other.is_stacked for other in others):
         raise NotImplementedError(
-            f"'{loop.op.get_attr('label').decode()}': iterations of a vectorised loop cannot "
-            "gather different numbers of rows; use tf.map_fn, or make them equal"
+            f"'{loop.op.get_attr('label').decode()}': iterations of a vectorised loop cannot send "
+            "different numbers of rows; use tf.map_fn, or make them equal"
         )
     rows = _exchanged(tensor.t) if tensor.is_stacked else tensor.t
-    gathered, handle = _again(loop.op, [token.t, counts.t, rows])
-    return [*_like([tensor], [gathered]), compat.stacked_or_not(handle, False)]
+    received, handle = _again(loop.op, [*(other.t for other in others), rows])
+    return [*_like([tensor], [received]), compat.stacked_or_not(handle, False)]
 
 
 def _wait(loop: Any) -> list[Any]:
@@ -59,7 +63,7 @@ def _wait(loop: Any) -> list[Any]:
             "cannot wait for; use tf.map_fn instead"
         )
     results = _again(loop.op, [tensor.t for tensor in loop.inputs])
-    if tensors[0].is_stacked and tensors[0].t.op.type == "GradringAllGatherStart":
+    if tensors[0].is_stacked and tensors[0].t.op.type in _OF_ROWS:
         results = [_exchanged(result) for result in results]
     return _like(tensors, results)
 

@@ -27,6 +27,7 @@ use gradring_proto::wire::gossip::Gossip;
 
 mod channels;
 mod connecting;
+mod rows;
 mod slices;
 
 use channels::Channels;

@@ -249,6 +249,17 @@ fn reduce_scatter_all_gather_broadcast_and_barrier_do_what_they_say() {
             exchanged[3..],
             [0., 10., 20.].map(|sent| sent + rank as f32)
         );
+        // Rank 1 has an element for itself and one for rank 2, rank 2 has two for rank 0.
+        let sent = [[0, 0, 0], [0, 1, 1], [2, 0, 0]];
+        let received = [[0, 0, 2], [0, 1, 0], [0, 1, 0]];
+        let start = sent[rank].iter().sum::<usize>();
+        let mut divided = vec![rank as f32; start + received[rank].iter().sum::<usize>()];
+        let collective = parts(&sent[rank], &received[rank]);
+        let mut exchange = request(&mut divided, collective);
+        exchange.shapes = "[]".into();
+        engine.run(exchange, &mut || false).unwrap();
+        let expected = [vec![2.0; 2], vec![1.0], vec![1.0]];
+        assert_eq!(divided[start..], expected[rank]);
         engine.run(Request::barrier(), &mut || false).unwrap();
         (
             scattered[own.clone()] == contribution(2, count)[own],
@@ -338,6 +349,35 @@ fn different_calls_are_a_mismatch_on_every_rank_before_a_wrong_value_is_written(
     }
 }
 
+fn parts(sent: &[usize], received: &[usize]) -> Collective {
+    Collective::AllToAllV {
+        sent: sent.to_vec(),
+        received: received.to_vec(),
+    }
+}
+
+#[test]
+fn a_rank_that_sends_other_parts_than_it_has_told_is_named_before_anything_is_written() {
+    let results = group(2, 1000, PATIENT, |rank, engine| {
+        let mut values = vec![rank as f32; 4];
+        let call = match rank {
+            0 => parts(&[0, 2], &[0, 2]),
+            // Rank 0 has been told that it sends two.
+            _ => parts(&[1, 0], &[2, 1]),
+        };
+        let divided = engine.run(request(&mut values, call), &mut || false);
+        // Rank 1 may have done its part.
+        let ended = divided.and_then(|()| engine.run(Request::barrier(), &mut || false));
+        (ended.unwrap_err(), values)
+    });
+    assert_eq!(results[0].1, [0.0; 4]);
+    for (error, _) in results {
+        // As the supervisor of these tests calls every difference between headers.
+        assert!(matches!(error.kind, ErrorKind::Mismatch { .. }), "{error}");
+        assert_eq!(error.blamed.unwrap().rank, 1);
+    }
+}
+
 #[test]
 fn a_call_that_makes_no_sense_is_refused_before_anything_is_sent() {
     let kinds = group(2, 1000, PATIENT, |_, engine| {
@@ -347,6 +387,9 @@ fn a_call_that_makes_no_sense_is_refused_before_anything_is_sent() {
             Collective::AllGather { counts: vec![3, 4] },
             Collective::AllGather { counts: vec![6] },
             Collective::AllToAll,
+            parts(&[3, 0], &[2, 2]),
+            parts(&[3, 1], &[2]),
+            parts(&[usize::MAX, 2], &[3, 2]),
             Collective::Reduce {
                 op: ReduceOp::Sum,
                 root: 2,

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Result, Text, Unusable};
+use crate::error::{Error, Result, Text, Unusable};
 
 /// The collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +59,14 @@ pub enum Collective {
     /// rank c. Chunk c of the second ends with what rank c has sent to this one. A rank's chunk for
     /// itself is not touched, so that both halves begin alike where it is wanted.
     AllToAll,
+    /// As `AllToAll` with chunks of any size: the buffer's first part has a chunk for each rank, the
+    /// rest one from each. What one rank has for another, both know before.
+    AllToAllV {
+        /// Elements for each rank, in rank order.
+        sent: Vec<usize>,
+        /// Elements from each rank, in rank order; all of them add up to the buffer's count.
+        received: Vec<usize>,
+    },
     /// No rank leaves before every rank has entered.
     Barrier,
     /// Of two ranks, the first one's contents end on the other, which calls `Receive`.
@@ -85,7 +93,7 @@ impl Collective {
             Self::Reduce { .. } => "reduce",
             Self::Gather { .. } => "gather",
             Self::Scatter { .. } => "scatter",
-            Self::AllToAll => "all_to_all",
+            Self::AllToAll | Self::AllToAllV { .. } => "all_to_all",
             Self::Barrier => "barrier",
             Self::Send { .. } => "send",
             Self::Receive { .. } => "recv",
@@ -114,6 +122,7 @@ impl Collective {
             | Self::Gather { .. }
             | Self::Scatter { .. }
             | Self::AllToAll
+            | Self::AllToAllV { .. }
             | Self::Send { .. }
             | Self::Receive { .. } => None,
         }
@@ -191,7 +200,7 @@ pub struct Request {
     /// The caller's name for it.
     pub name: Name,
     /// Shapes of the tensors in the bucket, such as `[98]` or `[3,4] [7]`, for messages and
-    /// compared across ranks.
+    /// compared across ranks; of one row where ranks may differ in their number.
     pub shapes: String,
 }
 
@@ -271,7 +280,22 @@ impl Call {
     pub(crate) const fn agreed_count(&self) -> usize {
         match self.collective {
             Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => chunk,
+            // Of each two, by `count_between`.
+            Collective::AllToAllV { .. } => 0,
             _ => self.count,
+        }
+    }
+
+    /// The number of elements about which rank `from` and rank `to` have to agree beside that, where
+    /// `rank`, whose call this is, is one of them.
+    #[inline]
+    pub(crate) fn count_between(&self, rank: usize, from: usize, to: usize) -> Option<usize> {
+        match &self.collective {
+            Collective::AllToAllV { sent, received } => Some(match rank == from {
+                true => sent[to],
+                false => received[from],
+            }),
+            _ => None,
         }
     }
 
@@ -293,17 +317,20 @@ impl Call {
         }
         match &self.collective {
             Collective::AllGather { counts } | Collective::ReduceScatter { counts, .. }
-                if counts.len() != world_size || counts.iter().sum::<usize>() != self.count =>
+                if counts.len() != world_size || total([counts]) != Some(self.count) =>
             {
-                Err(Unusable::Counts {
-                    call: Text::of(self),
-                    counts: format!("{counts:?}").into(),
-                    elements: self.count,
-                    world_size,
-                }
-                .into())
+                Err(self.undivided(format!("{counts:?}"), world_size))
             }
-            Collective::AllToAll | Collective::Gather { .. } | Collective::Scatter { .. }
+            Collective::AllToAllV { sent, received }
+                if [sent, received].map(Vec::len) != [world_size; 2]
+                    || total([sent, received]) != Some(self.count) =>
+            {
+                Err(self.undivided(format!("{sent:?} and {received:?}"), world_size))
+            }
+            Collective::AllToAll
+            | Collective::AllToAllV { .. }
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. }
                 if !reaches_all =>
             {
                 Err(Unusable::NotConnected {
@@ -334,6 +361,22 @@ impl Call {
             _ => Ok(()),
         }
     }
+
+    fn undivided(&self, counts: String, world_size: usize) -> Error {
+        Unusable::Counts {
+            call: Text::of(self),
+            counts: counts.into(),
+            elements: self.count,
+            world_size,
+        }
+        .into()
+    }
+}
+
+/// All counts together, if that is a number.
+fn total<const N: usize>(counts: [&Vec<usize>; N]) -> Option<usize> {
+    let mut counts = counts.into_iter().flatten();
+    counts.try_fold(0_usize, |sum, count| sum.checked_add(*count))
 }
 
 /// One line that identifies the call to a person, such as
@@ -349,13 +392,16 @@ impl fmt::Display for Call {
             Collective::Broadcast { root }
             | Collective::Gather { root, .. }
             | Collective::Scatter { root, .. } => write!(f, "(root={root})")?,
-            Collective::AllGather { .. } | Collective::AllToAll => {}
+            Collective::AllGather { .. } | Collective::AllToAll | Collective::AllToAllV { .. } => {}
             Collective::Send { to } => write!(f, "(dest={to})")?,
             Collective::Receive { from } => write!(f, "(source={from})")?,
             Collective::Barrier => return Ok(()),
         }
         if !self.name.shown.is_empty() {
             write!(f, " '{}'", self.name)?;
+        }
+        if let Collective::AllToAllV { .. } = self.collective {
+            f.write_str(" rows of")?;
         }
         write!(f, " {}{}", self.dtype.name(), self.shapes)
     }

@@ -360,6 +360,12 @@ fn check_unclaimed(slices: &[Slice], element_bytes: usize, writes: bool) -> PyRe
     Ok(())
 }
 
+/// Whether a collective that writes into `arrays` could begin now.
+#[pyfunction]
+pub(crate) fn check_unused(arrays: &Bound<'_, PyAny>) -> PyResult<()> {
+    Bucket::parse(arrays, true).map(drop)
+}
+
 /// numpy's number of ml_dtypes' bfloat16 once seen; types from outside get theirs at run time.
 static BFLOAT16_NUMBER: AtomicI32 = AtomicI32::new(-1);
 

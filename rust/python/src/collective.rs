@@ -63,6 +63,11 @@ impl Collective {
     fn all_to_all() -> Self {
         Self(collective::Collective::AllToAll)
     }
+
+    #[staticmethod]
+    fn all_to_all_v(sent: Vec<usize>, received: Vec<usize>) -> Self {
+        Self(collective::Collective::AllToAllV { sent, received })
+    }
 }
 
 /// The reduce op of this name.

@@ -269,6 +269,22 @@ impl Communicator {
         Err(to_python(py, &error))
     }
 
+    /// The elements that come from each rank in `call`, by the rows that it has told, each of so many
+    /// `elements` of so many bytes.
+    fn elements_of_rows(
+        &self,
+        py: Python<'_>,
+        rows: Vec<i64>,
+        elements: usize,
+        bytes: usize,
+        call: &str,
+    ) -> PyResult<Vec<usize>> {
+        self.outside(py, |inner| {
+            inner.elements_of_rows(&rows, (elements, bytes), call)
+        })?
+        .map_err(|error| to_python(py, &error))
+    }
+
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.outside(py, communicator::Communicator::close)
     }

@@ -77,6 +77,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(entry::await_others, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_dtype, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_plain, module)?)?;
+    module.add_function(wrap_pyfunction!(arrays::check_unused, module)?)?;
     module.add_function(wrap_pyfunction!(dlpack::lent, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     module.add_function(wrap_pyfunction!(diagnosis::ask, module)?)?;

@@ -22,7 +22,7 @@ use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
 use crate::inflight::{self, Origin};
-use crate::ops::{ALL_GATHER_START, GATE, START, WAIT, accepted, attr};
+use crate::ops::{ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, START, WAIT, accepted, attr};
 use crate::status::{Code, Failure, Status};
 use crate::tensor::{Tensor, dtype};
 
@@ -30,6 +30,7 @@ use crate::tensor::{Tensor, dtype};
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     register_kernel::<Start>(api, START)?;
     register_kernel::<AllGatherStart>(api, ALL_GATHER_START)?;
+    register_kernel::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
     register_kernel::<Wait>(api, WAIT)?;
     register_kernel::<Gate>(api, GATE)
 }
@@ -97,6 +98,18 @@ impl Bucket {
             name: self.name.clone(),
             shapes,
         };
+        self.start(context, communicator, request, tensors, handle_output)
+    }
+
+    /// Starts a request, whose results are `tensors`; its handle becomes output `handle_output`.
+    fn start(
+        &self,
+        context: &Context,
+        communicator: &Arc<Communicator>,
+        request: Request,
+        tensors: Arc<[Tensor]>,
+        handle_output: c_int,
+    ) -> Result<(), Failure> {
         let execution = (self.origin, context.execution());
         let handle = inflight::start(context.api(), communicator, execution, request, tensors)?;
         counters::STARTS.add(1);
@@ -226,6 +239,92 @@ impl GatherLayout {
             offset,
         })
     }
+}
+
+/// Starts an all-to-all of parts of any number of rows.
+struct AllToAllVStart(Bucket);
+
+impl Kernel for AllToAllVStart {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        Bucket::of(node).map(Self)
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let Self(bucket) = self;
+        let communicator = bucket.communicator.open()?;
+        let (sent, received) = (context.input(1)?.read_i64()?, context.input(2)?.read_i64()?);
+        let source = context.input(3)?;
+        bucket.look(&communicator, slice::from_ref(&source));
+        let (rank, world_size) = (communicator.rank, communicator.world_size());
+        let call = format!("all_to_all '{}'", bucket.name);
+        let row = sent_row(&sent, &received, &source.dims(), rank, world_size)
+            .map_err(|problem| Failure::new(Code::InvalidArgument, format!("{call}: {problem}")))?;
+        let size = bucket.dtype.size_bytes();
+        let rows = received.iter().copied();
+        let received = communicator.elements_of_rows(&received, (row, size), &call)?;
+        // What this rank sends is as long as a tensor that is there.
+        let sent: Vec<usize> = sent.iter().map(|rows| *rows as usize * row).collect();
+        let mut dims = source.dims();
+        dims[0] = rows.sum();
+        let bytes = received.iter().sum::<usize>() * size;
+        let target = context
+            .allocate(0, source.data_type(), &dims, bytes)
+            .map_err(|_| communicator.fail_without_memory(bytes, &call))?;
+        let start = |counts: &[usize]| counts[..rank].iter().sum::<usize>() * size;
+        let own = start(&sent)..start(&sent) + sent[rank] * size;
+        counters::count_copy(own.len());
+        // SAFETY: the output was allocated by this call.
+        unsafe { target.copy_part_from(&source, own, start(&received)) };
+
+        let mut shapes = String::new();
+        push_shape(&mut shapes, dims.drain(1..));
+        let slices = [&source, &target].map(|tensor| tensor.slice(bucket.dtype));
+        let slices = slices.into_iter().flatten();
+        let target: Arc<[Tensor]> = Arc::new([target]);
+        let keepalive = Box::new((source, Arc::clone(&target)));
+        // SAFETY: what is sent is only read, and TensorFlow changes no memory that others refer to;
+        // the target is as in `launch`; the buffer holds references to both.
+        let buffer = unsafe { Buffer::new(bucket.dtype, slices, keepalive) };
+        let request = Request {
+            collective: Collective::AllToAllV { sent, received },
+            buffer,
+            name: bucket.name.clone(),
+            shapes,
+        };
+        bucket.start(context, &communicator, request, target, 1)
+    }
+}
+
+/// How many elements a row has of a tensor whose rows are `sent` to all ranks, which this rank keeps
+/// its own part of.
+fn sent_row(
+    sent: &[i64],
+    received: &[i64],
+    dims: &[i64],
+    rank: usize,
+    world_size: usize,
+) -> Result<usize, String> {
+    let Some((rows, rest)) = dims.split_first() else {
+        return Err("a scalar has no rows; reshape it to [1]".into());
+    };
+    if [sent.len(), received.len()] != [world_size; 2] {
+        return Err(format!(
+            "splits {sent:?} and {received:?} are not one for each of {world_size} ranks"
+        ));
+    }
+    let total = sent.iter().try_fold(0_i64, |total, rows| {
+        total.checked_add(*rows).filter(|_| *rows >= 0)
+    });
+    if total != Some(*rows) {
+        return Err(format!("splits {sent:?} do not add up to {rows} rows"));
+    }
+    if sent[rank] != received[rank] {
+        return Err(format!(
+            "rank {rank} cannot keep {} rows and get {} of them",
+            sent[rank], received[rank]
+        ));
+    }
+    Ok(rest.iter().map(|dim| *dim as usize).product())
 }
 
 /// Waits for what a Start has started.
@@ -423,6 +522,21 @@ mod tests {
                 offset: 10,
             })
         );
+    }
+
+    #[test]
+    fn parts_that_are_not_those_of_the_tensor_are_refused() {
+        let row =
+            |sent: &[i64], received: &[i64], dims: &[i64]| sent_row(sent, received, dims, 1, 2);
+        assert_eq!(row(&[2, 1], &[7, 1], &[3, 5, 2]), Ok(10));
+        assert_eq!(row(&[0, 0], &[7, 0], &[0]), Ok(1));
+        assert!(row(&[0, 0], &[0, 0], &[]).is_err());
+        assert!(row(&[3], &[7, 1], &[3]).is_err());
+        assert!(row(&[2, 1], &[7, 1, 0], &[3]).is_err());
+        assert!(row(&[2, 1], &[7, 1], &[4]).is_err());
+        assert!(row(&[2, 1], &[7, 2], &[3]).is_err());
+        assert!(row(&[4, -1], &[7, -1], &[3]).is_err());
+        assert!(row(&[i64::MAX, i64::MAX], &[0, i64::MAX], &[3]).is_err());
     }
 
     #[test]

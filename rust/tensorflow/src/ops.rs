@@ -1,7 +1,7 @@
 //! Names, attributes and shapes of the ops.
 //!
-//! `GradringStart` and `GradringAllGatherStart` hand tensors to the engine and return at once;
-//! `GradringWait` blocks until the engine has finished with them. The `token` is a scalar resource
+//! `GradringStart`, `GradringAllGatherStart` and `GradringAllToAllVStart` hand tensors to the engine
+//! and return at once; `GradringWait` blocks until the engine has finished with them. The `token` is a scalar resource
 //! variable: every Start writes to it as far as TensorFlow knows, which keeps Starts in program
 //! order even across `tf.cond` and `tf.while_loop`. The tensors named `inflight` lead shapes and
 //! gradients through the graph. Their contents mean nothing: the engine is at work on them, and a
@@ -15,6 +15,7 @@ use crate::status::{Code, Failure, Status, set};
 
 pub(crate) const START: &CStr = c"GradringStart";
 pub(crate) const ALL_GATHER_START: &CStr = c"GradringAllGatherStart";
+pub(crate) const ALL_TO_ALL_V_START: &CStr = c"GradringAllToAllVStart";
 pub(crate) const WAIT: &CStr = c"GradringWait";
 pub(crate) const GATE: &CStr = c"GradringGate";
 
@@ -78,6 +79,20 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     Op {
         name: ALL_GATHER_START,
         inputs: &[c"token: resource", c"counts: int64", c"tensor: T"],
+        outputs: &[c"inflight: T", c"handle: int64"],
+        attrs: &START_ATTRS,
+        is_stateful: true,
+        shapes: unknown_shapes,
+    }
+    .register(api)?;
+    Op {
+        name: ALL_TO_ALL_V_START,
+        inputs: &[
+            c"token: resource",
+            c"sent: int64",
+            c"received: int64",
+            c"tensor: T",
+        ],
         outputs: &[c"inflight: T", c"handle: int64"],
         attrs: &START_ATTRS,
         is_stateful: true,

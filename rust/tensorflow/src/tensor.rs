@@ -1,6 +1,7 @@
 //! Owner of a reference to a TensorFlow tensor in host memory.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use gradring_proto::buffer::Slice;
@@ -142,7 +143,17 @@ impl Tensor {
     /// # Safety
     /// The memory of this tensor must be this op's alone: a freshly allocated output.
     pub(crate) unsafe fn copy_from(&self, source: &Self, offset: usize) {
-        let length = source.size_bytes();
+        // SAFETY: as here.
+        unsafe { self.copy_part_from(source, 0..source.size_bytes(), offset) }
+    }
+
+    /// As `copy_from`, of a range of `source`'s bytes.
+    ///
+    /// # Safety
+    /// As for `copy_from`.
+    pub(crate) unsafe fn copy_part_from(&self, source: &Self, part: Range<usize>, offset: usize) {
+        let length = part.len();
+        assert!(part.end <= source.size_bytes());
         assert!(
             offset
                 .checked_add(length)
@@ -151,7 +162,8 @@ impl Tensor {
         if length > 0 {
             // SAFETY: both ranges are in bounds, checked above; a fresh output overlaps nothing.
             unsafe {
-                std::ptr::copy_nonoverlapping(source.data(), self.data().add(offset), length);
+                let from = source.data().add(part.start);
+                std::ptr::copy_nonoverlapping(from, self.data().add(offset), length);
             }
         }
     }

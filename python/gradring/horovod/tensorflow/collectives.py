@@ -18,16 +18,15 @@ from gradring.horovod import basics
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import (
     check_happens_now,
-    executing_eagerly,
     is_for_sessions,
     require_equal_calls,
 )
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
-from gradring.tensorflow import all_gather, all_reduce, all_to_all, reduce_scatter
+from gradring.tensorflow import all_gather, all_reduce, reduce_scatter
 from gradring.tensorflow import broadcast as broadcast_tensor
-from gradring.tensorflow.dtypes import as_native_bits, as_tensor
-from gradring.tensorflow.rows import numbers_of_all
+from gradring.tensorflow.dtypes import as_tensor
+from gradring.tensorflow.rows import checked_splits, exchange_rows
 
 __all__ = [
     "allgather",
@@ -387,8 +386,6 @@ def alltoall(
 ) -> Any:
     """Gives every rank some rows, and returns those that all ranks have for this one.
 
-    Rows travel in as much room as the largest part of any rank to any other takes.
-
     Args:
         tensor: Of at least one dimension; ranks may differ in the first.
         splits: How many rows each rank gets, in rank order; integers. Default: equally many.
@@ -402,9 +399,9 @@ def alltoall(
 
     Raises:
         tf.errors.InvalidArgumentError: The splits do not add up to the rows, or there are none and
-            the rows do not divide evenly; or one that only a graph knows is negative.
+            the rows do not divide evenly; or one is negative.
         TypeError: The splits are no integers.
-        ValueError: The tensor is a scalar, or a split is negative.
+        ValueError: The tensor is a scalar; or splits that are known do not divide its rows.
         gradring.errors.MismatchError: Ranks call different things.
     """
     communicator = process_set.group()
@@ -412,20 +409,13 @@ def alltoall(
     value = as_tensor(tensor, label)
     if value.shape.rank == 0:
         raise ValueError(f"{label}: a scalar has no rows; reshape it to [1]")
-    counts = _counts(value, splits, communicator.world_size, label)
+    given = _equal_parts(value, communicator.world_size, label) if splits is None else splits
+    sent = checked_splits(given, value, communicator.world_size, label)
     require_equal_calls(communicator, "alltoall", label, [value], rows_differ=True)
-    pairs = numbers_of_all(counts, Collective(communicator, Label.of(label)))  # [to, from]
-    most = tf.reduce_max(pairs)
-    received_counts = pairs[communicator.rank]
-    native, decode = as_native_bits(value, label)
-    received = all_to_all(_padded(native, counts, most), label, communicator)
-    rows = decode(tf.gather(received, _places(received_counts, most)))
-    rows = _scaling_gradient(rows, 1.0)
-    if not executing_eagerly():
-        rows.set_shape([None, *value.shape[1:]])
+    rows, received = exchange_rows(value, sent, Collective(communicator, Label.of(label)))
     if splits is None:
         return rows
-    return rows, tf.cast(received_counts, tf.convert_to_tensor(splits).dtype)
+    return rows, tf.cast(received, tf.convert_to_tensor(splits).dtype)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -505,51 +495,12 @@ def _broadcast(value: tf.Tensor, root: int, label: str, communicator: Communicat
     return _scaling_gradient(sent, 1 / communicator.world_size)
 
 
-def _counts(value: tf.Tensor, splits: Any, ranks: int, label: str) -> tf.Tensor:
-    """How many rows go to each rank, as int64."""
+def _equal_parts(value: tf.Tensor, ranks: int, label: str) -> tf.Tensor:
+    """How many rows go to each rank, if all get as many."""
     rows = tf.shape(value, tf.int64)[0]
-    if splits is None:
-        check = tf.debugging.assert_equal(
-            rows % ranks, tf.zeros([], tf.int64), f"{label}: the rows have no {ranks} equal parts"
-        )
-        return _after([check], tf.fill([ranks], rows // ranks))
-    splits = tf.convert_to_tensor(splits)
-    if not splits.dtype.is_integer:
-        raise TypeError(f"{label}: splits are of {splits.dtype.name}; give integers")
-    known = tf.get_static_value(splits)
-    if known is not None and (known < 0).any():
-        raise ValueError(
-            f"{label}: splits={known.tolist()} would give a rank less than no rows; give each at "
-            "least 0"
-        )
-    counts = tf.ensure_shape(tf.cast(splits, tf.int64), [ranks])
-    checks = [
-        tf.debugging.assert_non_negative(counts, f"{label}: a split is negative"),
-        tf.debugging.assert_equal(
-            tf.reduce_sum(counts), rows, f"{label}: the splits do not add up to the number of rows"
-        ),
-    ]
-    return _after(checks, counts)
-
-
-def _after(checks: Sequence[tf.Operation | None], counts: tf.Tensor) -> tf.Tensor:
-    """Counts that a graph has only once they are checked, so that nothing is sent before."""
-    with tf.control_dependencies([check for check in checks if check is not None]):
-        return tf.identity(counts)
-
-
-def _padded(rows: tf.Tensor, counts: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
-    """The rows, each rank's filled up to `room`."""
-    first = tf.cumsum(counts, exclusive=True)[:, tf.newaxis]
-    offsets = tf.range(room)
-    nothing = tf.shape(rows, tf.int64)[0]
-    places = tf.where(offsets < counts[:, tf.newaxis], first + offsets, nothing)
-    with_nothing = tf.pad(rows, [[0, 1], *[[0, 0]] * (rows.shape.rank - 1)])
-    return tf.gather(with_nothing, tf.reshape(places, [-1]))
-
-
-def _places(counts: tf.Tensor, room: tf.Tensor) -> tf.Tensor:
-    """Where rows are, of which each rank's begin after `room` for those of the one before."""
-    ranks = tf.repeat(tf.range(tf.size(counts, tf.int64)), counts)
-    first = tf.cumsum(counts, exclusive=True)
-    return ranks * room + tf.range(tf.reduce_sum(counts)) - tf.gather(first, ranks)
+    check = tf.debugging.assert_equal(
+        rows % ranks, tf.zeros([], tf.int64), f"{label}: the rows have no {ranks} equal parts"
+    )
+    # In a graph, nothing is sent before that is checked.
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.fill([ranks], rows // ranks)

@@ -94,6 +94,7 @@ pub(crate) enum Progress {
 pub(crate) struct Execution<'a> {
     operands: Operands<'a>,
     rank: usize,
+    call: &'a Call,
     /// Without the way that it goes.
     header: Header,
     /// What follows it, if only two ranks do this.
@@ -160,7 +161,7 @@ impl<'a> Execution<'a> {
     /// `Exhausted` when there is no memory for it.
     pub(crate) fn new(
         buffer: &'a mut Buffer,
-        call: &Call,
+        call: &'a Call,
         algorithm: Algorithm,
         (rank, topology): (usize, &Topology),
         header: Header,
@@ -186,6 +187,7 @@ impl<'a> Execution<'a> {
         Ok(Self {
             operands: Operands::new(buffer, op, world_size, plan, beside)?,
             rank,
+            call,
             header,
             texts,
             plan,
@@ -312,7 +314,7 @@ impl<'a> Execution<'a> {
         let mut parts = [IoSlice::new(&[]); PARTS + 2];
         let mut filled = 0;
         if header_sent < HEADER_BYTES {
-            header = contract::with_endpoints(self.header, self.rank, peer);
+            header = contract::between(self.header, self.call, self.rank, self.rank, peer);
             parts[0] = IoSlice::new(&header[header_sent..]);
             filled = 1;
         }
@@ -418,7 +420,7 @@ impl<'a> Execution<'a> {
         let of_header = received.unwrap_or(0).min(*header_left);
         *header_left -= of_header;
         if *header_left <= text_bytes
-            && *header != contract::with_endpoints(self.header, peer, self.rank)
+            && *header != contract::between(self.header, self.call, self.rank, peer, self.rank)
             && (*header_left == 0 || !contract::is_header(header))
         {
             return Err(Fault::Header {

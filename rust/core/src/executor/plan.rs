@@ -333,6 +333,8 @@ pub(super) struct Plans {
     /// The oldest first.
     kept: VecDeque<(Key, Plan)>,
     operations: usize,
+    /// Of a call that is not likely to come again.
+    once: Option<Plan>,
 }
 
 struct Key {
@@ -352,6 +354,9 @@ impl Plans {
         rank: usize,
         topology: &Topology,
     ) -> &mut Plan {
+        if let Collective::AllToAllV { .. } = call.collective {
+            return (self.once).insert(Plan::of(call, dtype, algorithm, rank, topology));
+        }
         let found = self.kept.iter().position(|(key, _)| {
             key.count == call.count
                 && key.dtype == dtype

@@ -484,6 +484,8 @@ facts! {
         NoCause { suspicion: Suspicion },
         #[error("its header of a collective arrived changed")]
         HeaderChanged,
+        #[error("has told that it sends {rows} rows in {call}, which no rank can")]
+        Rows { rows: i64, call: Text },
         #[error("{how}")]
         Garbled { how: Garbled },
     }

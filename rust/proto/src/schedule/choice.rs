@@ -275,6 +275,7 @@ impl Policy {
         }
         match call.collective {
             Collective::AllToAll
+            | Collective::AllToAllV { .. }
             | Collective::Gather { .. }
             | Collective::Scatter { .. }
             | Collective::Send { .. }

@@ -15,10 +15,7 @@
 
 use std::ops::Range;
 
-use super::{
-    Action, Contents, Part, Receive, Schedule, Send, Step, chunks_of, even_parts,
-    fold_in_rank_order,
-};
+use super::{Action, Contents, Part, Receive, Schedule, Send, Step, chunks_of, fold_in_rank_order};
 use crate::collective::Collective;
 
 pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
@@ -37,7 +34,16 @@ pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule
         ),
         Collective::ReduceScatter { counts, .. } => reduce_scatter(rank, &chunks_of(counts)),
         Collective::AllGather { counts } => all_gather(rank, &chunks_of(counts)),
-        Collective::AllToAll => all_to_all(rank, world_size, part.count),
+        Collective::AllToAll => {
+            let half = part.count / 2;
+            let (source, target) = (0..half, half..part.count);
+            all_to_all(rank, &part.chunks(&source), &part.chunks(&target))
+        }
+        Collective::AllToAllV { sent, received } => {
+            let chunks = chunks_of(&[&sent[..], received].concat());
+            let (source, target) = chunks.split_at(world_size);
+            all_to_all(rank, source, target)
+        }
         Collective::Gather { root, chunk } => gather(
             rank,
             *root,
@@ -126,14 +132,16 @@ fn from_first_to_second(rank: usize, count: usize) -> Schedule {
     }]
 }
 
-/// Chunk c of the first half of each rank's buffer goes to rank c; what comes from there goes into
-/// chunk c of the second half. Halves, because two ranks that swap chunks in place would each have
-/// to send before it receives. Sends S(N-1)/N bytes for S bytes in a half.
-fn all_to_all(rank: usize, world_size: usize, count: usize) -> Schedule {
-    let (source, target) = (0..count / 2, count / 2..count);
-    let chunks = |half| even_parts(&half, world_size);
-    let (source, target) = (chunks(source), chunks(target));
-    exchange(rank, world_size, |peer| &source[peer], |peer| &target[peer])
+/// Chunk c of `source` goes to rank c; what comes from there goes into chunk c of `target`. Two parts
+/// of the buffer, because two ranks that swap chunks in place would each have to send before it
+/// receives. Sends S(N-1)/N bytes for S bytes in equal chunks, and no more than other chunks hold.
+fn all_to_all(rank: usize, source: &[Range<usize>], target: &[Range<usize>]) -> Schedule {
+    exchange(
+        rank,
+        source.len(),
+        |peer| &source[peer],
+        |peer| &target[peer],
+    )
 }
 
 /// The rank that sends to this one while this one sends to `peer`.

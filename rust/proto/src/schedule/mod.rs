@@ -231,6 +231,7 @@ impl Algorithm {
             Self::Ring => !matches!(
                 collective,
                 Collective::AllToAll
+                    | Collective::AllToAllV { .. }
                     | Collective::Gather { .. }
                     | Collective::Scatter { .. }
                     | Collective::Send { .. }

@@ -414,6 +414,10 @@ fn an_algorithm_has_schedules_for_what_it_performs_and_no_more() {
             },
             Collective::Broadcast { root: 1 },
             Collective::AllToAll,
+            Collective::AllToAllV {
+                sent: vec![1; size],
+                received: vec![1; size],
+            },
             Collective::Gather { root: 1, chunk: 2 },
             Collective::Scatter { root: 1, chunk: 2 },
         ];
@@ -678,6 +682,65 @@ fn all_to_all_gives_every_rank_the_chunk_that_each_has_for_it() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// How many elements one rank has for another: none, a few, or, of one rank, most.
+fn part(from: usize, to: usize) -> usize {
+    match (from, to) {
+        (2, 0) => 40,
+        _ => (3 * from + 5 * to) % 4,
+    }
+}
+
+#[test]
+fn all_to_all_of_any_parts_gives_every_rank_what_each_has_for_it_and_no_more() {
+    for world_size in world_sizes() {
+        let ranks = || 0..world_size;
+        let sent = |rank| ranks().map(move |to| part(rank, to));
+        let received = |rank| ranks().map(move |from| part(from, rank));
+        let schedules: Vec<Schedule> = ranks()
+            .map(|rank| {
+                let collective = Collective::AllToAllV {
+                    sent: sent(rank).collect(),
+                    received: received(rank).collect(),
+                };
+                let count = sent(rank).chain(received(rank)).sum();
+                let topology = Topology::one_host(world_size);
+                build(
+                    Algorithm::Direct,
+                    &collective,
+                    rank,
+                    &topology,
+                    count,
+                    BLOCK,
+                )
+            })
+            .collect();
+        for (rank, schedule) in schedules.iter().enumerate() {
+            let sends = schedule.iter().filter_map(|step| step.send.as_ref());
+            let elements: usize = sends.map(|send| send.range.len()).sum();
+            assert_eq!(elements, sent(rank).sum::<usize>() - part(rank, rank));
+        }
+        let largest = ranks().map(|rank| sent(rank).chain(received(rank)).sum());
+        let end = run(&schedules, largest.max().unwrap(), final_values_of_its_own).unwrap();
+        for (rank, elements) in end.into_iter().enumerate() {
+            let own = sent(rank).sum::<usize>();
+            let mut place = own;
+            for from in ranks() {
+                let before: usize = sent(from).take(rank).sum();
+                for offset in 0..part(from, rank) {
+                    let expected = match from == rank {
+                        true => final_values_of_its_own(rank, place),
+                        false => final_values_of_its_own(from, before + offset),
+                    };
+                    assert_eq!(elements[place], expected, "{world_size}: {from} to {rank}");
+                    place += 1;
+                }
+            }
+            let unchanged = (0..own).map(|place| final_values_of_its_own(rank, place));
+            assert!(elements.into_iter().take(own).eq(unchanged));
         }
     }
 }

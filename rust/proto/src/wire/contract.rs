@@ -3,7 +3,8 @@
 //! Layout, little-endian, 64 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
 //! sender u16, receiver u16, sequence u64, count u64, name hash u64, schedule hash u64, root u64, step
 //! u64. Two ranks take part in the same collective exactly when their headers are equal but for the
-//! way that they go; one that goes another way than its pipe has come to the wrong rank.
+//! way that they go; one that goes another way than its pipe has come to the wrong rank. Where each
+//! two ranks have a count of their own, a header has that of the way that it goes.
 //!
 //! About what two ranks do alone nobody else can be asked, and one of them may leave as soon as it has
 //! sent. So the call follows as text behind such a header, for the message if the two differ.
@@ -22,7 +23,7 @@ const CUT: &str = " ...";
 const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 
 /// The last kind of collective.
-const KIND_MAX: u8 = 10;
+const KIND_MAX: u8 = 11;
 
 /// An encoded header.
 pub type Header = [u8; HEADER_BYTES];
@@ -47,6 +48,7 @@ impl Contract {
             Collective::Scatter { .. } => 9,
             // Two calls, but one thing that two ranks do; who does which follows from the way.
             Collective::Send { .. } | Collective::Receive { .. } => 10,
+            Collective::AllToAllV { .. } => 11,
         };
         let root = call.collective.root().unwrap_or(0) as u64;
         let op = call.collective.op().map_or(0, |op| op as u8);
@@ -102,6 +104,20 @@ pub fn with_endpoints(mut header: Header, from: usize, to: usize) -> Header {
     for (at, rank) in [(12, from), (14, to)] {
         let rank = u16::try_from(rank).expect("a group has at most 2048 ranks");
         header[at..at + 2].copy_from_slice(&rank.to_le_bytes());
+    }
+    header
+}
+
+/// The header as it goes from one rank to another, of which `rank` is one and has called `call`.
+///
+/// # Panics
+/// As `with_endpoints`.
+#[must_use]
+#[inline]
+pub fn between(header: Header, call: &Call, rank: usize, from: usize, to: usize) -> Header {
+    let mut header = with_endpoints(header, from, to);
+    if let Some(count) = call.count_between(rank, from, to) {
+        header[24..32].copy_from_slice(&(count as u64).to_le_bytes());
     }
     header
 }
@@ -200,6 +216,10 @@ mod tests {
     #[test]
     fn every_difference_between_two_calls_shows_in_the_header() {
         let reduce = |op, root| Collective::Reduce { op, root };
+        let in_parts = |sent: [usize; 2], received: [usize; 2]| Collective::AllToAllV {
+            sent: sent.into(),
+            received: received.into(),
+        };
         let base = changed(|_| ());
         assert!(is_header(&base));
         assert_eq!(base, changed(|_| ()));
@@ -208,6 +228,7 @@ mod tests {
             changed(|call| call.collective = Collective::Broadcast { root: 0 }),
             changed(|call| call.collective = Collective::Broadcast { root: 1 }),
             changed(|call| call.collective = Collective::AllToAll),
+            changed(|call| call.collective = in_parts([0, 4], [1, 1])),
             changed(|call| call.collective = reduce(ReduceOp::Sum, 0)),
             changed(|call| call.collective = reduce(ReduceOp::Max, 0)),
             changed(|call| call.collective = reduce(ReduceOp::Sum, 1)),
@@ -239,6 +260,32 @@ mod tests {
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));
         }
+    }
+
+    #[test]
+    fn ranks_may_differ_in_their_parts_but_not_each_two_in_what_goes_between_them() {
+        let call = |sent: [usize; 2], received: [usize; 2]| Call {
+            collective: Collective::AllToAllV {
+                sent: sent.into(),
+                received: received.into(),
+            },
+            count: 9,
+            ..Call::float_sum(0)
+        };
+        let (first, second) = (call([1, 5], [1, 2]), call([2, 0], [5, 2]));
+        let header = |call: &Call| Contract::of(call, Algorithm::Direct).header(0, 1, 0);
+        let (own, other) = (header(&first), header(&second));
+        assert_eq!(own, other);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let sent = between(own, &first, 0, from, to);
+            assert_eq!(sent, between(own, &second, 1, from, to));
+            assert_eq!(endpoints(&sent), (from, to));
+            let another = call([1, 4], [1, 3]);
+            assert_ne!(sent, between(own, &another, 0, from, to));
+        }
+        let sum = Call::float_sum(8);
+        let sent = between(own, &sum, 0, 0, 1);
+        assert_eq!(sent, with_endpoints(own, 0, 1));
     }
 
     #[test]

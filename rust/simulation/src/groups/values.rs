@@ -9,6 +9,9 @@ use gradring_proto::schedule;
 
 use crate::world::random::Random;
 
+/// What a rank has for another differs by this from what it has for the next one.
+const PART: usize = 1000;
+
 /// What an element holds that has no meaning yet.
 const UNDEFINED: i64 = 3;
 
@@ -51,6 +54,7 @@ impl Values<'_> {
                 UNDEFINED
             }
             Collective::Receive { .. } => UNDEFINED,
+            Collective::AllToAllV { sent, .. } => self.sent_in_parts(rank, sent, index),
             Collective::Gather { root, chunk } if *root == rank && index / chunk != rank => {
                 UNDEFINED
             }
@@ -144,9 +148,29 @@ impl Values<'_> {
                     self.value(source, sent)
                 }
             }),
+            Collective::AllToAllV { sent, received } => {
+                let came = index.checked_sub(sent.iter().sum());
+                let came = came.map(|index| place(received, index));
+                Some(match came.filter(|(source, _)| *source != rank) {
+                    None => self.sent_in_parts(rank, sent, index),
+                    Some((source, offset)) => self.value(source, rank * PART + offset),
+                })
+            }
             Collective::Send { .. } => Some(self.value(rank, index)),
             Collective::Receive { from } => Some(self.value(*from, index)),
             Collective::Barrier => None,
+        }
+    }
+
+    /// What `rank` starts with in an all-to-all of parts. An element that is sent depends on its place
+    /// in its part, for what one rank knows of another's parts.
+    fn sent_in_parts(&self, rank: usize, sent: &[usize], index: usize) -> i64 {
+        match index < sent.iter().sum() {
+            true => {
+                let (to, offset) = place(sent, index);
+                self.value(rank, to * PART + offset)
+            }
+            false => self.value(rank, index),
         }
     }
 
@@ -175,6 +199,21 @@ fn owner(counts: &[usize], index: usize) -> usize {
     counts.iter().position(holds).expect("counts cover all")
 }
 
+/// The part in which an element is, and its place there.
+fn place(counts: &[usize], index: usize) -> (usize, usize) {
+    let part = owner(counts, index);
+    (part, index - counts[..part].iter().sum::<usize>())
+}
+
+/// How many elements `from` has for `to` in an all-to-all of parts: none, some, or most.
+fn part(from: usize, to: usize, count: usize) -> usize {
+    match (from * 3 + to * 5 + count) % 7 {
+        0..2 => 0,
+        2 => count,
+        some => count / (2 * some),
+    }
+}
+
 /// The value as an element; whole numbers only, and integers that do not fit wrap around.
 fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
     let bytes = match dtype {
@@ -190,10 +229,17 @@ fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
 }
 
 /// The call of `rank`, where `call` is that of a rank which is not its root: the root of a gather or a
-/// scatter has a buffer for all, and what one rank sends the other one receives.
+/// scatter has a buffer for all, what one rank sends the other one receives, and in an all-to-all of
+/// parts each has its own.
 pub(super) fn call_of(rank: usize, world_size: usize, mut call: Call) -> Call {
     if rank == 1 && matches!(call.collective, Collective::Send { .. }) {
         call.collective = Collective::Receive { from: 0 };
+    }
+    if let Collective::AllToAllV { sent, received } = &mut call.collective {
+        let ranks = || 0..world_size;
+        *sent = ranks().map(|to| part(rank, to, call.count)).collect();
+        *received = ranks().map(|from| part(from, rank, call.count)).collect();
+        call.count = sent.iter().chain(&*received).sum();
     }
     if let Collective::Gather { root, chunk } | Collective::Scatter { root, chunk } =
         call.collective
@@ -243,6 +289,11 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
             counts: random_counts(random, count, world_size),
         },
         6 | 7 => Collective::Broadcast { root },
+        // Without another draw, so that a seed stays what it was.
+        8 if count % 2 == 1 => Collective::AllToAllV {
+            sent: Vec::new(),
+            received: Vec::new(),
+        },
         8 => Collective::AllToAll,
         9 => Collective::Reduce { op, root },
         10 => Collective::Gather { root, chunk: count },

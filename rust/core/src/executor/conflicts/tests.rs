@@ -64,6 +64,10 @@ fn schedules() -> Vec<Vec<(Range<usize>, Access)>> {
                 Collective::AllGather { counts },
                 Collective::Broadcast { root: 1 },
                 Collective::AllToAll,
+                Collective::AllToAllV {
+                    sent: vec![1; world_size],
+                    received: vec![2; world_size],
+                },
                 Collective::Reduce { op, root: 1 },
                 Collective::Gather { root: 1, chunk: 3 },
                 Collective::Scatter { root: 1, chunk: 3 },
