@@ -83,7 +83,7 @@ def templates() -> Iterator[Templates]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks_are_copies(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Of processes that have imported TensorFlow, in files of tests that speak of it."""
+    """Of processes with TensorFlow, in files of tests that have the word ``tensorflow``."""
     if request.path.parent.name == "packaging":  # whose environments have no package
         yield
         return

@@ -16,17 +16,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gradring.clusters import without_cluster_variables
 from gradring.machine import resources
 from gradring.machine.ports import free_ports
-from gradring.testing import harness, run_ranks
-
-if TYPE_CHECKING:
-    from rank_template import Templates
+from gradring.testing import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK_START = EXAMPLES.with_name("docs") / "quick-start.md"
@@ -79,26 +75,17 @@ def printed_by(program: Path) -> list[str]:
     return printed.getvalue().splitlines()
 
 
-@pytest.fixture
-def run_copies(templates: Templates, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """As `run_two`, on copies of processes that have imported TensorFlow, without the launcher."""
-
-    def run(program: Path) -> list[str]:
-        printed: list[list[str]] = run_ranks(printed_by, 2, program, timeout=DEADLINE_S)
-        assert printed[0] == printed[1] != []
-        return printed[0]
-
-    monkeypatch.setattr(harness, "start_interpreter", templates.start)
-    return run
+def run_copies(program: Path) -> list[str]:
+    """As `run_two`, on copies of processes with `tensorflow`, without the launcher."""
+    printed: list[list[str]] = run_ranks(printed_by, 2, program, timeout=DEADLINE_S)
+    assert printed[0] == printed[1] != []
+    return printed[0]
 
 
 @pytest.fixture(params=["copies", pytest.param("launched", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest) -> Run:
     """Runs two workers, in a quick way and in that of a user."""
-    if request.param == "launched":
-        return run_two
-    run: Run = request.getfixturevalue("run_copies")
-    return run
+    return run_two if request.param == "launched" else run_copies
 
 
 def numbers(line: str) -> list[float]:
@@ -140,7 +127,7 @@ def losses_that_fall(lines: list[str]) -> list[str]:
     return epochs
 
 
-def test_the_custom_loop_learns(run_copies: Run) -> None:
+def test_the_custom_loop_learns() -> None:
     losses_that_fall(run_copies(EXAMPLES / "custom_loop.py"))
 
 
@@ -178,8 +165,8 @@ def test_the_primarys_update_moves_every_replica(run: Run) -> None:
     assert numbers(position) == pytest.approx([31 / 32, 62 / 32, 93 / 32], abs=1e-5)
 
 
-def test_a_broadcast_update_gives_every_rank_the_same_random_numbers() -> None:
-    averages, weights = run_two(EXAMPLES / OURS_ALONE)
+def test_a_broadcast_update_gives_every_rank_the_same_random_numbers(run: Run) -> None:
+    averages, weights = run(EXAMPLES / OURS_ALONE)
     assert averages.startswith("averages ") and weights.startswith("weights ")
 
 
