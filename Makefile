@@ -229,7 +229,7 @@ test-real-models: wheel setup ## every real model in every way (hours; goes on w
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ray .venv-mpi target dist site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ray .venv-mpi .venv-deepmd target dist site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 
