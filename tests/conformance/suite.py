@@ -50,7 +50,7 @@ class TestFile:
     def why_not(self, test: str) -> str | None:
         """The reason why the test does not apply to gradring, if it does not."""
         if "mode_graph" in test and self.workers_of(test) > 1 and "GPU" not in test:
-            return "a graph and a session of TensorFlow 1, in which gradring refuses to run"
+            return "a graph and a session of TensorFlow 1, in which the strategy refuses to run"
         reasons = (why for what, why in self.not_applicable.items() if re.search(what, test))
         return next(reasons, None)
 

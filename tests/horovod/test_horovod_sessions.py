@@ -103,6 +103,14 @@ def calls() -> Found:
                 handle = run.partial_run_setup([results["allreduce"]], [x])
                 run.partial_run(handle, results["allreduce"], fed)
             found["objects"] = hvd.broadcast_object(rank, 1), hvd.allgather_object(rank)
+        exported = tf.compat.v1.train.export_meta_graph()
+    with graph() as session:
+        tf.compat.v1.train.import_meta_graph(exported)
+        rank_op, reduced = (f"{tensor.op.name}:0" for tensor in (places[0], results["allreduce"]))
+        with session() as run:
+            assert run.run(rank_op) == rank
+            with pytest.raises(tf.errors.InvalidArgumentError, match="executed_by_Session_run"):
+                run.run(reduced, {x.name: x_like()})
     return found
 
 

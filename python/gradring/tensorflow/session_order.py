@@ -373,8 +373,8 @@ def _described(link: _Link) -> Iterator[Running]:
         if start.type == "GradringStart":
             kind, op = (start.get_attr(name).decode() for name in ("collective", "reduce_op"))
             root = start.get_attr("root")
-        # The inflight outputs have the shapes of what travels.
-        shapes = [tensor.shape for tensor in start.outputs[:-1]]
+        # The tensors are its last inputs; its outputs are they, and the handle.
+        shapes = [tensor.shape for tensor in start.inputs[1 - len(start.outputs) :]]
         rows_differ = kind in ("all_gather", "all_to_all")
         yield Running(
             start.get_attr("communicator"),

@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring import _native
 from gradring.horovod import basics, process_sets
 from gradring.horovod.basics import *  # noqa: F403
 from gradring.horovod.process_sets import *  # noqa: F403
@@ -34,6 +35,9 @@ from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
 
 #: Private to Horovod, and asked by programs.
 _executing_eagerly = tf.executing_eagerly
+
+# A process that imports a graph with collectives, such as that of a checkpoint, must know the ops.
+_native.tensorflow_register()
 
 #: Modules that import Keras, which takes a while.
 _LATER = ("elastic", "keras")
