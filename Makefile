@@ -237,7 +237,7 @@ ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ra
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi target dist site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-deepmd target dist site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -16,11 +16,18 @@ from documents import ROOT
 START = ROOT / "python" / "data" / "purelib" / "gradring_start.pth"
 
 
-def environment_with_start_hook(directory: Path) -> Path:
-    """Makes the environment; returns its interpreter."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+def environment_with_start_hook(directory: Path, *options: str, pip: bool = False) -> Path:
+    """Makes the environment; returns its interpreter.
+
+    Args:
+        directory: Where.
+        options: Of ``python -m venv``.
+        pip: Whether it has pip, for packages of its own, and none of this environment's.
+    """
+    made = options if pip else (*options, "--without-pip")
+    subprocess.run([sys.executable, "-m", "venv", *made, directory], check=True)
     (packages,) = directory.glob("lib/python3*/site-packages")
-    behind = [ROOT / "python", sysconfig.get_path("purelib")]
+    behind = [ROOT / "python"] if pip else [ROOT / "python", sysconfig.get_path("purelib")]
     (packages / "developer.pth").write_text("".join(f"{path}\n" for path in behind))
     shutil.copy(START, packages)
     return directory / "bin" / "python"

@@ -24,6 +24,7 @@ __all__ = [
     "build_info",
     "check_dtype",
     "check_plain",
+    "check_unused",
     "diagnose",
     "end_by_sigterm",
     "inquire",

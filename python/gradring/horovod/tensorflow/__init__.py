@@ -35,6 +35,7 @@ from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
 
 #: Private to Horovod, and asked by programs.
 _executing_eagerly = tf.executing_eagerly
+
 # A process that imports a graph with collectives, such as that of a checkpoint, must know the ops.
 _native.tensorflow_register()
 
