@@ -266,6 +266,8 @@ def refused() -> Any:
         rows = tf.reduce_sum(tf.gather(table, [1]))
         with pytest.raises(ValueError, match="pass sparse_as_dense=True"):
             hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2).minimize(rows)
+        with pytest.raises(NotImplementedError, match="of Keras would not reduce"):
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD())
         loop = tf.while_loop
         with pytest.raises(NotImplementedError, match=r"into a tf\.function"):
             loop(lambda i: i < 2, lambda i: hvd.allreduce(i, op=hvd.Sum), [tf.constant(0)])

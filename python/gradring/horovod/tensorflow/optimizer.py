@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gradring.config import parse
 from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.tensorflow.calls import is_for_sessions
 from gradring.horovod.tensorflow.compression import Compression, Compressor
 from gradring.horovod.tensorflow.gradients import (
     Gradient,
@@ -66,7 +67,8 @@ def DistributedOptimizer(
         scale_local_gradients: Divides the gradients of local variables by the number of ranks.
 
     Raises:
-        NotImplementedError: Another op; or no optimizer of Keras or TensorFlow 1.
+        NotImplementedError: Another op; or no optimizer of Keras or TensorFlow 1; or one of Keras
+            in a graph for sessions.
         TypeError: `compression` cannot compress.
         ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
             is below 1, or the optimizer is distributed already.
@@ -96,6 +98,11 @@ def forget_sums(optimizer: Any) -> None:
 def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
     passes = parse.integer(passes, "backward_passes_per_step", minimum=1)
     kind = type(optimizer)
+    if is_for_sessions():
+        raise NotImplementedError(
+            f"DistributedOptimizer: {kind.__name__} of Keras would not reduce in a graph for "
+            "sessions; use one of tf.compat.v1.train, or do not disable eager execution"
+        )
     if not hasattr(kind, "from_config"):
         raise NotImplementedError(
             f"DistributedOptimizer: {kind.__name__} is no optimizer of Keras or TensorFlow 1; use "
