@@ -238,6 +238,30 @@ print(os.environ["SSH_HOST"], input_service(), json.dumps(of_all(list(elements(d
 
 
 @pytest.mark.slow
+def test_workers_of_parameter_servers_share_the_elements(tmp_path: Path) -> None:
+    """They form no group in which the chief could say what it has registered."""
+    text = """
+import json
+import tensorflow as tf
+from gradring import updates
+from gradring.tensorflow import CustomCollectiveStrategy, distribute_input
+strategy = CustomCollectiveStrategy(update=updates.ParameterServer())
+numbers = tf.data.Dataset.range(48).batch(6)
+divided = strategy.experimental_distribute_dataset(distribute_input(numbers, strategy))
+parts = [strategy.experimental_local_results(batch)[0].numpy().tolist() for batch in divided]
+print(json.dumps(sum(parts, [])))
+strategy.leave()
+"""
+    run = program(tmp_path, text, head="")
+    with started("-np", 2, "--ps", 1, "--input-workers", 1, run) as launcher:
+        assert launcher.wait() == 0, launcher.stderr()
+        lines = [line.split(" ", 1) for line in launcher.stdout().splitlines()]
+    found = [json.loads(text) for who, text in lines if who in ("[0]", "[1]")]
+    one, other = found
+    assert sorted(one + other) == list(range(48))
+
+
+@pytest.mark.slow
 def test_programs_with_horovods_names_read_by_input_workers(tmp_path: Path) -> None:
     text = """
 import json

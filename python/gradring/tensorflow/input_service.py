@@ -110,17 +110,17 @@ def distribute_input(
         is_divided = communicator is not of
         return dataset if is_divided else _share(dataset, communicator)
     timed = _timed(dataset)
-    told: list[str] | None = None
+    job = f"{name}-{_job_of(of)}"
     with agreed(communicator, "register", "a dataset with the input workers", ConfigError):
         if communicator.rank == _CHIEF:
             check(dataset)
-            told = [_registered(timed, service), f"{name}-{_job_of(of)}"]
-    dataset_id, job = communicator.broadcast_object(told, root=_CHIEF)
+            _register(timed, service, job)
+    job = communicator.broadcast_object(job, root=_CHIEF)
     # A job has its elements once for all who read from it, so the strategy deals out no more.
     read = _SERVICE.from_dataset_id(
         _SERVICE.ShardingPolicy.DYNAMIC,
         service,
-        tf.constant(dataset_id),
+        tf.constant(job),
         element_spec=timed.element_spec,
         job_name=job,
     )
@@ -138,15 +138,14 @@ def _job_of(of: Any) -> str:
     return str(next(_calls)) if is_served else secrets.token_hex(4)
 
 
-def _registered(dataset: tf.data.Dataset, service: str) -> str:
-    """The name by which the service knows the dataset from now on."""
+def _register(dataset: tf.data.Dataset, service: str, dataset_id: str) -> None:
+    """Tells the service, unless it knows a dataset of this name, as of another worker."""
     address = service.rpartition("://")[2]
     compression = None if is_loopback(address) else "AUTO"
     try:
-        dataset_id = _SERVICE.register_dataset(service, dataset, compression=compression)
+        _SERVICE.register_dataset(service, dataset, compression, dataset_id)
     except tf.errors.OpError as error:
         raise ConfigError(f"tf.data service at {service} does not take it: {error}") from error
-    return dataset_id.numpy().decode()  # type: ignore[no-any-return]
 
 
 def check(dataset: tf.data.Dataset) -> None:
