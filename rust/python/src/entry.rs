@@ -61,6 +61,9 @@ impl Drop for Inside {
 }
 
 /// Does what Python has called for; a panic becomes a `ProtocolError`.
+///
+/// Inline, so that it is where its caller is, however the compiler divides the crate.
+#[inline]
 pub(crate) fn enter<T>(py: Python<'_>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     if let Some(refusal) = refusal(py) {
         return Err(refusal);
