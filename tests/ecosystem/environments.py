@@ -15,6 +15,8 @@ ENVIRONMENTS = ROOT / ".venv-ecosystem"
 
 #: Most packages ask for `tensorflow`, which tensorflow-cpu is, but for its name.
 OVERRIDES = "tensorflow ; sys_platform == 'never'\n"
+#: What the packages require has the versions of this day. For newer packages, choose a newer day.
+NEWEST = "2026-11-28"
 
 
 def make_environment(package: Package, wheel: Path) -> Path:
@@ -27,12 +29,14 @@ def make_environment(package: Package, wheel: Path) -> Path:
     overrides = ENVIRONMENTS / "overrides.txt"
     overrides.write_text(OVERRIDES)
     directory = ENVIRONMENTS / package.name
-    wanted = "\n".join(package.requirements)
+    wanted = "\n".join([*package.requirements, NEWEST])
     made_with = directory / "requirements.txt"
     if not made_with.exists() or made_with.read_text() != wanted:
         shutil.rmtree(directory, ignore_errors=True)
         _uv("venv", "--python", package.python, str(directory))
-        _install(directory, "--override", str(overrides), *package.requirements)
+        is_other = package.distribution != "tensorflow"
+        options = ["--override", str(overrides)] if is_other else []
+        _install(directory, "--exclude-newer", NEWEST, *options, *package.requirements)
         made_with.write_text(wanted)
     _install(directory, "--no-deps", "--reinstall", str(wheel))
     return directory

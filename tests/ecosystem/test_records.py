@@ -7,7 +7,7 @@ import pytest
 
 from ecosystem.catalogue import ARCHITECTURES, PROGRAMS, QUICK
 from ecosystem.report import BEGIN, END, PAGE, records, tables
-from ecosystem.run import Result, Run, compared
+from ecosystem.run import STRATEGY, Result, Run, compared
 from pages import written_between
 
 
@@ -33,8 +33,11 @@ def test_five_packages_are_in_the_quick_run() -> None:
     assert len({program.package.name for program in QUICK}) == 5
 
 
-def noted(digest: str, last: float, losses: tuple[float, ...] = (1.0, 0.5)) -> Run:
-    found = {"digest": digest, "losses": list(losses), "epoch_s": 1.0, "versions": {}, "more": {}}
+def noted(
+    digest: str, last: float, losses: tuple[float, ...] = (1.0, 0.5), strategy: str = STRATEGY
+) -> Run:
+    found = {"digest": digest, "losses": list(losses), "epoch_s": 1.0, "strategy": strategy}
+    found |= {"versions": {}, "more": {}}
     return Run(found, [np.zeros(4)], [np.full(4, last)])
 
 
@@ -46,6 +49,7 @@ def noted(digest: str, last: float, losses: tuple[float, ...] = (1.0, 0.5)) -> R
         ([noted("a", float("nan"))] * 2, "the weights are nan from"),
         ([noted("a", 1.0, (1.0, 0.6))] * 2, "a loss is 2e-01 from"),
         ([noted("a", 1.0, (1.0,))] * 2, "a loss is nan from"),
+        ([noted("a", 1.0), noted("a", 1.0, strategy="Default")], "a rank has lost the strategy"),
     ],
 )
 def test_what_is_wrong_is_named(ranks: list[Run], problem: str) -> None:
