@@ -208,6 +208,6 @@ QUICK = tuple(
         "keras_tuner_hyperband",
         "tfrs_ranking",
         "tfmot_pruning",
-        "deepxde_poisson",
+        "deepctr_deepfm",
     )
 )
