@@ -7,8 +7,6 @@ BIN := $(VENV)/bin
 # Most tests wait more than they compute. Those of one file share what is expensive to start.
 TEST_PROCESSES ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) * 3 / 2 : 12 )))
 PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile
-# Those of a crate share one process, and many wait for the end of a time.
-export RUST_TEST_THREADS ?= $(shell echo $$(( $$(nproc) * 4 )))
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
