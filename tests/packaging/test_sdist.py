@@ -50,6 +50,7 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     crates = {f"rust/{crate}/Cargo.toml" for crate in ("core", "tensorflow", "python")}
     alone = {"PKG-INFO", "README.md", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
     alone |= {"LICENSE", "THIRD-PARTY-LICENSES.txt"}
+    alone |= {"python/gradring_start/__init__.py", "python/data/purelib/gradring_start.pth"}
     assert alone | crates <= names
     others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}
     assert others == alone
