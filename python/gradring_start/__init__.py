@@ -27,6 +27,8 @@ from typing import Any, cast
 
 AS_HOROVOD, AS_MWMS = "GRADRING_AS_HOROVOD", "GRADRING_AS_MWMS"
 WITH_STRATEGY = "GRADRING_WITH_STRATEGY"
+#: All of them.
+STAND_INS = (AS_HOROVOD, AS_MWMS, WITH_STRATEGY)
 #: What calls `install`, beside the installed packages.
 FILE = "gradring_start.pth"
 #: What is called with a module when it has been imported: modules and functions of

@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ssh_stand_in
@@ -14,6 +16,7 @@ from launching import gradring, pids_noted
 from test_run_orphans import sleepers
 
 from gradring.clusters.own_host import address_towards
+from gradring.tools.launch import input_server
 from waiting import wait_until
 
 #: Every other host knows one of these.
@@ -199,6 +202,42 @@ time.sleep(300)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((own, port), DEADLINE_S)
         assert launcher.popen.poll() is None
+
+
+def test_a_start_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a worker that cannot reach the dispatcher."""
+    left = []
+
+    class Server:
+        _server = SimpleNamespace(bound_port=lambda: 4711)
+
+        def join(self) -> None:
+            left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    def starts(*_: object) -> Server:
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        return Server()
+
+    monkeypatch.setattr(input_server, "_started", starts)
+    monkeypatch.setattr("sys.argv", ["input_server", "node-a", "0", "node-b:4712"])
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
+    assert input_server.main() == 1
+    while_it_starts, then = left
+    assert 0 < while_it_starts <= input_server.START_S and then == 0
+
+
+def test_other_descriptors_are_left_as_they_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryFile():
+        before = os.listdir("/proc/self/fd")
+        (found,) = input_server._listeners(server.getsockname()[1])
+        found.close()
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_word_about_input_workers_needs_input_workers() -> None:
+    done = gradring("run", "-np", 2, "--input-unprotected", "train.py")
+    assert done.returncode == 2
+    assert "--input-unprotected is for --input-workers K; give both" in done.stderr
 
 
 def test_other_hosts_and_authentication_need_the_users_word() -> None:
