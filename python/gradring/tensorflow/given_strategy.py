@@ -1,14 +1,16 @@
 """A strategy for programs that make none: scripts that train a model of Keras on one machine.
 
 With ``GRADRING_WITH_STRATEGY=1``, which ``gradring run --with-strategy`` sets, the start hook
-(`gradring_start`) calls `prepare` and `wait_for_layer`. The strategy is made with the program's
-first layer and stays: before, the program may configure TensorFlow, and make datasets.
+(`gradring_start`) imports this module after TensorFlow, so that datasets remember how they are
+made, and calls `wait_for_layer`. The strategy is made with the program's first layer and stays:
+before, the program may configure TensorFlow, and make datasets.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -20,16 +22,16 @@ _log = logging.getLogger("gradring")
 _is_given = False
 
 
-def prepare(_: Any) -> None:
-    """Nothing but the import of this module: from here on, datasets remember how they are made."""
-
-
 def wait_for_layer(module: Any) -> None:
     """Waits for the program's first layer, or model.
 
     Args:
         module: Where Keras, or `tf_keras`, has just made `Layer`.
     """
+    backend = sys.modules.get("keras.src.backend.config")
+    is_keras_3 = module.__name__.startswith("keras.")
+    if is_keras_3 and backend is not None and backend.backend() != "tensorflow":
+        return  # on JAX or PyTorch, in a program that reads by tf.data
     original = module.Layer.__new__
 
     @functools.wraps(original)
