@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.tensorflow import summed_losses
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 
 _log = logging.getLogger("gradring")
@@ -59,6 +60,7 @@ def _give() -> None:
         return
     strategy = CustomCollectiveStrategy()
     tf.distribute.experimental_set_strategy(strategy)
+    summed_losses.warn()
     _keep(strategy)
     place = strategy.communicator
     if place.rank == 0 and place.world_size > 1:
