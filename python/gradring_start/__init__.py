@@ -27,14 +27,16 @@ from typing import Any, cast
 
 AS_HOROVOD, AS_MWMS = "GRADRING_AS_HOROVOD", "GRADRING_AS_MWMS"
 WITH_STRATEGY = "GRADRING_WITH_STRATEGY"
+#: All of them.
+STAND_INS = (AS_HOROVOD, AS_MWMS, WITH_STRATEGY)
 #: What calls `install`, beside the installed packages.
 FILE = "gradring_start.pth"
 #: What is called with a module when it has been imported: modules and functions of
-#: `gradring.tensorflow`, by the variable that asks for them.
-_AFTER = {
+#: `gradring.tensorflow`, by the variable that asks for them; None where the import is enough.
+_AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
     "tensorflow": {
         AS_MWMS: ("in_place_of_mwms", "install"),
-        WITH_STRATEGY: ("given_strategy", "prepare"),
+        WITH_STRATEGY: ("given_strategy", None),
     },
     "keras.src.layers.layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
     "tf_keras.src.engine.base_layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
@@ -70,9 +72,12 @@ class _StandIns(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] == "horovod" and is_set(AS_HOROVOD):
+        # `from horovod import keras` looks below the module's own name.
+        theirs = fullname.removeprefix("gradring.")
+        is_asked = theirs.partition(".")[0] == "horovod" and is_set(AS_HOROVOD)
+        if is_asked and (theirs == fullname or _is_theirs_only(theirs)):
             names = importlib.import_module("gradring.horovod.names")
-            return cast("ModuleSpec | None", names.spec_of(fullname))
+            return cast("ModuleSpec | None", names.spec_of(theirs))
         called = [what for variable, what in _AFTER.get(fullname, {}).items() if is_set(variable)]
         spec = PathFinder.find_spec(fullname, path, target) if called else None
         if spec is not None and spec.loader is not None:
@@ -80,7 +85,13 @@ class _StandIns(MetaPathFinder):
         return spec
 
 
-def _call_after(loader: Any, called: Sequence[tuple[str, str]]) -> None:
+def _is_theirs_only(name: str) -> bool:
+    # Not while the names themselves, or what is above them, are being imported.
+    names = sys.modules.get("gradring.horovod.names")
+    return names is not None and names.is_theirs_only(name)
+
+
+def _call_after(loader: Any, called: Sequence[tuple[str, str | None]]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -88,6 +99,8 @@ def _call_after(loader: Any, called: Sequence[tuple[str, str]]) -> None:
         if "tensorflow" not in sys.modules:  # Keras may have another backend
             return
         for name, function in called:
-            getattr(importlib.import_module(f"gradring.tensorflow.{name}"), function)(module)
+            asked = importlib.import_module(f"gradring.tensorflow.{name}")
+            if function is not None:
+                getattr(asked, function)(module)
 
     loader.exec_module = exec_module

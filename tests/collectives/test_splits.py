@@ -307,15 +307,17 @@ def test_ranks_that_differ_are_told_on_every_rank(what: str) -> None:
         assert all(call in message for call in calls), message
 
 
-def tells(comm: gradring.Communicator, rows: int) -> tuple[str, int | None, str]:
+def tells(comm: gradring.Communicator, rows: int, name: str = "x") -> tuple[str, int | None, str]:
     """Rank 1 tells rank 0 that it has so many rows, whatever it has."""
+    of_splits = f"{name}/splits" if name else "splits"
     try:
         if comm.rank == 1:
             told, came = np.array([rows, 0, 0]), np.zeros(3, np.int64)
-            comm._native.run(_native.Collective.all_to_all(), [told, came], "x/splits", (3,))
+            comm._native.run(_native.Collective.all_to_all(), [told, came], of_splits, (3,))
             comm.barrier()
         else:
-            comm.all_to_all(np.ones((2, 3)), [1, 1, 0] if comm.rank == 0 else [0, 1, 1], name="x")
+            splits = [1, 1, 0] if comm.rank == 0 else [0, 1, 1]
+            comm.all_to_all(np.ones((2, 3)), splits, name=name)
             comm.barrier()
     except GradringError as error:
         return type(error).__name__, error.rank, str(error)
@@ -326,6 +328,13 @@ def tells(comm: gradring.Communicator, rows: int) -> tuple[str, int | None, str]
 def test_rows_that_no_rank_can_have_name_their_rank_before_there_is_memory(rows: int) -> None:
     says = f"told that it sends {rows} rows in all_to_all 'x', which no rank can"
     for kind, rank, message in on_threads(3, partial(tells, rows=rows)):
+        assert (kind, rank) == (ProtocolError.__name__, 1), message
+        assert says in message
+
+
+def test_a_call_without_a_name_is_shown_without_one() -> None:
+    says = "told that it sends -1 rows in all_to_all, which no rank can"
+    for kind, rank, message in on_threads(3, partial(tells, rows=-1, name="")):
         assert (kind, rank) == (ProtocolError.__name__, 1), message
         assert says in message
 

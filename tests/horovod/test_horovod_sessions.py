@@ -252,7 +252,7 @@ def refused() -> Any:
             "dtype": hvd.allgather(tf.ones([2], tf.int32 if rank else tf.float32)),
             "root": hvd.broadcast(tf.ones([2]), rank),
         }
-        said = {}
+        said: dict[str, Any] = {}
         with session() as run:
             for name, fetches in asked.items():
                 with pytest.raises(gradring.errors.MismatchError) as caught:
@@ -266,16 +266,48 @@ def refused() -> Any:
         rows = tf.reduce_sum(tf.gather(table, [1]))
         with pytest.raises(ValueError, match="pass sparse_as_dense=True"):
             hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2).minimize(rows)
+        distributed = hvd.DistributedOptimizer(optimizer)
+        with pytest.raises(ValueError, match="DistributedGradientDescentOptimizer is distributed"):
+            hvd.DistributedOptimizer(distributed)
+        distributed = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+        distributed.minimize(tf.reduce_sum(table))
+        with pytest.raises(NotImplementedError, match="an optimizer of its own for each loss"):
+            distributed.minimize(tf.reduce_sum(table * table))
         with pytest.raises(NotImplementedError, match="of Keras would not reduce"):
             hvd.DistributedOptimizer(tf.keras.optimizers.SGD())
         loop = tf.while_loop
         with pytest.raises(NotImplementedError, match=r"into a tf\.function"):
             loop(lambda i: i < 2, lambda i: hvd.allreduce(i, op=hvd.Sum), [tf.constant(0)])
+    with tf.Graph().as_default():
+        distributed.minimize(v1.get_variable("table", initializer=tf.ones([4, 2])) ** 2)
     with pytest.raises(ValueError, match="adds gradients up in a graph"):
         hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+    said["sessions"] = sessions_of_one_that_loses_its_server()
     with pytest.raises(RuntimeError, match="does not support eager execution"):
         hvd.broadcast_global_variables(0)
     return said
+
+
+def sessions_of_one_that_loses_its_server() -> int:
+    """How many sessions a `MonitoredSession` makes that is told once that a server is gone."""
+    import tensorflow as tf
+
+    class GoneOnce(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        sessions = 0
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self.sessions += 1
+
+        def before_run(self, run_context: Any) -> None:
+            if self.sessions == 1:
+                raise tf.errors.AbortedError(None, None, "the server is gone")
+
+    hook = GoneOnce()
+    with graph():
+        one = tf.ones([])
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as run:
+            run.run(one)
+    return hook.sessions
 
 
 def one_at_a_time() -> str:
@@ -461,6 +493,8 @@ def test_each_run_executes_what_it_is_asked_for_and_nothing_else(ranks: list[Any
 def test_ranks_that_run_different_things_are_told_which_and_go_on(ranks: list[Any]) -> None:
     assert ranks[0]["refused"] == ranks[1]["refused"]
     said = ranks[0]["refused"]
+    # The group goes on, so other errors are TensorFlow's to recover from.
+    assert said["sessions"] == 2
     run = "calls a run of a session with"
     assert f"{run} allreduce (sum) 'a' float32[2]" in said["subset"]
     assert f"{run} allreduce (sum) 'b' float32[2]" in said["subset"]

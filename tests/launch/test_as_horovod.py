@@ -26,6 +26,10 @@ from horovod.tensorflow.functions import broadcast_variables
 from horovod.tensorflow.keras import callbacks
 from horovod.tensorflow.mpi_ops import Sum, rank
 import horovod.keras
+from horovod import common, keras
+from horovod.tensorflow import functions, mpi_ops, util
+assert keras is horovod.keras and functions.broadcast_variables is broadcast_variables
+assert mpi_ops.rank is rank and util.rank is rank and common is not None
 
 assert hvd.gloo_enabled() and not hvd.mpi_enabled() and not hvd.nccl_built()
 assert hvd._executing_eagerly()
@@ -66,6 +70,11 @@ print(text_of(lambda: importlib.import_module("horovod.torch")))
 print(text_of(lambda: importlib.import_module("horovod.runner.launch")))
 print(text_of(lambda: importlib.import_module("horovod.surely")))
 print(text_of(horovod.run))
+from horovod import common
+assert common.util.gloo_built is gloo_built
+def imports():
+    from horovod import torch
+print(text_of(imports))
 print(horovod.__name__, sys.argv[1:])
 """
 SAID = [
@@ -79,6 +88,7 @@ SAID = [
     "NotImplementedError: horovod.run is not there: start the ranks of a program by gradring run, "
     "srun or mpirun; gradring.testing.run_ranks runs a function on ranks of this host",
 ]
+SAID.append(SAID[0])
 
 
 @pytest.fixture(scope="module")

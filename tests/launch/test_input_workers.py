@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ssh_stand_in
@@ -14,6 +16,7 @@ from launching import gradring, pids_noted
 from test_run_orphans import sleepers
 
 from gradring.clusters.own_host import address_towards
+from gradring.tools.launch import input_server
 from waiting import wait_until
 
 #: Every other host knows one of these.
@@ -201,6 +204,42 @@ time.sleep(300)
         assert launcher.popen.poll() is None
 
 
+def test_a_start_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a worker that cannot reach the dispatcher."""
+    left = []
+
+    class Server:
+        _server = SimpleNamespace(bound_port=lambda: 4711)
+
+        def join(self) -> None:
+            left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    def starts(*_: object) -> Server:
+        left.append(signal.getitimer(signal.ITIMER_REAL)[0])
+        return Server()
+
+    monkeypatch.setattr(input_server, "_started", starts)
+    monkeypatch.setattr("sys.argv", ["input_server", "node-a", "0", "node-b:4712"])
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
+    assert input_server.main() == 1
+    while_it_starts, then = left
+    assert 0 < while_it_starts <= input_server.START_S and then == 0
+
+
+def test_other_descriptors_are_left_as_they_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryFile():
+        before = os.listdir("/proc/self/fd")
+        (found,) = input_server._listeners(server.getsockname()[1])
+        found.close()
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_word_about_input_workers_needs_input_workers() -> None:
+    done = gradring("run", "-np", 2, "--input-unprotected", "train.py")
+    assert done.returncode == 2
+    assert "--input-unprotected is for --input-workers K; give both" in done.stderr
+
+
 def test_other_hosts_and_authentication_need_the_users_word() -> None:
     run = ["-np", 2, "--input-workers", 2]
     for variables, options, why in (
@@ -278,7 +317,7 @@ shared = hvd.allgather_object(found(numbers.send_to_data_service(*place, reuse_d
 print("shared", json.dumps(sorted(sum(shared, []))))
 print("own", json.dumps(found(numbers.send_to_data_service(*place))))
 endless = numbers.repeat().send_to_data_service(*place, reuse_dataset=True, round_robin=True)
-print("in turn", len(found(endless.take(6))))
+print("in turn", len(list(endless.take(6))))
 with tf_data_service(config, hvd.rank()) as service:
     print("service", service.partition("://")[0])
 refused = {"zip": tf.data.Dataset.zip((numbers, numbers)), "already": endless}
@@ -286,13 +325,14 @@ for why, dataset in refused.items():
     try:
         dataset.send_to_data_service(*place)
     except ValueError as error:
-        print("refused", why in str(error), why)
+        said = str(error).startswith("send_to_data_service: the dataset ")
+        print("refused", said and why in str(error), why)
 """
     with started("-np", 2, "--input-workers", 2, program(tmp_path, text, head="")) as launcher:
         assert launcher.wait() == 0, launcher.stderr()
         lines = Counter(line.split(" ", 1)[1] for line in launcher.stdout().splitlines())
     every = json.dumps(list(range(12)))
-    expected = [f"shared {every}", f"own {every}", "in turn 12", "service grpc"]
+    expected = [f"shared {every}", f"own {every}", "in turn 6", "service grpc"]
     expected += ["refused True zip", "refused True already"]
     assert lines == dict.fromkeys(expected, 2)
 

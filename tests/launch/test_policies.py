@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,13 @@ class Job:
     signals: list[int] = field(default_factory=list)
     helpers: dict[int, Process] = field(default_factory=dict)
     environs: dict[int, dict[str, str]] = field(default_factory=dict)
+    words: dict[int, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self)  # type: ignore[arg-type]
         self.processes: Any = self
         self.world: Any = self
-        self.policy.begin(self, {"GRADRING_RESTART": "0"})  # type: ignore[arg-type]
+        self.policy.begin(self, {"GRADRING_RESTART": "0", "GRADRING_AS_HOROVOD": "1"})  # type: ignore[arg-type]
 
     def environments(self, environ: dict[str, str]) -> list[dict[str, str]]:
         return [environ] * len([*self.policy.ranks, *self.policy.servers])
@@ -60,9 +62,11 @@ class Job:
     def failure_of(self, number: int) -> Path:
         return self.directory / str(number)
 
-    def start(self, number: int, environ: dict[str, str], program: object = None) -> None:
+    def start(self, number: int, environ: dict[str, str], program: Any = None) -> None:
         if number < 0:
+            self.failure_of(number).unlink(missing_ok=True)
             self.helpers[number] = Process(number)
+            self.words[number] = program.words
         else:
             self.ranks[number : number + 1] = [Process(number)]
         self.environs[number] = environ
@@ -165,6 +169,23 @@ def test_ranks_begin_when_the_dispatcher_listens_and_know_where(tmp_path: Path) 
     job.policy.act(1.0)
     assert not job.policy.pending and [number for number, _ in job.started] == [-1, -2, -3, 0, 1]
     assert job.environs[1]["GRADRING_INPUT_SERVICE"] == "grpc://127.0.0.1:4711"
+    # What the start hook puts before TensorFlow is for programs.
+    assert job.environs[1].keys() - job.environs[-2].keys() >= {"GRADRING_AS_HOROVOD"}
+    assert "GRADRING_AS_HOROVOD" not in job.environs[-1]
+
+
+def test_an_input_worker_keeps_its_port_also_when_one_start_says_none(tmp_path: Path) -> None:
+    job = with_input_workers(tmp_path)
+    assert job.words[-2][2:] == ["0", "127.0.0.1:4711"]
+    job.failure_of(-2).write_text('{"port": 4712}')
+    assert job.ends(-2, KILLED, now=LIVED_S) == []
+    job.policy.act(LIVED_S + 1)
+    assert job.words[-2][2] == "4712"
+    # It has waited for the dispatcher, for however long, and that is a failure in a row.
+    assert job.ends(-2, KILLED, now=3 * LIVED_S) == []
+    job.policy.act(3 * LIVED_S + 2)
+    assert job.words[-2][2] == "4712"
+    assert job.ends(-2, KILLED, now=5 * LIVED_S) == [-2]
 
 
 def test_an_input_worker_that_cannot_stay_ends_the_job(tmp_path: Path) -> None:
@@ -175,6 +196,7 @@ def test_an_input_worker_that_cannot_stay_ends_the_job(tmp_path: Path) -> None:
     job.policy.act(1.0)
     assert job.started[5:] == [(-2, "0")]
     # It has lived for long enough not to count.
+    job.failure_of(-2).write_text('{"port": 4712}')
     assert job.ends(-2, KILLED, now=LIVED_S + 1) == []
     job.policy.act(LIVED_S + 2)
     assert job.ends(-2, 1, now=LIVED_S + 3) == []

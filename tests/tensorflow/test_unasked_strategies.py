@@ -117,6 +117,56 @@ told["weights"] = [weight.tolist() for weight in [*model.get_weights(), *again.g
 shuffled = again.fit(data.shuffle(640).batch(64), epochs=1, verbose=0).history
 print(json.dumps([told, shuffled]))
 """
+#: Models that differ in who takes the mean; each has an optimizer of another name.
+OWN_STEPS = """\
+import json
+import numpy as np
+import tensorflow as tf
+
+keras = tf.keras
+tf.config.threading.set_inter_op_parallelism_threads(1)
+x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+y = x[:, :1]
+
+class Own(keras.Model):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+    def call(self, x):
+        return self.dense(x)
+    def loss_of(self, x, y):
+        if self.kind == "keras":
+            return self.compute_loss(x, y, self(x), None)
+        if self.kind == "sum":
+            return keras.losses.MeanSquaredError(reduction="sum")(y, self(x))
+        return tf.reduce_mean(tf.square(y - self(x)))
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+
+class Added(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(tf.square(x)))
+        return x
+model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2), Added()])
+model.compile(keras.optimizers.SGD(1e-3, name="added"))
+model.fit(x, batch_size=16, verbose=0)
+
+told = {}
+kinds = ("keras", "sum", "own", "own again")
+for kind in kinds:
+    model = Own(kind)
+    model(x)
+    model.compile(keras.optimizers.SGD(1e-3, name=kind.replace(" ", "_")), "mse")
+    model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    told[kind] = model.dense.get_weights()[0].ravel().tolist()
+print(json.dumps(told))
+"""
 OWN_STRATEGY = """\
 import tensorflow as tf
 with tf.distribute.OneDeviceStrategy("CPU:0").scope():
@@ -201,6 +251,26 @@ def test_a_script_for_one_machine_trains_on_two_ranks_as_alone(
         "[0] models of Keras are trained by 2 ranks together here (GRADRING_WITH_STRATEGY): each "
         "batch is divided among them"
     ]
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"])
+def test_a_step_of_its_own_that_takes_a_mean_is_named(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, legacy: str
+) -> None:
+    if legacy == "1":
+        pytest.importorskip("tf_keras")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
+    program = written(tmp_path, OWN_STEPS)
+    alone = json.loads(ran(python, program).stdout)
+    done = ran(python, program, "--with-strategy", "-np", "2")
+    first, second = told_by(done)
+    assert first == second
+    for kind in ("keras", "sum"):
+        assert first[kind] == pytest.approx(alone[kind], rel=1e-5), kind
+    # What is warned of: the steps are twice as long, and the fit went elsewhere.
+    assert first["own"] != pytest.approx(alone["own"], rel=1e-3)
+    (line,) = lines_about(done, "no loss of Keras")
+    assert line.startswith("[0] the optimizer 'own' applies gradients of a loss that is no loss")
 
 
 def flat(value: Any) -> list[float]:

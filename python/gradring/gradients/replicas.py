@@ -38,7 +38,7 @@ def check_equal(
         MismatchError: On every rank, if some differ; names the first array that does, and the ranks
             that differ from most. The group stays usable.
     """
-    hashes = np.array([_hash(array) for array in arrays.values()], np.int64)
+    hashes = np.array([hash_of(array) for array in arrays.values()], np.int64)
     label = f"check of {len(arrays)} {name}"
     texts = gather_if_different(communicator, hashes.tobytes(), label)
     if texts is None:
@@ -63,7 +63,8 @@ def check_equal(
     )
 
 
-def _hash(array: NDArray[np.generic]) -> int:
+def hash_of(array: NDArray[np.generic]) -> int:
+    """Of its dtype, shape and bits; in 64 bits, signed."""
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
     digest.update(f"{array.dtype}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

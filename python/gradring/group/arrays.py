@@ -204,6 +204,7 @@ def parted(
 def all_to_all_v(
     array: NDArray[Any],
     sent: Sequence[int],
+    result: NDArray[Any],
     rows: Sequence[int],
     received: list[int],
     place: Place,
@@ -213,11 +214,11 @@ def all_to_all_v(
     Args:
         array: What is sent.
         sent: Rows for each rank.
+        result: Takes what is received.
         rows: Rows from each rank.
         received: Elements from each rank.
         place: Of this rank.
     """
-    result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
     start, own = sum(rows[: place.rank]), sum(sent[: place.rank])
     length = sent[place.rank]
     result[start : start + length] = array[own : own + length]

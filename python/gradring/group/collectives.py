@@ -359,13 +359,14 @@ class Collectives:
         array, sent = arrays.parted(x, splits, out, self._place)
         telling = arrays.all_to_all(np.array(sent, np.int64), None, self._place)
         rows = self._run(telling, f"{name}/splits" if name else "splits").tolist()
-        of, size = f"all_to_all {name!r}", array.itemsize
+        of, size = f"all_to_all {name!r}" if name else "all_to_all", array.itemsize
         received = self._native.elements_of_rows(rows, arrays.row_size(array), size, of)
         try:
-            return arrays.all_to_all_v(array, sent, rows, received, self._place)
+            result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
         except (MemoryError, ValueError):  # too much for numpy, too
             # The others wait for this rank by now.
             self._native.fail_without_memory(sum(received) * size, of)
+        return arrays.all_to_all_v(array, sent, result, rows, received, self._place)
 
     def broadcast(self, x: T, root: int = 0, *, name: str = "") -> T:
         """Copies the contents of ``x`` on rank ``root`` to ``x`` on all ranks, in place.

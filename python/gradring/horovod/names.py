@@ -49,9 +49,15 @@ def spec_of(name: str) -> ModuleSpec | None:
     """
     place = name.removeprefix("horovod")
     if place in _MISSING:
-        return ModuleSpec(name, _Missing(_MISSING[place]))
+        return ModuleSpec(name, _Missing(name, _MISSING[place]))
     ours = __package__ + _ELSEWHERE.get(place, place)
     return ModuleSpec(name, _Same(ours)) if importlib.util.find_spec(ours) is not None else None
+
+
+def is_theirs_only(name: str) -> bool:
+    """Whether gradring.horovod has no module of a name of Horovod, or has it elsewhere."""
+    place = name.removeprefix("horovod")
+    return place in _ELSEWHERE or place in _MISSING
 
 
 class _Same(Loader):
@@ -68,15 +74,14 @@ class _Same(Loader):
 class _Missing(Loader):
     """Says what is missing."""
 
-    def __init__(self, feature: str) -> None:
-        self._feature = feature
+    def __init__(self, name: str, feature: str) -> None:
+        self._name, self._feature = name, feature
 
     def exec_module(self, module: ModuleType) -> None:
         """Raises an `ImportError`."""
-        name = module.__name__
         raise ImportError(
-            f"there is no {name}: gradring takes the place of Horovod (GRADRING_AS_HOROVOD) with "
-            "horovod.tensorflow, horovod.tensorflow.keras and horovod.keras, and without "
+            f"there is no {self._name}: gradring takes the place of Horovod (GRADRING_AS_HOROVOD) "
+            "with horovod.tensorflow, horovod.tensorflow.keras and horovod.keras, and without "
             f"{self._feature}",
-            name=name,
+            name=self._name,
         )

@@ -321,16 +321,15 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
 
 
 def _input_workers(totals: Mapping[int, Totals]) -> list[str]:
-    """What input workers took for a step's data, and what a rank still waited for it."""
+    """What input workers took for the data of all ranks' step, and what a rank waited for it."""
     made_ms = sum(total.ms(total.made_s) for total in totals.values())
     if made_ms <= 0:
         return []
     mean = _mean(dict(totals))
     waited_ms = mean.ms(mean.input_s)
-    less = f", {made_ms / waited_ms:.1f} times less" if 0 < waited_ms < made_ms else ""
     return [
         f"Input workers took {made_ms:.1f} ms for the data of a step; a rank waited "
-        f"{waited_ms:.1f} ms for it{less}."
+        f"{waited_ms:.1f} ms for it."
     ]
 
 

@@ -339,6 +339,27 @@ def count_in_iterators(
     base.get_next, base.get_next_as_optional = next_batch, next_optional
 
 
+def note_own_assignments() -> None:
+    """From now on, `is_assigned_alone` knows the variables that replicas assign by themselves."""
+    kind = distribute_values.MirroredVariable
+    update_replica = kind._update_replica
+
+    def update(self: Any, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if self.aggregation == tf.VariableAggregation.NONE:
+            self._gradring_is_assigned_alone = True
+        return update_replica(self, update_fn, value, **kwargs)
+
+    kind._update_replica = update
+
+
+def is_assigned_alone(variable: Any) -> bool:
+    """Whether a replica has assigned a mirrored variable without an aggregation.
+
+    TensorFlow then writes to the replica's own copy, and says nothing.
+    """
+    return getattr(variable, "_gradring_is_assigned_alone", False)
+
+
 def is_undivided(distributed: Any) -> bool:
     """Whether each process takes all batches of its own dataset, by `AutoShardPolicy.OFF`."""
     (part, *_) = getattr(distributed, "_cloned_datasets", None) or [None]

@@ -26,6 +26,7 @@ from gradring.tensorflow import (
     gradient_norm,
     keras_loops,
     sample_shares,
+    summed_losses,
     synchronised_moments,
     whole_files,
 )
@@ -210,13 +211,23 @@ def _refuse_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs
 
 
 def _watch_tf_keras() -> None:
-    """Has optimizers of tf_keras refuse the rules that they would not follow."""
+    """Has optimizers of tf_keras refuse the rules that they would not follow, and warns.
+
+    It needs no repair.
+    """
     global _watched
     legacy: Any = sys.modules.get("tf_keras")
     if _watched or not hasattr(legacy, "callbacks"):
         return
     for optimizer in (legacy.optimizers.Optimizer, legacy.optimizers.legacy.Optimizer):
+        _replace(optimizer, "apply_gradients", summed_losses.check_legacy, _in_our_replica)
         _replace(optimizer, "apply_gradients", _refuse_tf_keras, _has_another_rule)
+    _replace(legacy.losses.Loss, "__call__", summed_losses.noting_legacy, _in_our_replica)
+    losses = sys.modules["tf_keras.src.utils.losses_utils"]
+    _replace(losses, "scale_loss_for_distribution", summed_losses.noting, _in_our_replica)
+    _replace(legacy.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
+    in_fit, end_epoch = fit_callbacks.is_in_fit, fit_callbacks.end_legacy_epoch
+    _replace(legacy.callbacks.CallbackList, "on_epoch_end", end_epoch, in_fit, traced=False)
     _watched = True
 
 
@@ -259,6 +270,7 @@ def _apply(
 ) -> None:
     """Applies gradients by the strategy's rule."""
     gradient_norm.note_own(optimizer, grads)
+    summed_losses.check(optimizer)
     strategy = tf.distribute.get_strategy()
     _warn_of_variables_outside(optimizer, trainable_variables, strategy)
     rule = updates_of(strategy)
@@ -330,6 +342,7 @@ def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) 
 
 def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
+    summed_losses.note()
     scaled = sample_shares.weighed(original(value))
     scaled._gradring_is_scaled = True
     return scaled
@@ -356,6 +369,7 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
     if reduction == "sum":
+        summed_losses.note()
         return sample_shares.weighed_sum(original(values, *args, **kwargs))
     with sample_shares.divided(values, weights, _mask.get(), reduction):
         reduced = original(values, *args, **kwargs)

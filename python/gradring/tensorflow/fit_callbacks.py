@@ -22,12 +22,16 @@ import tensorflow as tf
 from gradring.errors import MismatchError
 from gradring.group.together import agreed
 from gradring.tensorflow.context import holding
+from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import broadcast_variables
+from gradring.tensorflow.replicas import assigned_unlike
 from gradring.tensorflow.rules.replicas import sync_model
 
 _log = logging.getLogger("gradring")
 
 CHIEF = 0
+#: In a warning.
+NAMES_SHOWN = 8
 
 
 @dataclass
@@ -39,6 +43,8 @@ class _Fit:
     chief_saves: bool = True
     #: Why this rank could not save, until all are told where they meet.
     unsaved: Exception | None = None
+    #: Whether the ranks still compare the variables that replicas assign.
+    compares: bool = True
 
 
 _fit: ContextVar[_Fit] = ContextVar("fit")
@@ -129,6 +135,39 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
             host=communicator.host,
         )
     model.stop_training = bool(stop)
+    _warn_of_unlike_variables(epoch)
+
+
+def end_legacy_epoch(
+    original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None
+) -> None:
+    """The same of `tf_keras`, whose callbacks agree on nothing."""
+    original(callbacks, epoch, logs)
+    _warn_of_unlike_variables(epoch)
+
+
+def _warn_of_unlike_variables(epoch: int) -> None:
+    """Says on rank 0, once in a `fit`, which variables the replicas have assigned unlike."""
+    fit = _fit.get()
+    communicator = fit.model.distribute_strategy.communicator
+    if communicator.world_size == 1 or not fit.compares:
+        return
+    names = assigned_unlike(variables_of(fit.model), communicator)
+    fit.compares = not names
+    if names and communicator.rank == CHIEF:
+        shown = ", ".join(names[:NAMES_SHOWN])
+        _log.warning(
+            "after epoch %d of fit, variables of the model %r differ between the ranks (%d): %s%s. "
+            "Each rank assigns them by its part of the batch, and uses its own; files get those of "
+            "rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
+            "aggregation='mean'), or give all ranks those of rank 0 after fit by "
+            "gradring.tensorflow.broadcast_variables(model.variables)",
+            epoch,
+            fit.model.name,
+            len(names),
+            shown,
+            ", ..." if len(names) > NAMES_SHOWN else "",
+        )
 
 
 def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:

@@ -1,27 +1,26 @@
 """A strategy for programs that make none: scripts that train a model of Keras on one machine.
 
 With ``GRADRING_WITH_STRATEGY=1``, which ``gradring run --with-strategy`` sets, the start hook
-(`gradring_start`) calls `prepare` and `wait_for_layer`. The strategy is made with the program's
-first layer and stays: before, the program may configure TensorFlow, and make datasets.
+(`gradring_start`) imports this module after TensorFlow, so that datasets remember how they are
+made, and calls `wait_for_layer`. The strategy is made with the program's first layer and stays:
+before, the program may configure TensorFlow, and make datasets.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
 from typing import Any
 
 import tensorflow as tf
 
+from gradring.tensorflow import summed_losses
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 
 _log = logging.getLogger("gradring")
 
 _is_given = False
-
-
-def prepare(_: Any) -> None:
-    """Nothing but the import of this module: from here on, datasets remember how they are made."""
 
 
 def wait_for_layer(module: Any) -> None:
@@ -30,6 +29,10 @@ def wait_for_layer(module: Any) -> None:
     Args:
         module: Where Keras, or `tf_keras`, has just made `Layer`.
     """
+    backend = sys.modules.get("keras.src.backend.config")
+    is_keras_3 = module.__name__.startswith("keras.")
+    if is_keras_3 and backend is not None and backend.backend() != "tensorflow":
+        return  # on JAX or PyTorch, in a program that reads by tf.data
     original = module.Layer.__new__
 
     @functools.wraps(original)
@@ -57,6 +60,7 @@ def _give() -> None:
         return
     strategy = CustomCollectiveStrategy()
     tf.distribute.experimental_set_strategy(strategy)
+    summed_losses.warn()
     _keep(strategy)
     place = strategy.communicator
     if place.rank == 0 and place.world_size > 1:

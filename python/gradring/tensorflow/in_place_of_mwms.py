@@ -1,4 +1,4 @@
-"""The strategy that programs get who make a `tf.distribute.MultiWorkerMirroredStrategy`.
+"""The strategy for programs that make a `tf.distribute.MultiWorkerMirroredStrategy`.
 
 With ``GRADRING_AS_MWMS=1``, which ``gradring run --as-mwms`` sets, the start hook
 (`gradring_start`) calls `install`. TensorFlow's class itself stays: a program may import it by any

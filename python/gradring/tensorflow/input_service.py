@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +43,8 @@ _COUNTING = {
 }
 
 _calls = itertools.count()
+#: Seconds that input workers have taken for what the ranks of a communicator have read here.
+_totals: weakref.WeakKeyDictionary[Communicator, tf.Variable] = weakref.WeakKeyDictionary()
 
 
 def input_service() -> str | None:
@@ -148,27 +151,34 @@ def _register(dataset: tf.data.Dataset, service: str, dataset_id: str) -> None:
         raise ConfigError(f"tf.data service at {service} does not take it: {error}") from error
 
 
-def check(dataset: tf.data.Dataset) -> None:
+def check(dataset: tf.data.Dataset, *, what: str | None = None) -> None:
     """Finds what input workers do not have, would do each for itself, or would wait for for ever.
+
+    Args:
+        dataset: What they would read.
+        what: The function that gives it to them, for a message that stands alone; None: it is
+            `distribute_input`, whose caller knows that.
 
     Raises:
         gradring.errors.ConfigError: There is such a thing; the message names it.
     """
+    it = "it" if what is None else f"{what}: the dataset"
+    behind = what or "distribute_input"
     graph = compat.graph_of(dataset)
     functions = (function.node_def for function in graph.library.function)
     ops = {node.op for node in itertools.chain(graph.node, *functions)}
     if any(op.startswith("DataServiceDataset") for op in ops):
-        raise ConfigError("input workers read it already; give what they read")
+        raise ConfigError(f"{it} is read by input workers already; give what they read")
     if found := sorted(ops & _PYTHON_OPS):
         raise ConfigError(
-            f"it calls Python ({', '.join(found)}, of tf.py_function, tf.numpy_function or "
+            f"{it} calls Python ({', '.join(found)}, of tf.py_function, tf.numpy_function or "
             "Dataset.from_generator), and input workers run TensorFlow's operations only; do that "
-            "part behind distribute_input, or before the program starts"
+            f"part behind {behind}, or before the program starts"
         )
     if found := sorted({_COUNTING[node.op] for node in graph.node if node.op in _COUNTING}):
         raise ConfigError(
-            f"it has {', '.join(found)}, and each input worker would count its own elements; do "
-            "that part behind distribute_input, or on what the pipeline is made from "
+            f"{it} has {', '.join(found)}, and each input worker would count its own elements; do "
+            f"that part behind {behind}, or on what the pipeline is made from "
             "(from_tensor_slices((images, labels)) for zip)"
         )
 
@@ -200,9 +210,11 @@ def _now(_: tf.Tensor) -> tf.Tensor:
 def _adding_up(communicator: Communicator) -> Any:
     """Takes the times off elements, and has monitors of the communicator see their sum."""
     observer = observer_of(communicator)
-    total = compat.plain_variable(0.0, "gradring_made_s", tf.float64)
-    before = observer.input_made_s or float
-    observer.input_made_s = lambda: before() + float(total)
+    total = _totals.get(communicator)
+    if total is None:
+        total = compat.plain_variable(0.0, "gradring_made_s", tf.float64)
+        _totals[communicator] = total
+        observer.input_made_s = lambda: float(total)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def add(begun: tf.Tensor, element: Any, made: tf.Tensor) -> Any:

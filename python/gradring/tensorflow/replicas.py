@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +11,10 @@ import tensorflow as tf
 
 from gradring.errors import MismatchError
 from gradring.gradients.names import name_of
-from gradring.gradients.replicas import check_equal
+from gradring.gradients.replicas import check_equal, hash_of
 from gradring.group.communicator import Communicator
+from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.ops import current_communicator
@@ -87,6 +90,29 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
             communicator.world_size,
             error,
         )
+
+
+def assigned_unlike(variables: Iterable[Variable], communicator: Communicator) -> list[str]:
+    """Names of variables that each rank has assigned by itself, and that differ now.
+
+    Every rank must call it, between two steps. Integers are left out: counters, and states of
+    random numbers, which are assigned in that way and may differ.
+    """
+    known = {}
+    hashes = {}
+    for index, variable in enumerate(variables):
+        inner = of_tensorflow(variable)
+        if compat.is_assigned_alone(inner) and not inner.dtype.is_integer:
+            known[str(index)] = name_of(variable)
+            hashes[str(index)] = hash_of(tf.convert_to_tensor(inner).numpy())
+    name = "variables that replicas assign"
+    texts = gather_if_different(communicator, json.dumps(hashes).encode(), name)
+    found = [json.loads(text) for text in texts or ()]
+    return [
+        known[index]
+        for index in known
+        if any(theirs.get(index) != hashes[index] for theirs in found)
+    ]
 
 
 def _is_model(model: Any) -> bool:

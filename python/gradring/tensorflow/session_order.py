@@ -326,6 +326,8 @@ def _run(
             _compare(plan.running)
             return run(plan.targets, dict.fromkeys(plan.fed, _PASSED))
         except GradringError as error:
+            if isinstance(error, tf.errors.FailedPreconditionError):
+                raise  # ranks were to run different things, and the group goes on
             compat.recover_no_session()
             if isinstance(error, tf.errors.OpError):
                 raise

@@ -30,6 +30,7 @@ from gradring.tensorflow import (
     retracing,
     serving,
     session_order,
+    summed_losses,
     user_buffers,
     whole_files,
 )
@@ -44,6 +45,7 @@ from gradring.tensorflow.start_wait import eager_step
 # Datasets that are made before the strategy are distributed by it, too.
 data_order.remember()
 iterators.let_leave()
+compat.note_own_assignments()
 
 DEFAULT_RULE = updates.AllReduce()
 
@@ -405,7 +407,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             self._container_strategy(), replica_id_in_sync_group=self._id_in_cluster
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
-        with tf.device(self.worker_devices[0]), context:
+        with tf.device(self.worker_devices[0]), context, summed_losses.in_step():
             self.moving_statistics.forget()
             outputs = fn(*args, **kwargs)
             self.moving_statistics.combine()

@@ -57,7 +57,7 @@ def require_equal_calls(
     how: str = "",
     rows_differ: bool = False,
     variables: Sequence[str] | None = None,
-    in_python: bool = False,
+    happens_now: bool | None = None,
 ) -> None:
     """Compares a call with those of the other ranks, where it happens now.
 
@@ -69,14 +69,16 @@ def require_equal_calls(
         how: As for `Call`.
         rows_differ: Whether their first dimensions may differ between ranks.
         variables: As for `Call`.
-        in_python: Whether it happens now in a graph too.
+        happens_now: Whether it does; default: where TensorFlow executes eagerly.
 
     Raises:
         error: The calls differ, or a rank has joined that cannot take part: a `MismatchError` that
             is also a `tf.errors.FailedPreconditionError`, as in Horovod. All ranks raise it, and
             the group goes on.
     """
-    if communicator.world_size == 1 or not (in_python or executing_eagerly()):
+    if happens_now is None:
+        happens_now = executing_eagerly()
+    if communicator.world_size == 1 or not happens_now:
         return
     shapes = [tensor.shape.as_list() for tensor in tensors]
     if rows_differ:

@@ -422,7 +422,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank has called it; not inside a `tf.function`."""
     check_happens_now("barrier")
     communicator = process_set.group()
-    require_equal_calls(communicator, "barrier", "", [], in_python=True)
+    require_equal_calls(communicator, "barrier", "", [], happens_now=True)
     communicator.barrier()
 
 

@@ -42,7 +42,7 @@ def broadcast_object(
     communicator = process_set.group()
     label = name or "broadcast_object"
     require_equal_calls(
-        communicator, "broadcast_object", label, [], how=f"root {root_rank}", in_python=True
+        communicator, "broadcast_object", label, [], how=f"root {root_rank}", happens_now=True
     )
     root = process_set.place_of(root_rank)
     return communicator.broadcast_object(obj, root, pickle=True, name=label)
@@ -80,5 +80,5 @@ def allgather_object(
     check_happens_now("allgather_object")
     communicator = process_set.group()
     label = name or "allgather_object"
-    require_equal_calls(communicator, "allgather_object", label, [], in_python=True)
+    require_equal_calls(communicator, "allgather_object", label, [], happens_now=True)
     return communicator.all_gather_object(obj, pickle=True, name=label)

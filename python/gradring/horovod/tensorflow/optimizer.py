@@ -74,6 +74,8 @@ def DistributedOptimizer(
             is below 1, or the optimizer is distributed already.
     """
     options, passes = Options.of(locals()), backward_passes_per_step
+    if isinstance(optimizer, SessionOptimizer):
+        raise ValueError(f"DistributedOptimizer: {optimizer.get_name()} is distributed already")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return SessionOptimizer(
             optimizer, name, use_locking, options, passes, average_aggregated_gradients

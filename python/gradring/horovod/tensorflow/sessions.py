@@ -94,7 +94,16 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
         self._local.add(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
-        """As the optimizer's, of all ranks."""
+        """As the optimizer's, of all ranks.
+
+        Raises:
+            NotImplementedError: Gradients are added up, and it has been called in this graph.
+        """
+        if self._is_whole is not None and self._is_whole.graph is _v1.get_default_graph():
+            raise NotImplementedError(
+                f"backward_passes_per_step={self._passes}: {self.get_name()} adds up the gradients "
+                "of one loss in a graph; make an optimizer of its own for each loss"
+            )
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         if not pairs:
             return []

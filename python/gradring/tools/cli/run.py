@@ -25,7 +25,7 @@ from gradring.tools.launch.elastic import Elastic
 from gradring.tools.launch.first_process import in_child
 from gradring.tools.launch.hostfile import read_hosts
 from gradring.tools.launch.hosts import THIS_HOST, Host, parse_hosts, parse_port, place_ranks
-from gradring.tools.launch.input_workers import InputWorkers
+from gradring.tools.launch.input_workers import UNPROTECTED, InputWorkers
 from gradring.tools.launch.launcher import DEFAULT_GRACE_S, launch
 from gradring.tools.launch.plain import Plain
 from gradring.tools.launch.program import Program
@@ -108,8 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gradring.tensorflow.distribute_input(dataset, strategy)"
     )
     add("--input-unprotected")(
-        "let --input-workers have hosts beside this one: tf.data service has neither "
-        "authentication nor encryption"
+        "let --input-workers have hosts beside this one, or GRADRING_REQUIRE_AUTH, which they "
+        "cannot keep: tf.data service has neither authentication nor encryption"
     )
     add("--log-dir DIR", Path)(
         "also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
@@ -177,6 +177,8 @@ def run(arguments: argparse.Namespace) -> int:
             "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
             "parameter servers need no others, and start again by --max-restarts"
         )
+    if arguments.input_unprotected and not arguments.input_workers:
+        return _misused(f"{UNPROTECTED} is for --input-workers K; give both, or none")
     chosen = {
         AS_HOROVOD: arguments.as_horovod,
         AS_MWMS: arguments.as_mwms,

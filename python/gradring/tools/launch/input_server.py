@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +24,8 @@ from gradring.tools.launch.output import FAILURE_MARK
 
 #: How often a worker asks the dispatcher what there is to do; TensorFlow's own is half a minute.
 HEARTBEAT_MS = 1000
+#: Seconds for a start, in which a worker has to reach the dispatcher; then SIGALRM ends it.
+START_S = 300
 
 
 def main() -> int:
@@ -29,6 +33,7 @@ def main() -> int:
     host, port, *dispatcher = sys.argv[1:]
     # It says little else than that it has started.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    signal.alarm(START_S)
     try:
         server = _started(host, int(port), *dispatcher)
         bound = server._server.bound_port()  # noqa: SLF001 - no public name has a worker's
@@ -42,6 +47,7 @@ def main() -> int:
         return 1
     sys.stderr.buffer.write(FAILURE_MARK + json.dumps({"port": bound}).encode() + b"\n")
     sys.stderr.buffer.flush()
+    signal.alarm(0)
     server.join()
     return 1
 
@@ -84,11 +90,14 @@ def _keep_to_loopback(port: int) -> None:
 
 def _listeners(port: int) -> Iterator[socket.socket]:
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
-            is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
-            listens = is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and found.getsockname()[1] == port:
-                yield found
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                is_tcp = found.family in (socket.AF_INET, socket.AF_INET6)
+                listens = is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if listens and found.getsockname()[1] == port:
+                    yield found
 
 
 if __name__ == "__main__":

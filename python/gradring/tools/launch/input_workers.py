@@ -8,6 +8,7 @@ knows with it, and ends the job.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
@@ -21,6 +22,7 @@ from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import Blame, port_left
 from gradring.tools.launch.slots import HOST_FAILURES, LIVED_S, pause_s
 from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring_start import STAND_INS
 
 DISPATCHER = -1
 SERVER = "gradring.tools.launch.input_server"
@@ -47,8 +49,9 @@ class InputWorkers(Policy):
     def _begin_anew(self) -> None:
         self._address: str | None = None
         self._has_failed = False
-        #: By number: when it was started last, how often it has failed soon after that in a row,
-        #: and when it is to start again.
+        #: By number: the port that it had, when it was started last, how often it has failed soon
+        #: after that in a row, and when it is to start again.
+        self._ports: dict[int, int] = {}
         self._started_at: dict[int, float] = {}
         self._failures: dict[int, int] = {}
         self._due: dict[int, float] = {}
@@ -96,7 +99,7 @@ class InputWorkers(Policy):
         super().begin(job, environ)
         self._begin_anew()
         self._environ = environ
-        self._start(DISPATCHER, 0.0)
+        self._start(DISPATCHER, time.monotonic())
 
     def act(self, now: float) -> None:
         """Starts what waits for the dispatcher, and workers that are due."""
@@ -144,16 +147,20 @@ class InputWorkers(Policy):
         self._ranks.close()
 
     def _start(self, number: int, now: float) -> None:
-        words = [SERVER, self._name_of(number), str(port_left(self._job.failure_of(number)) or 0)]
+        words = [SERVER, self._name_of(number), str(self._ports.get(number, 0))]
         words += [] if self._address is None else [self._address]
+        environ = {each: value for each, value in self._environ.items() if each not in STAND_INS}
         self._started_at[number] = now
-        self._job.start(number, self._environ, Program(words, module=True))
+        self._job.start(number, environ, Program(words, module=True))
 
     def _starts_again(self, process: RankProcess, now: float) -> bool:
         number = process.rank
         if number == DISPATCHER:
             return False
-        lived = now >= self._started_at[number] + LIVED_S
+        port = port_left(self._job.failure_of(number))
+        if port is not None:
+            self._ports[number] = port
+        lived = port is not None and now >= self._started_at[number] + LIVED_S
         failures = self._failures[number] = 1 if lived else self._failures.get(number, 0) + 1
         if failures >= HOST_FAILURES:
             return False

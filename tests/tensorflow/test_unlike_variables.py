@@ -1,0 +1,99 @@
+"""Variables that each rank assigns by its part of the batch are named, if they differ."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import needs_fit
+from tf_worker import join
+
+from gradring.testing import run_ranks
+
+#: By layer: whether the ranks' parts give it other values, and nothing makes them equal.
+KINDS = {"none": True, "mean": False, "of weights": False, "dropout": False}
+
+
+def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
+    """What the log says of a model with each layer, and what its variables are afterwards."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    keras = tf.keras
+
+    class Range(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        """Keeps the largest input, as quantizers do."""
+
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def build(self, shape: Any) -> None:
+            is_new = keras.__name__.startswith("keras")
+            mean = "mean" if is_new else tf.VariableAggregation.MEAN
+            options = {"aggregation": mean} if self.kind == "mean" else {}
+            self.most = self.add_weight(
+                name="most", shape=(), initializer="zeros", trainable=False, **options
+            )
+            self.scale = self.add_weight(name="scale", shape=(), initializer="ones")
+            self.steps = self.add_weight(
+                name="steps", shape=(), initializer="zeros", trainable=False, dtype="int64"
+            )
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                seen = self.scale if self.kind == "of weights" else tf.reduce_max(x)
+                self.most.assign(tf.convert_to_tensor(seen))
+                self.steps.assign(tf.cast(seen * 1000, tf.int64))
+            return x * self.scale
+
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradring").addHandler(handler)
+    results = {}
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        x = np.arange(32, dtype=np.float32).reshape(16, 2) / 32
+        for kind in KINDS:
+            with strategy.scope():
+                layer = keras.layers.Dropout(0.5) if kind == "dropout" else Range(kind)
+                model = keras.Sequential(
+                    [keras.layers.Input((2,)), layer, keras.layers.Dense(1)], name="m"
+                )
+                model.compile("sgd", "mse")
+            # The last batch has one sample: one rank has none.
+            model.fit(x[:13], x[:13, :1], batch_size=4, epochs=3, shuffle=False, verbose=0)
+            values = [np.array(weight).tolist() for weight in model.get_weights()]
+            results[kind] = (list(said), values)
+            said.clear()
+    return keras.__name__, results
+
+
+def check(env: dict[str, str]) -> str:
+    (name, first), (_, second) = run_ranks(fit_each, 2, env=env)
+    for kind, is_unlike in KINDS.items():
+        said, values = first[kind]
+        assert (values != second[kind][1]) or not is_unlike, kind
+        assert second[kind][0] == [], kind
+        assert len(said) == is_unlike, (kind, said)
+    (line,) = first["none"][0]
+    assert line.startswith(
+        "after epoch 0 of fit, variables of the model 'm' differ between the ranks (1)"
+    ), line
+    assert "/most" in line and "scale" not in line and "steps" not in line, line
+    return str(name)
+
+
+@needs_fit
+def test_unlike_variables_are_named() -> None:
+    assert check({}).startswith("keras")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras")
+def test_unlike_variables_of_tf_keras_are_named() -> None:
+    assert check({"TF_USE_LEGACY_KERAS": "1"}).startswith("tf_keras")
