@@ -280,6 +280,19 @@ def refused() -> Any:
             loop(lambda i: i < 2, lambda i: hvd.allreduce(i, op=hvd.Sum), [tf.constant(0)])
     with tf.Graph().as_default():
         distributed.minimize(v1.get_variable("table", initializer=tf.ones([4, 2])) ** 2)
+    with graph() as session:
+        traced = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"))
+        first = traced(tf.ones([2]))
+        second = tf.function(lambda x: traced(x) + 1)(tf.ones([2]))
+        with pytest.raises(NotImplementedError, match=r"'again'.* into a tf\.function"):
+            tf.cond(first[0] < 9, lambda: traced(tf.ones([2])), lambda: tf.ones([2]))
+        with pytest.raises(NotImplementedError, match=r"'again'.* into a tf\.function"):
+            loop(lambda x: x[0] < 9, lambda x: traced(x), [tf.ones([2])])
+        with session() as run:
+            with pytest.raises(gradring.errors.MismatchError) as caught:
+                run.run([second, [first, second]][rank])
+            said["traced before"] = str(caught.value)
+            assert run.run(second).tolist() == [3.0, 3.0]
     with pytest.raises(ValueError, match="adds gradients up in a graph"):
         hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
     said["sessions"] = sessions_of_one_that_loses_its_server()
@@ -493,6 +506,7 @@ def test_each_run_executes_what_it_is_asked_for_and_nothing_else(ranks: list[Any
 def test_ranks_that_run_different_things_are_told_which_and_go_on(ranks: list[Any]) -> None:
     assert ranks[0]["refused"] == ranks[1]["refused"]
     said = ranks[0]["refused"]
+    assert "'again'" in said["traced before"]
     # The group goes on, so other errors are TensorFlow's to recover from.
     assert said["sessions"] == 2
     run = "calls a run of a session with"

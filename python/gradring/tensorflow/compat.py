@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -190,9 +190,7 @@ def watch_calls(
 
     def creating(op_type: str, *args: Any, **kwargs: Any) -> tf.Operation:
         attrs = kwargs.get("attrs", args[4] if len(args) > 4 else None) or {}
-        calls = [call for attr in attrs.values() for call in (attr.func, *attr.list.func)]
-        called = [graph._get_function(call.name) for call in calls if call.name]
-        functions = [function.graph for function in called if hasattr(function, "graph")]
+        functions = _graphs_of(graph, attrs)
         if not functions:
             return create(op_type, *args, **kwargs)
         return calling(functions, lambda: create(op_type, *args, **kwargs))
@@ -528,16 +526,26 @@ def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
+def called_graphs(op: tf.Operation) -> list[tf.Graph]:
+    """The graphs of the functions that an operation calls; the same order on all ranks."""
+    return _graphs_of(op.graph, op.node_def.attr)
+
+
+def _graphs_of(graph: tf.Graph, attrs: Mapping[str, Any]) -> list[tf.Graph]:
+    values = [attrs[name] for name in sorted(attrs)]
+    calls = [call for attr in values for call in (attr.func, *attr.list.func)]
+    called = [graph._get_function(call.name) for call in calls if call.name]
+    return [function.graph for function in called if hasattr(function, "graph")]
+
+
 def inside_called_graphs(op: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
     """What `tensor`, an input of the operation, is in each graph that the operation calls.
 
     These are those of a `tf.function`, of branches, or of a loop; other operations call none.
     """
-    attrs = op.node_def.attr.values()
-    calls = [call for attr in attrs for call in (attr.func, *attr.list.func) if call.name]
     # The first inputs of a conditional are none of its branches'.
     place = [taken.name for taken in op.inputs].index(tensor.name) - len(op.inputs)
-    return [op.graph._get_function(call.name).graph.inputs[place] for call in calls]
+    return [graph.inputs[place] for graph in called_graphs(op)]
 
 
 def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:

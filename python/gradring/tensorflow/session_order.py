@@ -40,8 +40,12 @@ from gradring.tensorflow import compat, failures
 _WAIT = "GradringWait"
 _KINDS = {"GradringAllGatherStart": "all_gather", "GradringAllToAllVStart": "all_to_all"}
 
+_STARTS = {"GradringStart", *_KINDS}
+
 #: Where a graph keeps its order.
 _ATTRIBUTE = "_gradring_order"
+
+_OUTSIDE = "call it outside, or put the conditional or loop into a tf.function"
 
 #: What is fed for links and marks: nobody reads it.
 _PASSED = np.int64(0)
@@ -112,7 +116,7 @@ class Order:
     _last: tf.Tensor
     _links: list[_Link] = field(default_factory=list)
     _link_ops: set[tf.Operation] = field(default_factory=set)
-    #: The Starts of each function's graph.
+    #: The Starts of each function's graph, and of the functions that it calls.
     _inside: dict[tf.Graph, list[tf.Operation]] = field(default_factory=dict)
     _plans: dict[tuple[Any, ...], _Plan] = field(default_factory=dict)
 
@@ -131,18 +135,29 @@ class Order:
         self._last = compat.gate(self._last, mark)
         self._link_ops.add(self._last.op)
 
-    def note_inside(self, start: tf.Operation, functions: Iterable[tf.Graph]) -> None:
-        """A function, inside others perhaps, has a Start."""
-        for function in functions:
-            self._inside.setdefault(function, []).append(start)
-
-    def last_inside(self, function: tf.Graph) -> list[tf.Operation]:
-        """The last Start that a function has so far, if it has one."""
-        return self._inside.get(function, [])[-1:]
-
     def starts_of(self, functions: Iterable[tf.Graph]) -> list[tf.Operation]:
-        """The Starts of these functions."""
-        return [start for each in functions for start in self._inside.get(each, ())]
+        """The Starts of these functions, whose graphs are whole, and of those that they call.
+
+        Raises:
+            NotImplementedError: One that does not order its ops calls a function with a Start.
+        """
+        found = []
+        for function in functions:
+            if function not in self._inside:
+                self._inside[function] = self._starts_in(function)
+            found += self._inside[function]
+        return found
+
+    def _starts_in(self, function: tf.Graph) -> list[tf.Operation]:
+        found = []
+        for op in function.get_operations():
+            # A function that has been traced before is called without making its Starts anew.
+            called = self.starts_of(compat.called_graphs(op))
+            is_branch = compat.is_control_flow(function)
+            if called and is_branch and not compat.orders_side_effects(function):
+                raise _unordered(called[0].get_attr("label").decode(), _OUTSIDE)
+            found += [op] if op.type in _STARTS else called
+        return found
 
     def plan(
         self,
@@ -219,10 +234,10 @@ def make(order: Order, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         made = run()
     else:
         # A branch, whose ops with side effects are all executed.
-        with tf.control_dependencies(order.last_inside(functions[0])):
+        before = [op for op in functions[0].get_operations() if op.type in _STARTS]
+        with tf.control_dependencies(before[-1:]):
             made = run()
         compat.end_after(functions[0], made[0].op)
-    order.note_inside(made[0].op, functions)
     return made
 
 
@@ -264,12 +279,16 @@ def _check_place(what: str, functions: Sequence[tf.Graph], graph: tf.Graph) -> N
     else:
         is_in_one_branch = len(functions) == 1 and compat.is_branch(functions[0])
         problem = bool(unordered or (functions and not ordered)) and not is_in_one_branch
-        remedy = "call it outside, or put the conditional or loop into a tf.function"
+        remedy = _OUTSIDE
     if problem:
-        raise NotImplementedError(
-            f"'{what}': nothing would order a collective that a graph for sessions of TensorFlow 1 "
-            f"has in this conditional, loop or function; {remedy}"
-        )
+        raise _unordered(what, remedy)
+
+
+def _unordered(what: str, remedy: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"'{what}': nothing would order a collective that a graph for sessions of TensorFlow 1 "
+        f"has in this conditional, loop or function; {remedy}"
+    )
 
 
 def _order_of(graph: tf.Graph) -> Order:
