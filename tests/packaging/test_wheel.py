@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -42,6 +43,18 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
         next(name for name in names if name.endswith(".data/purelib/gradring_start.pth"))
     ]
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_it_is_small_and_names_its_crates_without_a_date_of_its_own(wheel: Path) -> None:
+    assert wheel.stat().st_size < 5 << 20
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if "/sboms/" in name)
+        parts = json.loads(archive.read(name))
+        dates = {entry.date_time for entry in archive.infolist()}
+    assert {"pyo3", "rustls", "gradring-core"} <= {part["name"] for part in parts["components"]}
+    # By `SOURCE_DATE_EPOCH`, so that two builds of a commit are equal.
+    assert "serialNumber" not in parts
+    assert len(dates) == 1
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "THIRD-PARTY-LICENSES.txt"])
