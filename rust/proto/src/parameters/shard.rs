@@ -311,3 +311,53 @@ fn dense_of(gradient: Cow<'_, Gradient>, spec: &Spec) -> Floats {
         rows => dense(&rows, spec),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOMENTUM: Optimizer = Optimizer::Sgd {
+        momentum: 0.5,
+        is_nesterov: false,
+    };
+
+    fn part(rows: usize, width: usize, count: usize) -> (Spec, Weights) {
+        let decays = false;
+        let spec = Spec {
+            rows,
+            width,
+            decays,
+        };
+        (spec, Arc::new(vec![0.0; count].into()))
+    }
+
+    #[test]
+    fn weights_and_slots_are_as_many_as_their_parts_say() {
+        for (parts, is_whole) in [
+            (vec![], true),
+            (vec![part(2, 3, 6)], true),
+            (vec![part(2, 3, 6), part(0, 3, 0)], true),
+            (vec![part(2, 3, 5)], false),
+            (vec![part(2, 3, 6), part(2, 3, 7)], false),
+            (vec![part(usize::MAX, 2, 0)], false),
+        ] {
+            assert_eq!(Shard::is_whole(&parts), is_whole);
+        }
+        let shard = Shard::new(MOMENTUM, &[part(2, 3, 6)]);
+        assert!(shard.fits_itself());
+        assert_eq!(
+            shard.arrays().map(|it| it.len()).collect::<Vec<_>>(),
+            [6, 6]
+        );
+        let changed = |change: fn(&mut Part)| {
+            let mut changed = shard.clone();
+            change(&mut changed.parts[0]);
+            changed.fits_itself()
+        };
+        assert!(changed(|_| ()));
+        assert!(!changed(|part| part.slots.clear()));
+        assert!(!changed(|part| part.slots[0] = Arc::default()));
+        assert!(!changed(|part| part.weights = Arc::default()));
+        assert!(!changed(|part| part.spec.rows = 3));
+    }
+}
