@@ -14,8 +14,8 @@ import gradring
 #: needs Ray: see tests/engines.
 PUBLIC = {
     "gradring": """
-        Communicator GradringError Monitor TlsFiles Work __version__ build_info elastic errors
-        init tensorflow testing updates""",
+        Communicator GradringError Monitor ReduceOp TlsFiles Work __version__ build_info elastic
+        errors init stats tensorflow testing updates""",
     "gradring.elastic": "State run",
     "gradring.errors": """
         AbortedError AuthenticationError CollectiveTimeoutError ConfigError GradringError
@@ -87,6 +87,14 @@ def test_who_joins_a_group_imports_nothing_that_only_others_need() -> None:
 def test_public_paths_stay(module: str) -> None:
     found = import_module(module)
     assert not [name for name in PUBLIC[module].split() if not hasattr(found, name)]
+
+
+@pytest.mark.parametrize("module", ["gradring", "gradring.errors", "gradring.stats"])
+def test_only_public_names_are_shown(module: str) -> None:
+    found = import_module(module)
+    later = gradring._LAZY_MODULES if found is gradring else ()
+    assert dir(found) == sorted({*found.__all__, *later})
+    assert all(hasattr(found, name) for name in dir(found))
 
 
 def test_the_package_has_few_names_at_its_top() -> None:
