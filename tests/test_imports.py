@@ -18,7 +18,7 @@ from gradring.machine import packages
 PUBLIC = {
     "gradring": """
         Communicator GradringError Monitor ReduceOp TlsFiles Work __version__ build_info elastic
-        errors init stats tensorflow testing updates""",
+        errors init notebook stats tensorflow testing updates""",
     "gradring.elastic": "State run",
     "gradring.errors": """
         AbortedError AuthenticationError CollectiveTimeoutError ConfigError GradringError
@@ -29,6 +29,7 @@ PUBLIC = {
     "gradring.horovod.tensorflow.data.compute_service": """
         TfDataServiceConfig compute_worker_fn send_to_data_service tf_data_service""",
     "gradring.horovod.tensorflow.keras": "DistributedOptimizer callbacks elastic init rank size",
+    "gradring.notebook": "run",
     "gradring.stats": "Stats",
     "gradring.tensorflow": """
         CustomCollectiveStrategy GradientReducer Overlap ScalarWriter all_gather all_reduce

@@ -37,7 +37,7 @@ __all__ = [
     "stats",
 ]
 
-_LAZY_MODULES = ("elastic", "tensorflow", "testing", "updates")
+_LAZY_MODULES = ("elastic", "notebook", "tensorflow", "testing", "updates")
 
 
 def __getattr__(name: str) -> Any:

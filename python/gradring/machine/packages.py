@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 _CPU = "-cpu" if platform.machine() == "x86_64" else ""
 #: What to install, by the module that is imported; as pyproject.toml has it.
 REQUIREMENTS = {
+    "cloudpickle": "cloudpickle>=3",
     "matplotlib": "matplotlib>=3.8",
     "ray": "ray[train]>=2.60",
     "sklearn": "scikit-learn>=1.4",
