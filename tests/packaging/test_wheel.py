@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -153,7 +154,21 @@ def test_what_starts_with_every_interpreter_does_nothing_unless_it_is_asked(
 
 
 def test_the_demo_says_what_to_install(plain: Environment) -> None:
-    assert "pip install 'gradring[demo]'" in plain.run("gradring", "demo", exit_code=2)
+    assert 'pip install "tensorflow' in plain.run("gradring", "demo", exit_code=2)
+
+
+def test_a_part_whose_package_is_missing_says_what_to_install(plain: Environment) -> None:
+    for part, package in (
+        ("tensorflow.elastic", "tensorflow"),
+        ("horovod.tensorflow.keras", "tensorflow"),
+        ("ray", "ray"),
+    ):
+        program = (
+            f"try:\n import gradring.{part}\nexcept ModuleNotFoundError as e: print(e.name, e)"
+        )
+        said = plain.run("python", "-c", program)
+        assert said.startswith(f"{package} No module named '{package}': gradring.")
+        assert f'type: pip install "{package}' in said
 
 
 @pytest.mark.slow
@@ -162,7 +177,7 @@ def test_the_demo_runs_beside_tensorflow_cpu_with_what_it_asks_for(wheel: Path) 
     with environment_of() as demo:
         demo.pip("install", "--quiet", f"gradring[tensorflow-cpu] @ file://{wheel}")
         _, _, command = demo.run("gradring", "demo", exit_code=2).partition("with: pip ")
-        demo.pip(*command.split())
+        demo.pip(*shlex.split(command))
         assert "tensorflow" not in demo.packages()
         shows_its_results(demo)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast, overload
 
 import numpy as np
 
@@ -245,6 +245,10 @@ class Communicator(Collectives):
                 "rank %d uses TCP to rank %d of the same host: %s", self.rank, peer, reason
             )
 
+    @overload
+    def split(self, color: int, key: int = 0, *, name: str | None = None) -> Communicator: ...
+    @overload
+    def split(self, color: None, key: int = 0, *, name: str | None = None) -> None: ...
     def split(
         self, color: int | None, key: int = 0, *, name: str | None = None
     ) -> Communicator | None:
