@@ -50,8 +50,6 @@ HARD = {
     "docs/api.md": 2,
     "docs/checkpoints.md": 12,
     "docs/choosing-an-update-rule.md": 35,
-    "docs/clusters.md": 6,
-    "docs/coming-from-horovod.md": 6,
     "docs/command-line.md": 7,
     "docs/compatibility.md": 27,
     "docs/devices.md": 3,
@@ -70,11 +68,9 @@ HARD = {
     "docs/internals/tensorflow.md": 30,
     "docs/limits.md": 7,
     "docs/numerics.md": 12,
-    "docs/observability.md": 16,
     "docs/other-names.md": 10,
     "docs/performance.md": 39,
     "docs/scaling.md": 13,
-    "docs/troubleshooting.md": 5,
 }
 #: What a module's head begins with, where a noun says what the module is.
 NO_NOUN = re.compile(r"(?:Wh(?:at|ere|ether|ich|o|om|y)|How|That)\b")
