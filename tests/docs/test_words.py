@@ -43,14 +43,12 @@ WORDS = 30
 CLAUSE = re.compile(r"(?:^|[,;:(] )(?:(?:and|or|but) )?(?:what|who|such(?! as))\b", re.IGNORECASE)
 #: How many hard sentences a page may have until it is mended: lower a number, never raise one.
 HARD = {
-    "ARCHITECTURE.md": 4,
+    "ARCHITECTURE.md": 1,
     "CHANGELOG.md": 4,
-    "CONTRIBUTING.md": 5,
     "docs/api.md": 2,
-    "docs/choosing-an-update-rule.md": 1,
     "docs/command-line.md": 7,
-    "docs/compatibility.md": 25,
-    "docs/engineering-log.md": 62,
+    "docs/compatibility.md": 24,
+    "docs/engineering-log.md": 61,
     "docs/failure-model.md": 32,
     "docs/internals/collectives.md": 35,
     "docs/internals/decisions.md": 9,
@@ -61,9 +59,6 @@ HARD = {
     "docs/internals/parameter-servers.md": 19,
     "docs/internals/simulation.md": 13,
     "docs/internals/tensorflow.md": 30,
-    "docs/other-names.md": 10,
-    "docs/performance.md": 9,
-    "docs/scaling.md": 13,
 }
 #: What a module's head begins with, where a noun says what the module is.
 NO_NOUN = re.compile(r"(?:Wh(?:at|ere|ether|ich|o|om|y)|How|That)\b")
@@ -110,7 +105,8 @@ def sentences(text: str) -> Iterator[str]:
         prose = re.sub(r"^ *(?:[*-]|\d+\.) +", "", " ".join(line.strip() for line in lines))
         prose = re.sub(r"`[^`]+`", "code", re.sub(r"\]\([^)]*\)", "]", prose))
         prose = re.sub(r"[*_\[\]\"!]", "", prose)
-        yield from re.split(r"(?<=[.!?]) +(?=[A-Z0-9(]|code|gradring)", prose)
+        # The first letter of an author's name ends none.
+        yield from re.split(r"(?<=[.!?])(?<!\([A-Z]\.)(?<!and [A-Z]\.)(?<!: [A-Z]\.) +", prose)
 
 
 def hard(text: str) -> Iterator[str]:
