@@ -146,6 +146,8 @@ docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 lint: lint-code docs ## formatting, lints, types, layers, stubs, documents and workflows; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/zizmor --offline --quiet .github
 	@! command -v actionlint >/dev/null || { echo actionlint; actionlint; }
 

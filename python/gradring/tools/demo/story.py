@@ -44,6 +44,7 @@ INTRODUCTION = """\
 Two workers train a small convolutional network on scikit-learn's handwritten digits;
 then TensorFlow's own strategy and a single process run the same script:
 {script}
+  + import gradring.tensorflow
   - strategy = tf.distribute.MultiWorkerMirroredStrategy()
   + strategy = gradring.tensorflow.CustomCollectiveStrategy()
 """
