@@ -950,3 +950,15 @@ fn two_ranks_send_and_receive_in_a_group_of_their_own() {
         }
     }
 }
+
+#[test]
+fn a_barrier_is_an_all_reduce_of_one_element_that_nobody_reads() {
+    let topology = Topology::one_host(5);
+    let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
+    for algorithm in Algorithm::ALL {
+        if algorithm.performs(&Collective::Barrier, &topology) {
+            let barrier = schedules(algorithm, &Collective::Barrier, &topology, 0);
+            assert_eq!(barrier, schedules(algorithm, &all_reduce, &topology, 1));
+        }
+    }
+}
