@@ -31,6 +31,7 @@ from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy, Supervisor
 from gradring.tools.launch.survey import SurveyError
 from gradring.tools.launch.world import World
+from gradring.words import counted
 
 DEFAULT_GRACE_S = 10.0
 
@@ -167,6 +168,9 @@ class _Job:
                 )
                 self.policy.begin(attempt, environ)
                 attempt.run()
+            if hidden := attempt.tracebacks.hidden.values():
+                lines, more = counted(sum(hidden), "line"), counted(len(hidden), "more traceback")
+                say(f"not shown: {more}, up to the end ({lines}); {_all_output(self.log_dir)}")
             if attempt.failed:
                 return self._report(attempt, logs, environ), attempt.stopped_by is not None
             if attempt.stopped_by is not None:
@@ -188,8 +192,8 @@ class _Job:
         first = attempt.processes.numbered(number)
         out, err = attempt.outputs[number]
         lines = last_words(list(err.tail), list(out.tail))
-        log, flight = logs.path(self.world.title(number)), environ.get("GRADRING_FLIGHT_DIR")
-        advice = f"all output: {log}" if log else "--log-dir keeps all output"
+        advice = _all_output(logs.path(self.world.title(number)))
+        flight = environ.get("GRADRING_FLIGHT_DIR")
         if flight and any(paths.written(Path(flight))):
             advice += f"; what each rank was doing: gradring explain {flight}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
@@ -204,6 +208,10 @@ class _Job:
                 say(sentence)
         assert first.exit_code is not None
         return shell_exit_code(first.exit_code)
+
+
+def _all_output(place: Path | None) -> str:
+    return f"all output: {place}" if place else "--log-dir keeps all output"
 
 
 def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:

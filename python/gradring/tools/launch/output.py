@@ -23,6 +23,8 @@ COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 FAILURE_MARK = b"\x1egradring failure "
 #: Lines of each stream that are kept for the report of a failure.
 TAIL_LINES = 400
+#: Begins what Python prints of an error.
+TRACEBACK = b"Traceback (most recent call last):"
 
 
 class LineBuffer:
@@ -104,6 +106,37 @@ class Logs(contextlib.ExitStack):
         return file
 
 
+class Tracebacks:
+    """The tracebacks of ranks that are all interrupted at once: the first is enough.
+
+    Attributes:
+        one: Whether only the first is shown from now on, and of any other stream nothing after it
+            has begun one.
+        hidden: The streams that began another one, and how many lines of each were not shown.
+    """
+
+    def __init__(self) -> None:
+        """Shows all."""
+        self.one = False
+        self.hidden: dict[RankOutput, int] = {}
+        self._first: RankOutput | None = None
+
+    def shown(self, output: RankOutput, lines: list[bytes]) -> list[bytes]:
+        """Those of a stream's next lines that are shown."""
+        if not self.one or output is self._first:
+            return lines
+        begins = 0
+        if output not in self.hidden:
+            begun = (number for number, line in enumerate(lines) if TRACEBACK in line)
+            begins = next(begun, len(lines))
+        if begins < len(lines):
+            if self._first is None:
+                self._first = output
+                return lines
+            self.hidden[output] = self.hidden.get(output, 0) + len(lines) - begins
+        return lines[:begins]
+
+
 class RankOutput:
     """One of a rank's two streams: its pipe, where its lines go, and its last lines."""
 
@@ -116,6 +149,7 @@ class RankOutput:
         *,
         name: str,
         failure: Path | None = None,
+        tracebacks: Tracebacks | None = None,
     ) -> None:
         """Prepares to copy.
 
@@ -126,6 +160,7 @@ class RankOutput:
             log: The unbuffered file for the same lines without prefix, if any.
             name: What stands in brackets before every line.
             failure: Where what a rank on another host has left goes; None for one on this.
+            tracebacks: Says which of them are shown; None: all.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -133,6 +168,7 @@ class RankOutput:
         self._target = target
         self._log = log
         self._failure = failure
+        self._tracebacks = tracebacks
         self._buffer = LineBuffer()
 
     def copy(self, now: float) -> bool:
@@ -152,8 +188,9 @@ class RankOutput:
         if not lines:
             return
         self.tail.extend(lines)
+        shown = self._tracebacks.shown(self, lines) if self._tracebacks else lines
         try:
-            self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in lines))
+            self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in shown))
             self._target.flush()
         except BrokenPipeError:
             raise

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.output import Logs, RankOutput, say
+from gradring.tools.launch.output import Logs, RankOutput, Tracebacks, say
 from gradring.tools.launch.processes import RankProcess, RankProcesses
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import Blame
@@ -113,6 +113,7 @@ class Supervisor:
         failures: The directory in which processes leave what ended them.
         logs: Where their output is kept.
         outputs: By number, standard output and standard error of each process.
+        tracebacks: Which of them are shown.
         failed: The failures that have ended the job, in their order.
         stopped_by: The signal to the launcher that has ended it.
         watch: What it waits for, and when its processes must end.
@@ -127,6 +128,7 @@ class Supervisor:
     failures: Path
     logs: Logs
     outputs: dict[int, tuple[RankOutput, RankOutput]] = field(default_factory=dict, init=False)
+    tracebacks: Tracebacks = field(default_factory=Tracebacks, init=False)
     failed: list[RankProcess] = field(default_factory=list, init=False)
     stopped_by: int | None = field(default=None, init=False)
 
@@ -168,7 +170,7 @@ class Supervisor:
         assert out is not None and err is not None
         self.outputs[number] = (
             copied(out, sys.stdout.buffer),
-            copied(err, sys.stderr.buffer, failure=relayed),
+            copied(err, sys.stderr.buffer, failure=relayed, tracebacks=self.tracebacks),
         )
         for output in self.outputs[number]:
             self.watch.listen(output.pipe, functools.partial(self._copy, output))
@@ -224,9 +226,11 @@ class Supervisor:
 
     def _stop(self, signum: int) -> None:
         """Passes the signal on; processes have the grace to end, or none at the second signal."""
+        if self.stopped_by is None and signum != signal.SIGPIPE and self.processes.running():
+            say(_told_to_end(signum, len(self.processes.ranks), self.grace_s))
         self.watch.end(float("inf"), self.grace_s if self.stopped_by is None else 0.0)
         self.stopped_by = self.stopped_by or signum
-        self._ends_all = True
+        self._ends_all = self.tracebacks.one = True
         self.processes.signal(signal.SIGTERM if signum == signal.SIGPIPE else signum)
 
     def _copy(self, output: RankOutput) -> None:
@@ -256,3 +260,11 @@ class Supervisor:
         for output in self._open:
             output.finish()
         self.watch.close()
+
+
+def _told_to_end(signum: int, ranks: int, grace_s: float) -> str:
+    """What to expect of a signal that ends the job, and of the same one again."""
+    name = signal.Signals(signum).name
+    cause, again = ("interrupted", "Ctrl-C") if signum == signal.SIGINT else (name, name)
+    who, whom = ("the rank has", "it") if ranks == 1 else ("ranks have", "them")
+    return f"{cause}: {who} {grace_s:g} s to end; {again} again ends {whom} now"
