@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socketserver
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, gradring, script
+from launching import DEADLINE_S, command_line, completed, gradring, script
 
 from gradring.machine.ports import free_ports
 from gradring.tools.doctor.endpoint import probe
@@ -81,6 +82,17 @@ def test_a_rank_that_sleeps_in_python_is_named(tmp_path: Path) -> None:
     assert re.search(r"^rank 0 .* is in #2 .* since .* waits for rank", rank_0)
     assert re.search(r"^rank 1 .* is in no collective; left #1", rank_1)
     assert re.search(r"^rank 2 .* is in #2 .* waits for rank 1$", rank_2)
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy shows the stack")
+def test_what_the_doctor_says_to_type_shows_where_a_rank_is(tmp_path: Path) -> None:
+    with job(tmp_path, STUCK) as address:
+        report = doctor_until("keeps the others waiting", address)
+        said = re.search(r"\((py-spy dump --pid \d+) on ", report.stdout)
+        assert said is not None
+        dumped = completed(said[1].split())
+    assert dumped.returncode == 0, dumped.stderr
+    assert re.search(r"<module> \(\S*train\.py:\d+\)", dumped.stdout)
 
 
 def test_python_that_holds_the_interpreter_for_ever_does_not_keep_a_rank_from_answering(

@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ def launch(
     ssh: Ssh | None = None,
     forward: Sequence[str] = (),
     trace: Path | None = None,
+    reader: int | None = None,
+    shown: Collection[int] | None = None,
 ) -> int:
     """Runs a job and returns when all of its processes have ended.
 
@@ -67,6 +69,9 @@ def launch(
         forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
             always travel.
         trace: The file for a timeline of all ranks, on whatever hosts; says when it is written.
+        reader: The rank that reads this process's standard input, if it runs on this host; the
+            others read nothing.
+        shown: The ranks whose output is shown; None: all.
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
@@ -84,12 +89,13 @@ def launch(
         trace=trace,
         servers=policy.servers,
         helpers=policy.helpers,
+        reader=reader,
     )
     problem = program.problem(environ.get("PATH")) if policy.is_local else None
     if problem is not None:
         say(problem)
         return CANNOT_START
-    job = _Job(program, policy, world, log_dir, grace_s)
+    job = _Job(program, policy, world, log_dir, grace_s, shown)
     environ = _recording(environ, log_dir, trace)
     with signals_as_bytes() as wakeup:
         exit_code = job.run(environ, wakeup)
@@ -127,6 +133,7 @@ class _Job:
     world: World
     log_dir: Path | None
     grace_s: float
+    shown: Collection[int] | None
 
     def run(self, environ: Mapping[str, str], wakeup: socket.socket) -> int:
         """Attempts the job, once or as often as the policy restarts it; returns its exit code."""
@@ -165,6 +172,7 @@ class _Job:
                 attempt = Supervisor(
                     *(self.program, self.world, self.policy, self.grace_s),
                     *(processes, wakeup, Path(failures), logs),
+                    shown=self.shown,
                 )
                 self.policy.begin(attempt, environ)
                 attempt.run()
@@ -206,6 +214,8 @@ class _Job:
             python = self.world.python_of(number)
             if sentence := self.program.advice_without(module, first.host, python):
                 say(sentence)
+        if lines[-1:] == [b"bdb.BdbQuit"]:
+            say(f"to answer breakpoint(), give a rank the terminal, as with --stdin {number}")
         assert first.exit_code is not None
         return shell_exit_code(first.exit_code)
 

@@ -13,12 +13,12 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.output import Logs, RankOutput, Tracebacks, say
+from gradring.tools.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks, say
 from gradring.tools.launch.processes import RankProcess, RankProcesses
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import Blame
@@ -112,6 +112,7 @@ class Supervisor:
         wakeup: Where numbers of signals arrive.
         failures: The directory in which processes leave what ended them.
         logs: Where their output is kept.
+        shown: The processes whose output is shown, too; None: all.
         outputs: By number, standard output and standard error of each process.
         tracebacks: Which of them are shown.
         failed: The failures that have ended the job, in their order.
@@ -127,6 +128,7 @@ class Supervisor:
     wakeup: socket.socket
     failures: Path
     logs: Logs
+    shown: Collection[int] | None = None
     outputs: dict[int, tuple[RankOutput, RankOutput]] = field(default_factory=dict, init=False)
     tracebacks: Tracebacks = field(default_factory=Tracebacks, init=False)
     failed: list[RankProcess] = field(default_factory=list, init=False)
@@ -163,7 +165,9 @@ class Supervisor:
         log = self.logs.open(title)
         environ = {**environ, "GRADRING_FAILURE_FILE": str(failure)}
         process = self.world.start(self.processes, program or self.program, number, environ)
-        copied = functools.partial(RankOutput, number, log=log, name=title.removeprefix("rank "))
+        is_shown = self.shown is None or number in self.shown
+        name = title.removeprefix("rank ")
+        copied = functools.partial(RankOutput, number, log=log, name=name, is_shown=is_shown)
         is_relayed = isinstance(process, RemoteRankProcess) or program is not None
         relayed = failure if is_relayed else None
         out, err = process.popen.stdout, process.popen.stderr
@@ -180,11 +184,20 @@ class Supervisor:
         """Returns when every process has ended and the policy starts no more."""
         self._act()
         while (self.processes.alive() or self._pending) and not self.watch.has_given_up:
-            self.watch.wait()
+            asking = self._prompts()
+            self.watch.wait(PROMPT_S if asking else None)
+            for output in asking:
+                output.show_prompt(time.monotonic())
             self._collect()
             self._act()
             self._shut_down()
         self._drain()
+
+    def _prompts(self) -> list[RankOutput]:
+        """Outputs of the rank that can ask a user, if there may be a question in them."""
+        reader = self.world.reader
+        outputs = () if reader is None else self.outputs.get(reader, ())
+        return [output for output in outputs if output.has_prompt()]
 
     @property
     def _pending(self) -> bool:
