@@ -68,14 +68,14 @@ STUCK = (
 
 def test_a_rank_that_sleeps_in_python_is_named(tmp_path: Path) -> None:
     with job(tmp_path, STUCK) as address:
-        report = doctor_until("ranks 0, 2 wait since", address)
+        report = doctor_until("ranks 0 and 2 wait since", address)
     assert report.returncode == 1
     lines = report.stdout.splitlines()
     (problem,) = [line for line in lines if line.startswith("problem:")]
     assert re.search(
         r"rank 1 on \S+ keeps the others waiting: it has not entered #2 "
-        r"all_reduce\(sum\) 'stuck' float64\[4\], in which ranks 0, 2 wait since \d+\.\d s; it left"
-        r" #1 all_reduce\(sum\) 'fine' float64\[4\] \d+\.\d s ago and is busy elsewhere",
+        r"all_reduce\(sum\) 'stuck' float64\[4\], in which ranks 0 and 2 wait since \d+\.\d s; "
+        r"it left #1 all_reduce\(sum\) 'fine' float64\[4\] \d+\.\d s ago and is busy elsewhere",
         problem,
     )
     rank_0, rank_1, rank_2 = [line.strip() for line in lines if line.strip().startswith("rank ")]
@@ -176,7 +176,7 @@ def test_without_rank_0_the_ranks_that_run_here_are_named(tmp_path: Path) -> Non
     said = (
         f"{address}: rank 0 has ended, does not listen yet, or cannot be reached (127.0.0.1 "
         f"refuses: no process listens at port {address.rpartition(':')[2]} there); running here: "
-        f"ranks 1, 2 (processes {', '.join(pids)})\n"
+        f"ranks 1 and 2 (processes {' and '.join(pids)})\n"
     )
     for found in (report, everything):
         assert found.returncode == 1 and said in found.stdout

@@ -33,6 +33,7 @@ from gradring.tools.launch.servers import Servers
 from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy
+from gradring.words import counted
 from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"
@@ -171,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
     if room and world_size > room and arguments.host_script is None:
         source = "--hosts" if arguments.hosts else "--hostfile"
-        return _misused(f"-np {world_size} is more than the {room} ranks of {source}")
+        return _misused(f"-np {world_size} is more than the {counted(room, 'rank')} of {source}")
     least, most = arguments.least or world_size, arguments.most or world_size
     if not least <= world_size <= most:
         return _misused(
@@ -272,7 +273,7 @@ def _warn_of_outer_launcher(world_size: int) -> None:
         source, place = outer
         print(
             f"gradring run: this is {place} ({source}), and each of them starts a group of its own "
-            f"with {world_size} ranks; to make them one group, leave out gradring run",
+            f"with {counted(world_size, 'rank')}; to make them one group, leave out gradring run",
             file=sys.stderr,
         )
 

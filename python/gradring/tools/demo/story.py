@@ -29,6 +29,7 @@ from gradring.tools.demo.results import (
     exit_code,
     read_ranks,
 )
+from gradring.words import agreed, listed
 
 #: For one training, which takes about ten seconds; a strategy that waits for ever ends then.
 DEADLINE_S = 180.0
@@ -266,11 +267,11 @@ def require_packages() -> None:
     """
     missing = [title for name, title in NEEDED.items() if importlib.util.find_spec(name) is None]
     if missing:
-        verb = "is" if len(missing) == 1 else "are"
+        verb = agreed(len(missing), "is", "are")
         # The extra would install `tensorflow` over a `tensorflow-cpu` that is there.
         what = "'gradring[demo]'" if NEEDED["tensorflow"] in missing else " ".join(missing)
         raise ConfigError(
-            f"{' and '.join(missing)} {verb} missing; install what the demo needs with: "
+            f"{listed(missing)} {verb} missing; install what the demo needs with: "
             f"pip install {what}"
         )
 

@@ -26,6 +26,7 @@ from gradring.tools.launch.signals import arrived
 from gradring.tools.launch.ssh import RemoteRankProcess
 from gradring.tools.launch.watch import CLOSING_TICK_S, Watch
 from gradring.tools.launch.world import World
+from gradring.words import agreed, counted
 
 #: How long output may still arrive after the last process of all groups has ended.
 DRAIN_S = 1.0
@@ -220,9 +221,10 @@ class Supervisor:
             return
         self.watch.end(self.grace_s / 2, self.grace_s)
         if others := len(self.processes.running()):
+            # Not "failed": it may turn out that another one did so first.
             say(
-                f"{self.policy.name(failed[0].rank)} failed ({failed[0].ending}); {others} still "
-                f"running must end within {self.grace_s:g} s"
+                f"{self.policy.name(failed[0].rank)} has ended ({failed[0].ending}); "
+                f"{counted(others, 'process')} still running must end within {self.grace_s:g} s"
             )
 
     def _shut_down(self) -> None:
@@ -279,5 +281,5 @@ def _told_to_end(signum: int, ranks: int, grace_s: float) -> str:
     """What to expect of a signal that ends the job, and of the same one again."""
     name = signal.Signals(signum).name
     cause, again = ("interrupted", "Ctrl-C") if signum == signal.SIGINT else (name, name)
-    who, whom = ("the rank has", "it") if ranks == 1 else ("ranks have", "them")
+    who, whom = agreed(ranks, "the rank has", "ranks have"), agreed(ranks, "it", "them")
     return f"{cause}: {who} {grace_s:g} s to end; {again} again ends {whom} now"
