@@ -133,7 +133,7 @@ def test_a_rank_that_goes_on_one_step_apart_is_named(where: str, by: str) -> Non
         assert error.rank == 1
         left = f"in step {BAD_STEP + 1}, after it left step {BAD_STEP} by {by}: a bad batch"
         assert left in str(error)
-        assert f"in step {BAD_STEP} (rank 0, 2)" in str(error)
+        assert f"in step {BAD_STEP} (ranks 0 and 2)" in str(error)
 
 
 def test_a_rank_that_leaves_alone_what_all_were_to_leave_is_named() -> None:

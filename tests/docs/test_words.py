@@ -35,7 +35,7 @@ PLAIN = {
     r"be had": "can be combined, is available",
     r"comes? and goe?s?": "join and leave",
     r"(?:nothing|something) to say to": "connect lazily, exchange",
-    r"tried on the way|in the run after|in a fast hour": "move it to docs/internals/engineering-log.md",
+    r"tried on the way|in the run after|in a fast hour": "move it to the engineering log",
 }
 #: Words of a sentence in prose: with more, a reader begins it twice.
 WORDS = 30

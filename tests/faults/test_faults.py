@@ -168,7 +168,7 @@ def test_a_different_call_on_one_rank_is_a_mismatch_on_all(difference: str, thei
         assert error.rank == 1
         assert error.sequence == 2
         assert theirs in str(error)
-        assert "all_reduce(sum) 'dense/kernel' float32[98] (rank 0, 2)" in str(error)
+        assert "all_reduce(sum) 'dense/kernel' float32[98] (ranks 0 and 2)" in str(error)
 
 
 def raise_an_exception(faulty: int) -> None:
@@ -206,6 +206,9 @@ def test_a_rank_that_closes_is_named_though_its_process_lives_on(tmp_path: Path)
         assert isinstance(error, errors.PeerLostError)
         assert error.rank == 1
         assert "closed its communicator" in str(error)
+        assert "that rank ended well, " in str(error)
+        assert "call evaluate() and the like on all ranks" in str(error)
+        assert "gradring.tensorflow.join(batches)" in str(error)
 
 
 def keep_what_is_closed() -> list[str]:

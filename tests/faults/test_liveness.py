@@ -160,7 +160,9 @@ def test_a_rank_that_waits_for_others_says_so_once_in_the_log_and_once_in_the_er
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (port,) = free_ports(1)
-    with pytest.raises(errors.RendezvousError, match=r"^rank 1, 2 of 3 did not join rank 0 at "):
+    with pytest.raises(
+        errors.RendezvousError, match=r"^ranks 1 and 2 of 3 did not join rank 0 at "
+    ):
         gradring.init(
             rank=0,
             world_size=3,
@@ -170,7 +172,7 @@ def test_a_rank_that_waits_for_others_says_so_once_in_the_log_and_once_in_the_er
             stall_warning=1.7,
         )
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1 and said[0].endswith(" has waited 2 s for rank 1, 2 of 3 to join")
+    assert len(said) == 1 and said[0].endswith(" has waited 2 s for ranks 1 and 2 of 3 to join")
 
 
 @pytest.mark.slow

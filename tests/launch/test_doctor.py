@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socketserver
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, gradring, script
+from launching import DEADLINE_S, command_line, completed, gradring, script
 
 from gradring.machine.ports import free_ports
 from gradring.tools.doctor.endpoint import probe
@@ -67,20 +68,31 @@ STUCK = (
 
 def test_a_rank_that_sleeps_in_python_is_named(tmp_path: Path) -> None:
     with job(tmp_path, STUCK) as address:
-        report = doctor_until("ranks 0, 2 wait since", address)
+        report = doctor_until("ranks 0 and 2 wait since", address)
     assert report.returncode == 1
     lines = report.stdout.splitlines()
     (problem,) = [line for line in lines if line.startswith("problem:")]
     assert re.search(
         r"rank 1 on \S+ keeps the others waiting: it has not entered #2 "
-        r"all_reduce\(sum\) 'stuck' float64\[4\], in which ranks 0, 2 wait since \d+\.\d s; it left"
-        r" #1 all_reduce\(sum\) 'fine' float64\[4\] \d+\.\d s ago and is busy elsewhere",
+        r"all_reduce\(sum\) 'stuck' float64\[4\], in which ranks 0 and 2 wait since \d+\.\d s; "
+        r"it left #1 all_reduce\(sum\) 'fine' float64\[4\] \d+\.\d s ago and is busy elsewhere",
         problem,
     )
     rank_0, rank_1, rank_2 = [line.strip() for line in lines if line.strip().startswith("rank ")]
     assert re.search(r"^rank 0 .* is in #2 .* since .* waits for rank", rank_0)
     assert re.search(r"^rank 1 .* is in no collective; left #1", rank_1)
     assert re.search(r"^rank 2 .* is in #2 .* waits for rank 1$", rank_2)
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy shows the stack")
+def test_what_the_doctor_says_to_type_shows_where_a_rank_is(tmp_path: Path) -> None:
+    with job(tmp_path, STUCK) as address:
+        report = doctor_until("keeps the others waiting", address)
+        said = re.search(r"\((py-spy dump --pid \d+) on ", report.stdout)
+        assert said is not None
+        dumped = completed(said[1].split())
+    assert dumped.returncode == 0, dumped.stderr
+    assert re.search(r"<module> \(\S*train\.py:\d+\)", dumped.stdout)
 
 
 def test_python_that_holds_the_interpreter_for_ever_does_not_keep_a_rank_from_answering(
@@ -164,7 +176,7 @@ def test_without_rank_0_the_ranks_that_run_here_are_named(tmp_path: Path) -> Non
     said = (
         f"{address}: rank 0 has ended, does not listen yet, or cannot be reached (127.0.0.1 "
         f"refuses: no process listens at port {address.rpartition(':')[2]} there); running here: "
-        f"ranks 1, 2 (processes {', '.join(pids)})\n"
+        f"ranks 1 and 2 (processes {' and '.join(pids)})\n"
     )
     for found in (report, everything):
         assert found.returncode == 1 and said in found.stdout

@@ -137,7 +137,7 @@ def test_a_rank_that_blames_another_failed_rank_did_not_fail_first(
     )
     done = gradring("run", "-np", 2, "--grace", 60, *program)
     assert done.returncode == code
-    assert "gradring run: rank 0 failed (exit code 1); 1 still running" in done.stderr
+    assert "gradring run: rank 0 has ended (exit code 1); 1 process still running" in done.stderr
     last = done.stderr.rpartition("gradring run: ")[2].rstrip()
     assert last.startswith("rank 1 on ") and f"failed first (exit code {code})" in last
     assert last.endswith(words)
@@ -314,6 +314,25 @@ def assert_rank_1_is_to_blame(program: list[str]) -> None:
     )
 
 
+def test_uneven_steps_are_said_to_be_so_where_the_other_rank_ended_well(tmp_path: Path) -> None:
+    program = script(
+        tmp_path,
+        "import gradring, numpy as np\n"
+        "with gradring.init() as comm:\n"
+        "    for step in range(3 + rank): comm.all_reduce(np.ones(4), name='gradients')\n",
+    )
+    done = gradring("run", "-np", 2, *program)
+    assert done.returncode == 1
+    assert re.search(
+        r"rank 1 on \S+ failed first \(exit code 1\), but rank 0 on \S+ is to blame "
+        r"\(PeerLostError\), which had ended well; ",
+        done.stderr,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"'gradients' float64\[4\] \(collective #4\): rank 0 on \S+: has closed", last)
+    assert "gradring.tensorflow.join(batches)" in last
+
+
 def test_what_tensorflow_says_when_it_starts_is_no_last_word() -> None:
     start_up = [
         b"2026-11-22 10:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations",
@@ -363,7 +382,7 @@ def test_a_missing_program_is_named() -> None:
         (["-np", "2", "--grace", "-1", "true"], "'-1' is not a number of seconds"),
         (["-np", "2"], "there is no command"),
         (["true"], "-np"),
-        (["-np", "2", "--hosts", "a:1", "true"], "-np 2 is more than the 1 ranks of --hosts"),
+        (["-np", "2", "--hosts", "a:1", "true"], "-np 2 is more than the 1 rank of --hosts"),
         (["--hosts", "a:x", "true"], "'a:x' has 'x' ranks"),
         (["-np", "2", "--max-restarts", "-1", "true"], "'-1' is not a number of restarts"),
         (["-np", "2", "-m"], "there is no command"),

@@ -78,7 +78,10 @@ def test_without_a_server_the_job_fails_and_names_it(tmp_path: Path) -> None:
     run = program(tmp_path, "until('never') if task == 'worker' else sys.exit('no disk')\n")
     ended = gradring("run", "-np", 2, "--ps", 1, "--grace", 0.2, *run)
     assert ended.returncode == 1
-    assert "ps 0 failed (exit code 1); 2 still running must end within 0.2 s" in ended.stderr
+    assert (
+        "ps 0 has ended (exit code 1); 2 processes still running must end within 0.2 s"
+        in ended.stderr
+    )
     assert "failed first (exit code 1)" in ended.stderr
     assert ended.stderr.splitlines()[-1] == "[ps 0] no disk"
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
+from gradring.words import counted
 
 T = TypeVar("T")
 #: The name of a reduce op.
@@ -182,7 +183,7 @@ def parted(
     if given.shape != (place.world_size,):
         raise ValueError(
             f"all_to_all: splits have shape {given.shape}; give one for each of "
-            f"{place.world_size} ranks"
+            f"{counted(place.world_size, 'rank')}"
         )
     if given.dtype.kind not in "iu":
         raise TypeError(f"all_to_all: splits are of {given.dtype}; give integers")

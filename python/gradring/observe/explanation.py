@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gradring import _native
 from gradring.observe.records import Collective, Record, Statement
+from gradring.words import agreed, listed, ranks
 
 
 def explain(records: Sequence[Record]) -> list[str]:
@@ -36,7 +37,7 @@ def _missing(records: Sequence[Record]) -> Iterator[str]:
         asked = all(record.reason == "SIGUSR2" for record in records)
         early = "ended well before the others"
         yield (
-            f"{_ranks(missing, capital=True)} left no record: killed, stopped, on another machine, "
+            f"{ranks(missing).capitalize()} left no record: killed, stopped, on another machine, "
             f"{f'{early}, or not asked' if asked else f'or {early}'}."
         )
 
@@ -60,16 +61,16 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
     there = {record.rank: record.find(sequence) for record in records}
     entered = {rank: call for rank, call in there.items() if call is not None}
     if len(calls) > 1:
-        sides = "; ".join(f"{_ranks(ranks)} called {call}" for call, ranks in calls)
+        sides = "; ".join(f"{ranks(these)} called {call}" for call, these in calls)
         yield f"The ranks went different ways at #{sequence}: {sides}."
     waiting = [record for record in records if _is_under_way(there[record.rank])]
     where = f"#{sequence}" if len(calls) > 1 else f"{calls[0][0]} (#{sequence})"
     since = _since(entered, waiting) + _places(waiting, sequence)
-    waiters = _ranks([record.rank for record in waiting])
-    verb = "has" if len(waiting) == 1 else "have"
+    waiters = ranks([record.rank for record in waiting])
+    verb = agreed(len(waiting), "has", "have")
     late = [record for record in records if record.rank in found["late"]]
     if late:
-        names = " and ".join(_name(record) for record in late)
+        names = listed(_name(record) for record in late)
         yield f"{names} never entered {where}; {waiters} {verb} waited{since}."
         for record in late:
             yield f"Before that, {_name(record)} had come this far: {_last_done(record)}."
@@ -77,7 +78,7 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
         yield f"{waiters.capitalize()} {verb} been in {where}{since}."
     done = [rank for rank, call in entered.items() if call.state == "done"]
     if done:
-        yield f"{_ranks(done, capital=True)} had already finished #{sequence}."
+        yield f"{ranks(done).capitalize()} had already finished #{sequence}."
 
 
 def _statement(record: Record) -> Statement:
@@ -127,15 +128,15 @@ def _places(waiting: Sequence[Record], sequence: int) -> str:
             places.setdefault(place, []).append(record.rank)
     if list(places.values()) == [[record.rank for record in waiting]]:
         return f" ({next(iter(places))})"
-    sides = "; ".join(f"{_ranks(ranks)} at {place}" for place, ranks in places.items())
+    sides = "; ".join(f"{ranks(these)} at {place}" for place, these in places.items())
     return f" ({sides})" if sides else ""
 
 
 def _clocks(records: Sequence[Record]) -> Iterator[str]:
     unknown = [record.rank for record in records if record.clock_within_ns is None]
     if unknown:
-        clocks = "clock was" if len(unknown) == 1 else "clocks were"
-        yield f"The {clocks} not compared with rank 0's on {_ranks(unknown)}: times may be off."
+        clocks = agreed(len(unknown), "clock was", "clocks were")
+        yield f"The {clocks} not compared with rank 0's on {ranks(unknown)}: times may be off."
 
 
 def _is_under_way(call: Collective | None) -> bool:
@@ -153,13 +154,6 @@ def _last_done(record: Record) -> str:
 
 def _name(record: Record) -> str:
     return f"rank {record.rank} on {record.host}"
-
-
-def _ranks(ranks: Sequence[int], *, capital: bool = False) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    listed = [str(rank) for rank in ranks]
-    text = " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else listed[0]
-    return f"{word.capitalize() if capital else word} {text}"
 
 
 def _clock_time(at_ns: int) -> str:

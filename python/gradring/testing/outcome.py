@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradring import words
 from gradring.tools.launch.processes import describe_exit
 from gradring.tools.launch.report import first_cause
+from gradring.words import agreed
 
 #: Last lines of a failed rank's output that its report shows.
 OUTPUT_LINES = 30
@@ -106,11 +108,10 @@ class RankTimeout(RankFailure, TimeoutError):
         """Makes the message from the outcomes; the details are those of all ``ranks``."""
         self.ranks = list(ranks)
         self.timeout = timeout
-        names = ", ".join(map(str, self.ranks))
+        were = agreed(len(self.ranks), "was", "were")
         headline = (
-            f"{'ranks' if len(self.ranks) > 1 else 'rank'} {names} of {len(outcomes)} had not "
-            f"finished after {timeout:g} s and {'were' if len(self.ranks) > 1 else 'was'} killed; "
-            "see where they were below, or give a larger timeout"
+            f"{words.ranks(self.ranks)} of {len(outcomes)} had not finished after {timeout:g} s "
+            f"and {were} killed; see where they were below, or give a larger timeout"
         )
         super().__init__(self.ranks[0], outcomes, headline, self.ranks)
 

@@ -14,6 +14,9 @@ use crate::entry::attached;
 /// How long the main thread may take to handle Ctrl-C by itself, before an op is made to fail for
 /// it: longer than Python needs between two instructions.
 const GRACE: Duration = Duration::from_millis(200);
+/// The same for an op that goes on: longer than most steps take, so that weights are those of whole
+/// steps where a program saves them after Ctrl-C.
+const GRACE_OF_STEPS: Duration = Duration::from_millis(1200);
 
 /// Watches for SIGINT from now on, in a thread that sleeps.
 pub(crate) fn watch() {
@@ -42,6 +45,8 @@ fn consider(arrived: u64) {
     if asked == 0 && attached(raises_keyboard_interrupt) == Some(true) {
         std::thread::sleep(GRACE);
         interrupts::interrupt(arrived);
+        std::thread::sleep(GRACE_OF_STEPS.saturating_sub(GRACE));
+        interrupts::insist(arrived);
     }
 }
 

@@ -49,6 +49,9 @@ impl InFlight {
             return self.work.wait_forever();
         };
         let engine = &communicator.engine;
+        if interrupts::overdue() {
+            engine.interrupt();
+        }
         match engine.wait(&self.work, &mut interrupts::outstanding) {
             WaitOutcome::Ended(result) => result,
             WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {

@@ -8,7 +8,9 @@
 //! 2. the thread asks Python whether Ctrl-C means what it usually means, and asks to be told when
 //!    the main thread is back;
 //! 3. a Wait that is blocked looks whether it has to be: see `outstanding`. It then fails, the
-//!    op returns, and Python raises.
+//!    op returns, and Python raises;
+//! 4. when that takes long, as in a function of many steps, the next Wait fails too, though it need
+//!    not wait: see `overdue`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -23,6 +25,8 @@ pub const SIGNAL: c_int = libc::SIGINT;
 static ARRIVED: AtomicU64 = AtomicU64::new(0);
 /// How many of them are to end what TensorFlow waits for.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+/// How many of them end it although nothing keeps it waiting.
+static INSISTING: AtomicU64 = AtomicU64::new(0);
 /// How many of them Python has handled.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
@@ -36,6 +40,16 @@ static PREVIOUS_FLAGS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn outstanding() -> bool {
     listen();
     INTERRUPTING.load(Ordering::Acquire) > HANDLED.load(Ordering::Acquire)
+}
+
+/// Whether the main thread has been inside TensorFlow for long since Ctrl-C.
+pub(crate) fn overdue() -> bool {
+    INSISTING.load(Ordering::Acquire) > HANDLED.load(Ordering::Acquire)
+}
+
+/// A SIGINT that ends what TensorFlow does when it comes to the next collective, likewise.
+pub fn insist(arrived: u64) {
+    INSISTING.fetch_max(arrived, Ordering::AcqRel);
 }
 
 /// A SIGINT that ends what TensorFlow waits for, unless Python has handled it.

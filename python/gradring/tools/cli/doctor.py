@@ -14,6 +14,7 @@ from gradring.config import parse
 from gradring.config.values import Settings
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
 from gradring.tools.cli.arguments import option, say, seconds, usage
+from gradring.words import agreed, counted, listed, ranks
 
 if TYPE_CHECKING:
     from gradring.tools.doctor.endpoint import Endpoint
@@ -130,7 +131,7 @@ def _report_job(running: RunningJob) -> bool:
             f"{error}"
         )
         return False
-    say(f"job at {rendezvous}: {job.world_size} ranks")
+    say(f"job at {rendezvous}: {counted(job.world_size, 'rank')}")
     for state in job.states.values():
         say(f"  {state}")
     well, sentences = job.verdict()
@@ -155,14 +156,12 @@ def _unanswered(running: RunningJob, error: RendezvousError) -> str:
 
 
 def _without_rank_0(running: RunningJob, problem: str) -> str:
-    from gradring.tools.doctor.job import ranks
-
     own = running.processes
-    listed = ", ".join(str(own[rank]) for rank in sorted(own))
+    processes = listed(own[rank] for rank in sorted(own))
     return (
         f"{running.rendezvous}: rank 0 {'' if 0 in own else 'has ended, '}does not listen yet, or "
         f"cannot be reached ({problem}); running here: {ranks(list(own))} "
-        f"(process{'es' if len(own) > 1 else ''} {listed})"
+        f"({agreed(len(own), 'process', 'processes')} {processes})"
     )
 
 

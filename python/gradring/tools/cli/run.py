@@ -33,6 +33,7 @@ from gradring.tools.launch.servers import Servers
 from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy
+from gradring.words import counted
 from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"
@@ -46,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
         "[--host-cooldown SECONDS] [--ps N] [--as-horovod] [--as-mwms] [--with-strategy] "
         "[--input-workers K] [--input-unprotected] "
-        "[--log-dir DIR] [--trace FILE] [--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
+        "[--log-dir DIR] [--output-rank RANK,...] [--stdin RANK] [--trace FILE] "
+        "[--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
         "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
         "COMMAND..."
     )
@@ -116,6 +118,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "measures to DIR/steps.jsonl, and, when the group fails, what each rank was doing to "
         "DIR/flight"
     )
+    add("--output-rank RANK,...", usage(_ranks), dest="shown")(
+        "show the output of these ranks only, such as 0; the report of a failure is of any rank, "
+        "and --log-dir keeps the output of all (default: all)"
+    )
+    add("--stdin RANK", usage(_rank), dest="reader")(
+        "the rank that reads the standard input of this command, as for breakpoint(); it must run "
+        "on this machine (default: 0 with -np 1, else none)"
+    )
     add("--trace FILE", Path)(
         "write a timeline of all ranks' collectives, to open at ui.perfetto.dev"
     )
@@ -162,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
     if room and world_size > room and arguments.host_script is None:
         source = "--hosts" if arguments.hosts else "--hostfile"
-        return _misused(f"-np {world_size} is more than the {room} ranks of {source}")
+        return _misused(f"-np {world_size} is more than the {counted(room, 'rank')} of {source}")
     least, most = arguments.least or world_size, arguments.most or world_size
     if not least <= world_size <= most:
         return _misused(
@@ -170,12 +180,21 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if most > MAX_WORLD_SIZE:
         return _misused(f"{most} ranks are too many; a group has at most {MAX_WORLD_SIZE}")
+    reader, shown = arguments.reader, arguments.shown
+    for name, rank in ("--stdin", reader or 0), ("--output-rank", max(shown or [0])):
+        if rank >= most:
+            return _misused(f"{name} {rank}: ranks run from 0 to {most - 1}")
     options = (arguments.least, arguments.most, arguments.host_script)
     is_elastic = options != (None,) * 3
     if arguments.servers and is_elastic:
         return _misused(
             "--ps goes without --min-np, --max-np and --host-discovery-script: ranks with "
             "parameter servers need no others, and start again by --max-restarts"
+        )
+    if reader is not None and is_elastic:
+        return _misused(
+            "--stdin goes without --min-np, --max-np and --host-discovery-script: ranks of an "
+            "elastic job may move to other machines"
         )
     if arguments.input_unprotected and not arguments.input_workers:
         return _misused(f"{UNPROTECTED} is for --input-workers K; give both, or none")
@@ -208,6 +227,11 @@ def run(arguments: argparse.Namespace) -> int:
         policy = Elastic(limits, hosts, arguments.host_script)
     else:
         ranks, restarts = place_ranks(hosts, world_size), arguments.max_restarts or 0
+        if reader is not None and not ranks[reader].is_local:
+            return _misused(
+                f"--stdin {reader}: rank {reader} runs on {ranks[reader].name}, and only a rank on "
+                "this machine reads the standard input of gradring run"
+            )
         servers = arguments.servers
         policy = Servers(ranks, servers, restarts) if servers else Plain(ranks, restarts)
     if arguments.input_workers:
@@ -224,6 +248,8 @@ def run(arguments: argparse.Namespace) -> int:
         ssh=_ssh(arguments),
         forward=arguments.forward,
         trace=arguments.trace,
+        reader=0 if most == 1 else reader,
+        shown=shown,
     )
     try:
         return in_child(start)
@@ -247,7 +273,7 @@ def _warn_of_outer_launcher(world_size: int) -> None:
         source, place = outer
         print(
             f"gradring run: this is {place} ({source}), and each of them starts a group of its own "
-            f"with {world_size} ranks; to make them one group, leave out gradring run",
+            f"with {counted(world_size, 'rank')}; to make them one group, leave out gradring run",
             file=sys.stderr,
         )
 
@@ -262,6 +288,16 @@ def _program(text: str) -> Path:
     if not os.access(path, os.X_OK):
         raise ValueError(f"{text!r} cannot be executed; type: chmod +x {shlex.quote(text)}")
     return path
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is no rank; give a number such as 0")
+    return int(text)
+
+
+def _ranks(text: str) -> list[int]:
+    return [_rank(word) for word in text.split(",")]
 
 
 def _existing_file(text: str) -> Path:

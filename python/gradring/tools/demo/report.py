@@ -27,6 +27,7 @@ from gradring.tools.demo.results import (
     mean,
 )
 from gradring.tools.doctor.here import versions
+from gradring.words import counted
 
 WIDTH = 100
 COLUMNS = (
@@ -138,7 +139,7 @@ def _against_single(results: Results) -> str:
     workers = len(results.gradring)
     total = sum(rank.samples_per_s for rank in results.gradring)
     single = results.single.samples_per_s
-    cores = f"{results.cores} core{'s' if results.cores > 1 else ''}"
+    cores = f"{counted(results.cores, 'core')}"
     share = f"Both kinds may use {workers} threads in all on this machine's {cores}"
     if results.cores <= workers:
         share = f"The {workers} workers share this machine's {cores} with each other"
@@ -222,7 +223,7 @@ def _bars(axes: Any, results: Results) -> None:
     axes.set_xlabel("milliseconds per step")
     axes.set_title(
         f"One step of {single.samples_per_step} images: {len(results.gradring)} workers with one "
-        f"thread each, on a machine with {results.cores} core{'s' if results.cores > 1 else ''}"
+        f"thread each, on a machine with {counted(results.cores, 'core')}"
     )
     axes.legend(loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=5)
 

@@ -29,6 +29,7 @@ from gradring.tools.demo.results import (
     exit_code,
     read_ranks,
 )
+from gradring.words import agreed, listed
 
 #: For one training, which takes about ten seconds; a strategy that waits for ever ends then.
 DEADLINE_S = 180.0
@@ -266,10 +267,10 @@ def require_packages() -> None:
         ConfigError: Something is missing; says how to install it.
     """
     if missing := packages.missing(NEEDED):
-        verb = "is" if len(missing) == 1 else "are"
+        verb = agreed(len(missing), "is", "are")
         raise ConfigError(
-            f"{' and '.join(NEEDED[module] for module in missing)} {verb} missing; install what "
-            f"the demo needs with: {packages.advice(missing)}"
+            f"{listed([NEEDED[module] for module in missing])} {verb} missing; install what the "
+            f"demo needs with: {packages.advice(missing)}"
         )
 
 

@@ -15,6 +15,7 @@ from gradring import _native
 from gradring.config.values import TlsFiles
 from gradring.errors import AuthenticationError, GradringError
 from gradring.observe.records import Statement
+from gradring.words import agreed, ranks
 
 #: How long one rank may take to answer.
 LIMIT_S = 5.0
@@ -130,7 +131,7 @@ class JobState:
                 return True, ["the group is about to form: all ranks have joined"]
             return False, [
                 f"the group is still forming: {ranks(self.missing)} of {self.world_size} "
-                f"{'has' if len(self.missing) == 1 else 'have'} not joined"
+                f"{agreed(len(self.missing), 'has', 'have')} not joined"
             ]
         failed = next((state.failed for state in self.states.values() if state.failed), None)
         if failed is not None:
@@ -147,7 +148,8 @@ class JobState:
         """Who waits for one other rank, which it sends to or receives from."""
         return [
             f"rank {state.rank} on {state.host} waits in {state.beside.call} since "
-            f"{state.beside.age_s:.1f} s: {ranks(state.awaited)} takes no part in it"
+            f"{state.beside.age_s:.1f} s: {ranks(state.awaited)} "
+            f"{agreed(len(state.awaited), 'takes', 'take')} no part in it"
             for state in self.states.values()
             if state.beside is not None and state.beside.age_s >= WAITS_LONG_S
         ]
@@ -167,8 +169,9 @@ class JobState:
         blamed = found["blamed"]
         stuck = "" if blamed is None else f"; the others wait for rank {blamed}"
         return [
-            f"{ranks([s.rank for s in waiting])} wait in {there.entered}, which all ranks have "
-            "entered: it is long, or the network between those that wait for each other is stuck"
+            f"{ranks([s.rank for s in waiting])} {agreed(len(waiting), 'waits', 'wait')} in "
+            f"{there.entered}, which all ranks have entered: it is long, or the network "
+            "between those that wait for each other is stuck"
             f"{stuck}"
         ]
 
@@ -220,14 +223,9 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
     return JobState(world_size, dict(sorted(states.items())), silent)
 
 
-def ranks(numbers: Sequence[int]) -> str:
-    """The words ``rank 3`` or ``ranks 1, 2``."""
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, sorted(numbers)))}"
-
-
 def _blame(late: RankState, there: RankState, waiting: Sequence[RankState]) -> str:
     assert there.entered is not None
-    wait = "wait" if len(waiting) > 1 else "waits"
+    wait = agreed(len(waiting), "waits", "wait")
     left = f"it left {late.ended} {late.ended.age_s:.1f} s ago and" if late.ended else "it"
     busy = f"is in {late.beside.call}" if late.beside else "is busy elsewhere in its program"
     return (

@@ -10,6 +10,7 @@ from itertools import islice
 from gradring.clusters.own_host import address_towards, reachable_host
 from gradring.config.parse import MAX_PORT, shown, whole_number
 from gradring.machine.ports import LOOPBACK
+from gradring.words import counted
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
 
@@ -133,7 +134,7 @@ def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
     placed = list(islice(slots, world_size))
     if len(placed) < world_size:
         raise ValueError(
-            f"the hosts have room for {len(placed)} ranks, not for {world_size}; give more, or "
-            "larger numbers"
+            f"the hosts have room for {counted(len(placed), 'rank')}, not for {world_size}; "
+            "give more, or larger numbers"
         )
     return placed

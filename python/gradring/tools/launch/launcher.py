@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy, Supervisor
 from gradring.tools.launch.survey import SurveyError
 from gradring.tools.launch.world import World
+from gradring.words import counted
 
 DEFAULT_GRACE_S = 10.0
 
@@ -45,6 +46,8 @@ def launch(
     ssh: Ssh | None = None,
     forward: Sequence[str] = (),
     trace: Path | None = None,
+    reader: int | None = None,
+    shown: Collection[int] | None = None,
 ) -> int:
     """Runs a job and returns when all of its processes have ended.
 
@@ -66,6 +69,9 @@ def launch(
         forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
             always travel.
         trace: The file for a timeline of all ranks, on whatever hosts; says when it is written.
+        reader: The rank that reads this process's standard input, if it runs on this host; the
+            others read nothing.
+        shown: The ranks whose output is shown; None: all.
 
     Returns:
         0, or the code of the rank that failed first (128 plus the number of the signal that killed
@@ -83,12 +89,13 @@ def launch(
         trace=trace,
         servers=policy.servers,
         helpers=policy.helpers,
+        reader=reader,
     )
     problem = program.problem(environ.get("PATH")) if policy.is_local else None
     if problem is not None:
         say(problem)
         return CANNOT_START
-    job = _Job(program, policy, world, log_dir, grace_s)
+    job = _Job(program, policy, world, log_dir, grace_s, shown)
     environ = _recording(environ, log_dir, trace)
     with signals_as_bytes() as wakeup:
         exit_code = job.run(environ, wakeup)
@@ -126,6 +133,7 @@ class _Job:
     world: World
     log_dir: Path | None
     grace_s: float
+    shown: Collection[int] | None
 
     def run(self, environ: Mapping[str, str], wakeup: socket.socket) -> int:
         """Attempts the job, once or as often as the policy restarts it; returns its exit code."""
@@ -164,9 +172,13 @@ class _Job:
                 attempt = Supervisor(
                     *(self.program, self.world, self.policy, self.grace_s),
                     *(processes, wakeup, Path(failures), logs),
+                    shown=self.shown,
                 )
                 self.policy.begin(attempt, environ)
                 attempt.run()
+            if hidden := attempt.tracebacks.hidden.values():
+                lines, more = counted(sum(hidden), "line"), counted(len(hidden), "more traceback")
+                say(f"not shown: {more}, up to the end ({lines}); {_all_output(self.log_dir)}")
             if attempt.failed:
                 return self._report(attempt, logs, environ), attempt.stopped_by is not None
             if attempt.stopped_by is not None:
@@ -188,8 +200,8 @@ class _Job:
         first = attempt.processes.numbered(number)
         out, err = attempt.outputs[number]
         lines = last_words(list(err.tail), list(out.tail))
-        log, flight = logs.path(self.world.title(number)), environ.get("GRADRING_FLIGHT_DIR")
-        advice = f"all output: {log}" if log else "--log-dir keeps all output"
+        advice = _all_output(logs.path(self.world.title(number)))
+        flight = environ.get("GRADRING_FLIGHT_DIR")
         if flight and any(paths.written(Path(flight))):
             advice += f"; what each rank was doing: gradring explain {flight}"
         words = f"its last words ({advice}):" if lines else "it printed nothing"
@@ -202,8 +214,14 @@ class _Job:
             python = self.world.python_of(number)
             if sentence := self.program.advice_without(module, first.host, python):
                 say(sentence)
+        if lines[-1:] == [b"bdb.BdbQuit"]:
+            say(f"to answer breakpoint(), give a rank the terminal, as with --stdin {number}")
         assert first.exit_code is not None
         return shell_exit_code(first.exit_code)
+
+
+def _all_output(place: Path | None) -> str:
+    return f"all output: {place}" if place else "--log-dir keeps all output"
 
 
 def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:

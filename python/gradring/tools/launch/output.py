@@ -11,11 +11,13 @@ import os
 import sys
 from collections import deque
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 #: A longer line is passed on in pieces, so that memory stays bounded.
 MAX_LINE_BYTES = 64 * 1024
 PROGRESS_S = 2.0
+#: A line without an end that nothing has been added to for so long is a prompt.
+PROMPT_S = 0.1
 READ_BYTES = 64 * 1024
 #: Of a terminal, without red and what is hard to read.
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
@@ -23,6 +25,8 @@ COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 FAILURE_MARK = b"\x1egradring failure "
 #: Lines of each stream that are kept for the report of a failure.
 TAIL_LINES = 400
+#: Begins what Python prints of an error.
+TRACEBACK = b"Traceback (most recent call last):"
 
 
 class LineBuffer:
@@ -54,6 +58,11 @@ class LineBuffer:
                 self._drawn, self._drawn_at = newest, now
                 lines.append(newest)
         return lines
+
+    @property
+    def unfinished(self) -> bytes:
+        """The beginning of a line, unless it is one that is redrawn."""
+        return b"" if self._drawn is not None or b"\r" in self._pending else self._pending
 
     def flush(self) -> list[bytes]:
         """The last line, when it has no end."""
@@ -104,8 +113,45 @@ class Logs(contextlib.ExitStack):
         return file
 
 
+class Tracebacks:
+    """The tracebacks of ranks that are all interrupted at once: the first is enough.
+
+    Attributes:
+        one: Whether only the first is shown from now on, and of any other stream nothing after it
+            has begun one.
+        hidden: The streams that began another one, and how many lines of each were not shown.
+    """
+
+    def __init__(self) -> None:
+        """Shows all."""
+        self.one = False
+        self.hidden: dict[RankOutput, int] = {}
+        self._first: RankOutput | None = None
+
+    def shown(self, output: RankOutput, lines: list[bytes]) -> list[bytes]:
+        """Those of a stream's next lines that are shown."""
+        if not self.one or output is self._first:
+            return lines
+        begins = 0
+        if output not in self.hidden:
+            begun = (number for number, line in enumerate(lines) if TRACEBACK in line)
+            begins = next(begun, len(lines))
+        if begins < len(lines):
+            if self._first is None:
+                self._first = output
+                return lines
+            self.hidden[output] = self.hidden.get(output, 0) + len(lines) - begins
+        return lines[:begins]
+
+
 class RankOutput:
-    """One of a rank's two streams: its pipe, where its lines go, and its last lines."""
+    """One of a rank's two streams: its pipe, where its lines go, and its last lines.
+
+    Attributes:
+        asking: The stream whose prompt is the last that stands on the terminal, if any.
+    """
+
+    asking: ClassVar[RankOutput | None] = None
 
     def __init__(
         self,
@@ -116,6 +162,8 @@ class RankOutput:
         *,
         name: str,
         failure: Path | None = None,
+        tracebacks: Tracebacks | None = None,
+        is_shown: bool = True,
     ) -> None:
         """Prepares to copy.
 
@@ -126,6 +174,8 @@ class RankOutput:
             log: The unbuffered file for the same lines without prefix, if any.
             name: What stands in brackets before every line.
             failure: Where what a rank on another host has left goes; None for one on this.
+            tracebacks: Says which of them are shown; None: all.
+            is_shown: Whether lines go to ``target`` at all.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -133,13 +183,30 @@ class RankOutput:
         self._target = target
         self._log = log
         self._failure = failure
+        self._tracebacks = tracebacks
+        self._is_shown = is_shown
         self._buffer = LineBuffer()
+        self._arrived_at = float("-inf")
+        self._prompt = b""
 
     def copy(self, now: float) -> bool:
         """Copies what has arrived; returns False when the stream has ended."""
         data = os.read(self.pipe.fileno(), READ_BYTES)
+        self._arrived_at = now
         self._emit(self._buffer.feed(data, now) if data else self._buffer.flush())
         return bool(data)
+
+    def has_prompt(self) -> bool:
+        """Whether there is the beginning of a line that is not shown yet, on a terminal."""
+        shown = self._prompt if RankOutput.asking is self else b""
+        return self._buffer.unfinished not in (b"", shown) and self._target.isatty()
+
+    def show_prompt(self, now: float) -> None:
+        """Shows the beginning of a line to which nothing is added any more: somebody is asked."""
+        if self._is_shown and self.has_prompt() and now >= self._arrived_at + PROMPT_S:
+            text = self._buffer.unfinished
+            self._write(self._continued(text))
+            RankOutput.asking, self._prompt = self, text
 
     def finish(self) -> None:
         """Passes on an unfinished last line and closes the pipe."""
@@ -152,15 +219,27 @@ class RankOutput:
         if not lines:
             return
         self.tail.extend(lines)
+        if self._is_shown:
+            shown = self._tracebacks.shown(self, lines) if self._tracebacks else lines
+            self._write(b"".join(self._continued(line) + b"\n" for line in shown))
+        if self._log is not None and not self._log.closed:
+            self._write_log(self._log, b"".join(line + b"\n" for line in lines))
+
+    def _continued(self, text: bytes) -> bytes:
+        """A line, or what follows the prompt that is its beginning."""
+        asking, RankOutput.asking = RankOutput.asking, None
+        if asking is self and text.startswith(self._prompt):
+            return text[len(self._prompt) :]
+        return b"\n" * (asking is not None and self._target.isatty()) + self.prefix + text
+
+    def _write(self, data: bytes) -> None:
         try:
-            self._target.write(b"".join(b"%s%s\n" % (self.prefix, line) for line in lines))
+            self._target.write(data)
             self._target.flush()
         except BrokenPipeError:
             raise
         except OSError:  # a full disk loses lines; it must not end the ranks
             pass
-        if self._log is not None and not self._log.closed:
-            self._write_log(self._log, b"".join(line + b"\n" for line in lines))
 
     def _write_log(self, log: IO[bytes], lines: bytes) -> None:
         """Writes to the log of both streams; ends it, and says so once, if that fails."""
@@ -185,8 +264,10 @@ class RankOutput:
 
 def say(sentence: str) -> None:
     """Prints a sentence of the launcher's own."""
+    begin = "" if RankOutput.asking is None else "\n"
+    RankOutput.asking = None
     with contextlib.suppress(OSError):  # a full disk must not end the ranks
-        print(f"gradring run: {sentence}", file=sys.stderr, flush=True)
+        print(f"{begin}gradring run: {sentence}", file=sys.stderr, flush=True)
 
 
 def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:

@@ -24,7 +24,7 @@ from gradring.tools.launch.guardian import Guardian
 REAP_S = 5.0
 
 Stream = int | BinaryIO | None
-PIPE = subprocess.PIPE
+PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 
 
 class GroupLeader:
@@ -36,7 +36,7 @@ class GroupLeader:
         environ: Mapping[str, str],
         guardian: Guardian,
         *,
-        stdin: Stream = subprocess.DEVNULL,
+        stdin: Stream = DEVNULL,
         stdout: Stream = None,
         stderr: Stream = None,
     ) -> None:
@@ -214,6 +214,20 @@ class RankProcesses:
 def tied(command: Sequence[str]) -> list[str]:
     """The command line of what ends with this process, even when that is killed."""
     return [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command]
+
+
+def own_input() -> Stream:
+    """This process's standard input for one that it starts, which may ask a user at a terminal.
+
+    Nothing if it is closed, or if the shell has this process in the background: a process of a
+    session of its own would take what the user types from the shell.
+    """
+    if sys.stdin is None:
+        return DEVNULL
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+            return DEVNULL
+    return None
 
 
 def describe_exit(exit_code: int) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gradring.errors import ConfigError
+from gradring.tools.launch.output import TRACEBACK
 
-TRACEBACK = b"Traceback (most recent call last):"
 CHAINED = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",

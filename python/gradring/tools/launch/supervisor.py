@@ -13,12 +13,12 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.output import Logs, RankOutput, say
+from gradring.tools.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks, say
 from gradring.tools.launch.processes import RankProcess, RankProcesses
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import Blame
@@ -26,6 +26,7 @@ from gradring.tools.launch.signals import arrived
 from gradring.tools.launch.ssh import RemoteRankProcess
 from gradring.tools.launch.watch import CLOSING_TICK_S, Watch
 from gradring.tools.launch.world import World
+from gradring.words import agreed, counted
 
 #: How long output may still arrive after the last process of all groups has ended.
 DRAIN_S = 1.0
@@ -112,7 +113,9 @@ class Supervisor:
         wakeup: Where numbers of signals arrive.
         failures: The directory in which processes leave what ended them.
         logs: Where their output is kept.
+        shown: The processes whose output is shown, too; None: all.
         outputs: By number, standard output and standard error of each process.
+        tracebacks: Which of them are shown.
         failed: The failures that have ended the job, in their order.
         stopped_by: The signal to the launcher that has ended it.
         watch: What it waits for, and when its processes must end.
@@ -126,7 +129,9 @@ class Supervisor:
     wakeup: socket.socket
     failures: Path
     logs: Logs
+    shown: Collection[int] | None = None
     outputs: dict[int, tuple[RankOutput, RankOutput]] = field(default_factory=dict, init=False)
+    tracebacks: Tracebacks = field(default_factory=Tracebacks, init=False)
     failed: list[RankProcess] = field(default_factory=list, init=False)
     stopped_by: int | None = field(default=None, init=False)
 
@@ -161,14 +166,16 @@ class Supervisor:
         log = self.logs.open(title)
         environ = {**environ, "GRADRING_FAILURE_FILE": str(failure)}
         process = self.world.start(self.processes, program or self.program, number, environ)
-        copied = functools.partial(RankOutput, number, log=log, name=title.removeprefix("rank "))
+        is_shown = self.shown is None or number in self.shown
+        name = title.removeprefix("rank ")
+        copied = functools.partial(RankOutput, number, log=log, name=name, is_shown=is_shown)
         is_relayed = isinstance(process, RemoteRankProcess) or program is not None
         relayed = failure if is_relayed else None
         out, err = process.popen.stdout, process.popen.stderr
         assert out is not None and err is not None
         self.outputs[number] = (
             copied(out, sys.stdout.buffer),
-            copied(err, sys.stderr.buffer, failure=relayed),
+            copied(err, sys.stderr.buffer, failure=relayed, tracebacks=self.tracebacks),
         )
         for output in self.outputs[number]:
             self.watch.listen(output.pipe, functools.partial(self._copy, output))
@@ -178,11 +185,20 @@ class Supervisor:
         """Returns when every process has ended and the policy starts no more."""
         self._act()
         while (self.processes.alive() or self._pending) and not self.watch.has_given_up:
-            self.watch.wait()
+            asking = self._prompts()
+            self.watch.wait(PROMPT_S if asking else None)
+            for output in asking:
+                output.show_prompt(time.monotonic())
             self._collect()
             self._act()
             self._shut_down()
         self._drain()
+
+    def _prompts(self) -> list[RankOutput]:
+        """Outputs of the rank that can ask a user, if there may be a question in them."""
+        reader = self.world.reader
+        outputs = () if reader is None else self.outputs.get(reader, ())
+        return [output for output in outputs if output.has_prompt()]
 
     @property
     def _pending(self) -> bool:
@@ -205,9 +221,10 @@ class Supervisor:
             return
         self.watch.end(self.grace_s / 2, self.grace_s)
         if others := len(self.processes.running()):
+            # Not "failed": it may turn out that another one did so first.
             say(
-                f"{self.policy.name(failed[0].rank)} failed ({failed[0].ending}); {others} still "
-                f"running must end within {self.grace_s:g} s"
+                f"{self.policy.name(failed[0].rank)} has ended ({failed[0].ending}); "
+                f"{counted(others, 'process')} still running must end within {self.grace_s:g} s"
             )
 
     def _shut_down(self) -> None:
@@ -224,9 +241,11 @@ class Supervisor:
 
     def _stop(self, signum: int) -> None:
         """Passes the signal on; processes have the grace to end, or none at the second signal."""
+        if self.stopped_by is None and signum != signal.SIGPIPE and self.processes.running():
+            say(_told_to_end(signum, len(self.processes.ranks), self.grace_s))
         self.watch.end(float("inf"), self.grace_s if self.stopped_by is None else 0.0)
         self.stopped_by = self.stopped_by or signum
-        self._ends_all = True
+        self._ends_all = self.tracebacks.one = True
         self.processes.signal(signal.SIGTERM if signum == signal.SIGPIPE else signum)
 
     def _copy(self, output: RankOutput) -> None:
@@ -256,3 +275,11 @@ class Supervisor:
         for output in self._open:
             output.finish()
         self.watch.close()
+
+
+def _told_to_end(signum: int, ranks: int, grace_s: float) -> str:
+    """What to expect of a signal that ends the job, and of the same one again."""
+    name = signal.Signals(signum).name
+    cause, again = ("interrupted", "Ctrl-C") if signum == signal.SIGINT else (name, name)
+    who, whom = agreed(ranks, "the rank has", "ranks have"), agreed(ranks, "it", "them")
+    return f"{cause}: {who} {grace_s:g} s to end; {again} again ends {whom} now"

@@ -14,7 +14,13 @@ from gradring.config.parse import joined_address
 from gradring.config.values import Settings
 from gradring.tools.launch.collect import collect, new_job
 from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.processes import PIPE, RankProcess, RankProcesses
+from gradring.tools.launch.processes import (
+    DEVNULL,
+    PIPE,
+    RankProcess,
+    RankProcesses,
+    own_input,
+)
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.ranks import environments_at, rank_environments, with_defaults
 from gradring.tools.launch.ssh import RemoteRankProcess, Ssh, forwarded
@@ -33,6 +39,7 @@ class World:
         trace: Path | None = None,
         servers: Sequence[Host] = (),
         helpers: Sequence[Host] = (),
+        reader: int | None = None,
     ) -> None:
         """Notes where the ranks run.
 
@@ -44,7 +51,9 @@ class World:
             servers: The host of each parameter server; as processes they follow the ranks.
             helpers: The host of the dispatcher and of each worker of tf.data service, as processes
                 -1, -2, ...
+            reader: The rank that reads this process's standard input; the others read nothing.
         """
+        self.reader = reader
         self._placed = [*placed, *servers]
         self._servers = len(servers)
         self._helpers = helpers
@@ -98,7 +107,9 @@ class World:
         if host.is_local:
             environ = with_defaults(environ, local_size)
             command = program.command(environ.get("PATH"))
-            return processes.start(command, environ, rank=rank, stdout=PIPE, stderr=PIPE)
+            stdin = own_input() if rank == self.reader else DEVNULL
+            streams = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE}
+            return processes.start(command, environ, rank=rank, **streams)
         remote = RemoteRankProcess(
             *(rank, host, program, forwarded(environ, self._forward), processes.guardian),
             ssh=self.ssh,

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gradring_proto::error::{Breach, Error, ErrorKind, Late, Text};
+use gradring_proto::error::{Breach, Error, ErrorKind, Late, Text, ranks};
 use gradring_proto::names::named;
 use gradring_proto::wire::control::{Entered, Report, Waits};
 
@@ -243,8 +243,7 @@ impl Diagnosis {
                 call = Some(right[0].1.call.clone());
                 Error::new(ErrorKind::Mismatch {
                     theirs: describe_call(&odd, &right).into(),
-                    others: format!("{} (rank {})", describe_call(&right, &odd), names(&right))
-                        .into(),
+                    others: format!("{} ({})", describe_call(&right, &odd), names(&right)).into(),
                 })
             }
             (Problem::Different, None) => Error::new(ErrorKind::Mismatch {
@@ -407,8 +406,7 @@ fn describe_call(side: &Side<'_>, other: &Side<'_>) -> String {
 }
 
 fn names(side: &Side<'_>) -> String {
-    let names: Vec<String> = side.iter().map(|(rank, _)| rank.to_string()).collect();
-    names.join(", ")
+    ranks(&side.iter().map(|&(rank, _)| rank).collect::<Vec<_>>())
 }
 
 #[cfg(test)]

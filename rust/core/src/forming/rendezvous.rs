@@ -29,7 +29,7 @@ use gradring_net::link::tcp::tls;
 pub use gradring_net::session::connect::{Owner, Resolve, look_up, resolve};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{
-    Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, message_of,
+    Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, listed_ranks, message_of,
 };
 use gradring_proto::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
 
@@ -435,13 +435,8 @@ impl<'a> Forming<'a> {
             (Bootstrap::Coordinator(_), []) => "all ranks, which have joined, to connect".into(),
             (Bootstrap::Coordinator(_), late) => {
                 let names: Vec<_> = late.iter().take(named).map(usize::to_string).collect();
-                let more = late.len().saturating_sub(named);
-                let more = if more > 0 {
-                    format!(" and {more} more")
-                } else {
-                    String::new()
-                };
-                format!("rank {}{more} of {world_size} to join", names.join(", "))
+                let ranks = listed_ranks(&names, late.len() - names.len());
+                format!("{ranks} of {world_size} to join")
             }
             _ => format!("the group to form at {rendezvous}; the log of rank 0 says who is late"),
         };

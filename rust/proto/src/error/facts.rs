@@ -656,17 +656,21 @@ const fn counted(published: bool) -> &'static str {
     }
 }
 
-fn ranks(ranks: &[usize]) -> String {
+/// `rank 3`, or `ranks 0, 1 and 2`; of many, how many more there are.
+#[must_use]
+pub fn ranks(ranks: &[usize]) -> String {
     let shown: Vec<_> = ranks.iter().take(8).map(usize::to_string).collect();
-    match ranks.len() {
-        0 => "no rank".into(),
-        1 => format!("rank {}", shown[0]),
-        count if count == shown.len() => format!("ranks {}", shown.join(", ")),
-        count => format!(
-            "ranks {} and {} more",
-            shown.join(", "),
-            count - shown.len()
-        ),
+    listed_ranks(&shown, ranks.len() - shown.len())
+}
+
+/// The same of ranks whose names may be followed by more, and of `more` that have none here.
+#[must_use]
+pub fn listed_ranks(names: &[String], more: usize) -> String {
+    match (names, more) {
+        ([], 0) => "no rank".into(),
+        ([one], 0) => format!("rank {one}"),
+        ([first @ .., last], 0) => format!("ranks {} and {last}", first.join(", ")),
+        (names, more) => format!("ranks {} and {more} more", names.join(", ")),
     }
 }
 
@@ -691,14 +695,11 @@ fn who_is_missing(
         Some((address, found)) => format!("{} at {address} ({found})", missing.rank),
         None => missing.rank.to_string(),
     };
-    let names = missing.iter().map(name).collect::<Vec<_>>().join(", ");
-    let others = match more {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let names = missing.iter().map(name).collect::<Vec<_>>();
+    let ranks = listed_ranks(&names, more);
     let within = within.as_secs_f64();
     format!(
-        "rank {names}{others} of {world_size} did not join rank 0 at {rendezvous} within \
+        "{ranks} of {world_size} did not join rank 0 at {rendezvous} within \
          {within:.0} s{turned_away}"
     )
 }

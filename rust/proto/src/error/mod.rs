@@ -13,6 +13,7 @@ mod facts;
 pub use facts::{
     Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
     Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Shortage, Suspicion, Text, Unusable,
+    listed_ranks, ranks,
 };
 
 /// Result of anything that can fail in this crate.
@@ -264,6 +265,10 @@ impl Error {
             }
             ErrorKind::Mismatch { .. } => {
                 "make every rank call the same collectives, with the same shapes, in the same order"
+            }
+            ErrorKind::PeerLost(Lost::Left) => {
+                "that rank ended well, and this one still has steps or calls that it lacks: call evaluate() and the \
+                 like on all ranks, and where batches are uneven, gradring.tensorflow.join(batches)"
             }
             ErrorKind::PeerLost(_) => {
                 "look at that rank's own output for the cause, and restart the job"

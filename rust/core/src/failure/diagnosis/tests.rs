@@ -161,11 +161,17 @@ fn a_circle_beside_a_collective_is_called_one() {
         Some(beside(1, 29)),
     ];
     let error = diagnose_waits(&[true, false, false], &reported).to_string();
-    assert!(error.contains("ranks 2, 1 wait for each other"), "{error}");
+    assert!(
+        error.contains("ranks 2 and 1 wait for each other"),
+        "{error}"
+    );
     // One of them has begun the collective in advance.
     let reported = [Some(beside(1, 29)), Some(beside(0, 29))];
     let error = diagnose_waits(&[true, false], &reported).to_string();
-    assert!(error.contains("ranks 0, 1 wait for each other"), "{error}");
+    assert!(
+        error.contains("ranks 0 and 1 wait for each other"),
+        "{error}"
+    );
 }
 
 fn entered_a() -> Entered {
