@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradring.words import counted, listed, ranks
+from gradring.config.words import counted, listed, ranks
 
 
 @pytest.mark.parametrize(

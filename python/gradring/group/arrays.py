@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
-from gradring.words import counted
+from gradring.config.words import counted
 
 T = TypeVar("T")
 #: The name of a reduce op.

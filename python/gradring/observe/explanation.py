@@ -6,8 +6,8 @@ import datetime
 from collections.abc import Iterator, Sequence
 
 from gradring import _native
+from gradring.config.words import agreed, listed, ranks
 from gradring.observe.records import Collective, Record, Statement
-from gradring.words import agreed, listed, ranks
 
 
 def explain(records: Sequence[Record]) -> list[str]:

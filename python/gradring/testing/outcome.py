@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring import words
+from gradring.config import words
+from gradring.config.words import agreed
 from gradring.tools.launch.processes import describe_exit
 from gradring.tools.launch.report import first_cause
-from gradring.words import agreed
 
 #: Last lines of a failed rank's output that its report shows.
 OUTPUT_LINES = 30

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from gradring.clusters import detect
 from gradring.config import parse
 from gradring.config.values import Settings
+from gradring.config.words import agreed, counted, listed, ranks
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
 from gradring.tools.cli.arguments import option, say, seconds, usage
-from gradring.words import agreed, counted, listed, ranks
 
 if TYPE_CHECKING:
     from gradring.tools.doctor.endpoint import Endpoint

@@ -13,6 +13,7 @@ from pathlib import Path
 from gradring.clusters import outer_place
 from gradring.config.parse import MAX_WORLD_SIZE
 from gradring.config.values import Settings
+from gradring.config.words import counted
 from gradring.tools.cli.arguments import (
     check_file,
     count,
@@ -33,7 +34,6 @@ from gradring.tools.launch.servers import Servers
 from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy
-from gradring.words import counted
 from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"

@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from gradring.config.words import counted
 from gradring.machine import resources
 from gradring.tools.bench.pictures import drawing
 from gradring.tools.demo.results import (
@@ -27,7 +28,6 @@ from gradring.tools.demo.results import (
     mean,
 )
 from gradring.tools.doctor.here import versions
-from gradring.words import counted
 
 WIDTH = 100
 COLUMNS = (

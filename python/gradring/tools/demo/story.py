@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from gradring.config.words import agreed, listed
 from gradring.errors import ConfigError, GradringError
 from gradring.machine import packages
 from gradring.machine.resources import Usage, share_of_others
@@ -29,7 +30,6 @@ from gradring.tools.demo.results import (
     exit_code,
     read_ranks,
 )
-from gradring.words import agreed, listed
 
 #: For one training, which takes about ten seconds; a strategy that waits for ever ends then.
 DEADLINE_S = 180.0

@@ -13,9 +13,9 @@ from typing import Any
 
 from gradring import _native
 from gradring.config.values import TlsFiles
+from gradring.config.words import agreed, ranks
 from gradring.errors import AuthenticationError, GradringError
 from gradring.observe.records import Statement
-from gradring.words import agreed, ranks
 
 #: How long one rank may take to answer.
 LIMIT_S = 5.0

@@ -9,8 +9,8 @@ from itertools import islice
 
 from gradring.clusters.own_host import address_towards, reachable_host
 from gradring.config.parse import MAX_PORT, shown, whole_number
+from gradring.config.words import counted
 from gradring.machine.ports import LOOPBACK
-from gradring.words import counted
 
 LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
 

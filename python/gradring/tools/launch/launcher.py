@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradring.config.words import counted
 from gradring.observe import paths, step_log
 from gradring.tools.launch import tracing
 from gradring.tools.launch.exec_rank import CANNOT_START
@@ -31,7 +32,6 @@ from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy, Supervisor
 from gradring.tools.launch.survey import SurveyError
 from gradring.tools.launch.world import World
-from gradring.words import counted
 
 DEFAULT_GRACE_S = 10.0
 

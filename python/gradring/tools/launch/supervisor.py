@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradring.config.words import agreed, counted
 from gradring.tools.launch.hosts import Host
 from gradring.tools.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks, say
 from gradring.tools.launch.processes import RankProcess, RankProcesses
@@ -26,7 +27,6 @@ from gradring.tools.launch.signals import arrived
 from gradring.tools.launch.ssh import RemoteRankProcess
 from gradring.tools.launch.watch import CLOSING_TICK_S, Watch
 from gradring.tools.launch.world import World
-from gradring.words import agreed, counted
 
 #: How long output may still arrive after the last process of all groups has ended.
 DRAIN_S = 1.0
