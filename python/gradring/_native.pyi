@@ -10,6 +10,7 @@ from gradring.stats import RankStats
 
 __all__ = [
     "ALGORITHMS",
+    "SURVIVABLE",
     "Collective",
     "Communicator",
     "Config",
@@ -64,6 +65,7 @@ class Timing(TypedDict):
     latency_bound_s: float
 
 ALGORITHMS: list[str]
+SURVIVABLE: list[str]
 
 def build_info() -> BuildInfo: ...
 def settings() -> list[dict[str, Any]]: ...

@@ -29,7 +29,7 @@ use gradring_proto::consensus::member::Member;
 use gradring_proto::consensus::message::{Envelope, Outcome, Reply, Step};
 use gradring_proto::consensus::quorum::{Id, Peer, Roster};
 use gradring_proto::consensus::timing::Timing;
-use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
+use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, SURVIVABLE, Unusable};
 use gradring_proto::lock::{self, lock};
 use gradring_proto::wire::handshake;
 
@@ -75,14 +75,10 @@ enum Blamed {
 impl Blamed {
     /// Of a group that has not formed.
     fn of(error: &Error) -> Self {
-        match error.kind {
-            ErrorKind::Aborted(_)
-            | ErrorKind::CollectiveTimeout(_)
-            | ErrorKind::PeerLost(_)
-            | ErrorKind::Protocol(_)
-            | ErrorKind::Corrupted(_)
+        match &error.kind {
+            kind if SURVIVABLE.contains(&kind.exception()) => Self::Nobody,
             // Who has ended its connection can be reached.
-            | ErrorKind::Rendezvous(
+            ErrorKind::Rendezvous(
                 NotFormed::Busy
                 | NotFormed::OtherGeneration { .. }
                 | NotFormed::OtherGroup { .. }
