@@ -8,7 +8,10 @@ The end of a large vector is on another server: the two say whether one was appl
 from __future__ import annotations
 
 import json
+import logging
 import os
+import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +102,6 @@ def start(**what: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
 
 
@@ -201,6 +204,19 @@ def _fork(addresses: list[str]) -> None:
     threading.Event().wait()
 
 
+def _without_memory(addresses: list[str]) -> None:
+    """A worker that cannot make files, of which shared memory is made."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    heard: queue.Queue[logging.LogRecord] = queue.Queue()
+    logging.getLogger("gradring").addHandler(QueueHandler(heard))
+    worker = client(addresses, 0)
+    pulled(worker, np.zeros(8, np.float32))
+    # A thread of its own logs.
+    print(worker.stats()["transport"], heard.get(timeout=60).getMessage(), sep="\n")
+    worker.leave()
+
+
 def _main(what: dict[str, Any]) -> None:
     role = what.pop("role")
     if role == "server":
@@ -210,6 +226,8 @@ def _main(what: dict[str, Any]) -> None:
         print(json.dumps(served.stats()))
     elif role == "forks":
         _fork(**what)
+    elif role == "without memory":
+        _without_memory(**what)
     else:
         _work(**what)
 

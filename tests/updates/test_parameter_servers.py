@@ -363,6 +363,19 @@ def test_a_fork_of_a_killed_worker_does_not_keep_it_alive() -> None:
     assert "all workers" in str(raised[0])
 
 
+def test_a_worker_and_a_server_that_cannot_share_memory_use_tcp_and_say_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    addresses = free_addresses(1)
+    with serving([server(addresses, 0, 1)]):
+        worker = start(role="without memory", addresses=addresses)
+        said, failed = worker.communicate(timeout=120)
+    why = "of the same host: no shared memory from the system: File too large (os error 27)"
+    assert said == f"tcp\nworker 0 uses TCP to parameter server 0 {why}\n", failed
+    wait_until(lambda: bool(caplog.records), "the server has said so, too")
+    assert caplog.messages == [f"parameter server 0 uses TCP to worker 0 {why}"]
+
+
 def test_a_server_that_cannot_be_reached_is_named() -> None:
     addresses = free_addresses(1)
     with pytest.raises(errors.PeerLostError, match=f"parameter server 0 at {addresses[0]}"):
