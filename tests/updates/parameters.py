@@ -26,15 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from gradring import _native, errors
-from gradring._native import Config, ParameterClient, ParameterServer
+from gradring import TlsFiles, _native, errors
+from gradring._native import ParameterClient, ParameterServer
+from gradring.config.values import Settings
 
 SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
 INITIAL = 1000.0
 
 
-#: Paths of the authority's certificate, the own one, and its key.
-Tls = tuple[str, str, str]
+def config(**given: Any) -> _native.Config:
+    """With these settings, whatever the variables say."""
+    return Settings.from_environ({}, **given).for_core()
 
 
 def server(
@@ -43,7 +45,7 @@ def server(
     workers: int,
     *,
     token: bytes = b"secret",
-    tls: Tls | None = None,
+    tls: TlsFiles | None = None,
     timeout: float = 300,
     transport: str = "auto",
     worker_timeout: float = 5.0,
@@ -57,7 +59,7 @@ def server(
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
         worker_timeout=worker_timeout,
-        config=Config({"timeout": str(timeout), "transport": transport}, token=token, tls=tls),
+        config=config(timeout=timeout, transport=transport, token=token or None, tls=tls),
     )
 
 
@@ -67,7 +69,7 @@ def client(
     *,
     elements: int = 8,
     token: bytes = b"secret",
-    tls: Tls | None = None,
+    tls: TlsFiles | None = None,
     timeout: float = 300,
     transport: str = "auto",
     begins: bool = True,
@@ -75,7 +77,7 @@ def client(
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        config=Config({"timeout": str(timeout), "transport": transport}, token=token, tls=tls),
+        config=config(timeout=timeout, transport=transport, token=token or None, tls=tls),
     )
     if begins:
         made.begin([("weights", (elements,), "float32", False)], SGD)

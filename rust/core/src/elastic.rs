@@ -29,8 +29,9 @@ use gradring_proto::consensus::member::Member;
 use gradring_proto::consensus::message::{Envelope, Outcome, Reply, Step};
 use gradring_proto::consensus::quorum::{Id, Peer, Roster};
 use gradring_proto::consensus::timing::Timing;
-use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, SURVIVABLE, Unusable};
+use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, SURVIVABLE};
 use gradring_proto::lock::{self, lock};
+use gradring_proto::settings::wrong;
 use gradring_proto::wire::handshake;
 
 mod member_client;
@@ -658,12 +659,8 @@ fn own_ip(addresses: &[String]) -> Result<IpAddr> {
     };
     let found = addresses.iter().find_map(toward);
     found.ok_or_else(|| {
-        Unusable::Value {
-            name: "listen".into(),
-            value: "".into(),
-            wanted: "an address at which processes that join can reach this one".into(),
-        }
-        .into()
+        let wanted = "an address at which processes that join can reach this one";
+        wrong("listen", "", wanted)
     })
 }
 
@@ -739,7 +736,7 @@ mod tests {
         let silent = || Error::from(NotFormed::LinkSilent { rank: 0 });
         assert_eq!(of(silent()), Blamed::Rank(1));
         assert_eq!(Blamed::of(&silent()), Blamed::Newcomers);
-        let settings = Unusable::NoSuchSetting { name: "x".into() };
+        let settings = gradring_proto::error::Unusable::NoSuchSetting { name: "x".into() };
         assert_eq!(of(settings.into()), Blamed::Newcomers);
     }
 
