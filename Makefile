@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +146,8 @@ docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 lint: lint-code docs ## formatting, lints, types, layers, stubs, documents and workflows; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 	$(BIN)/zizmor --offline --quiet .github
 	@! command -v actionlint >/dev/null || { echo actionlint; actionlint; }
 
@@ -180,6 +182,9 @@ bench-peers: setup ## installs what `make bench` can compare with: Gloo (in PyTo
 
 # The links of the page that PyPI shows are made absolute when all is built.
 FINISH = $(BIN)/python release/index_page.py "$$(ls -t dist/gradring-*$(1) | head -n 1)"
+# Who builds a commit anew gets the same bytes: the dates in what is built are the commit's.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+
 wheel: $(VENV)/created ## builds the wheel into dist/
 	$(BIN)/maturin build --release --locked --out dist
 	$(call FINISH,.whl)
@@ -198,6 +203,9 @@ sdist: $(VENV)/created ## builds the source distribution into dist/
 
 settings: setup ## writes the table of settings into its page and the stub, after a change of rust/net/src/config.rs
 	$(BIN)/python release/settings_tables.py
+
+api: setup ## writes the pages of the API and their index, after a change of a public signature or docstring
+	$(BIN)/python release/api_pages.py
 
 licences: prerequisites ## writes the licence texts of the linked crates, after a change of Cargo.lock
 	$(PYTHON) release/licences.py

@@ -16,7 +16,8 @@ import gradring
 from gradring.tools.bench import values
 from gradring.tools.bench.systems import LocalReduction, System, load_peer
 
-OP, DTYPE = "sum", "float32"
+OP: gradring.ReduceOp = "sum"
+DTYPE = "float32"
 #: As TensorFlow's own: shared memory would be no like to gRPC.
 TRANSPORT = "tcp"
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",

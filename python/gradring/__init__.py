@@ -9,10 +9,11 @@ Needs numpy only; TensorFlow is imported by ``gradring.tensorflow`` alone.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradring import errors
+from gradring import errors, stats
 from gradring._native import build_info
 from gradring.config.values import TlsFiles
 from gradring.errors import GradringError
+from gradring.group.arrays import ReduceOp
 from gradring.group.collectives import Work
 from gradring.group.communicator import Communicator
 from gradring.group.init import init
@@ -26,15 +27,17 @@ __all__ = [
     "Communicator",
     "GradringError",
     "Monitor",
+    "ReduceOp",
     "TlsFiles",
     "Work",
     "__version__",
     "build_info",
     "errors",
     "init",
+    "stats",
 ]
 
-_LAZY_MODULES = ("elastic", "tensorflow", "testing", "updates")
+_LAZY_MODULES = ("elastic", "notebook", "tensorflow", "testing", "updates")
 
 
 def __getattr__(name: str) -> Any:
@@ -50,3 +53,8 @@ def __getattr__(name: str) -> Any:
     if name == "Monitor":
         return importlib.import_module("gradring.observe.monitor").Monitor
     raise AttributeError(f"module 'gradring' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, and the modules that are imported when they are first used."""
+    return [*__all__, *_LAZY_MODULES]

@@ -67,7 +67,14 @@ class Timing(TypedDict):
 ALGORITHMS: list[str]
 SURVIVABLE: list[str]
 
-def build_info() -> BuildInfo: ...
+def build_info() -> BuildInfo:
+    """How the extension was built.
+
+    Returns:
+        A dict with `version`; `debug`, whether it was built without optimization; and
+        `instruction_set`, the one in which reductions are computed.
+    """
+
 def settings() -> list[dict[str, Any]]: ...
 def leave_to_parent(communicators: list[Communicator]) -> None: ...
 def end_by_sigterm() -> None: ...

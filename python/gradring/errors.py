@@ -99,3 +99,8 @@ class SaveError(GradringError, OSError):
 
 class RestoreError(GradringError, OSError):
     """A model or a checkpoint could not be restored; raised on all ranks."""
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return list(__all__)

@@ -26,10 +26,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.train.backend import Backend, BackendConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util import get_node_ip_address
+from gradring.machine import packages
+
+with packages.needed_by("gradring.ray"):
+    import ray
+    from ray.train.backend import Backend, BackendConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.util import get_node_ip_address
 
 from gradring.clusters import without_cluster_variables
 from gradring.config.parse import joined_address

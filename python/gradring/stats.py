@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+__all__ = ["AlgorithmStats", "CollectiveStats", "RankStats", "SlowestRank", "Stats"]
+
 
 class CollectiveStats(TypedDict):
     """Collectives that ended well: those of one kind, or all.
@@ -102,3 +104,8 @@ class Stats(RankStats):
     """
 
     slowest: SlowestRank | None
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return list(__all__)

@@ -71,7 +71,7 @@ def contribution(rank: int, count: int, dtype: str) -> NDArray[Any]:
     return values
 
 
-def cases(world_size: int) -> Iterator[tuple[str, str, int]]:
+def cases(world_size: int) -> Iterator[tuple[str, gradring.ReduceOp, int]]:
     """Dtype, op and number of elements of every all-reduce."""
     for dtype in DTYPES:
         elements = [border // dtype_of(dtype).itemsize for border in BORDERS]

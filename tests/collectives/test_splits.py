@@ -130,7 +130,8 @@ def test_what_came_goes_back_by_the_splits_that_came_with_it() -> None:
         x = np.arange(6.0).reshape(3, 2) + 10 * comm.rank
         splits = [[3, 0, 0], [1, 1, 1], [0, 2, 1]][comm.rank]
         back, returned = comm.all_to_all(*comm.all_to_all(x, splits))
-        return back.tobytes() == x.tobytes() and returned.tolist() == splits
+        back_bytes: bytes = back.tobytes()
+        return back_bytes == x.tobytes() and returned.tolist() == splits
 
     assert on_threads(3, there_and_back) == [True] * 3
 

@@ -166,7 +166,7 @@ def parts_without_input() -> list[Any]:
         x = np.arange(4 * comm.world_size, dtype=np.int32).reshape(-1, 2)
         if comm.rank != 1:
             with pytest.raises(TypeError, match="scatter: out is a list; pass a plain numpy array"):
-                comm.scatter(None, root=1, out=out.tolist())  # type: ignore[arg-type]
+                comm.scatter(None, root=1, out=out.tolist())  # type: ignore[call-overload]
         part = comm.scatter(x if comm.rank == 1 else None, root=1, out=out)
         return [part is out, out.tolist()]
 

@@ -15,6 +15,7 @@ def test_the_readme_shows_the_line() -> None:
     for document in ("README.md", "docs/coming-from-mwms.md"):
         assert (
             "```diff\n"
+            "+ import gradring.tensorflow\n"
             "- strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
             "+ strategy = gradring.tensorflow.CustomCollectiveStrategy()\n"
             "```\n"

@@ -137,26 +137,6 @@ def top_level(module: ast.Module | ast.If) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("package", ["", "errors", "testing", "tensorflow"])
-def test_every_public_name_is_on_the_page_of_the_api(package: str) -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    source = PACKAGE / package / "__init__.py" if package != "errors" else PACKAGE / "errors.py"
-    names = public_names(ast.parse(source.read_text()))
-    prefix = ".".join(filter(None, ["gradring", package]))
-    # A module's own directive stands for all of its names.
-    is_whole = f"::: {prefix}\n" in page
-    absent = [name for name in names if not re.search(rf"\b{prefix}\.{name}\b", page)]
-    assert len(names) > 5 and (is_whole or not absent), absent
-
-
-def public_names(module: ast.Module) -> list[str]:
-    """What `__all__` lists."""
-    for node in module.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    return [node.name for node in module.body if isinstance(node, ast.ClassDef)]
-
-
 def test_a_name_that_does_not_exist_is_found_out() -> None:
     assert exists(PACKAGE, ["tensorflow", "callbacks", "LiveLine"])
     assert exists(PACKAGE, ["errors", "PeerLostError"])

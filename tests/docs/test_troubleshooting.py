@@ -14,8 +14,6 @@ SOURCES = [
     *(ROOT / "python" / "gradring").rglob("*.py"),
     *(path for path in (ROOT / "rust").rglob("src/**/*.rs") if "tests" not in path.name),
 ]
-#: Said by others.
-FOREIGN = {"OpKernel for XLA_CPU_JIT"}
 
 
 def messages(page: str) -> list[str]:
@@ -52,9 +50,8 @@ CODE = said()
 
 @pytest.mark.parametrize("message", messages(PAGE.read_text()))
 def test_a_message_is_one_that_the_code_says(message: str) -> None:
-    if message not in FOREIGN:
-        for part in parts(message):
-            assert part in CODE, f"{part!r} is not in the code any more"
+    for part in parts(message):
+        assert part in CODE, f"{part!r} is not in the code any more"
 
 
 def test_every_class_of_errors_is_on_the_page() -> None:

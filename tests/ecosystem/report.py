@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ecosystem.catalogue import KERAS, PROGRAMS, TENSORFLOW, Program
-from ecosystem.run import DIFFERENT, Result
+from ecosystem.run import DIFFERENT, Result, variable
 from gradring.machine import resources
 from pages import written_between
 
@@ -85,6 +85,10 @@ def _line(shown: tuple[Program, Result]) -> str:
     if package.tensorflow != TENSORFLOW:
         names.append(f"TensorFlow {package.tensorflow}")
     notes = [program.why] if program.why else []
+    if program.option:
+        is_option = not (program.by_mpirun or program.starts_ranks)
+        asked = f"--{program.option}" if is_option else f"{variable(program.option)}=1"
+        notes.append(f"`{asked}`" + (", mpirun" if program.by_mpirun else ""))
     if program.embeds:
         notes.append("rows of equal index are added up")
     cells = [

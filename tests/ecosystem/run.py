@@ -21,6 +21,8 @@ RANKS = 2
 TIMEOUT_S = 900
 #: Lines of output that explain a failure.
 TAIL = 25
+#: Of Open MPI's mpirun, which asks who may; with fewer cores than ranks, too.
+AS_ROOT = ("--allow-run-as-root", "--oversubscribe")
 STRATEGY, WITH_STRATEGY = "CustomCollectiveStrategy", "with-strategy"
 DIFFERENT = "the ranks have different weights"
 
@@ -97,6 +99,8 @@ def compared(result: Result, program: Program, alone: Run, ranks: list[Run]) -> 
         result.problems.append(DIFFERENT)
     if program.is_given_strategy and {rank.noted["strategy"] for rank in ranks} != {STRATEGY}:
         result.problems.append("a rank has lost the strategy, and trained by itself")
+    if {rank.noted["ranks"] for rank in ranks} != {RANKS}:
+        result.problems.append("a rank has no group of gradring with the others")
     if not moved > 0:
         result.problems.append("training has changed nothing")
     # Written so that NaN is a problem.
@@ -125,6 +129,8 @@ def _run(program: Program, environment: Path, ranks: int | None) -> list[Run]:
     if ranks is None:
         if program.embeds:
             command.insert(1, str(HERE / "with_dense_gradients.py"))
+    elif program.by_mpirun:
+        command = [str(binaries / "mpirun"), *AS_ROOT, "-np", str(ranks), *command]
     elif not program.starts_ranks:
         option = WITH_STRATEGY if program.is_given_strategy else program.option
         options = [f"--{option}"] if option else []
@@ -142,7 +148,7 @@ def _run(program: Program, environment: Path, ranks: int | None) -> list[Run]:
                 "PATH": f"{binaries}:{os.environ['PATH']}",
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 # A program that was written for Horovod imports it in one process, too.
-                **({"GRADRING_AS_HOROVOD": "1"} if program.option == "as-horovod" else {}),
+                **({variable(program.option): "1"} if program.option else {}),
                 "ECOSYSTEM_RECORD": directory,
                 "ECOSYSTEM_RANKS": str(ranks or 1),
             },
@@ -158,6 +164,11 @@ def _run(program: Program, environment: Path, ranks: int | None) -> list[Run]:
             tail = "\n".join(done.stdout.splitlines()[-TAIL:])
             raise Failed(f"{where}: exit code {done.returncode}\n{tail}")
         return [_read(Path(directory), rank) for rank in range(ranks or 1)]
+
+
+def variable(option: str) -> str:
+    """What asks for the same as an option of `gradring run`, without that."""
+    return f"GRADRING_{option.upper().replace('-', '_')}"
 
 
 def _read(directory: Path, rank: int) -> Run:

@@ -7,7 +7,7 @@ import pytest
 
 from ecosystem.catalogue import ARCHITECTURES, PROGRAMS, QUICK
 from ecosystem.report import BEGIN, END, PAGE, records, tables
-from ecosystem.run import STRATEGY, Result, Run, compared
+from ecosystem.run import RANKS, STRATEGY, Result, Run, compared
 from pages import written_between
 
 
@@ -34,10 +34,14 @@ def test_five_packages_are_in_the_quick_run() -> None:
 
 
 def noted(
-    digest: str, last: float, losses: tuple[float, ...] = (1.0, 0.5), strategy: str = STRATEGY
+    digest: str,
+    last: float,
+    losses: tuple[float, ...] = (1.0, 0.5),
+    strategy: str = STRATEGY,
+    ranks: int = RANKS,
 ) -> Run:
     found = {"digest": digest, "losses": list(losses), "epoch_s": 1.0, "strategy": strategy}
-    found |= {"versions": {}, "more": {}}
+    found |= {"versions": {}, "more": {}, "ranks": ranks}
     return Run(found, [np.zeros(4)], [np.full(4, last)])
 
 
@@ -50,6 +54,7 @@ def noted(
         ([noted("a", 1.0, (1.0, 0.6))] * 2, "a loss is 2e-01 from"),
         ([noted("a", 1.0, (1.0,))] * 2, "a loss is nan from"),
         ([noted("a", 1.0), noted("a", 1.0, strategy="Default")], "a rank has lost the strategy"),
+        ([noted("a", 1.0, ranks=1)] * 2, "a rank has no group of gradring"),
     ],
 )
 def test_what_is_wrong_is_named(ranks: list[Run], problem: str) -> None:

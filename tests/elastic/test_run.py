@@ -238,7 +238,7 @@ def train_to_a_loss_at_the_end(plan: Plan, stage: Stage) -> Seen:
     place = int(os.environ["GRADRING_RANK"])
     real = gradring.Communicator.all_reduce
 
-    def all_reduce(self: Any, x: Any, op: str = "sum", *, name: str = "") -> Any:
+    def all_reduce(self: Any, x: Any, op: gradring.ReduceOp = "sum", *, name: str = "") -> Any:
         if name == "elastic/ended" and place == 2:
             stage.wait("heard")
             os.kill(os.getpid(), signal.SIGKILL)

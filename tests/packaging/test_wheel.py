@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -42,6 +44,18 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
         next(name for name in names if name.endswith(".data/purelib/gradring_start.pth"))
     ]
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_it_is_small_and_names_its_crates_without_a_date_of_its_own(wheel: Path) -> None:
+    assert wheel.stat().st_size < 5 << 20
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if "/sboms/" in name)
+        parts = json.loads(archive.read(name))
+        dates = {entry.date_time for entry in archive.infolist()}
+    assert {"pyo3", "rustls", "gradring-core"} <= {part["name"] for part in parts["components"]}
+    # By `SOURCE_DATE_EPOCH`, so that two builds of a commit are equal.
+    assert "serialNumber" not in parts
+    assert len(dates) == 1
 
 
 @pytest.mark.parametrize("name", ["LICENSE", "THIRD-PARTY-LICENSES.txt"])
@@ -140,7 +154,21 @@ def test_what_starts_with_every_interpreter_does_nothing_unless_it_is_asked(
 
 
 def test_the_demo_says_what_to_install(plain: Environment) -> None:
-    assert "pip install 'gradring[demo]'" in plain.run("gradring", "demo", exit_code=2)
+    assert 'pip install "tensorflow' in plain.run("gradring", "demo", exit_code=2)
+
+
+def test_a_part_whose_package_is_missing_says_what_to_install(plain: Environment) -> None:
+    for part, package in (
+        ("tensorflow.elastic", "tensorflow"),
+        ("horovod.tensorflow.keras", "tensorflow"),
+        ("ray", "ray"),
+    ):
+        program = (
+            f"try:\n import gradring.{part}\nexcept ModuleNotFoundError as e: print(e.name, e)"
+        )
+        said = plain.run("python", "-c", program)
+        assert said.startswith(f"{package} No module named '{package}': gradring.")
+        assert f'type: pip install "{package}' in said
 
 
 @pytest.mark.slow
@@ -149,7 +177,7 @@ def test_the_demo_runs_beside_tensorflow_cpu_with_what_it_asks_for(wheel: Path) 
     with environment_of() as demo:
         demo.pip("install", "--quiet", f"gradring[tensorflow-cpu] @ file://{wheel}")
         _, _, command = demo.run("gradring", "demo", exit_code=2).partition("with: pip ")
-        demo.pip(*command.split())
+        demo.pip(*shlex.split(command))
         assert "tensorflow" not in demo.packages()
         shows_its_results(demo)
 

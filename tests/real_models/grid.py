@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from real_models import applications
 from real_models.catalogue import MODELS
@@ -47,6 +47,7 @@ class Cell:
     policy: str = "float32"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     world: str = AS_IT_IS
+    is_short: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -62,7 +63,8 @@ class Cell:
     def steps(self) -> int:
         """How many; few in large models, unless their precision lets more be compared."""
         is_long = self.model in applications.MODELS and self.policy != "float64"
-        return FEW_STEPS if is_long or self.model in TOO_LARGE_FOR_FLOAT64 else STEPS
+        is_few = self.is_short or is_long or self.model in TOO_LARGE_FOR_FLOAT64
+        return FEW_STEPS if is_few else STEPS
 
 
 _TRACED_IN_SECONDS = (
@@ -87,7 +89,7 @@ QUICK = (
     Cell("embedding of 10 M parameters", "GradientReducer", "float64"),
     *_TRACED_IN_SECONDS,
 )
-"""The cells of `make test`: the same ways and worlds, of what TensorFlow traces in seconds."""
+"""The cells of `make test`, short: the same ways and worlds, of what is traced in seconds."""
 
 CONVOLUTIONS = "two convolutions with biases"
 BRANCHES = "residual blocks, synchronised BN"

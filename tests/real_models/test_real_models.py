@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,9 @@ def results(request: pytest.FixtureRequest) -> dict[Cell, Result]:
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.originalname == TEST
     ]
-    return {result.cell: result for result in run(chosen)}
+    is_short = {*chosen} <= {*QUICK}
+    cells = [replace(cell, is_short=is_short) for cell in chosen]
+    return {result.cell: result for result in run(cells)}
 
 
 TEST = "test_two_ranks_train_as_one_process"

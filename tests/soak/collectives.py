@@ -37,12 +37,14 @@ class PlannedError(Exception):
 class Case:
     """What each rank brings to an all-reduce, and what all get."""
 
-    op: str
+    op: gradring.ReduceOp
     sources: list[NDArray[Any]]
     expected: NDArray[Any]
 
     @classmethod
-    def of(cls, world_size: int, count: int, op: str, dtype: str, narrow: bool = False) -> Case:
+    def of(
+        cls, world_size: int, count: int, op: gradring.ReduceOp, dtype: str, narrow: bool = False
+    ) -> Case:
         """The case of one size; ``narrow``: of values that also 16-bit floats hold exactly."""
         made = "bfloat16" if narrow else dtype
         wanted = values.dtype_of(dtype)

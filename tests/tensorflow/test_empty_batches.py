@@ -470,11 +470,10 @@ WAYS = (
     *keras_sequences.WAYS,
 )
 #: In every run of the tests: `fit` and its logs, a loop, and a training without a strategy; and
-#: means over steps and weights, of batches of any size and of a known one.
+#: means over steps and weights.
 QUICK_WAYS = (
-    *("by_fit", "by_fit_of_two_outputs", "by_a_loop", "by_join"),
-    *("by_fit_of_masked_steps", "by_fit_of_masked_outputs", "by_fit_of_weighted_means"),
-    "by_fit_of_full_batches",
+    *("by_fit", "by_a_loop", "by_join"),
+    *("by_fit_of_masked_outputs", "by_fit_of_weighted_means"),
 )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES, Entry, pack
 from gradring.gradients.checks import NO_CHECK, Check
 from gradring.gradients.names import Label, Names
+from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 
 #: Names of what `Communicator.all_reduce` can do.
-REDUCE_OPS = ("sum", "mean", "min", "max", "product")
+REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
 @dataclass(frozen=True)

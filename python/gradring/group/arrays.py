@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from gradring import _native
 
 T = TypeVar("T")
+#: The name of a reduce op.
+ReduceOp: TypeAlias = Literal["sum", "mean", "min", "max", "product"]
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class Place:
 
 
 @functools.cache
-def all_reducing(op: str) -> _native.Collective:
+def all_reducing(op: ReduceOp) -> _native.Collective:
     """The all-reduce of this name; made once, because programs start many."""
     return _native.Collective.all_reduce(op)
 
@@ -72,7 +74,7 @@ def broadcast(x: T, root: int, place: Place) -> Call[T]:
 
 
 def reduce(
-    x: Any, op: str, root: int, out: NDArray[Any] | None, place: Place
+    x: Any, op: ReduceOp, root: int, out: NDArray[Any] | None, place: Place
 ) -> Call[NDArray[Any] | None]:
     """The call of `Communicator.reduce`."""
     check_root(root, place.world_size, "reduce")
@@ -84,7 +86,9 @@ def reduce(
     return Call(_native.Collective.reduce(op, root), memory, result)
 
 
-def reduce_scatter(x: Any, op: str, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
+def reduce_scatter(
+    x: Any, op: ReduceOp, out: NDArray[Any] | None, place: Place
+) -> Call[NDArray[Any]]:
     """The call of `Communicator.reduce_scatter`."""
     array = _travelling(x, "reduce_scatter")
     rows = place.rows(array.shape[0])

@@ -13,9 +13,11 @@ from gradring import _native
 from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.group import arrays, objects
-from gradring.group.arrays import all_reducing, check_root
+from gradring.group.arrays import ReduceOp, all_reducing, check_root
 
 T = TypeVar("T")
+#: The dtype of an array.
+D = TypeVar("D", bound=np.generic)
 
 #: Of an object that travels.
 _PIECE_BYTES = 4 << 20
@@ -37,7 +39,7 @@ class Collectives:
     _native: _native.Communicator
     _place: arrays.Place
 
-    def all_reduce(self, x: T, op: str = "sum", *, name: str = "") -> T:
+    def all_reduce(self, x: T, op: ReduceOp = "sum", *, name: str = "") -> T:
         """Reduces ``x`` over all ranks, in place.
 
         Ring all-reduce of P. Patarasuk and X. Yuan (J. Parallel Distrib. Comput. 69, 2009).
@@ -66,7 +68,7 @@ class Collectives:
         self._native.all_reduce(x, op, name)
         return x
 
-    def all_reduce_async(self, x: T, op: str = "sum", *, name: str = "") -> Work[T]:
+    def all_reduce_async(self, x: T, op: ReduceOp = "sum", *, name: str = "") -> Work[T]:
         """As `all_reduce`, but returns at once; asynchronous collectives run in launch order.
 
         Args:
@@ -84,10 +86,30 @@ class Collectives:
         """
         return Work(self._native.start(all_reducing(op), x, name), x)
 
+    @overload
+    def reduce(
+        self,
+        x: NDArray[D],
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[D] | None = None,
+        name: str = "",
+    ) -> NDArray[D] | None: ...
+    @overload
     def reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[Any] | None = None,
+        name: str = "",
+    ) -> NDArray[Any] | None: ...
+    def reduce(
+        self,
+        x: Any,
+        op: ReduceOp = "sum",
         root: int = 0,
         *,
         out: NDArray[Any] | None = None,
@@ -115,10 +137,30 @@ class Collectives:
         """
         return self._run(arrays.reduce(x, op, root, out, self._place), name)
 
+    @overload
+    def reduce_async(
+        self,
+        x: NDArray[D],
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[D] | None = None,
+        name: str = "",
+    ) -> Work[NDArray[D] | None]: ...
+    @overload
     def reduce_async(
         self,
         x: Any,
-        op: str = "sum",
+        op: ReduceOp = "sum",
+        root: int = 0,
+        *,
+        out: NDArray[Any] | None = None,
+        name: str = "",
+    ) -> Work[NDArray[Any] | None]: ...
+    def reduce_async(
+        self,
+        x: Any,
+        op: ReduceOp = "sum",
         root: int = 0,
         *,
         out: NDArray[Any] | None = None,
@@ -127,8 +169,16 @@ class Collectives:
         """As `reduce`, but returns at once: the work's ``wait()`` returns what `reduce` does."""
         return self._start(arrays.reduce(x, op, root, out, self._place), name)
 
+    @overload
     def reduce_scatter(
-        self, x: Any, op: str = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+        self, x: NDArray[D], op: ReduceOp = "sum", *, out: NDArray[D] | None = None, name: str = ""
+    ) -> NDArray[D]: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]: ...
+    def reduce_scatter(
+        self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
     ) -> NDArray[Any]:
         """Reduces ``x`` over all ranks and gives each rank its part.
 
@@ -151,12 +201,28 @@ class Collectives:
         """
         return self._run(arrays.reduce_scatter(x, op, out, self._place), name)
 
+    @overload
     def reduce_scatter_async(
-        self, x: Any, op: str = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+        self, x: NDArray[D], op: ReduceOp = "sum", *, out: NDArray[D] | None = None, name: str = ""
+    ) -> Work[NDArray[D]]: ...
+    @overload
+    def reduce_scatter_async(
+        self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]: ...
+    def reduce_scatter_async(
+        self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
         """As `reduce_scatter`, but returns at once: ``wait()`` returns its result."""
         return self._start(arrays.reduce_scatter(x, op, out, self._place), name)
 
+    @overload
+    def all_gather(
+        self, x: NDArray[D], *, out: NDArray[D] | None = None, name: str = ""
+    ) -> NDArray[D]: ...
+    @overload
+    def all_gather(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]: ...
     def all_gather(
         self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> NDArray[Any]:
@@ -203,6 +269,14 @@ class Collectives:
             arrays.check_out(out, shape, array.dtype, "all_gather")
         return gathered
 
+    @overload
+    def all_gather_async(
+        self, x: NDArray[D], *, out: NDArray[D] | None = None, name: str = ""
+    ) -> Work[NDArray[D]]: ...
+    @overload
+    def all_gather_async(
+        self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]: ...
     def all_gather_async(
         self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
@@ -225,6 +299,14 @@ class Collectives:
         """
         return self._start(arrays.all_gather_of_equals(x, out, self._place), name)
 
+    @overload
+    def gather(
+        self, x: NDArray[D], root: int = 0, *, out: NDArray[D] | None = None, name: str = ""
+    ) -> NDArray[D] | None: ...
+    @overload
+    def gather(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any] | None: ...
     def gather(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> NDArray[Any] | None:
@@ -249,12 +331,28 @@ class Collectives:
         """
         return self._run(arrays.gather(x, root, out, self._place), name)
 
+    @overload
+    def gather_async(
+        self, x: NDArray[D], root: int = 0, *, out: NDArray[D] | None = None, name: str = ""
+    ) -> Work[NDArray[D] | None]: ...
+    @overload
+    def gather_async(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any] | None]: ...
     def gather_async(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any] | None]:
         """As `gather`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
         return self._start(arrays.gather(x, root, out, self._place), name)
 
+    @overload
+    def scatter(
+        self, x: NDArray[D], root: int = 0, *, out: NDArray[D] | None = None, name: str = ""
+    ) -> NDArray[D]: ...
+    @overload
+    def scatter(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> NDArray[Any]: ...
     def scatter(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> NDArray[Any]:
@@ -280,6 +378,14 @@ class Collectives:
         """
         return self._run(arrays.scatter(x, root, out, self._place), name)
 
+    @overload
+    def scatter_async(
+        self, x: NDArray[D], root: int = 0, *, out: NDArray[D] | None = None, name: str = ""
+    ) -> Work[NDArray[D]]: ...
+    @overload
+    def scatter_async(
+        self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
+    ) -> Work[NDArray[Any]]: ...
     def scatter_async(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
@@ -288,8 +394,16 @@ class Collectives:
 
     @overload
     def all_to_all(
+        self, x: NDArray[D], splits: None = None, *, out: NDArray[D] | None = None, name: str = ""
+    ) -> NDArray[D]: ...
+    @overload
+    def all_to_all(
         self, x: Any, splits: None = None, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> NDArray[Any]: ...
+    @overload
+    def all_to_all(
+        self, x: NDArray[D], splits: Any, *, out: None = None, name: str = ""
+    ) -> tuple[NDArray[D], NDArray[np.int64]]: ...
     @overload
     def all_to_all(
         self, x: Any, splits: Any, *, out: None = None, name: str = ""
@@ -334,8 +448,16 @@ class Collectives:
 
     @overload
     def all_to_all_async(
+        self, x: NDArray[D], splits: None = None, *, out: NDArray[D] | None = None, name: str = ""
+    ) -> Work[NDArray[D]]: ...
+    @overload
+    def all_to_all_async(
         self, x: Any, splits: None = None, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]: ...
+    @overload
+    def all_to_all_async(
+        self, x: NDArray[D], splits: Any, *, out: None = None, name: str = ""
+    ) -> Work[tuple[NDArray[D], NDArray[np.int64]]]: ...
     @overload
     def all_to_all_async(
         self, x: Any, splits: Any, *, out: None = None, name: str = ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast, overload
 
 import numpy as np
 
@@ -119,11 +119,24 @@ class Communicator(Collectives):
               the log (logger ``gradring``) names the ranks that it waits for; 30 by default. The
               next lines come when twice as long has gone by, four times, and so on.
 
+    Attributes:
+        rank: This process's index.
+        world_size: Number of processes.
+        host: The name of this rank's host.
+        hosts: The names of all ranks' hosts, by rank.
+        local_rank: Its index among the ranks of its host.
+        local_size: Number of ranks on its host.
+        generation: How often the processes of an elastic job have agreed on their group; it grows.
+
     Raises:
         ConfigError: A setting cannot be used.
         RendezvousError: The group did not form in time; names the missing ranks.
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
     """
+
+    local_rank: int
+    local_size: int
+    generation: int
 
     @takes_settings
     def __init__(
@@ -226,15 +239,14 @@ class Communicator(Collectives):
         """Notes what the group is."""
         native = self._native
         self._rendezvous = rendezvous
-        self.rank: int = native.rank
-        self.world_size: int = native.world_size
+        self.rank = native.rank
+        self.world_size = native.world_size
         self._place = arrays.Place(self.rank, self.world_size)
-        self.local_rank: int = native.local_rank
-        self.local_size: int = native.local_size
-        self.hosts: list[str] = native.hosts
-        self.host: str = self.hosts[self.rank]
-        #: How often the processes of an elastic job have agreed on their group; it grows.
-        self.generation: int = native.generation
+        self.local_rank = native.local_rank
+        self.local_size = native.local_size
+        self.hosts = native.hosts
+        self.host = self.hosts[self.rank]
+        self.generation = native.generation
         if self._held_rank is not None:
             self._held_rank.leave()
         several = self.world_size > 1
@@ -244,6 +256,10 @@ class Communicator(Collectives):
                 "rank %d uses TCP to rank %d of the same host: %s", self.rank, peer, reason
             )
 
+    @overload
+    def split(self, color: int, key: int = 0, *, name: str | None = None) -> Communicator: ...
+    @overload
+    def split(self, color: None, key: int = 0, *, name: str | None = None) -> None: ...
     def split(
         self, color: int | None, key: int = 0, *, name: str | None = None
     ) -> Communicator | None:

@@ -51,7 +51,9 @@ def spec_of(name: str) -> ModuleSpec | None:
     if place in _MISSING:
         return ModuleSpec(name, _Missing(name, _MISSING[place]))
     ours = __package__ + _ELSEWHERE.get(place, place)
-    return ModuleSpec(name, _Same(ours)) if importlib.util.find_spec(ours) is not None else None
+    # To look for a module imports its package, which may be TensorFlow's.
+    is_ours = place in _ELSEWHERE or importlib.util.find_spec(ours) is not None
+    return ModuleSpec(name, _Same(ours)) if is_ours else None
 
 
 def is_theirs_only(name: str) -> bool:

@@ -27,8 +27,8 @@ name                                  what it does
 
 All but `save`, `restore`, `check_replicas`, `join` and `measure_overlap` work eagerly and inside a
 `tf.function`. None works in code compiled with `jit_compile=True`: XLA has no kernel for gradring's
-ops and says so ("No registered ... OpKernel for XLA_CPU_JIT"). Compile the forward and backward
-pass, and reduce outside of it.
+ops, which is a `gradring.errors.ConfigError`. Compile the forward and backward pass, and reduce
+outside of it.
 
 A collective that fails raises an exception of `gradring.errors`, such as `PeerLostError`, that
 names the rank to blame, wherever it surfaces: from an op, a `tf.function`, `fit`, a dataset. It is
@@ -39,6 +39,11 @@ that were raised because of it.
 
 import importlib
 from typing import Any
+
+from gradring.machine import packages
+
+with packages.needed_by("gradring.tensorflow"):
+    import tensorflow  # noqa: F401
 
 from gradring.tensorflow.failures import failure_of
 from gradring.tensorflow.gradient_reducer import GradientReducer

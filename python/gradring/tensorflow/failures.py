@@ -8,12 +8,13 @@ so that is where the errors of gradring are told apart, by the words of the mess
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import tensorflow as tf
 
 from gradring import _native
-from gradring.errors import GradringError
+from gradring.errors import ConfigError, GradringError
 
 _FACTS = ("rank", "host", "collective", "sequence", "elapsed_s")
 
@@ -22,6 +23,14 @@ _MARK = "gradring"
 
 #: How TensorFlow begins a message that says where in the program a graph's op was made.
 _TRACE = "Graph execution error"
+
+#: How XLA refuses a graph with a collective; the message names neither that nor the rank.
+_REFUSED_BY_XLA = re.compile(r"No registered 'Gradring\w+' OpKernel for XLA")
+_WITHOUT_XLA = (
+    "a collective is inside code compiled with jit_compile=True, and XLA has no kernel for it: "
+    "compile the forward and backward pass, and reduce outside of it; with Keras, "
+    'compile(jit_compile=False), or "auto" under a strategy'
+)
 
 _installed = False
 
@@ -84,7 +93,11 @@ def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _failure_in(message: Any) -> GradringError | None:
-    if not isinstance(message, str) or _MARK not in message:
+    if not isinstance(message, str):
+        return None
+    if _REFUSED_BY_XLA.search(message):
+        return ConfigError(_WITHOUT_XLA)
+    if _MARK not in message:
         return None
     failure = _native.tensorflow_failure(message)
     if failure is not None and not isinstance(failure, GradringError):
@@ -94,6 +107,9 @@ def _failure_in(message: Any) -> GradringError | None:
 
 def _sentence_first(message: str) -> str:
     """The message with gradring's sentence before TensorFlow's trace of some forty lines."""
+    if _REFUSED_BY_XLA.search(message):
+        # The trace comes before a message that had the sentence already.
+        return f"{_WITHOUT_XLA}\n\n{message.replace(_WITHOUT_XLA, '').lstrip()}"
     failure = _failure_in(message) if message.startswith(_TRACE) else None
     trace, sentence, rest = message.partition(f"{type(failure).__name__}: {failure}")
     return (

@@ -10,6 +10,7 @@ import tensorflow as tf
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import Label, Names, with_gaps
 from gradring.gradients.reduction import Collective, Reduction
+from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.dtypes import accumulator, as_tensor, map_values
 from gradring.tensorflow.model_variables import with_known_shapes
@@ -38,7 +39,7 @@ class GradientReducer:
 
     def __init__(
         self,
-        op: str = "mean",
+        op: ReduceOp = "mean",
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         communicator: Communicator | None = None,
         *,

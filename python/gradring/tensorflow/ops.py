@@ -15,7 +15,7 @@ from gradring.errors import ConfigError
 from gradring.gradients import buckets
 from gradring.gradients.names import Label, Names, name_of, without_counters
 from gradring.gradients.reduction import REDUCE_OPS, Collective, Reduction
-from gradring.group.arrays import check_root
+from gradring.group.arrays import ReduceOp, check_root
 from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
@@ -34,7 +34,7 @@ from gradring.tensorflow.start_wait import (
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def all_reduce(
     tensors: Any,
-    op: str = "sum",
+    op: ReduceOp = "sum",
     name: str | None = None,
     communicator: Communicator | None = None,
     *,
@@ -189,7 +189,7 @@ def all_gather(
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def reduce_scatter(
     value: tf.Tensor,
-    op: str = "sum",
+    op: ReduceOp = "sum",
     name: str | None = None,
     communicator: Communicator | None = None,
 ) -> tf.Tensor:

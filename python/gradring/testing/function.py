@@ -1,4 +1,4 @@
-"""The name of a function by which a fresh interpreter finds it again.
+"""The name of a function by which a fresh interpreter finds it again, or the function itself.
 
 A test file need not be importable, and a script's functions live in ``__main__``: both are loaded
 by path. The parent knows the script as ``__main__`` and the child as `SCRIPT`, so that its
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from gradring.machine import packages
 
 SCRIPT = "__gradring_main__"
 
@@ -71,6 +73,11 @@ class FunctionName:
         assert callable(found)
         return found  # type: ignore[no-any-return]
 
+    @staticmethod
+    def dumps(value: object) -> bytes:
+        """A value that travels with it, either way."""
+        return pickle.dumps(value)
+
     def _module(self) -> ModuleType:
         if self.module != SCRIPT:
             try:
@@ -91,6 +98,49 @@ class FunctionName:
         sys.modules[self.module] = module
         spec.loader.exec_module(module)
         return module
+
+
+@dataclass(frozen=True)
+class FunctionByValue:
+    """A function whose code travels, as one of a notebook's cell, which is in no file.
+
+    Attributes:
+        pickled: Itself.
+    """
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, function: Callable[..., object]) -> FunctionByValue:
+        """Pickles the function.
+
+        Raises:
+            ModuleNotFoundError: There is no cloudpickle.
+            TypeError: It uses what cannot travel.
+        """
+        return cls(cls.dumps(function))
+
+    def load(self) -> Callable[..., Any]:
+        """Makes the function in this interpreter."""
+        return pickle.loads(self.pickled)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def dumps(value: object) -> bytes:
+        """A value that travels with it, either way; its class may come from a cell, too.
+
+        Raises:
+            ModuleNotFoundError: There is no cloudpickle.
+            TypeError: It cannot be pickled.
+        """
+        with packages.needed_by("a function of a notebook"):
+            import cloudpickle
+        try:
+            return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise TypeError(
+                f"{getattr(value, '__qualname__', value)!s} cannot travel to another process, or "
+                f"uses what cannot: {error}; make that inside the function"
+            ) from error
 
 
 def load_from_rank(data: bytes) -> Any:

@@ -30,6 +30,7 @@ from gradring.testing.outcome import (
     first_failure,
 )
 from gradring.testing.worker import DUMP_SIGNAL, Call, Report
+from gradring.tools.launch.output import LineBuffer
 from gradring.tools.launch.processes import RankProcess, RankProcesses
 from gradring.tools.launch.ranks import rank_environments
 
@@ -86,16 +87,49 @@ def run_ranks(
         TypeError: ``fn`` cannot be found by name from another interpreter.
         ValueError: ``world_size`` is below one or ``timeout`` is not above zero.
     """
-    if world_size < 1 or not timeout > 0:
+    call = Call.of(FunctionName.of(fn), args)
+    return call_on_ranks(call, world_size, timeout, env=env, check=check, hosts=hosts)
+
+
+def call_on_ranks(
+    call: Call,
+    world_size: int,
+    timeout: float | None,
+    *,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    hosts: Sequence[Host] = (),
+    hear: Callable[[int, str], None] | None = None,
+) -> list[Any]:
+    """As `run_ranks`.
+
+    Args:
+        call: What each rank does.
+        world_size: As there.
+        timeout: As there; None: no limit.
+        env: As there.
+        check: As there.
+        hosts: As there.
+        hear: Called with each line that a rank prints, as it comes.
+
+    Returns:
+        As there.
+
+    Raises:
+        RankFailure: As there.
+        RankTimeout: As there.
+        ValueError: As there.
+    """
+    if world_size < 1 or (timeout is not None and not timeout > 0):
         raise ValueError(
             f"world_size={world_size} must be at least 1 and timeout={timeout} above 0"
         )
-    call = Call(FunctionName.of(fn), pickle.dumps(args))
     with tempfile.TemporaryDirectory(prefix="gradring-ranks-") as directory:
         world = _World(Path(directory), call, world_size, env or {}, hosts)
-        world.run(timeout, stop_at_failure=check)
+        world.run(float("inf") if timeout is None else timeout, stop_at_failure=check, hear=hear)
         outcomes = world.outcomes()
     if world.unfinished:
+        assert timeout is not None
         raise RankTimeout(world.unfinished, outcomes, timeout)
     if not check:
         return outcomes
@@ -130,7 +164,13 @@ class _World:
         self.ended_at = [float("inf")] * world_size
         self.unfinished: list[int] = []
 
-    def run(self, timeout: float, *, stop_at_failure: bool) -> None:
+    def run(
+        self,
+        timeout: float,
+        *,
+        stop_at_failure: bool,
+        hear: Callable[[int, str], None] | None = None,
+    ) -> None:
         """Starts all ranks and waits until they have ended or have been ended."""
         deadline = time.monotonic() + timeout
         stop_at = float("inf")
@@ -138,6 +178,7 @@ class _World:
             self._processes = processes.ranks
             for rank, environment in enumerate(self._environments):
                 self._start(processes, rank, environment)
+            printed = [_Printed(self._output_path(rank)) for rank in range(len(processes.ranks))]
             while processes.running():
                 failed = self._collect(processes)
                 now = time.monotonic()
@@ -146,7 +187,11 @@ class _World:
                 if now >= min(deadline, stop_at):
                     self._stop(processes, out_of_time=stop_at == float("inf"))
                     break
+                if hear is not None:
+                    _pass_on(printed, hear)
                 time.sleep(POLL_S)
+        if hear is not None:
+            _pass_on(printed, hear, ended=True)
 
     def outcomes(self) -> list[Outcome]:
         """What became of each rank, in rank order; all have ended."""
@@ -238,6 +283,31 @@ class _World:
 
     def _output_path(self, rank: int) -> Path:
         return self._directory / f"output-{rank}.txt"
+
+
+class _Printed:
+    """What a rank has printed, of which some has been passed on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position, self._lines = path, 0, LineBuffer()
+
+    def more(self, *, ended: bool) -> list[str]:
+        """The lines that have come since; also the last one, without its end, if it has ended."""
+        with open(self._path, "rb") as output:
+            output.seek(self._position)
+            data = output.read()
+        self._position += len(data)
+        lines = self._lines.feed(data, time.monotonic())
+        lines += self._lines.flush() if ended else []
+        return [line.decode(errors="replace") for line in lines]
+
+
+def _pass_on(
+    printed: Sequence[_Printed], hear: Callable[[int, str], None], *, ended: bool = False
+) -> None:
+    for rank, output in enumerate(printed):
+        for line in output.more(ended=ended):
+            hear(rank, line)
 
 
 def start_interpreter(

@@ -13,11 +13,12 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradring.testing.function import FunctionName
+from gradring.testing.function import FunctionByValue, FunctionName
 
 #: Makes a rank print where all its threads are; the harness sends it before it kills.
 DUMP_SIGNAL = signal.SIGUSR1
@@ -27,8 +28,13 @@ DUMP_SIGNAL = signal.SIGUSR1
 class Call:
     """What the harness asks for; the arguments are pickled apart, to be read after the import."""
 
-    function: FunctionName
+    function: FunctionName | FunctionByValue
     arguments: bytes
+
+    @classmethod
+    def of(cls, function: FunctionName | FunctionByValue, arguments: tuple[Any, ...]) -> Call:
+        """The call of a function with these arguments."""
+        return cls(function, function.dumps(arguments))
 
 
 @dataclass(frozen=True)
@@ -52,28 +58,30 @@ def main(call_path: str, report_path: str) -> None:
     """Runs the call and writes the report; exits with 1 when the function raised."""
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True, chain=False)
+    dumps: Callable[[object], bytes] = pickle.dumps
     try:
         call: Call = pickle.loads(Path(call_path).read_bytes())
+        dumps = call.function.dumps
         function = call.function.load()
         arguments: tuple[Any, ...] = pickle.loads(call.arguments)
-        value = pickle.dumps(function(*arguments))
+        value = dumps(function(*arguments))
     except SystemExit as error:
         if error.code in (None, 0):
             _write(report_path, Report(pickle.dumps(None), None, "", time.monotonic()))
         else:
-            _write(report_path, _failure(error))
+            _write(report_path, _failure(error, dumps))
         raise
     except BaseException as error:
-        _write(report_path, _failure(error))
+        _write(report_path, _failure(error, dumps))
         traceback.print_exc()
         sys.exit(1)
     _write(report_path, Report(value, None, "", time.monotonic()))
 
 
-def _failure(error: BaseException) -> Report:
+def _failure(error: BaseException, dumps: Callable[[object], bytes]) -> Report:
     ended_at = time.monotonic()
     try:
-        pickled: bytes | None = pickle.dumps(error)
+        pickled: bytes | None = dumps(error)
         pickle.loads(pickled or b"")  # many exceptions can be written but not read again
     except Exception:
         pickled = None

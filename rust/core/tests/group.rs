@@ -535,11 +535,11 @@ fn a_stranger_at_the_rendezvous_who_talks_for_ever_holds_nobody_beyond_its_time(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     dawdle(listener);
-    let started = Instant::now();
     let config = config(1, 2, &address);
     let error = Communicator::connect(&config, &mut || false).err().unwrap();
     assert_eq!(blamed(&error), Some(0), "{error}");
-    assert!(started.elapsed() < config.settings.timeout, "{error}");
+    // What it says ends it, and not the end of a time.
+    assert!(!error.to_string().contains("in time"), "{error}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ class Record:
         directory = os.environ.get("ECOSYSTEM_RECORD")
         if directory is None:
             return
-        rank = os.environ.get("GRADRING_RANK", "0")
+        rank = _rank()
         last = _arrays(weights)
         arrays = {f"first{i}": array for i, array in enumerate(self._first)}
         arrays |= {f"last{i}": array for i, array in enumerate(last)}
@@ -57,6 +57,7 @@ class Record:
             "losses": [float(loss) for loss in losses],
             "epoch_s": statistics.median(laps) if len(laps) else 0.0,
             "strategy": _strategy(),
+            "ranks": _ranks(),
             "versions": {name: _version(name) for name in PACKAGES},
             "more": more,
         }
@@ -75,6 +76,20 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
 def _arrays(weights: Any) -> list[np.ndarray]:
     found = weights.get_weights() if hasattr(weights, "get_weights") else weights
     return [np.array(each) for each in found]
+
+
+def _rank() -> str:
+    """As `gradring run`, mpirun or Ray Train tell it; 0 of a process that nobody told."""
+    task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+    of_mpi = os.environ.get("OMPI_COMM_WORLD_RANK", task.get("index", 0))
+    return str(os.environ.get("GRADRING_RANK", of_mpi))
+
+
+def _ranks() -> int:
+    """How many are in this process' largest group of gradring; 1 of a process without any."""
+    from gradring.group.communicator import open_groups
+
+    return max((group.world_size for group in open_groups), default=1)
 
 
 def _strategy() -> str:

@@ -17,7 +17,10 @@ module                what it has
 import importlib
 from typing import Any
 
-import tensorflow as tf
+from gradring.machine import packages
+
+with packages.needed_by("gradring.horovod.tensorflow"):
+    import tensorflow as tf
 
 from gradring import _native
 from gradring.horovod import basics, process_sets

@@ -11,6 +11,7 @@ from gradring import _native, build_info
 from gradring.config.settings import READ
 from gradring.config.values import TLS_VARIABLES, Settings
 from gradring.errors import ConfigError
+from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.machine import resources
 from gradring.tools.bench import systems, values
@@ -53,7 +54,7 @@ class Options:
     world_size: int
     sizes: tuple[int, ...]
     dtype: str = "float32"
-    op: str = "sum"
+    op: ReduceOp = "sum"
     transports: tuple[str, ...] = ("auto",)
     algorithm: str = "auto"
     iterations: int | None = None

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring.errors import ConfigError
+from gradring.group.arrays import ReduceOp
 
 #: By dtype: up to where it holds every integer, or as much of that as a test needs.
 LARGEST_INTEGERS = {
@@ -48,7 +49,7 @@ class Problem:
     rank: int
     world_size: int
     count: int
-    op: str
+    op: ReduceOp
     dtype: str
 
     @property

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from gradring.errors import ConfigError
+from gradring.machine import packages
 from gradring.tools.cli.arguments import check_file, count, option, say, usage
 
 NAME = "simulate"
@@ -92,8 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_picture(path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
+    if missing := packages.missing(["matplotlib"]):
         raise ConfigError(
-            "--picture needs matplotlib; type: pip install 'gradring[demo]', or omit --picture"
+            f"--picture needs matplotlib; type: {packages.advice(missing)}, or omit --picture"
         )
     check_file("--picture", path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gradring.errors import ConfigError, GradringError
+from gradring.machine import packages
 from gradring.machine.resources import Usage, share_of_others
 from gradring.tools.demo import report as texts
 from gradring.tools.demo.results import (
@@ -44,6 +44,7 @@ INTRODUCTION = """\
 Two workers train a small convolutional network on scikit-learn's handwritten digits;
 then TensorFlow's own strategy and a single process run the same script:
 {script}
+  + import gradring.tensorflow
   - strategy = tf.distribute.MultiWorkerMirroredStrategy()
   + strategy = gradring.tensorflow.CustomCollectiveStrategy()
 """
@@ -264,14 +265,11 @@ def require_packages() -> None:
     Raises:
         ConfigError: Something is missing; says how to install it.
     """
-    missing = [title for name, title in NEEDED.items() if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := packages.missing(NEEDED):
         verb = "is" if len(missing) == 1 else "are"
-        # The extra would install `tensorflow` over a `tensorflow-cpu` that is there.
-        what = "'gradring[demo]'" if NEEDED["tensorflow"] in missing else " ".join(missing)
         raise ConfigError(
-            f"{' and '.join(missing)} {verb} missing; install what the demo needs with: "
-            f"pip install {what}"
+            f"{' and '.join(NEEDED[module] for module in missing)} {verb} missing; install what "
+            f"the demo needs with: {packages.advice(missing)}"
         )
 
 

@@ -3,6 +3,7 @@
 An ordinary training script, the same for every strategy. The strategy is one line of it:
 
 ```diff
++ import gradring.tensorflow
 - strategy = tf.distribute.MultiWorkerMirroredStrategy()
 + strategy = gradring.tensorflow.CustomCollectiveStrategy()
 ```

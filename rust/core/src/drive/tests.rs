@@ -2,11 +2,12 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 
 use super::*;
+use crate::executor::Fault;
 use gradring_net::link::memory;
 use gradring_proto::buffer::Buffer;
 use gradring_proto::collective::{Collective, Request};
 use gradring_proto::dtype::{DType, ReduceOp};
-use gradring_proto::error::{Garbled, Text};
+use gradring_proto::error::{BadSegment, Breakage, Garbled, Text};
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::wire::contract::{self, HEADER_BYTES};
 
@@ -140,6 +141,8 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         let mut links = memory::mesh(2, 100).into_iter();
         let (mut link, _absent) = (links.next().unwrap(), links.next());
         while matches!(drive.step(&mut link, || started), Step::Moved) {}
+        let peers: Vec<_> = drive.interests().iter().map(|it| it.peer).collect();
+        assert_eq!(peers, [1, 1]);
         drive.look(started);
         assert!(waits.now().is_none());
         let early = started + TIMEOUT - Duration::from_millis(1);
@@ -238,6 +241,27 @@ fn what_is_no_header_or_went_another_way_is_garbled() {
             Some(Suspicion::Garbled { peer: 1, how }) => assert_eq!(how, expected),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+#[test]
+fn a_link_that_changes_bytes_is_told_from_one_that_ends() {
+    let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
+    let (waits, mut memory) = (Waits::default(), Memory::default());
+    let (call, buffer) = all_reduce();
+    let mut operand = memory.operand(buffer, &call).unwrap();
+    let context = context(0, &topology, &supervisor, &waits);
+    let drive = Drive::new(context, &call, &mut operand, Instant::now()).unwrap();
+    let (sequence, problem) = (3, BadSegment::Announcement);
+    for (how, is_corrupted) in [
+        (Breakage::Closed, false),
+        (Breakage::Segment { sequence, problem }, true),
+    ] {
+        let (peer, broken) = (1, how.into());
+        let fault = Fault::Link { peer, broken };
+        let suspicion = drive.stall.suspicion(fault, &drive.execution);
+        let is = matches!(suspicion, Suspicion::Corrupted { peer: 1, .. });
+        assert_eq!(is, is_corrupted, "{is_corrupted}");
     }
 }
 

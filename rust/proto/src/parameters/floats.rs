@@ -192,6 +192,28 @@ mod tests {
         shelf.end_use(vec![0.0; LENGTH + 1]);
         assert_eq!(shelf.take(LENGTH + 1).map(|it| it.len()), Some(LENGTH + 1));
         assert!(shelf.take(LENGTH + 1).is_none());
+        assert_eq!((shelf.used_bytes, shelf.kept_bytes), (0, 0));
+        assert_eq!(shelf.used_bytes_max, bytes(2 * LENGTH));
+        // As much is kept as there is room for.
+        for _ in 0..2 {
+            shelf.begin_use(LENGTH);
+        }
+        shelf.end_use(vec![0.0; LENGTH]);
+        shelf.make_room();
+        assert_eq!(held(&shelf), [LENGTH]);
+        assert_eq!(
+            (bytes(3), is_large(LENGTH), is_large(LENGTH - 1)),
+            (12, true, false)
+        );
+    }
+
+    #[test]
+    fn numbers_are_one_byte_in_the_head_of_a_message() {
+        let message = (Floats::repeated(2.5, 3), 7_u8);
+        let bytes = postcard::to_stdvec(&message).unwrap();
+        assert_eq!(bytes, [0, 7]);
+        let read: (Floats, u8) = postcard::from_bytes(&bytes).unwrap();
+        assert_eq!(read, (Floats::default(), 7));
     }
 
     #[test]
@@ -204,5 +226,14 @@ mod tests {
                 assert!(Floats::repeated(2.5, length).iter().all(|&it| it == 2.5));
             }
         }
+        // Nobody else takes the memory of so many.
+        let length = 3 * LENGTH + 1;
+        assert!(kept(length).is_none());
+        drop(Floats::repeated(2.5, length));
+        assert_eq!(kept(length).map(|it| it.len()), Some(length));
+        drop(Floats::repeated(2.5, length));
+        forget_kept();
+        assert!(kept(length).is_none());
+        assert!(kept(0).is_none());
     }
 }

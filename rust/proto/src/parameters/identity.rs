@@ -95,5 +95,10 @@ mod tests {
         assert!(contains(&back, 1, 3) && !contains(&back, 2, 5) && !contains(&back, 1, 4));
         assert_eq!(back, first.followed_by(4, 3));
         assert_eq!((back.term(), back.start()), (4, 3));
+        // One that gives up as much as another makes it superfluous, too.
+        assert_eq!(
+            third.followed_by(4, 8),
+            first.followed_by(2, 5).followed_by(4, 8)
+        );
     }
 }

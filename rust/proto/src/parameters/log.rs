@@ -47,3 +47,46 @@ impl History {
         Self(hasher.finish())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::identity::Incarnation;
+
+    #[test]
+    fn histories_are_equal_for_equal_entries_in_the_same_order() {
+        let entry = |worker, weight| {
+            let id = PushId {
+                worker,
+                incarnation: Incarnation(1, 1),
+                number: 1,
+            };
+            let treatment = Treatment {
+                weight,
+                compensation: None,
+            };
+            Entry {
+                contributions: vec![Contribution { id, treatment }],
+                scale: 1.0,
+                hyper: Hyper {
+                    learning_rate: 0.1,
+                    weight_decay: 0.0,
+                },
+            }
+        };
+        let of = |entries: &[(u32, f32)]| {
+            let entries = entries
+                .iter()
+                .map(|&(worker, weight)| entry(worker, weight));
+            entries.fold(History::default(), |history, it| history.followed_by(&it))
+        };
+        assert_eq!(of(&[(1, 1.0), (2, 1.0)]), of(&[(1, 1.0), (2, 1.0)]));
+        let others: [&[_]; 4] = [
+            &[],
+            &[(1, 1.0)],
+            &[(2, 1.0), (1, 1.0)],
+            &[(1, 1.0), (2, 0.5)],
+        ];
+        assert!(others.iter().all(|it| of(it) != of(&[(1, 1.0), (2, 1.0)])));
+    }
+}

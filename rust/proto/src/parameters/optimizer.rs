@@ -217,6 +217,29 @@ mod tests {
     }
 
     #[test]
+    fn epsilon_is_added_and_slots_that_decay_change_without_a_gradient() {
+        let sgd = |momentum| Optimizer::Sgd {
+            momentum,
+            is_nesterov: false,
+        };
+        let adagrad = Optimizer::Adagrad {
+            initial: 1.0,
+            epsilon: 6.0,
+        };
+        assert_eq!(updated(adagrad, &[3.0]).0, 1.0 - 1.5 / 4.0);
+        let adam = Optimizer::Adam {
+            beta_1: 0.5,
+            beta_2: 0.75,
+            epsilon: 2.0,
+            is_amsgrad: false,
+        };
+        // The means are 2 and 4, and 0.5 * sqrt(0.25) / 0.5 times 2 / (2 + 2) comes off.
+        assert_eq!(updated(adam, &[4.0]).0, 0.75);
+        let keep = [sgd(0.0), sgd(0.5), adagrad, adam].map(|it| it.keeps_without_gradient());
+        assert_eq!(keep, [true, false, true, false]);
+    }
+
+    #[test]
     fn compensation_follows_the_weights_and_does_nothing_where_they_stayed() {
         let mut gradient = [2.0, 2.0];
         compensate(0.5, &mut gradient, &[1.0, 3.0], &[1.0, 1.0]);

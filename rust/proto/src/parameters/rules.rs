@@ -230,3 +230,92 @@ impl Rules {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASYNCHRONOUS: Option<u64> = None;
+
+    #[test]
+    fn rules_that_cannot_be_used_or_not_together_are_refused_by_name() {
+        let with = |change: fn(&mut Rules)| {
+            let mut rules = Rules {
+                workers: 3,
+                ..Rules::default()
+            };
+            change(&mut rules);
+            rules
+        };
+        for (rules, servers, refused) in [
+            (with(|_| ()), 1, None),
+            (with(|it| it.workers = 0), 1, Some("workers=0")),
+            (with(|it| it.aggregate = 0), 1, Some("aggregate=0")),
+            (with(|it| it.aggregate = 2), 1, Some("aggregate=2")),
+            (
+                with(|it| it.snapshot_every = 0),
+                1,
+                Some("snapshot_every=0"),
+            ),
+            (with(|it| it.snapshot_every = 1), 1, None),
+            (with(|it| it.backup = 2), 1, None),
+            (with(|it| it.backup = 3), 1, Some("backup=3")),
+            (with(|it| it.backup = 4), 1, Some("backup=4")),
+            (with(|it| it.replicas = 1), 2, None),
+            (with(|it| it.replicas = 2), 2, Some("replicas=2")),
+            (with(|it| it.replicas = 3), 2, Some("replicas=3")),
+            (with(|it| it.late = Late::Compensate), 2, None),
+        ] {
+            let error = rules.check(servers).err().map(|error| error.to_string());
+            let is_right = match (&error, refused) {
+                (Some(error), Some(refused)) => error.contains(refused),
+                (error, refused) => error.is_none() && refused.is_none(),
+            };
+            assert!(is_right, "{refused:?}: {error:?}");
+        }
+        let apart = |change: fn(&mut Rules)| {
+            let mut rules = with(|it| it.staleness = ASYNCHRONOUS);
+            change(&mut rules);
+            rules.check(2).is_ok()
+        };
+        assert!(apart(|_| ()) && apart(|it| it.aggregate = 2) && !apart(|it| it.backup = 1));
+        let copied = |late| {
+            let mut rules = with(|it| it.replicas = 1);
+            rules.late = late;
+            rules.check(2).is_ok()
+        };
+        assert!(copied(Late::Weight) && copied(Late::Drop) && !copied(Late::Compensate));
+    }
+
+    #[test]
+    fn what_rules_leave_open_follows_from_the_workers() {
+        for (staleness, aggregate, late, queue_max, late_after) in [
+            (Some(0), 1, Late::Drop, 6, 0),
+            (Some(2), 1, Late::Drop, 6, 3),
+            (Some(5), 4, Late::Drop, 8, 5),
+            (ASYNCHRONOUS, 1, Late::Drop, 6, 3),
+            (ASYNCHRONOUS, 1, Late::Weight, 6, 0),
+        ] {
+            let mut rules = Rules {
+                workers: 3,
+                staleness,
+                aggregate,
+                late,
+                ..Rules::default()
+            };
+            assert_eq!(rules.queue_max(), queue_max);
+            assert_eq!(rules.late_after(), late_after);
+            rules.late_after = Some(7);
+            rules.queue_max = Some(1);
+            assert_eq!((rules.late_after(), rules.queue_max()), (7, aggregate));
+        }
+        let scale = |combine| {
+            let rules = Rules {
+                combine,
+                ..Rules::default()
+            };
+            rules.scale(4)
+        };
+        assert_eq!((scale(Combine::Mean), scale(Combine::Sum)), (0.25, 1.0));
+    }
+}

@@ -311,3 +311,112 @@ fn dense_of(gradient: Cow<'_, Gradient>, spec: &Spec) -> Floats {
         rows => dense(&rows, spec),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOMENTUM: Optimizer = Optimizer::Sgd {
+        momentum: 0.5,
+        is_nesterov: false,
+    };
+
+    fn part(rows: usize, width: usize, count: usize) -> (Spec, Weights) {
+        let decays = false;
+        let spec = Spec {
+            rows,
+            width,
+            decays,
+        };
+        (spec, Arc::new(vec![0.0; count].into()))
+    }
+
+    #[test]
+    fn weights_and_slots_are_as_many_as_their_parts_say() {
+        for (parts, is_whole) in [
+            (vec![], true),
+            (vec![part(2, 3, 6)], true),
+            (vec![part(2, 3, 6), part(0, 3, 0)], true),
+            (vec![part(2, 3, 5)], false),
+            (vec![part(2, 3, 6), part(2, 3, 7)], false),
+            (vec![part(usize::MAX, 2, 0)], false),
+        ] {
+            assert_eq!(Shard::is_whole(&parts), is_whole);
+        }
+        let shard = Shard::new(MOMENTUM, &[part(2, 3, 6)]);
+        assert!(shard.fits_itself());
+        assert_eq!(
+            shard.arrays().map(|it| it.len()).collect::<Vec<_>>(),
+            [6, 6]
+        );
+        let changed = |change: fn(&mut Part)| {
+            let mut changed = shard.clone();
+            change(&mut changed.parts[0]);
+            changed.fits_itself()
+        };
+        assert!(changed(|_| ()));
+        assert!(!changed(|part| part.slots.clear()));
+        assert!(!changed(|part| part.slots[0] = Arc::default()));
+        assert!(!changed(|part| part.weights = Arc::default()));
+        assert!(!changed(|part| part.spec.rows = 3));
+    }
+
+    /// After one update by one gradient that counts whole: the weights, which were all 1.
+    fn updated(optimizer: Optimizer, version: Version, gradients: &[Gradient]) -> Vec<f32> {
+        use crate::parameters::identity::{Incarnation, PushId};
+        use crate::parameters::log::Contribution;
+        use crate::parameters::rules::Treatment;
+
+        let (spec, _) = part(2, 1, 0);
+        let weights = Arc::new(vec![1.0; 2].into());
+        let mut shard = Shard::new(optimizer, &[(spec, weights)]);
+        let id = PushId {
+            worker: 0,
+            incarnation: Incarnation(1, 1),
+            number: 1,
+        };
+        let treatment = Treatment {
+            weight: 1.0,
+            compensation: None,
+        };
+        let hyper = Hyper {
+            learning_rate: 0.5,
+            weight_decay: 0.0,
+        };
+        let entry = Entry {
+            contributions: vec![Contribution { id, treatment }],
+            scale: 1.0,
+            hyper,
+        };
+        for (number, gradient) in (version..).zip(gradients) {
+            let gradients = &[Some(gradient.clone())];
+            let then = None;
+            shard.apply(number, &entry, &[Push { gradients, then }]);
+        }
+        shard.weights()[0].to_vec()
+    }
+
+    #[test]
+    fn rows_without_a_gradient_follow_their_momentum() {
+        let rows = Gradient::Rows {
+            rows: vec![1],
+            values: vec![2.0].into(),
+        };
+        let both = [Gradient::Dense(vec![2.0, 2.0].into()), rows];
+        // By 1, and then by half as much, and 1 again where there is a gradient.
+        assert_eq!(updated(MOMENTUM, 2, &both), [-0.5, -1.5]);
+    }
+
+    #[test]
+    fn the_first_update_leads_to_the_second_version() {
+        let adam = Optimizer::Adam {
+            beta_1: 0.5,
+            beta_2: 0.75,
+            epsilon: 0.0,
+            is_amsgrad: false,
+        };
+        // It has the length of the learning rate then.
+        let gradient = Gradient::Dense(vec![4.0, 4.0].into());
+        assert_eq!(updated(adam, 2, &[gradient]), [0.5, 0.5]);
+    }
+}

@@ -122,5 +122,8 @@ mod tests {
             elements: 0..end,
         };
         assert_eq!(shards, [vec![whole(1, 4)], vec![whole(0, 64)]]);
+        // What is placed counts for where the rest goes.
+        let shards = place(&[shape(2, 2), shape(1, 4)], &[(0, 0)].into(), 2);
+        assert_eq!(shards, [vec![whole(0, 4)], vec![whole(1, 4)]]);
     }
 }

@@ -434,3 +434,6 @@ impl Worker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -100,6 +100,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rules_are_read_in_any_unit() {
+        let rules = Rules::parse("one_shot:8B,star:4KiB,direct:3MiB,ring:2GiB,halving").unwrap();
+        let limits: Vec<_> = rules.parts().iter().map(|(_, limit)| *limit).collect();
+        assert_eq!(limits, [8, 4 << 10, 3 << 20, 2 << 30, usize::MAX]);
+        assert_eq!(
+            Rules::parse("ring").unwrap(),
+            Rules::always(Algorithm::Ring)
+        );
+    }
+
+    #[test]
     fn rules_that_cannot_be_read_are_refused() {
         for text in [
             "",

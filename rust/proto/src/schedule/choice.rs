@@ -647,6 +647,7 @@ mod tests {
                 ..policy(world_size, "auto")
             };
             assert_eq!(in_order.choose(&large), Algorithm::Direct);
+            assert_eq!(in_order.choose(&small), Algorithm::Direct);
             let barrier = Call {
                 collective: Collective::Barrier,
                 ..call(DType::U8, 1)
@@ -658,6 +659,217 @@ mod tests {
             };
             assert_eq!(choose("auto", &broadcast), Algorithm::Ring);
         }
+    }
+
+    #[test]
+    fn sizes_up_to_which_a_group_reduces_how_follow_from_its_ranks_hosts_and_racks() {
+        const KIB: usize = 1 << 10;
+        let up_to = |bytes| 0..=bytes;
+        let all = up_to(usize::MAX);
+        // In pairs, of these by doubling, without regard to hosts, and directly.
+        for (policy, paired, doubled, flat, direct) in [
+            (on_hosts(1, 8), NONE, 0, 64 * KIB, 64 * KIB * 8 + 7),
+            (on_hosts(2, 2), NONE, 0, 128 * KIB + 1, 128 * KIB * 4 + 3),
+            (on_hosts(1, 16), NONE, 0, 2 * KIB, 64 * KIB * 16 + 15),
+            (on_hosts(16, 1), NONE, 0, 512 * KIB, 128 * KIB * 16 + 15),
+            (on_hosts(24, 1), NONE, 0, 768 * KIB, 128 * KIB * 24 + 23),
+            (on_hosts(3, 4), NONE, 0, 24 * KIB, 128 * KIB * 12 + 11),
+            (
+                on_hosts(4, 4),
+                all.clone(),
+                12 * KIB,
+                32 * KIB,
+                128 * KIB * 16 + 15,
+            ),
+            (
+                on_hosts(6, 8),
+                up_to(4 * KIB),
+                4 * KIB,
+                24 * KIB,
+                128 * KIB * 48 + 47,
+            ),
+            (
+                on_hosts(32, 1),
+                up_to(16 * KIB),
+                16 * KIB,
+                1024 * KIB,
+                128 * KIB * 32 + 31,
+            ),
+            (
+                on_hosts(64, 1),
+                up_to(64 * KIB),
+                16 * KIB,
+                2048 * KIB,
+                128 * KIB * 64 + 63,
+            ),
+            (
+                on_hosts(128, 1),
+                all.clone(),
+                16 * KIB,
+                4096 * KIB,
+                128 * KIB * 128 + 127,
+            ),
+            (
+                on_hosts(1, 65),
+                up_to(48 * KIB * 65),
+                16 * KIB,
+                504,
+                64 * KIB * 65 + 64,
+            ),
+            (on_hosts(1, 128), all, 16 * KIB, 256, 64 * KIB * 128 + 127),
+            (
+                on_hosts(12, 8),
+                up_to(72 * KIB),
+                6 * KIB,
+                48 * KIB,
+                128 * KIB * 96 + 95,
+            ),
+            (
+                in_racks(4, 3, 8),
+                up_to(8 * KIB),
+                6 * KIB,
+                682,
+                128 * KIB * 96 + 95,
+            ),
+        ] {
+            assert_eq!(policy.paired(), paired, "{:?}", policy.topology);
+            assert_eq!(*policy.doubled().end(), doubled, "{:?}", policy.topology);
+            assert_eq!(policy.flat_bytes_max(), flat, "{:?}", policy.topology);
+            assert_eq!(policy.direct_bytes_max(), direct, "{:?}", policy.topology);
+        }
+        let racks = in_racks(3, 4, 1);
+        let largest = 64 * KIB * 12 + 11;
+        assert_eq!(racks.levels_bytes_max(), largest);
+        let chosen = |bytes| racks.choose(&call(DType::U8, bytes));
+        assert_eq!(chosen(largest), Algorithm::Hierarchical);
+        assert_eq!(chosen(largest + 1), Algorithm::Ring);
+    }
+
+    #[test]
+    fn collectives_without_a_choice_have_their_algorithm_whatever_their_size() {
+        let (root, chunk) = (0, 1 << 20);
+        let parts = || vec![1 << 20; 16];
+        let in_parts = Collective::AllToAllV {
+            sent: parts(),
+            received: parts(),
+        };
+        for (policy, others) in [
+            (on_hosts(4, 4), Algorithm::Halving),
+            (policy(4, "auto"), Algorithm::OneShot),
+        ] {
+            for (collective, algorithm) in [
+                (Collective::AllToAll, Algorithm::Direct),
+                (in_parts.clone(), Algorithm::Direct),
+                (Collective::Gather { root, chunk }, Algorithm::Direct),
+                (Collective::Scatter { root, chunk }, Algorithm::Direct),
+                (Collective::Send { to: 1 }, Algorithm::Direct),
+                (Collective::Receive { from: 1 }, Algorithm::Direct),
+                (Collective::Broadcast { root }, Algorithm::Ring),
+            ] {
+                let call = Call {
+                    collective,
+                    ..call(DType::F32, 16 << 20)
+                };
+                assert_eq!(policy.decide(&call), (algorithm, Reason::NoOther), "{call}");
+            }
+            let barrier = Call {
+                collective: Collective::Barrier,
+                ..call(DType::U8, 0)
+            };
+            let without_bytes = match others {
+                Algorithm::Halving => Algorithm::Doubling,
+                other => other,
+            };
+            assert_eq!(policy.choose(&barrier), without_bytes);
+        }
+    }
+
+    #[test]
+    fn what_does_not_sum_is_neither_narrowed_nor_asked_for_an_order() {
+        let policy = Policy {
+            reproducible: true,
+            wire_dtype: Some(DType::Bf16),
+            ..policy(4, "ring")
+        };
+        let counts = vec![1; 4];
+        for (collective, sums) in [
+            (Collective::AllReduce { op: ReduceOp::Sum }, true),
+            (Collective::AllGather { counts }, false),
+            (Collective::Broadcast { root: 0 }, false),
+            (Collective::Barrier, false),
+        ] {
+            let call = Call {
+                collective,
+                ..call(DType::F32, 4)
+            };
+            assert_eq!(policy.wire_dtype(&call).is_some(), sums, "{call}");
+            assert_eq!(
+                policy.sums_as_asked(Algorithm::Ring, &call),
+                !sums,
+                "{call}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_rule_needs_links_that_are_there_or_are_made() {
+        for (world_size, on_demand, rule, followed) in [
+            (64, false, "direct", true),
+            (65, true, "direct", true),
+            (65, false, "direct", false),
+            (65, false, "ring", true),
+        ] {
+            let policy = Policy {
+                connects_on_demand: on_demand,
+                ..policy(world_size, rule)
+            };
+            let chosen = policy.choose(&call(DType::F32, 1)).name();
+            assert_eq!(chosen == rule, followed, "{world_size} {chosen}");
+            assert_eq!(policy.reaches_all(), world_size < 65 || on_demand);
+        }
+    }
+
+    #[test]
+    fn what_was_measured_is_told_by_algorithm() {
+        let us = Duration::from_micros;
+        let fitted = |small, large| Cost::fitted((8, us(small)), (8 + 64_000, us(large)));
+        let [one_shot, two_steps, star] = [fitted(10, 74), fitted(20, 52), fitted(5, 4)];
+        assert_eq!(one_shot.latency, us(10));
+        assert!((one_shot.seconds_per_byte * 1e9 - 1.0).abs() < 1e-9);
+        assert_eq!((star.latency, star.seconds_per_byte), (us(5), 0.0));
+        for (world_size, two, measurable) in [
+            (2, Algorithm::Ring, 2),
+            (7, Algorithm::Direct, 2),
+            (8, Algorithm::Direct, 3),
+        ] {
+            let mut policy = policy(world_size, "auto");
+            assert_eq!(policy.measured(two), None);
+            policy.measured = Some(Measured {
+                one_shot,
+                two_steps,
+                star: Some(star),
+            });
+            let all = [Algorithm::OneShot, two, Algorithm::Star];
+            assert_eq!(policy.measurable(), all[..measurable]);
+            let told = all.map(|algorithm| policy.measured(algorithm));
+            assert_eq!(told, [Some(one_shot), Some(two_steps), Some(star)]);
+            assert_eq!(policy.measured(Algorithm::Halving), None);
+        }
+    }
+
+    #[test]
+    fn one_rank_does_not_reduce_for_all_where_that_takes_as_long() {
+        let cost = Cost {
+            latency: Duration::from_micros(100),
+            seconds_per_byte: 1e-9,
+        };
+        let mut policy = policy(16, "auto");
+        policy.measured = Some(Measured {
+            one_shot: cost,
+            two_steps: cost,
+            star: Some(cost),
+        });
+        assert_eq!(policy.choose(&call(DType::U8, 1)), Algorithm::OneShot);
     }
 
     #[test]

@@ -280,6 +280,39 @@ mod tests {
     }
 
     #[test]
+    fn times_cross_where_both_are_equal_if_they_do() {
+        let cost = |latency_us, per_byte_ns: f64| Cost {
+            latency: Duration::from_micros(latency_us),
+            seconds_per_byte: per_byte_ns * 1e-9,
+        };
+        for (one, other, crossing) in [
+            (cost(10, 3.0), cost(40, 1.0), Some(15_000)),
+            (cost(40, 1.0), cost(10, 3.0), Some(15_000)),
+            (cost(40, 3.0), cost(10, 1.0), None),
+            (cost(40, 1.0), cost(10, 1.0), None),
+            (cost(10, 1.0), cost(40, 1.0), None),
+        ] {
+            let found = one.crossing(other);
+            assert_eq!(found.map(|bytes| bytes.div_ceil(10) * 10), crossing);
+        }
+    }
+
+    #[test]
+    fn small_chunks_and_missing_links_are_told() {
+        let policy = Policy::new(Topology::one_host(16));
+        let direct = policy.explain()["direct"].clone();
+        assert!(direct.ends_with(": chunks of at most 64 KiB"), "{direct}");
+        for (ranks, reproducible, told) in
+            [(65, false, TOO_MANY_RANKS), (65, true, ""), (64, false, "")]
+        {
+            let mut policy = Policy::new(Topology::one_host(ranks));
+            policy.reproducible = reproducible;
+            let obstacle = policy.obstacle(Algorithm::Direct);
+            assert_eq!(obstacle.unwrap_or_default(), told);
+        }
+    }
+
+    #[test]
     fn what_is_told_is_what_is_chosen() {
         for ranks in [2, 4, 9, 64, 65] {
             for hosts in [1, 3] {

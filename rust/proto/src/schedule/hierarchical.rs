@@ -276,3 +276,38 @@ impl Place {
         (1..size).map(move |distance| ((own + distance) % size, (own + size - distance) % size))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_each_turn_a_rank_receives_from_the_one_that_sends_to_it() {
+        for size in 2..6 {
+            let turns = |own| {
+                let members = (0..size).collect();
+                Place { members, own }.turns().collect::<Vec<_>>()
+            };
+            for own in 0..size {
+                for (turn, (receiver, sender)) in turns(own).into_iter().enumerate() {
+                    assert_eq!((turns(receiver)[turn].1, turns(sender)[turn].0), (own, own));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn levels_have_few_links_where_many_ranks_are_in_even_racks() {
+        for (ranks, in_a_rack, has_few) in [
+            (16, 8, false),
+            (64, 16, false),
+            (72, 40, false),
+            (80, 16, true),
+        ] {
+            let topology = Topology::by_host((0..ranks).map(|rank| rank / 4));
+            let topology = topology.in_racks(|rank| (rank / in_a_rack).to_string());
+            let levels = Levels::of(0, &topology);
+            assert_eq!(levels.has_few_links, has_few, "{ranks}");
+        }
+    }
+}

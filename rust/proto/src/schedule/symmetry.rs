@@ -126,6 +126,7 @@ mod tests {
         };
         assert_eq!(of(1, 80), Symmetry::Rotation);
         assert_eq!(of(1, 81), Symmetry::None);
+        assert_eq!(of(1, 0), Symmetry::None);
         assert_eq!(of(2, 80), Symmetry::None);
     }
 }

@@ -874,3 +874,91 @@ fn a_wrong_schedule_is_refused() {
     unsorted[0].swap(3, 4);
     assert!(run(&unsorted).contains("in another order"));
 }
+
+#[test]
+fn what_an_operation_touches_decides_whether_it_may_pass_another() {
+    use super::Use::{Nothing, Read, Write};
+    let of = |source, action| {
+        let access = Access::receive(1, source, action);
+        (access.buffer, access.beside)
+    };
+    let [first, middle, last] = [Turn::First, Turn::Middle, Turn::Last].map(Action::Fold);
+    // By what is done with something of another rank, and with its own.
+    for (action, of_another, of_its_own) in [
+        (first, (Nothing, true), (Read, true)),
+        (middle, (Nothing, true), (Read, true)),
+        (last, (Write, true), (Write, true)),
+        (Action::SetAside, (Nothing, true), (Nothing, true)),
+        (Action::Reduce, (Write, false), (Write, true)),
+        (Action::ReduceAndFinish, (Write, false), (Write, true)),
+        (Action::Copy, (Write, false), (Write, false)),
+    ] {
+        assert_eq!((of(0, action), of(1, action)), (of_another, of_its_own));
+    }
+    let access = |buffer, beside| Access { buffer, beside };
+    for (one, other, conflict) in [
+        (access(Write, false), access(Write, false), true),
+        (access(Write, false), access(Read, false), true),
+        (access(Read, false), access(Read, false), false),
+        (access(Write, true), access(Nothing, false), false),
+        (access(Nothing, true), access(Nothing, true), true),
+        (access(Read, true), access(Read, false), false),
+    ] {
+        assert_eq!(one.conflicts(other), conflict, "{one:?} {other:?}");
+        assert_eq!(other.conflicts(one), conflict, "{other:?} {one:?}");
+    }
+}
+
+#[test]
+fn ranks_of_a_mesh_have_links_with_all_others_and_many_ranks_with_those_that_they_talk_to() {
+    let partners = |rank, world_size| super::partners(rank, &Topology::one_host(world_size));
+    assert_eq!(partners(1, 4), [0, 2, 3]);
+    let mesh: Vec<usize> = (0..63).collect();
+    assert_eq!(partners(63, 64), mesh);
+    // Neighbours, and the rank at each power of two; the last is the guest of the first.
+    assert_eq!(partners(0, 65), [1, 2, 4, 8, 16, 32, 64]);
+    assert_eq!(partners(5, 65), [1, 4, 6, 7, 13, 21, 37]);
+    assert_eq!(partners(64, 65), [0, 63]);
+}
+
+#[test]
+fn two_ranks_of_one_host_gather_a_block_at_once_and_others_reduce_two_ahead() {
+    for (hosts, ahead) in [
+        (&[0, 0][..], 0),
+        (&[0, 1], 2),
+        (&[0, 0, 0], 2),
+        (&[0, 1, 2], 2),
+    ] {
+        let topology = Topology::by_host(hosts.iter().copied());
+        assert_eq!(super::blocks_ahead(&topology), ahead);
+    }
+}
+
+#[test]
+fn two_ranks_send_and_receive_in_a_group_of_their_own() {
+    for (world_size, is_built) in [(2, true), (3, false)] {
+        let topology = Topology::one_host(world_size);
+        let part = Part {
+            rank: 0,
+            topology: &topology,
+            count: 4,
+            block: 4,
+        };
+        for collective in [Collective::Send { to: 1 }, Collective::Receive { from: 1 }] {
+            let built = super::direct::build(&collective, &part);
+            assert_eq!(built.is_some(), is_built);
+        }
+    }
+}
+
+#[test]
+fn a_barrier_is_an_all_reduce_of_one_element_that_nobody_reads() {
+    let topology = Topology::one_host(5);
+    let all_reduce = Collective::AllReduce { op: ReduceOp::Max };
+    for algorithm in Algorithm::ALL {
+        if algorithm.performs(&Collective::Barrier, &topology) {
+            let barrier = schedules(algorithm, &Collective::Barrier, &topology, 0);
+            assert_eq!(barrier, schedules(algorithm, &all_reduce, &topology, 1));
+        }
+    }
+}

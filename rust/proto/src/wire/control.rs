@@ -163,6 +163,25 @@ mod tests {
     }
 
     #[test]
+    fn a_call_is_told_with_its_step_and_the_step_that_was_left() {
+        let told = |left| {
+            let (header, call, step) = (Vec::new(), "barrier".into(), 4);
+            let entered = Entered {
+                header,
+                call,
+                step,
+                left,
+            };
+            entered.in_its_step()
+        };
+        assert_eq!(told(None), "barrier in step 4");
+        assert_eq!(
+            told(Some((3, "ValueError".into()))),
+            "barrier in step 4, after it left step 3 by ValueError"
+        );
+    }
+
+    #[test]
     fn an_abort_with_an_endless_reason_arrives() {
         let abort = Message::abort(Error::aborted(&"why ".repeat(100_000)));
         assert_eq!(decode(&mut encode(&abort).unwrap()), Ok(Some(abort)));

@@ -37,3 +37,33 @@ pub fn read(stream: &mut impl Read) -> io::Result<Message> {
     stream.read_exact(&mut body)?;
     codec::decode(&body).map_err(invalid)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_and_reasons_of_any_length_that_is_sent_arrive_and_longer_ones_are_refused() {
+        for bytes in [0, 1, 127, 128, BYTES_MAX] {
+            for message in [Ok(vec![7; bytes]), Err("x".repeat(bytes))] {
+                let sent = encode(&message);
+                assert_eq!(read(&mut &sent[..]).unwrap(), message);
+            }
+        }
+        for (bytes, kind) in [
+            (MESSAGE_BYTES_MAX, ErrorKind::UnexpectedEof),
+            (MESSAGE_BYTES_MAX + 1, ErrorKind::InvalidData),
+        ] {
+            let length = (bytes as u32).to_le_bytes();
+            assert_eq!(read(&mut &length[..]).unwrap_err().kind(), kind);
+        }
+        assert_eq!(MESSAGE_BYTES_MAX, encode(&Ok(vec![7; BYTES_MAX])).len() - 4);
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        assert_eq!(cut("short".into()), "short");
+        assert_eq!(cut("x".repeat(BYTES_MAX + 1)), "x".repeat(BYTES_MAX));
+        assert_eq!(cut("\u{e9}".repeat(200)), "\u{e9}".repeat(BYTES_MAX / 2));
+    }
+}

@@ -29,6 +29,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradring.group.communicator import Communicator
+from gradring.machine import packages
 from gradring.tools.bench.systems.agree import agree_on_addresses, agree_on_ports
 from gradring.tools.bench.systems.system import LocalReduction, System, missing_module
 from gradring.tools.bench.values import Problem
@@ -44,7 +45,7 @@ SUBDIVISIONS = 4
 
 def missing() -> str | None:
     """TensorFlow, of any kind."""
-    return missing_module("tensorflow", "tensorflow", "pip install 'gradring[tensorflow]'")
+    return missing_module("tensorflow", "tensorflow", packages.advice(["tensorflow"]))
 
 
 def version() -> str:

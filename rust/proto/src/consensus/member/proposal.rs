@@ -268,3 +268,179 @@ fn in_order(base: &Roster, chosen: impl IntoIterator<Item = Peer>) -> Vec<Peer> 
     ring.extend(joiners);
     ring
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::Phase;
+    use super::super::tests::peer;
+    use super::*;
+    use crate::consensus::timing::Timing;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn id(number: u8) -> Id {
+        peer(number).id
+    }
+
+    fn view(round: u64, members: &[u8], is_established: bool) -> AcceptedView {
+        let members = members.iter().map(|&number| peer(number));
+        let mut roster = Roster::founding(members.collect());
+        roster.ballot.round = round;
+        AcceptedView {
+            roster,
+            is_established,
+        }
+    }
+
+    /// Member 1 of a roster of round 2 with three others, which begins to propose the next one.
+    fn proposing(now: Instant) -> (Member, Proposal, Box<Reforming>) {
+        let base = view(2, &[1, 2, 3, 4], false);
+        let roster = base.roster.clone();
+        let mut member = Member::founding(peer(1), roster, Timing::default(), 1..=8);
+        member.connected();
+        member.reform(&[], now);
+        let phase = std::mem::replace(&mut member.phase, Phase::Over);
+        let Phase::Reforming(reforming) = phase else {
+            panic!("it re-forms");
+        };
+        let ballot = Ballot {
+            round: 3,
+            proposer: id(1),
+        };
+        let proposal = Proposal {
+            ballot,
+            begun: now,
+            base,
+            promises: BTreeMap::new(),
+        };
+        (member, proposal, reforming)
+    }
+
+    #[test]
+    fn what_is_known_of_the_base_follows_from_where_those_are_that_have_promised() {
+        use Standing::{Established, Open, Refuted};
+        let (_, mut proposal, _) = proposing(Instant::now());
+        let at = |round, is_established| Some(view(round, &[1, 2], is_established));
+        let ballot = |round| view(round, &[1], false).roster.ballot;
+        let here = BTreeSet::from([id(1), id(2)]);
+        for (is_established, own, promise, standing) in [
+            (true, 2, None, Established),
+            (false, 2, None, Open),
+            (false, 2, Some((2, at(2, true))), Established),
+            (false, 2, Some((2, at(2, false))), Open),
+            (false, 2, Some((2, at(1, true))), Refuted),
+            (false, 2, Some((2, None)), Refuted),
+            // Who is not here may have promised and died.
+            (false, 2, Some((3, at(1, false))), Open),
+            (false, 2, Some((3, None)), Open),
+            (false, 1, None, Refuted),
+        ] {
+            proposal.base.is_established = is_established;
+            let promise = promise.map(|(number, view)| (id(number), view));
+            proposal.promises = promise.into_iter().collect();
+            let promises = &proposal.promises;
+            let found = proposal.standing(&here, ballot(own));
+            assert_eq!(found, standing, "{is_established} {own} {promises:?}");
+        }
+    }
+
+    #[test]
+    fn those_that_went_on_without_a_process_exclude_it_if_their_group_is_newer_or_surer() {
+        use Standing::{Established, Open};
+        let now = Instant::now();
+        let (mut member, proposal, mut reforming) = proposing(now);
+        let (others, with_it) = (&[2, 9][..], &[1, 9][..]);
+        for (number, (round, members, is_established), standing, excludes) in [
+            (2, (3, others, false), Established, true),
+            (2, (1, others, false), Established, false),
+            (9, (3, others, false), Established, false),
+            (9, (3, others, true), Established, true),
+            (9, (1, others, true), Established, false),
+            (9, (1, others, true), Open, true),
+            (9, (1, others, false), Open, false),
+            (2, (3, with_it, true), Established, false),
+        ] {
+            let theirs = view(round, members, is_established);
+            reforming.elsewhere = BTreeMap::from([(id(number), theirs)]);
+            for dead in [false, true] {
+                member.dead = dead.then_some(id(number)).into_iter().collect();
+                let here = member.members(&proposal, &reforming, now);
+                let verdict = member.without_quorum(&proposal, &reforming, &here, standing, now);
+                let is = matches!(verdict, Verdict::Excluded);
+                assert_eq!(is, excludes && !dead, "{number} {round} {is_established}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_quorum_a_process_waits_for_its_limits_unless_it_has_nothing_and_nobody_lives() {
+        let begin = Instant::now() + 100 * SECOND;
+        let (mut member, mut proposal, mut reforming) = proposing(begin);
+        let verdict = |member: &Member, proposal: &Proposal, reforming: &Reforming, now| {
+            let here = member.members(proposal, reforming, now);
+            match member.without_quorum(proposal, reforming, &here, Standing::Open, now) {
+                Verdict::Wait => "waits",
+                Verdict::Excluded => "is excluded",
+                Verdict::Failed(NotAgreed::Minority { .. }) => "fails",
+                Verdict::Failed(_) | Verdict::Decided(_) => "something else",
+            }
+        };
+        for (belongs, living, becomes) in [
+            (true, true, "waits"),
+            (true, false, "waits"),
+            (false, true, "waits"),
+            (false, false, "is excluded"),
+        ] {
+            member.has_belonged = belongs;
+            let dead = [2, 3, 4].map(id).into_iter().filter(|_| !living);
+            member.dead = dead.collect();
+            assert_eq!(verdict(&member, &proposal, &reforming, begin), becomes);
+        }
+        member.dead.clear();
+        // The proposal began, and no quorum was there since: for how long it waits.
+        for (begun, lacking, limit) in [(0, 0, 60), (55, 0, 65), (0, 30, 90)] {
+            proposal.begun = begin + begun * SECOND;
+            reforming.lacking = begin + lacking * SECOND;
+            let limit = begin + limit * SECOND;
+            for (belongs, becomes) in [(true, "fails"), (false, "is excluded")] {
+                member.has_belonged = belongs;
+                let before = limit - Duration::from_millis(1);
+                assert_eq!(verdict(&member, &proposal, &reforming, before), "waits");
+                assert_eq!(verdict(&member, &proposal, &reforming, limit), becomes);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_decided_while_those_that_may_still_promise_would_be_a_quorum() {
+        let now = Instant::now();
+        let (mut member, proposal, mut reforming) = proposing(now);
+        let own = proposal.base.roster.ballot;
+        for (gone, waits) in [(&[4][..], true), (&[3, 4], true), (&[2, 3, 4], false)] {
+            let elsewhere = |&number: &u8| (id(number), view(3, &[4], true));
+            reforming.elsewhere = gone.iter().map(elsewhere).collect();
+            let dead = gone.len().saturating_sub(1);
+            member.dead = gone[..dead].iter().map(|&it| id(it)).collect();
+            let verdict = member.judge(&proposal, &mut reforming, own, now);
+            assert_eq!(matches!(verdict, Verdict::Wait), waits, "{gone:?}");
+        }
+    }
+
+    #[test]
+    fn members_joiners_and_older_members_that_live_are_asked_once() {
+        let (mut member, mut proposal, _) = proposing(Instant::now());
+        let older = view(1, &[1, 2, 6, 7], true).roster;
+        let Roster {
+            ballot, members, ..
+        } = proposal.base.roster;
+        let none = BTreeSet::new();
+        proposal.base.roster = older.successor(ballot, members, Standing::Established, &none);
+        member.joiners = [2, 5].map(|it| (id(it), peer(it))).into();
+        member.dead = BTreeSet::from([id(3), id(7)]);
+        let asked = member.to_ask(&proposal).into_iter();
+        let asked: Vec<_> = asked.map(|peer| peer.id.0[0]).collect();
+        assert_eq!(asked, [2, 4, 5, 6]);
+    }
+}

@@ -4,7 +4,7 @@ use crate::error::ErrorKind;
 
 const NONE: [Id; 0] = [];
 
-fn peer(number: u8) -> Peer {
+pub(super) fn peer(number: u8) -> Peer {
     Peer {
         id: Id([number; 16]),
         address: format!("h{number}:1"),
@@ -243,7 +243,11 @@ fn half_of_the_members_stop_with_an_error_that_names_the_others() {
     let mut job = Job::new(4);
     job.silent.extend([3, 4]);
     job.reform();
-    job.pass(Duration::from_secs(200));
+    job.pass(Duration::from_secs(60));
+    assert!(job.errors.is_empty());
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.errors.len(), 1);
+    job.pass(Duration::from_secs(139));
     assert_eq!(job.rosters(), vec![(1, vec![1, 2, 3, 4]); 4]);
     assert_eq!(
         job.errors[0],
@@ -318,15 +322,26 @@ fn the_end_of_a_group_is_not_that_of_the_next_one() {
 
 #[test]
 fn two_that_cannot_connect_are_quarantined_if_the_others_are_enough() {
-    let mut job = Job::new(4);
-    let now = job.now;
-    let ids: Vec<_> = job.members.iter().map(|it| it.me.id).collect();
-    for (index, member) in job.members.iter_mut().enumerate() {
-        let unreached = if index == 3 { vec![ids[1]] } else { Vec::new() };
-        member.reform(&unreached, now);
+    // Of so many, one cannot reach another, and the job needs so many.
+    for (size, (one, other), workers, next) in [
+        (4, (4, 2), 1, &[1, 2, 3][..]),
+        (4, (1, 2), 1, &[1, 3, 4]),
+        (4, (4, 2), 3, &[1, 2, 3]),
+        (4, (4, 2), 4, &[1, 2, 3, 4]),
+        (2, (1, 2), 1, &[1, 2]),
+    ] {
+        let mut job = Job::new(size);
+        for member in &mut job.members {
+            member.workers = workers..=8;
+            let is_one = member.me.id == peer(one).id;
+            let unreached = is_one.then_some(peer(other).id);
+            member.reform(unreached.as_slice(), job.now);
+        }
+        job.pass(Duration::from_secs(1));
+        let mut rosters = job.rosters();
+        rosters.retain(|(generation, _)| *generation > 1);
+        assert_eq!(rosters, vec![(2, next.to_vec()); next.len()]);
     }
-    job.pass(Duration::from_secs(1));
-    assert_eq!(job.rosters()[..3], vec![(2, vec![1, 2, 3]); 3]);
 }
 
 #[test]
@@ -463,6 +478,53 @@ fn a_joiner_that_all_turn_away_says_why_at_once() {
 }
 
 #[test]
+fn a_joiner_that_some_turn_away_asks_the_others_for_as_long_as_it_may() {
+    let mut job = Job::new(1);
+    let (timing, now) = (Timing::default(), job.now);
+    let addresses = ["h7:1", "h8:1"].map(str::to_owned);
+    job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
+    let why = Outcome::TurnedAway("it has another token".into());
+    for _ in 0..60 {
+        job.members[0].heard("h7:1", None, &why, job.now);
+        job.members[0].heard("h8:1", None, &Outcome::Silent, job.now);
+        assert!(matches!(job.members[0].step(job.now), Step::Wait(_)));
+        job.now += Duration::from_secs(1);
+    }
+    let Step::Failed(error) = job.members[0].step(job.now) else {
+        panic!("nobody has let it in");
+    };
+    assert!(
+        error.to_string().contains("h7:1: it has another token"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_mind() {
+    let now = Instant::now();
+    let asking = |count: usize| {
+        let addresses = (0..count).map(|number| format!("h{number}:2"));
+        Member::joining(peer(2), addresses, Timing::default(), 1..=8, now)
+    };
+    for (known, told, asks) in [
+        (1, vec![], 1),
+        (1, vec![2], 1),
+        (1, vec![1, 2, 3], 3),
+        (KNOWN_MAX - 1, vec![1, 3], KNOWN_MAX),
+        (KNOWN_MAX, vec![1], KNOWN_MAX),
+    ] {
+        let mut member = asking(known);
+        let is_told = !told.is_empty();
+        let noted = Reply::Noted(told.into_iter().map(peer).collect());
+        member.heard("h0:2", None, &Outcome::Reply(noted), now);
+        let Phase::Joining(joining) = &member.phase else {
+            panic!("it joins");
+        };
+        assert_eq!((joining.asked.len(), joining.is_known), (asks, is_told));
+    }
+}
+
+#[test]
 fn a_joiner_that_finds_no_member_says_where_it_asked() {
     let addresses = ["h7:1".to_owned(), "h8:1".to_owned()];
     let mut job = Job::new(1);
@@ -477,4 +539,357 @@ fn a_joiner_that_finds_no_member_says_where_it_asked() {
              again from its last checkpoint"
         ]
     );
+}
+
+#[test]
+fn the_state_of_a_process_has_a_name() {
+    let (now, timing) = (Instant::now(), Timing::default());
+    let roster = Roster::founding(vec![peer(1), peer(2)]);
+    let mut member = Member::founding(peer(1), roster, timing.clone(), 1..=8);
+    let mut phases = vec![member.phase()];
+    member.reform(&NONE, now);
+    phases.push(member.phase());
+    member.leave();
+    phases.push(member.phase());
+    phases.push(Member::joining(peer(1), [], timing, 1..=8, now).phase());
+    assert_eq!(phases, ["Together", "Reforming", "Over", "Joining"]);
+}
+
+#[test]
+fn too_few_workers_wait_for_joiners_before_they_stop() {
+    let mut job = Job::new(4);
+    for member in &mut job.members {
+        member.workers = 4..=8;
+    }
+    job.dead.push(4);
+    job.members.pop();
+    job.reform();
+    job.pass(Timing::default().workers);
+    assert!(job.errors.is_empty());
+    job.pass(Duration::from_millis(100));
+    assert_eq!(job.errors.len(), 1);
+    assert!(job.errors[0].contains("600 s"), "{}", job.errors[0]);
+}
+
+#[test]
+fn a_joiner_that_is_silent_is_not_waited_for_longer_than_a_joiner_may_be() {
+    let mut job = Job::new(3);
+    for index in 0..3 {
+        let (from, to, request) = (peer(5), None, Request::Join);
+        let envelope = Envelope { from, to, request };
+        job.members[index].answer(&envelope, job.now);
+    }
+    job.silent.push(5);
+    job.reform();
+    job.pass(Timing::default().joiner);
+    assert_eq!(job.rosters(), vec![(1, vec![1, 2, 3]); 3]);
+    job.pass(Duration::from_secs(1));
+    assert_eq!(job.rosters(), vec![(2, vec![1, 2, 3]); 3]);
+}
+
+#[test]
+fn a_member_that_does_not_come_back_from_its_step_is_left_out_and_counts_as_there_until_then() {
+    let mut job = Job::new(3);
+    let (now, busy) = (job.now, Duration::from_secs(20));
+    for member in &mut job.members[..2] {
+        member.timing.busy = busy;
+        member.reform(&NONE, now);
+    }
+    job.pass(busy - Duration::from_secs(1));
+    assert_eq!(job.rosters(), vec![(1, vec![1, 2, 3]); 3]);
+    job.pass(Duration::from_secs(3));
+    assert_eq!(job.rosters()[..2], vec![(2, vec![1, 2]); 2]);
+    // One of two is busy, and then silent: they are no quorum since the end of its grace.
+    let mut job = Job::new(2);
+    job.members[0].reform(&NONE, job.now);
+    job.pass(Duration::from_secs(100));
+    job.silent.push(2);
+    job.pass(Duration::from_secs(50));
+    assert!(job.errors.is_empty(), "{:?}", job.errors);
+    job.pass(Duration::from_secs(25));
+    assert_eq!(job.errors.len(), 1);
+}
+
+/// Member 3 of a group of four that re-forms, at a time long after it began.
+fn reforming() -> (Member, Instant) {
+    let mut job = Job::new(4);
+    let now = job.now + Duration::from_secs(100);
+    job.members[2].reform(&NONE, now);
+    (job.members.swap_remove(2), now)
+}
+
+fn state(member: &mut Member) -> &mut Reforming {
+    match &mut member.phase {
+        Phase::Reforming(reforming) => reforming,
+        _ => panic!("it re-forms"),
+    }
+}
+
+fn ballot(round: u64, proposer: u8) -> Ballot {
+    Ballot {
+        round,
+        proposer: peer(proposer).id,
+    }
+}
+
+fn at(round: u64, members: &[u8], is_established: bool) -> AcceptedView {
+    let mut roster = Roster::founding(members.iter().map(|&it| peer(it)).collect());
+    roster.ballot.round = round;
+    AcceptedView {
+        roster,
+        is_established,
+    }
+}
+
+fn gather(from: u8, ballot: Ballot, base: AcceptedView) -> Envelope {
+    let news = News::default();
+    Envelope {
+        from: peer(from),
+        to: None,
+        request: Request::Gather { ballot, base, news },
+    }
+}
+
+#[test]
+fn whom_to_ask_next_is_who_is_due_and_otherwise_there_is_a_time_to_look_again() {
+    let (mut member, now) = reforming();
+    let ms = Duration::from_millis;
+    let (again, peers) = (member.timing.again, [peer(1), peer(2)]);
+    for (due, wait) in [
+        (ms(0), None),
+        (ms(50), Some(ms(50))),
+        (again, Some(again)),
+        (10 * again, Some(again)),
+    ] {
+        member.contacts.clear();
+        let asked = member.contacts.entry(peers[0].id).or_default();
+        asked.is_asked = true;
+        let next = member.contacts.entry(peers[1].id).or_default();
+        next.due = Some(now + due);
+        match member.ask(&peers, &Request::Leave, now) {
+            Step::Wait(until) => assert_eq!(until, wait.map(|wait| now + wait)),
+            Step::Send(address, _) => assert_eq!((address.as_str(), wait), ("h2:1", None)),
+            step => panic!("{step:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_told_of_a_surer_group_without_it_proposes_at_once_but_once() {
+    let (mut member, now) = reforming();
+    let later = now + Duration::from_secs(1);
+    for (base, at_once) in [
+        (at(2, &[1, 9], false), false),
+        (at(2, &[1, 9], true), true),
+        (at(2, &[1, 9], true), false),
+    ] {
+        state(&mut member).propose_at = later;
+        let reply = member.answer(&gather(9, ballot(5, 9), base), now);
+        assert!(matches!(reply, Reply::Elsewhere(_)));
+        assert_eq!(state(&mut member).propose_at == now, at_once);
+    }
+    // An older one is not surer.
+    member.view = Some(at(4, &[1, 2, 3], true));
+    state(&mut member).elsewhere.clear();
+    let reply = member.answer(&gather(9, ballot(5, 9), at(2, &[9], true)), now);
+    assert!(matches!(reply, Reply::Elsewhere(_)));
+    assert_eq!(state(&mut member).propose_at, later);
+}
+
+#[test]
+fn a_promise_gives_the_own_proposal_up_and_the_proposer_time() {
+    let (mut member, mut now) = reforming();
+    now += Duration::from_secs(1);
+    assert!(matches!(member.step(now), Step::Send(..)));
+    let (base, turn) = (member.view.clone().expect("it is at one"), member.turn());
+    let reply = member.answer(&gather(1, ballot(9, 1), base), now);
+    assert!(matches!(reply, Reply::Promise { .. }));
+    let (quiet, again) = (member.timing.quiet, member.timing.again);
+    assert_eq!(member.contacts[&peer(1).id].due, Some(now + again));
+    let reforming = state(&mut member);
+    assert!(reforming.proposal.is_none());
+    assert_eq!(reforming.propose_at, now + quiet + turn);
+    assert_eq!(reforming.follows, Some(peer(1)));
+    // Meanwhile it watches the proposer, and if that one is dead, proposes when it is its turn.
+    let wait = member.step(now);
+    assert_eq!(wait, Step::Wait(Some(now + again)));
+    member.heard("h1:1", Some(peer(1).id), &Outcome::Refused, now);
+    assert_eq!(state(&mut member).propose_at, now + turn);
+    assert_eq!(member.step(now), Step::Wait(Some(now + turn)));
+}
+
+#[test]
+fn when_a_process_is_asked_again_and_whether_its_answer_ends_a_proposal() {
+    let (mut member, mut now) = reforming();
+    now += Duration::from_secs(1);
+    let (quiet, again) = (member.timing.quiet, member.timing.again);
+    let promise = |ballot| Reply::Promise {
+        ballot,
+        view: None,
+        news: News::default(),
+    };
+    for (reply, due, is_given_up) in [
+        (promise(ballot(2, 3)), quiet / 3, false),
+        (promise(ballot(1, 3)), again, false),
+        (Reply::Busy, again, false),
+        (Reply::Behind(ballot(1, 4)), again, false),
+        (Reply::Behind(ballot(2, 3)), again, false),
+        (Reply::Behind(ballot(2, 4)), again, true),
+    ] {
+        member.step(now);
+        assert_eq!(member.promised, ballot(2, 3));
+        let outcome = Outcome::Reply(reply);
+        member.heard("h1:1", Some(peer(1).id), &outcome, now);
+        assert_eq!(member.contacts[&peer(1).id].due, Some(now + due));
+        let is_none = state(&mut member).proposal.is_none();
+        assert_eq!(is_none, is_given_up, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_proposer_that_gives_way_pauses_longer_each_time_and_the_later_ones_longer() {
+    let (mut member, now) = reforming();
+    for (doubled, turns) in [(2, 1), (4, 2), (8, 3), (16, 4), (16, 4)] {
+        member.give_way(peer(4).id, ballot(7, 4), now);
+        let pause = member.timing.stagger * doubled + member.turn() * turns;
+        assert_eq!(state(&mut member).propose_at, now + pause);
+    }
+    assert_eq!(state(&mut member).round, 7);
+}
+
+#[test]
+fn a_higher_roster_with_this_process_in_it_is_the_base_of_its_next_proposal() {
+    for (members, is_base) in [(&[1, 2, 3][..], true), (&[1, 2], false)] {
+        let (mut member, mut now) = reforming();
+        now += Duration::from_secs(1);
+        member.step(now);
+        let view = at(2, members, false);
+        let promise = Reply::Promise {
+            ballot: ballot(2, 3),
+            view: Some(view.clone()),
+            news: News::default(),
+        };
+        let outcome = Outcome::Reply(promise);
+        member.heard("h1:1", Some(peer(1).id), &outcome, now);
+        member.step(now);
+        let reforming = state(&mut member);
+        let proposal = reforming.proposal.as_ref().expect("it proposes");
+        assert_eq!(proposal.base == view, is_base);
+        assert_eq!(reforming.elsewhere.contains_key(&peer(1).id), !is_base);
+        assert_eq!(proposal.ballot, ballot(2 + u64::from(is_base), 3));
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_asks_all_again_and_holds_no_silence_against_them() {
+    for (stopped, forgets) in [(0, false), (1, true)] {
+        let (mut member, begin) = reforming();
+        let begun = begin + Duration::from_secs(1);
+        member.step(begun);
+        let quiet = member.timing.quiet;
+        let now = begun + quiet + Duration::from_millis(stopped);
+        member.contacts.entry(peer(9).id).or_default();
+        member.step(now);
+        assert_eq!(!member.contacts.contains_key(&peer(9).id), forgets);
+        assert_eq!(state(&mut member).lacking == now, forgets);
+    }
+}
+
+#[test]
+fn a_process_keeps_joiners_in_mind_that_are_neither_members_nor_dead_as_far_as_it_can() {
+    let (mut member, now) = reforming();
+    member.dead.insert(peer(6).id);
+    let join = |from| Envelope {
+        from,
+        to: None,
+        request: Request::Join,
+    };
+    for (number, is_kept) in [(1, false), (3, false), (6, false), (7, true)] {
+        member.answer(&join(peer(number)), now);
+        let is = member.joiners.contains_key(&peer(number).id);
+        assert_eq!(is, is_kept, "{number}");
+    }
+    for number in 0_u32.. {
+        let mut id = Id([200; 16]);
+        id.0[..4].copy_from_slice(&number.to_le_bytes());
+        let known = member.joiners.len();
+        member.answer(&join(Peer { id, ..peer(8) }), now);
+        if member.joiners.len() == known {
+            break;
+        }
+    }
+    assert_eq!(member.joiners.len(), KNOWN_MAX);
+    // Who has left is another process than the one that was meant.
+    member.leave();
+    assert_eq!(member.answer(&join(peer(7)), now), Reply::OtherProcess);
+}
+
+#[test]
+fn a_roster_is_accepted_by_its_members_that_have_promised_its_ballot_and_no_higher_one() {
+    for (promised, members, accepts) in [
+        (2, &[1, 3][..], true),
+        (2, &[1, 2], false),
+        (3, &[1, 3], false),
+        (1, &[1, 3], false),
+    ] {
+        let (mut member, now) = reforming();
+        member.promised = ballot(promised, 1);
+        member.dead = [2, 6].map(|it| peer(it).id).into();
+        let view = member.view.clone().expect("it is at one");
+        let none = BTreeSet::new();
+        let next = members.iter().map(|&it| peer(it)).collect();
+        let standing = crate::consensus::quorum::Standing::Established;
+        let roster = view.roster.successor(ballot(2, 1), next, standing, &none);
+        let reply = member.accept(&roster, BTreeSet::new(), now);
+        assert_eq!(reply == Reply::Accepted(ballot(2, 1)), accepts);
+        // Of the dead, those count on that were members.
+        let dead: &[u8] = if accepts { &[2] } else { &[2, 6] };
+        assert!(
+            member
+                .dead
+                .iter()
+                .map(|id| id.0[0])
+                .eq(dead.iter().copied())
+        );
+        assert_eq!(member.answer_watch(ballot(2, 1)), reply);
+        // Who has promised more, is at the roster for nobody.
+        member.promised = ballot(9, 4);
+        let watched = member.answer_watch(ballot(2, 1));
+        assert_eq!(watched, Reply::Behind(ballot(9, 4)));
+    }
+}
+
+#[test]
+fn an_excluded_process_asks_where_it_was_and_where_others_said_that_they_are() {
+    let (mut member, now) = reforming();
+    state(&mut member)
+        .elsewhere
+        .insert(peer(9).id, at(7, &[8, 9], true));
+    let member = member.rejoining(peer(103).id, now);
+    let Phase::Joining(joining) = &member.phase else {
+        panic!("it joins");
+    };
+    let asked: Vec<_> = joining.asked.keys().map(String::as_str).collect();
+    assert_eq!(asked, ["h1:1", "h2:1", "h4:1", "h8:1", "h9:1"]);
+}
+
+#[test]
+fn what_counts_no_more_is_forgotten() {
+    let (mut member, now) = reforming();
+    let soon = now + Duration::from_millis(1);
+    member.joiners.insert(peer(7).id, peer(7));
+    let passed_over = [(5, now), (6, soon), (7, now)];
+    member.passed_over = passed_over
+        .map(|(it, until)| (peer(it).id, (1, until)))
+        .into();
+    member.pass_over_joiners(now);
+    let kept: Vec<_> = member.passed_over.keys().map(|id| id.0[0]).collect();
+    assert_eq!(kept, [6, 7]);
+    // How often two could not connect counts for the longest time that they are kept apart.
+    let longest = member.timing.quarantine * 32;
+    for (since, is_kept) in [(longest - Duration::from_millis(1), true), (longest, false)] {
+        member.unreached = [("h8:1".to_owned(), (1, now))].into();
+        member.quarantine("h9:1".into(), now + since);
+        assert_eq!(member.unreached.contains_key("h8:1"), is_kept);
+    }
 }

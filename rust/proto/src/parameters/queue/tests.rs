@@ -214,3 +214,52 @@ fn one_that_joins_again_under_its_name_keeps_its_count_and_submits_again_what_wa
     assert_eq!(queue.join(1, Incarnation(1, 9)), Some(0));
     assert_eq!(queue.dropped(1), 0, "another process counts for itself");
 }
+
+#[test]
+fn gradients_of_updates_are_counted_by_how_many_versions_they_are_late() {
+    let mut initial = Queue::new(rules(None), 0, &[]);
+    assert_eq!(initial.join(0, Incarnation(1, 0)), Some(0));
+    push(&mut initial, 0, 0);
+    assert!(cut(&mut initial).is_some() && initial.staleness().is_empty());
+    let mut queue = queue(rules(None));
+    for (worker, base) in [(0, 1), (1, 1), (2, 1), (0, 3)] {
+        assert!(queue.is_empty());
+        push(&mut queue, worker, base);
+        assert!(!queue.is_empty() && cut(&mut queue).is_some());
+    }
+    assert_eq!(*queue.staleness(), [(0, 1), (1, 2), (2, 1)].into());
+    // No server has these weights.
+    push(&mut queue, 1, 9);
+    assert_eq!((queue.counts().late, queue.is_empty()), (1, true));
+}
+
+#[test]
+fn before_there_are_weights_the_first_member_goes_and_brings_them() {
+    let mut queue = Queue::new(rules(None), 0, &[]);
+    for worker in 0..2 {
+        assert_eq!(queue.join(worker, Incarnation(1, 5)), Some(0));
+    }
+    assert_eq!(queue.join(0, Incarnation(1, 4)), None, "it was here before");
+    assert_eq!((queue.go(1), queue.go(0)), (None, Some(0)));
+    assert_eq!([0, 1].map(|it| queue.computes(it)), [true, false]);
+    push(&mut queue, 0, 0);
+    assert!(queue.go(0).is_none() && !queue.computes(0));
+    // Initial weights are no gradient that could be lost.
+    queue.remove(0);
+    assert_eq!((queue.counts().lost, queue.go(1)), (0, Some(0)));
+}
+
+#[test]
+fn what_waits_for_room_goes_with_its_worker_and_no_other() {
+    for (lost, left) in [(2, [0, 1]), (0, [1, 2])] {
+        let mut queue = queue(rules(None));
+        for worker in 0..3 {
+            push(&mut queue, worker, 1);
+        }
+        queue.remove(lost);
+        assert_eq!(queue.counts().lost, 1);
+        let parts: Vec<_> = std::iter::from_fn(|| cut(&mut queue)).flatten().collect();
+        let workers: Vec<_> = parts.into_iter().map(|(worker, _)| worker).collect();
+        assert_eq!(workers, left);
+    }
+}

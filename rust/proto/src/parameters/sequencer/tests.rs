@@ -153,6 +153,11 @@ fn with_copies_a_worker_keeps_a_gradient_until_all_of_them_have_applied_it() {
     });
     served.submit(1, 0);
     assert_eq!(served.goes(), Some(0));
+    // Without copies, it is in an update that the servers were told of.
+    let (servers, replicas) = (1, 0);
+    let mut alone = Served::new(Keepers { servers, replicas });
+    alone.submit(1, 0);
+    assert_eq!(alone.goes(), Some(1));
     for keeper in 0..4 {
         served.ask(Ask::Alive(served.incarnation));
         assert_eq!(served.goes(), Some(0), "keeper {keeper} has not applied it");
@@ -227,4 +232,260 @@ fn a_worker_hears_what_was_dropped_when_it_may_go_on_and_when_it_leaves() {
     served.dropped();
     served.ask(Ask::Leave(served.incarnation));
     assert_eq!(served.dropped(), Some(2));
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn timing() -> Timing {
+    Timing {
+        again: SECOND,
+        silence: 90 * SECOND,
+        start: 5 * SECOND,
+        snapshot_every: EVERY,
+    }
+}
+
+fn point(version: Version) -> Point {
+    Point { term: 1, version }
+}
+
+fn prepared(outputs: Vec<Output>) -> u64 {
+    let rounds = outputs.into_iter().filter_map(|it| match it {
+        Output::Keeper(0, Order::Prepare { round }) => Some(round),
+        _ => None,
+    });
+    rounds.last().expect("it asks what servers have")
+}
+
+fn status(round: u64, version: Option<Version>) -> Report {
+    Report::Status {
+        round,
+        terms: Terms::NONE.followed_by(1, 0),
+        points: vec![Point::default()],
+        at: version.map(point),
+        entries: vec![],
+    }
+}
+
+/// Of one server that goes on from this version in term 2, as it says now.
+fn leading(rules: Rules, version: Version, now: Instant) -> Sequencer {
+    let (servers, replicas) = (1, 0);
+    let keepers = Keepers { servers, replicas };
+    let mut sequencer = Sequencer::new(rules, timing(), keepers, 7, now);
+    lead(&mut sequencer, version, now);
+    sequencer
+}
+
+fn lead(sequencer: &mut Sequencer, version: Version, now: Instant) {
+    let round = prepared(sequencer.step(now));
+    sequencer.receive(0, status(round, Some(version)), now);
+    let orders = sequencer.step(now).into_iter();
+    let term = orders.filter_map(|it| match it {
+        Output::Keeper(0, Order::Install(start)) => Some(start.terms.term()),
+        _ => None,
+    });
+    let term = term.last().expect("it says where to go on");
+    let (applied, saved) = (vec![], version);
+    let installed = Report::Installed {
+        term,
+        applied,
+        saved,
+    };
+    sequencer.receive(0, installed, now);
+    sequencer.step(now);
+}
+
+fn say(sequencer: &mut Sequencer, worker: u32, ask: Ask, now: Instant) -> Vec<Reply> {
+    let term = 2;
+    sequencer.answer(&Request { term, worker, ask }, now);
+    replies(sequencer, worker, now)
+}
+
+fn replies(sequencer: &mut Sequencer, worker: u32, now: Instant) -> Vec<Reply> {
+    let outputs = sequencer.step(now).into_iter();
+    let own = outputs.filter_map(|it| match it {
+        Output::Worker(to, reply) if to == worker => Some(reply),
+        _ => None,
+    });
+    own.collect()
+}
+
+fn join(claim: Option<Incarnation>) -> Ask {
+    let nonce = 1;
+    Ask::Join { nonce, claim }
+}
+
+fn submit(worker: u32, base: Version) -> Ask {
+    let id = PushId {
+        worker,
+        incarnation: Incarnation(2, 1 + worker),
+        number: 1,
+    };
+    let hyper = Hyper {
+        learning_rate: 0.1,
+        weight_decay: 0.0,
+    };
+    Ask::Submit { id, base, hyper }
+}
+
+fn goes(replies: &[Reply]) -> bool {
+    replies.iter().any(|it| matches!(it, Reply::Go { .. }))
+}
+
+fn two(staleness: Option<u64>) -> Rules {
+    Rules {
+        workers: 2,
+        staleness,
+        late: Late::Keep,
+        ..Rules::default()
+    }
+}
+
+#[test]
+fn workers_go_when_all_are_there_or_there_are_weights_or_the_time_to_wait_is_over() {
+    let now = Instant::now();
+    let ms = Duration::from_millis(1);
+    let mut sequencer = leading(two(None), 1, now);
+    assert!(goes(&say(&mut sequencer, 1, join(None), now)));
+    let mut sequencer = leading(two(None), 0, now);
+    assert!(!goes(&say(&mut sequencer, 1, join(None), now)));
+    assert!(goes(&say(&mut sequencer, 0, join(None), now)));
+    let mut sequencer = leading(two(None), 0, now);
+    assert!(!goes(&say(&mut sequencer, 0, join(None), now)));
+    let start = now + timing().start;
+    assert!(!goes(&replies(&mut sequencer, 0, start - ms)));
+    assert!(goes(&replies(&mut sequencer, 0, start)));
+}
+
+#[test]
+fn a_synchronous_update_after_a_restart_waits_for_those_that_come_back() {
+    let now = Instant::now();
+    let version = |sequencer: &Sequencer| sequencer.counts().map(|(_, _, version)| version);
+    let mut sequencer = leading(two(Some(0)), 1, now);
+    say(&mut sequencer, 0, join(None), now);
+    say(&mut sequencer, 0, submit(0, 1), now);
+    let end = now + GATHERING * timing().again;
+    for (at, reached) in [(now, 1), (end - Duration::from_millis(1), 1), (end, 2)] {
+        sequencer.step(at);
+        assert_eq!(version(&sequencer), Some(reached));
+    }
+    let mut sequencer = leading(two(Some(0)), 1, now);
+    for worker in 0..2 {
+        say(&mut sequencer, worker, join(None), now);
+    }
+    say(&mut sequencer, 0, submit(0, 1), now);
+    // One that asks again is the same, with what it has submitted.
+    for (claim, latest) in [(Incarnation(2, 1), 1), (Incarnation(2, 9), 0)] {
+        let replies = say(&mut sequencer, 0, join(Some(claim)), now);
+        let Some(Reply::Joined {
+            incarnation,
+            latest: known,
+            ..
+        }) = replies.first()
+        else {
+            panic!("{replies:?}");
+        };
+        assert_eq!((*incarnation, *known), (claim, latest));
+    }
+    assert_eq!(version(&sequencer), Some(1));
+    let mut sequencer = leading(two(Some(0)), 1, now);
+    for worker in 0..2 {
+        say(&mut sequencer, worker, join(None), now);
+    }
+    for worker in 0..2 {
+        say(&mut sequencer, worker, submit(worker, 1), now);
+    }
+    assert_eq!(version(&sequencer), Some(2));
+}
+
+#[test]
+fn the_log_runs_a_few_entries_ahead_of_the_servers() {
+    let mut served = Served::new(Keepers {
+        servers: 1,
+        replicas: 0,
+    });
+    for number in 1..=6 {
+        served.submit(number, u64::from(number > 1));
+    }
+    let (_, waiting, version) = served.sequencer.counts().expect("it leads");
+    assert_eq!((waiting, version), (1, IN_FLIGHT_MAX as Version));
+}
+
+#[test]
+fn a_sequencer_tells_who_counts_and_how_often_servers_were_restored() {
+    let now = Instant::now();
+    let mut sequencer = leading(two(None), 3, now);
+    say(&mut sequencer, 1, join(None), now);
+    assert_eq!(sequencer.members(), [(1, Incarnation(2, 1))]);
+    assert_eq!((sequencer.start(), sequencer.restored()), (3, 1));
+    assert!(sequencer.staleness().is_empty());
+    let ask = Ask::Submit {
+        id: PushId {
+            worker: 1,
+            incarnation: Incarnation(2, 1),
+            number: 1,
+        },
+        base: 1,
+        hyper: Hyper {
+            learning_rate: 0.1,
+            weight_decay: 0.0,
+        },
+    };
+    say(&mut sequencer, 1, ask, now);
+    assert_eq!(sequencer.staleness(), [(2, 1)].into());
+    sequencer.receive(0, Report::Lost(2), now);
+    assert_eq!((sequencer.start(), sequencer.counts()), (0, None));
+    assert!(sequencer.members().is_empty() && sequencer.staleness().is_empty());
+    lead(&mut sequencer, 3, now);
+    assert_eq!((sequencer.start(), sequencer.restored()), (3, 2));
+}
+
+#[test]
+fn who_lacks_a_shard_gets_that_of_its_copy_and_the_first_server_is_told_before_the_others() {
+    let now = Instant::now();
+    let (servers, replicas) = (2, 1);
+    let keepers = Keepers { servers, replicas };
+    let mut sequencer = Sequencer::new(two(None), timing(), keepers, 7, now);
+    let round = prepared(sequencer.step(now));
+    for keeper in 0..4 {
+        let version = (keeper != 2).then_some(3);
+        sequencer.receive(keeper, status(round, version), now);
+    }
+    let orders = |sequencer: &mut Sequencer| -> Vec<(usize, &str)> {
+        let outputs = sequencer.step(now).into_iter();
+        let orders = outputs.filter_map(|it| match it {
+            Output::Keeper(keeper, Order::FetchState(_)) => Some((keeper, "give")),
+            Output::Keeper(keeper, Order::Install(_)) => Some((keeper, "go on")),
+            Output::Keeper(keeper, Order::InstallSnapshot(..)) => Some((keeper, "take")),
+            _ => None,
+        });
+        orders.collect()
+    };
+    assert_eq!(orders(&mut sequencer), [(0, "give")]);
+    let given = |round, version| {
+        let state = Snapshot {
+            point: point(version),
+            ..Snapshot::empty()
+        };
+        let state = Arc::new(state);
+        Report::FetchedState { round, state }
+    };
+    for (round, version, told) in [
+        (round + 1, 3, &[][..]),
+        (round, 2, &[]),
+        (round, 3, &[(0, "go on")]),
+    ] {
+        sequencer.receive(0, given(round, version), now);
+        assert_eq!(orders(&mut sequencer), told);
+    }
+    let installed = |term| Report::Installed {
+        term,
+        applied: vec![],
+        saved: 0,
+    };
+    sequencer.receive(0, installed(1), now);
+    assert_eq!(orders(&mut sequencer), []);
+    sequencer.receive(0, installed(2), now);
+    let others = [(1, "go on"), (2, "take"), (3, "go on")];
+    assert_eq!(orders(&mut sequencer), others);
 }

@@ -145,6 +145,7 @@ fn append(
 fn an_entry_counts_once_and_a_pull_waits_for_its_version() {
     let mut server = server();
     stage(&mut server, id(1, 1), 1, gradient(3.0));
+    assert_eq!((server.term(), server.staged()), (Some(1), 1));
     assert_eq!(pull(&mut server, 2, 2), None);
     for replies in [1, 0] {
         let (report, sent) = append(&mut server, 1, id(1, 1), None);
@@ -283,4 +284,119 @@ fn a_further_copy_answers_no_pull() {
         });
         assert_eq!(reply.is_some(), answers);
     }
+}
+
+#[test]
+fn what_cannot_be_initial_weights_or_a_gradient_is_not_staged() {
+    let mut empty = Server::new(Memory::default(), Some(2), true);
+    assert_eq!(empty.term(), None);
+    install(
+        &mut empty,
+        Terms::default().followed_by(1, 0),
+        Point::default(),
+    );
+    let Payload::Initial { optimizer, parts } = initial(8.0) else {
+        panic!("these are");
+    };
+    let broken = || {
+        let mut parts = parts.clone();
+        parts[0].0.rows = 2;
+        Payload::Initial { optimizer, parts }
+    };
+    let long = || Payload::Gradients(vec![Some(Gradient::Dense(vec![1.0; 2].into()))]);
+    for (base, payload, before, after) in [
+        (0, initial(8.0), true, true),
+        (1, initial(8.0), false, false),
+        (0, broken(), false, false),
+        (1, gradient(3.0), false, true),
+        (0, gradient(3.0), false, false),
+        (1, long(), false, false),
+    ] {
+        for (server, staged) in [(&mut empty, before), (&mut server(), after)] {
+            let (id, payload) = (id(1, 9), Arc::new(payload.clone()));
+            let reply = ask(server, 1, Ask::Stage { id, base, payload });
+            assert_eq!(reply.is_some(), staged, "{base}");
+        }
+    }
+}
+
+#[test]
+fn the_last_entries_and_the_last_weights_of_each_pull_are_kept() {
+    let mut server = server();
+    for number in 1..=6 {
+        for _ in 0..2 {
+            assert!(pull(&mut server, 2, number).is_some());
+        }
+        let state = server.state.as_ref().expect("it is in a term");
+        let versions: Vec<_> = state.pulled_versions[&2].iter().map(|it| it.0).collect();
+        let first = number.saturating_sub(1).max(1);
+        assert_eq!(versions, (first..=number).collect::<Vec<_>>());
+        stage(&mut server, id(1, number), number, gradient(1.0));
+        append(&mut server, number, id(1, number), None);
+    }
+    let (report, _) = server.apply(Order::Prepare { round: 9 });
+    let Some(Report::Status { entries, .. }) = report else {
+        panic!("{report:?}");
+    };
+    let numbers = entries.iter().map(|entry| entry.contributions[0].id.number);
+    assert_eq!(numbers.collect::<Vec<_>>(), [3, 4, 5, 6]);
+}
+
+#[test]
+fn orders_of_an_earlier_term_or_beyond_what_a_server_has_change_nothing() {
+    let mut server = server();
+    let terms = Terms::default().followed_by(1, 0).followed_by(2, 1);
+    let point = Point {
+        term: 1,
+        version: 1,
+    };
+    let round = 9;
+    server.apply(Order::Prepare { round });
+    let start = Start {
+        round,
+        terms: terms.clone(),
+        point,
+        entries: vec![],
+    };
+    let (report, _) = server.apply(Order::Install(start));
+    assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
+    // The round is over.
+    let (report, _) = server.apply(Order::Prepare { round });
+    assert!(report.is_none());
+    let append = |server: &mut Server<Memory>, term, after| {
+        let (report, _) = server.apply(Order::Append {
+            term,
+            after,
+            entries: vec![entry(id(1, 1), None)],
+            acknowledged: vec![],
+            stable: 0,
+        });
+        report
+    };
+    assert!(append(&mut server, 1, 1).is_none());
+    let beyond = append(&mut server, 2, 2);
+    assert!(matches!(beyond, Some(Report::Applied { version: 1, .. })));
+    assert_eq!(server.at().map(|at| at.point), Some(point));
+    assert!(matches!(append(&mut server, 3, 1), Some(Report::Lost(3))));
+    // Another process on the same disk takes no term up in which it was, or that is over.
+    let mut restarted = Server::new(server.disk().clone(), Some(2), true);
+    assert!(matches!(
+        install(&mut restarted, terms, point),
+        Some(Report::Lost(2))
+    ));
+    let first = Terms::default().followed_by(1, 0);
+    assert!(install(&mut restarted, first, Point::default()).is_none());
+}
+
+#[test]
+fn a_server_that_lags_applies_the_entries_with_which_all_go_on() {
+    let mut server = server();
+    stage(&mut server, id(1, 1), 1, gradient(3.0));
+    let round = 9;
+    server.apply(Order::Prepare { round });
+    let start = second_term(round, vec![entry(id(1, 1), None)]);
+    let (report, _) = server.apply(Order::Install(start));
+    assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
+    let shard = server.at().and_then(|at| at.shard.as_ref());
+    assert_eq!(shard.map(|shard| shard.weights()[0][0]), Some(5.0));
 }

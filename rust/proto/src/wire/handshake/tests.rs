@@ -1,17 +1,22 @@
+use std::collections::BTreeSet;
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::error::Lost;
 
-/// Lets an initiator and a responder with these tokens meet.
-fn meet(initiator: &'static [u8], responder: &'static [u8]) -> (Result<()>, Result<Hello>) {
+/// Lets an initiator of a group of this size and a responder of two ranks meet, with these tokens.
+fn meet(
+    world_size: usize,
+    initiator: &'static [u8],
+    responder: &'static [u8],
+) -> (Result<()>, Result<Hello>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let initiating = std::thread::spawn(move || {
         let mut stream = TcpStream::connect(address).unwrap();
         initiate(
             &mut stream,
-            Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).unwrap(),
+            Hello::new((1, 0), world_size, Purpose::Data { stream: 0 }).unwrap(),
             initiator,
         )
     });
@@ -28,9 +33,16 @@ fn meet(initiator: &'static [u8], responder: &'static [u8]) -> (Result<()>, Resu
 
 #[test]
 fn equal_tokens_meet() {
-    let (initiated, answered) = meet(b"secret", b"secret");
+    let (initiated, answered) = meet(2, b"secret", b"secret");
     assert_eq!(initiated, Ok(()));
     assert_eq!(answered.unwrap().rank, 1);
+}
+
+#[test]
+fn a_refusal_after_the_proofs_is_the_error_of_both_sides() {
+    let busy = Error::from(NotFormed::Busy);
+    let (initiated, answered) = meet(3, b"secret", b"secret");
+    assert_eq!((initiated, answered), (Err(busy.clone()), Err(busy)));
 }
 
 #[test]
@@ -40,7 +52,7 @@ fn a_wrong_or_missing_token_is_refused_on_both_sides() {
         (b"", b"secret"),
         (b"secret", b""),
     ] {
-        let (initiated, answered) = meet(initiator, responder);
+        let (initiated, answered) = meet(2, initiator, responder);
         for error in [initiated.unwrap_err(), answered.unwrap_err()] {
             assert!(
                 matches!(error.kind, ErrorKind::Authentication { .. }),
@@ -375,6 +387,66 @@ fn a_greeting_of_another_version_need_not_be_understood() {
     assert!(not_decoded, "{error}");
 }
 
+#[test]
+fn a_refused_proof_names_who_connected_if_that_is_a_rank_and_is_not_answered() {
+    for (purpose, initiator) in [(Purpose::Control, Some(3)), (Purpose::Inquiry, None)] {
+        let hello = Hello {
+            rank: 3,
+            ..Hello::sample(purpose)
+        };
+        let refusal = Message::Refused(NotFormed::Busy.into());
+        let mut tape = Tape::saying(&[Message::Hello(hello), refusal]);
+        let error = respond(&mut tape, 0, b"secret", |_| Ok(())).unwrap_err();
+        assert_eq!(error, tokens_differ(initiator, 0, b"secret"));
+        let mut heard = &tape.heard[..];
+        assert!(matches!(hear(&mut heard), Ok(Message::Welcome { .. })));
+        assert!(heard.is_empty());
+    }
+}
+
+#[test]
+fn connections_of_different_purposes_have_different_numbers() {
+    let job = String::new;
+    let server = Purpose::Parameters {
+        job: job(),
+        server: 0,
+        client: ClientKind::Sequencer {
+            process: 0,
+            rules: String::new(),
+        },
+        transports: Vec::new(),
+    };
+    let lazy = Purpose::OnDemand {
+        traffic: Traffic::Collectives,
+        stream: 0,
+    };
+    let purposes = [
+        Purpose::Join(member()),
+        Purpose::Control,
+        Purpose::Inquiry,
+        Purpose::Membership { job: job() },
+        server,
+        lazy,
+        Purpose::Data { stream: 0 },
+        Purpose::Data { stream: 1 },
+    ];
+    let numbers = purposes.iter().map(Purpose::number);
+    assert_eq!(numbers.collect::<BTreeSet<_>>().len(), purposes.len());
+}
+
+#[test]
+fn a_connection_that_ends_in_the_handshake_says_whether_it_was_silent() {
+    use std::io::{Error as Io, ErrorKind::*};
+    for kind in [WouldBlock, TimedOut] {
+        assert_eq!(broken(&kind.into()), NotFormed::HandshakeSilent.into());
+    }
+    let reset = Io::from(ConnectionReset);
+    let error = Text::of(&reset);
+    assert_eq!(broken(&reset), NotFormed::HandshakeBroke { error }.into());
+    let inner = Error::from(NotFormed::Busy);
+    assert_eq!(broken(&Io::new(TimedOut, inner.clone())), inner);
+}
+
 /// What an initiator with this token makes of a refusal that comes before any proof.
 fn refused_with(token: &[u8], refusal: Error) -> Error {
     let hello = Hello::sample(Purpose::Control);
@@ -418,9 +490,9 @@ fn a_giant_length_is_refused_before_it_is_allocated() {
     assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
 }
 
-#[test]
-fn the_roster_of_the_largest_group_fits_into_a_message() {
-    let member = Member {
+/// One whose texts are as long as they come.
+fn member() -> Member {
+    Member {
         address: "a".repeat(100),
         host: "h".repeat(64),
         host_id: "i".repeat(64 + " 01234567-89ab-cdef-0123-456789abcdef net:[4026531840]".len()),
@@ -428,7 +500,11 @@ fn the_roster_of_the_largest_group_fits_into_a_message() {
         settings: "p".repeat(150),
         rack: "r".repeat(RACK_BYTES_MAX),
         transports: vec!["shm".into(), "tcp".into()],
-    };
-    let roster = vec![member; WORLD_SIZE_MAX];
+    }
+}
+
+#[test]
+fn the_roster_of_the_largest_group_fits_into_a_message() {
+    let roster = vec![member(); WORLD_SIZE_MAX];
     write_message(&mut std::io::sink(), &roster).unwrap();
 }

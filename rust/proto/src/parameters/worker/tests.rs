@@ -1,0 +1,329 @@
+use std::time::Duration;
+
+use super::*;
+
+const AGAIN: Duration = Duration::from_secs(1);
+const ME: u32 = 3;
+const INCARNATION: Incarnation = Incarnation(2, 5);
+
+fn worker(servers: usize) -> (Worker, Instant) {
+    let now = Instant::now();
+    let timing = Timing {
+        again: AGAIN,
+        silence: AGAIN,
+        start: AGAIN,
+        snapshot_every: 1,
+    };
+    (Worker::new(ME, servers, timing, 7, now), now)
+}
+
+/// What it asks now, by keeper.
+fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
+    worker.say_again(now);
+    let term = worker.term();
+    let text = |(keeper, request): (usize, Request)| {
+        assert_eq!((request.term, request.worker), (term, ME));
+        let text = match request.ask {
+            Ask::Join { claim: None, .. } => "join".into(),
+            Ask::Join { .. } => "join again".into(),
+            Ask::Submit { id, base, .. } => format!("submit {} of {base}", id.number),
+            Ask::Pull { at_least, .. } => format!("pull {at_least}"),
+            Ask::Alive(incarnation) => format!("alive {}", incarnation.1),
+            Ask::Leave(incarnation) => format!("leave {}", incarnation.1),
+            Ask::Stage { id, base, .. } => format!("stage {} of {base}", id.number),
+        };
+        (keeper, text)
+    };
+    worker.step(now).into_iter().map(text).collect()
+}
+
+fn said(expected: &[(usize, &str)]) -> Vec<(usize, String)> {
+    let owned = |&(keeper, text): &(usize, &str)| (keeper, text.to_owned());
+    expected.iter().map(owned).collect()
+}
+
+fn terms(starts: &[(Term, Version)]) -> Terms {
+    let next = |terms: Terms, &(term, version): &(Term, Version)| terms.followed_by(term, version);
+    starts.iter().fold(Terms::NONE, next)
+}
+
+fn joined(worker: &Worker, latest: u64) -> Reply {
+    Reply::Joined {
+        term: worker.term(),
+        nonce: worker.random,
+        incarnation: INCARNATION,
+        latest,
+        replicas: 5,
+    }
+}
+
+fn go(number: u64, version: Version, settled: u64, dropped: u64) -> Reply {
+    Reply::Go {
+        term: 2,
+        incarnation: INCARNATION,
+        number,
+        version,
+        settled,
+        dropped,
+    }
+}
+
+fn weights(round: u64, point: Point) -> Reply {
+    let parts = Vec::new();
+    Reply::Weights {
+        round,
+        point,
+        parts,
+    }
+}
+
+fn push(worker: &mut Worker) -> Option<PushId> {
+    let payload = Arc::new(Payload::Gradients(vec![]));
+    let hyper = Hyper {
+        learning_rate: 0.1,
+        weight_decay: 0.0,
+    };
+    worker.push(vec![payload; 2], hyper)
+}
+
+fn id(number: u64) -> PushId {
+    PushId {
+        worker: ME,
+        incarnation: INCARNATION,
+        number,
+    }
+}
+
+/// One of two servers in term 2, which may compute with weights of this version, or with none.
+fn computing(version: Version) -> (Worker, Instant) {
+    let (mut worker, now) = worker(2);
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0)])), now);
+    worker.receive(0, joined(&worker, 0), now);
+    worker.receive(0, go(0, version, 0, 0), now);
+    if version > 0 {
+        for server in 0..2 {
+            let point = Point { term: 2, version };
+            worker.receive(server, weights(worker.round, point), now);
+        }
+    }
+    assert!(worker.event().is_some());
+    (worker, now)
+}
+
+#[test]
+fn what_is_unanswered_is_said_again_after_a_while() {
+    let (mut worker, now) = worker(1);
+    let ms = Duration::from_millis(1);
+    for (at, says) in [
+        (now, true),
+        (now, false),
+        (now + AGAIN - ms, false),
+        (now + AGAIN, true),
+        (now + AGAIN + ms, false),
+    ] {
+        assert_eq!(!worker.step(at).is_empty(), says);
+    }
+    assert_eq!(worker.wake(), now + 2 * AGAIN);
+    worker.say_again(now + AGAIN + ms);
+    assert!(!worker.step(now + AGAIN + ms).is_empty());
+}
+
+#[test]
+fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another_question() {
+    let (mut worker, now) = worker(2);
+    assert_eq!(asks(&mut worker, now), said(&[(0, "join")]));
+    let first = worker.random;
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0)])), now);
+    assert_eq!((worker.term(), worker.random == first), (2, false));
+    let second = worker.random;
+    for known in [1, 2] {
+        worker.receive(0, Reply::OtherTerm(terms(&[(known, 0)])), now);
+        assert_eq!((worker.term(), worker.random), (2, second));
+    }
+    let other = |term, nonce| Reply::Joined {
+        term,
+        nonce,
+        incarnation: Incarnation(9, 9),
+        latest: 0,
+        replicas: 0,
+    };
+    for (term, nonce) in [(1, second), (3, second), (2, first)] {
+        worker.receive(0, other(term, nonce), now);
+        assert_eq!(asks(&mut worker, now), said(&[(0, "join")]));
+    }
+    worker.receive(0, joined(&worker, 0), now);
+    assert_eq!(worker.keepers().replicas, 1);
+    assert_eq!(asks(&mut worker, now), said(&[(0, "join again")]));
+    assert!(!worker.has_gone_on() && !worker.computes() && worker.next_id().is_none());
+    assert!(push(&mut worker).is_none());
+
+    worker.receive(0, go(0, 0, 0, 0), now);
+    assert!(worker.has_gone_on() && worker.computes() && worker.has_event());
+    assert!(matches!(worker.event(), Some(Event::WantsInitial)));
+    assert!(!worker.has_event() && worker.event().is_none());
+    assert_eq!(worker.next_id(), Some(id(1)));
+    assert_eq!(push(&mut worker), Some(id(1)));
+    assert!(!worker.has_gone_on() && !worker.computes());
+    assert_eq!(worker.unsettled(), 1);
+
+    let stage = "stage 1 of 0";
+    let alive = (0, "alive 5");
+    let staging = [(0, stage), (1, stage), (2, stage), (3, stage), alive];
+    assert_eq!(asks(&mut worker, now), said(&staging));
+    for (keeper, reply) in [
+        (0, Reply::Staged(1, id(1))),
+        (0, Reply::Staged(2, id(2))),
+        (0, Reply::Staged(2, PushId { worker: 4, ..id(1) })),
+        (4, Reply::Staged(2, id(1))),
+    ] {
+        worker.receive(keeper, reply, now);
+        assert_eq!(asks(&mut worker, now), said(&staging));
+    }
+    for keeper in 0..4 {
+        worker.receive(keeper, Reply::Staged(2, id(1)), now);
+        let left = match keeper {
+            3 => said(&[(0, "submit 1 of 0")]),
+            _ => said(&staging[keeper + 1..]),
+        };
+        assert_eq!(asks(&mut worker, now), left);
+    }
+
+    for (term, incarnation, number) in [
+        (1, INCARNATION, 1),
+        (2, Incarnation(2, 4), 1),
+        (2, INCARNATION, 0),
+    ] {
+        let (version, settled, dropped) = (1, 0, 0);
+        let reply = Reply::Go {
+            term,
+            incarnation,
+            number,
+            version,
+            settled,
+            dropped,
+        };
+        worker.receive(0, reply, now);
+        assert_eq!(asks(&mut worker, now), said(&[(0, "submit 1 of 0")]));
+    }
+    worker.receive(0, go(1, 1, 0, 0), now);
+    assert!(worker.has_gone_on() && !worker.has_event());
+    assert_eq!(worker.unsettled(), 1);
+    let pulling = [(0, "pull 1"), (1, "pull 1"), alive];
+    assert_eq!(asks(&mut worker, now), said(&pulling));
+    let (round, version, term) = (worker.round, 1, 2);
+    let point = Point { term, version };
+    for (server, round) in [(0, round - 1), (0, round + 1), (2, round)] {
+        worker.receive(server, weights(round, point), now);
+        assert_eq!(asks(&mut worker, now), said(&pulling));
+    }
+    worker.receive(0, weights(round, point), now);
+    assert_eq!(asks(&mut worker, now), said(&pulling[1..]));
+    worker.receive(1, weights(round, point), now);
+    assert_eq!(asks(&mut worker, now), said(&[alive]));
+    assert!(matches!(worker.event(), Some(Event::Weights(all)) if all.len() == 2));
+    worker.receive(0, go(1, 1, 1, 0), now);
+    assert_eq!((worker.unsettled(), worker.next_id()), (0, Some(id(2))));
+    assert_eq!(push(&mut worker), Some(id(2)));
+    assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 1".to_owned()));
+    let leave = worker.leave();
+    assert!(matches!(leave.ask, Ask::Leave(INCARNATION)) && leave.term == 2);
+}
+
+#[test]
+fn after_it_has_joined_again_a_worker_stages_what_is_not_over() {
+    for (latest, next) in [(0, "stage 1 of 4"), (1, "join again")] {
+        let (mut worker, now) = computing(4);
+        push(&mut worker);
+        worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (3, 4)])), now);
+        worker.receive(0, joined(&worker, latest), now);
+        assert_eq!(asks(&mut worker, now)[0], (0, next.to_owned()));
+        assert_eq!(worker.unsettled() as u64, 1 - latest);
+    }
+}
+
+#[test]
+fn gradients_of_weights_that_were_given_up_are_dropped_and_counted_once() {
+    let (mut worker, now) = computing(5);
+    push(&mut worker);
+    worker.receive(0, go(0, 5, 0, 2), now);
+    // An older answer may come later.
+    worker.receive(0, go(0, 5, 0, 1), now);
+    assert_eq!((worker.unsettled(), worker.dropped()), (1, 2));
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (3, 5)])), now);
+    assert_eq!((worker.unsettled(), worker.dropped()), (1, 2));
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (4, 4)])), now);
+    assert_eq!((worker.unsettled(), worker.dropped()), (0, 3));
+    worker.receive(0, joined(&worker, 0), now);
+    let (term, incarnation, number, version) = (4, INCARNATION, 0, 4);
+    let reply = Reply::Go {
+        term,
+        incarnation,
+        number,
+        version,
+        settled: 0,
+        dropped: 4,
+    };
+    worker.receive(0, reply, now);
+    assert_eq!(worker.dropped(), 7);
+    worker.receive(0, Reply::OtherTerm(terms(&[(5, 0)])), now);
+    assert_eq!(worker.dropped(), 7);
+}
+
+#[test]
+fn who_is_no_member_any_more_drops_all_that_it_keeps_and_begins_anew() {
+    // Initial weights are no gradient.
+    for (version, dropped) in [(0, 0), (5, 1)] {
+        let (mut worker, now) = computing(version);
+        push(&mut worker);
+        for (term, incarnation) in [(1, INCARNATION), (2, Incarnation(2, 4))] {
+            worker.receive(0, Reply::NotMember(term, incarnation), now);
+            assert_eq!(worker.unsettled(), 1);
+        }
+        worker.receive(0, Reply::NotMember(2, INCARNATION), now);
+        assert_eq!((worker.unsettled(), worker.dropped()), (0, dropped));
+        assert_eq!(asks(&mut worker, now), said(&[(0, "join")]));
+        worker.receive(0, joined(&worker, 0), now);
+        worker.receive(0, go(0, 0, 0, 0), now);
+        assert_eq!(worker.next_id(), Some(id(1)));
+    }
+}
+
+#[test]
+fn a_worker_that_has_left_keeps_nothing() {
+    let (mut worker, now) = computing(5);
+    push(&mut worker);
+    let left = |term, incarnation| Reply::Left {
+        term,
+        incarnation,
+        dropped: 6,
+    };
+    for (term, incarnation, kept, dropped) in [
+        (1, INCARNATION, 1, 0),
+        (2, Incarnation(2, 4), 1, 0),
+        (2, INCARNATION, 0, 6),
+    ] {
+        worker.receive(0, left(term, incarnation), now);
+        assert_eq!((worker.unsettled(), worker.dropped()), (kept, dropped));
+    }
+}
+
+#[test]
+fn what_is_pushed_while_it_waits_is_staged_before_it_goes_on() {
+    let (mut worker, now) = computing(5);
+    push(&mut worker);
+    for keeper in 0..4 {
+        worker.receive(keeper, Reply::Staged(2, id(1)), now);
+    }
+    // The weights with which it computes are still those of the servers' past.
+    worker.base = Some(vec![
+        Point {
+            term: 2,
+            version: 5
+        };
+        2
+    ]);
+    assert_eq!(push(&mut worker), Some(id(2)));
+    assert_eq!(asks(&mut worker, now), said(&[(0, "submit 1 of 5")]));
+    worker.receive(0, go(1, 6, 0, 0), now);
+    assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 5".to_owned()));
+}
