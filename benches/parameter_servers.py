@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import gradring
 from benches.harness import TIMEOUT_S, Parser, Step, in_turns, print_surroundings
 from gradring._native import Config, ParameterClient, ParameterServer
+from gradring.config.values import Settings
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 
@@ -92,7 +93,7 @@ def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
 
 
 def _config(transport: str) -> Config:
-    return Config({"transport": transport}, token=b"benchmark")
+    return Settings.from_environ({}, transport=transport, token=b"benchmark").for_core()
 
 
 def _serve(index: int, addresses: list[str], replicas: int, transport: str) -> threading.Thread:

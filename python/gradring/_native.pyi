@@ -10,6 +10,7 @@ from gradring.stats import RankStats
 
 __all__ = [
     "ALGORITHMS",
+    "SURVIVABLE",
     "Collective",
     "Communicator",
     "Config",
@@ -64,6 +65,7 @@ class Timing(TypedDict):
     latency_bound_s: float
 
 ALGORITHMS: list[str]
+SURVIVABLE: list[str]
 
 def build_info() -> BuildInfo:
     """How the extension was built.
@@ -84,9 +86,7 @@ def check_dtype(descriptor: np.dtype[Any]) -> None: ...
 def check_plain(object: object) -> None: ...
 def check_unused(arrays: object) -> None: ...
 def lent(object: object) -> tuple[object, str, dict[str, Any]] | None: ...
-def inquire(
-    address: str, token: bytes, tls: tuple[str, str, str] | None, timeout: float
-) -> dict[str, Any]: ...
+def inquire(address: str, token: bytes, tls: Any, timeout: float) -> dict[str, Any]: ...
 def diagnose(
     world_size: int,
     statements: list[tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]],
@@ -179,30 +179,22 @@ class Config:
     """How a process takes part in groups: settings, where it listens, what proves its job.
 
     Args:
-        settings: Those of a group, as texts by name; others have their defaults.
+        settings: All of them, as attributes.
         listen: `host:port` at which it listens; None: a free port.
-        ports: First and last of the ports of which it takes a free one.
-        interface: IP address at which it listens, whatever `listen` says.
         announce: `host:port` by which others reach it.
         job: The job's name; empty for none.
-        token: The job's secret, if it has one.
-        tls: Paths of the authority's certificate, the own one, and its key.
 
     Raises:
-        ConfigError: A setting or the interface cannot be used.
+        ConfigError: A setting cannot be used.
     """
 
     def __new__(
         cls,
-        settings: dict[str, str],
+        settings: SettingValues,
         *,
         listen: str | None = None,
-        ports: tuple[int, int] | None = None,
-        interface: str | None = None,
         announce: str | None = None,
         job: str = "",
-        token: bytes | None = None,
-        tls: tuple[str, str, str] | None = None,
     ) -> Config: ...
     def listening_at(self, listen: str | None) -> Config:
         """The same, of a process that listens elsewhere."""

@@ -177,6 +177,7 @@ def test_an_impossible_number_of_streams_is_named(streams: int) -> None:
     ("arguments", "named"),
     [
         ({"tls": ("ca", "cert", "key")}, r"tls=\('ca', 'cert', 'key'\) is not a .*TlsFiles"),
+        ({"interface": 1}, "interface=1 is neither an IP address nor one of this host's"),
         ({"timeout": 10**400}, "timeout=1000.* is not a number of seconds"),
         ({"stall_warning": 10**5000}, "stall_warning=a number of more than 80 digits is not"),
     ],
@@ -234,7 +235,7 @@ def test_the_core_gets_all_settings_as_one_object() -> None:
     [
         ({"algorithm": "bubble"}, "algorithm=.*bubble"),
         ({"rack": "a" * 25}, "rack=a* is not a name of at most 24 bytes"),
-        ({"interface": "eth0"}, "interface=eth0 is not an IP address"),
+        ({"interface": "fe80::1%lo"}, "interface=fe80::1%lo is not an IP address"),
     ],
 )
 def test_what_only_the_core_can_check_is_named(given: dict[str, Any], named: str) -> None:

@@ -548,6 +548,7 @@ def test_a_timeout_may_be_longer_than_any_clock() -> None:
         ({"rank": 0, "world_size": 1, "checksum": np.array([1, 2])}, r"checksum=array\(\[1, 2\]\)"),
         ({"rank": 0, "world_size": 1, "transport": np.array(["tcp"] * 2)}, r"transport=array\("),
         ({"rank": 0, "world_size": 1, "tls": 1}, "tls=1 is not"),
+        ({"rank": 0, "world_size": 1, "interface": "eth99"}, "interface='eth99' is neither"),
         ({"rank": 0, "world_size": 1, "ports": (0, 70000)}, "ports='0-70000' is neither"),
         ({"rank": 0, "world_size": 1, "announce": "h"}, "announce='h' is not host:port"),
         ({"rank": 0, "world_size": 2, "rendezvous": "h"}, "rendezvous='h' is not host:port"),

@@ -238,14 +238,14 @@ def joins(hvd: Any) -> Found:
 
 
 def objects(hvd: Any) -> Found:
-    from gradring._native import Config
+    from gradring.config.values import DEFAULTS
     from gradring.errors import ConfigError
     from gradring.horovod.basics import communicator
 
     own = {"rank": hvd.rank(), 0: [1, (2, 3)]}
     group = communicator()
     hosts, config = group.hosts, group._config
-    group.hosts, group._config = ["one", "two"], Config({})
+    group.hosts, group._config = ["one", "two"], DEFAULTS.for_core()
     for call in (hvd.broadcast_object, hvd.allgather_object):
         with pytest.raises(ConfigError, match="set GRADRING_TOKEN"):
             call(own)

@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gradring import TlsFiles
+
 NOW = datetime.datetime.now(datetime.timezone.utc)
 DAY = datetime.timedelta(days=1)
 
@@ -24,8 +26,8 @@ class Certificate:
     key: Path
     authority: Path
 
-    def paths(self) -> tuple[str, str, str]:
-        return str(self.authority), str(self.path), str(self.key)
+    def files(self) -> TlsFiles:
+        return TlsFiles(str(self.authority), str(self.path), str(self.key))
 
     def variables(self) -> dict[str, str]:
         return {

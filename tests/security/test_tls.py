@@ -357,6 +357,8 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
     ca, cert, key = (str(path) for path in (authority.path, one.path, one.key))
     empty = tmp_path / "empty.pem"
     empty.touch()
+    # Nobody else reads what is taken for a key.
+    one.path.chmod(0o600)
     for files, named in [
         ((str(empty), cert, key), "GRADRING_TLS_CA=.*empty.pem cannot be read"),
         ((ca, str(tmp_path / "missing.pem"), key), "GRADRING_TLS_CERT=.*missing.pem cannot be"),
@@ -372,3 +374,5 @@ def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
     certificate.key.chmod(0o644)
     with pytest.raises(errors.ConfigError, match=r"GRADRING_TLS_KEY=.* chmod 600"):
         Settings.from_environ(certificate.variables())
+    with pytest.raises(errors.ConfigError, match=r"GRADRING_TLS_KEY=.* chmod 600"):
+        connect_alone(certificate.files())

@@ -8,7 +8,10 @@ The end of a large vector is on another server: the two say whether one was appl
 from __future__ import annotations
 
 import json
+import logging
 import os
+import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -17,20 +20,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradring import _native, errors
-from gradring._native import Config, ParameterClient, ParameterServer
+from gradring import TlsFiles, _native, errors
+from gradring._native import ParameterClient, ParameterServer
+from gradring.config.values import Settings
 
 SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
 INITIAL = 1000.0
 
 
-#: Paths of the authority's certificate, the own one, and its key.
-Tls = tuple[str, str, str]
+def config(**given: Any) -> _native.Config:
+    """With these settings, whatever the variables say."""
+    return Settings.from_environ({}, **given).for_core()
 
 
 def server(
@@ -39,7 +45,7 @@ def server(
     workers: int,
     *,
     token: bytes = b"secret",
-    tls: Tls | None = None,
+    tls: TlsFiles | None = None,
     timeout: float = 300,
     transport: str = "auto",
     worker_timeout: float = 5.0,
@@ -53,7 +59,7 @@ def server(
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
         worker_timeout=worker_timeout,
-        config=Config({"timeout": str(timeout), "transport": transport}, token=token, tls=tls),
+        config=config(timeout=timeout, transport=transport, token=token or None, tls=tls),
     )
 
 
@@ -63,7 +69,7 @@ def client(
     *,
     elements: int = 8,
     token: bytes = b"secret",
-    tls: Tls | None = None,
+    tls: TlsFiles | None = None,
     timeout: float = 300,
     transport: str = "auto",
     begins: bool = True,
@@ -71,7 +77,7 @@ def client(
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        config=Config({"timeout": str(timeout), "transport": transport}, token=token, tls=tls),
+        config=config(timeout=timeout, transport=transport, token=token or None, tls=tls),
     )
     if begins:
         made.begin([("weights", (elements,), "float32", False)], SGD)
@@ -98,7 +104,6 @@ def start(**what: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
 
 
@@ -201,6 +206,19 @@ def _fork(addresses: list[str]) -> None:
     threading.Event().wait()
 
 
+def _without_memory(addresses: list[str]) -> None:
+    """A worker that cannot make files, of which shared memory is made."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    heard: queue.Queue[logging.LogRecord] = queue.Queue()
+    logging.getLogger("gradring").addHandler(QueueHandler(heard))
+    worker = client(addresses, 0)
+    pulled(worker, np.zeros(8, np.float32))
+    # A thread of its own logs.
+    print(worker.stats()["transport"], heard.get(timeout=60).getMessage(), sep="\n")
+    worker.leave()
+
+
 def _main(what: dict[str, Any]) -> None:
     role = what.pop("role")
     if role == "server":
@@ -210,6 +228,8 @@ def _main(what: dict[str, Any]) -> None:
         print(json.dumps(served.stats()))
     elif role == "forks":
         _fork(**what)
+    elif role == "without memory":
+        _without_memory(**what)
     else:
         _work(**what)
 

@@ -31,7 +31,8 @@ from parameters import (
 import gradring
 from chosen import marked_rows
 from gradring import errors
-from gradring._native import Config, ParameterClient, ParameterServer
+from gradring._native import ParameterClient, ParameterServer
+from gradring.config.values import DEFAULTS
 from proc import descriptors
 from security.certificates import Authority
 from waiting import wait_until
@@ -323,7 +324,7 @@ def shared_memory() -> list[str]:
 def test_links_inside_a_host_share_memory_unless_told_otherwise_and_leave_nothing(
     transport: str, made_of: str, with_tls: bool, tmp_path: Path
 ) -> None:
-    tls = Authority(tmp_path).certify("all", "127.0.0.1").paths() if with_tls else None
+    tls = Authority(tmp_path).certify("all", "127.0.0.1").files() if with_tls else None
     elements, addresses = 1 << 20, free_addresses(2)
     mapped, opened = shared_memory(), descriptors()
 
@@ -361,6 +362,19 @@ def test_a_fork_of_a_killed_worker_does_not_keep_it_alive() -> None:
         os.kill(fork, signal.SIGKILL)
         victim.communicate()
     assert "all workers" in str(raised[0])
+
+
+def test_a_worker_and_a_server_that_cannot_share_memory_use_tcp_and_say_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    addresses = free_addresses(1)
+    with serving([server(addresses, 0, 1)]):
+        worker = start(role="without memory", addresses=addresses)
+        said, failed = worker.communicate(timeout=120)
+    why = "of the same host: no shared memory from the system: File too large (os error 27)"
+    assert said == f"tcp\nworker 0 uses TCP to parameter server 0 {why}\n", failed
+    wait_until(lambda: bool(caplog.records), "the server has said so, too")
+    assert caplog.messages == [f"parameter server 0 uses TCP to worker 0 {why}"]
 
 
 def test_a_server_that_cannot_be_reached_is_named() -> None:
@@ -403,7 +417,7 @@ def test_strangers_ranks_and_second_workers_are_turned_away_by_name(tmp_path: Pa
 
 def test_links_with_certificates_let_nobody_in_without(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    right = authority.certify("all", "127.0.0.1").paths()
+    right = authority.certify("all", "127.0.0.1").files()
     stranger = Authority(tmp_path, "other").certify(
         "stranger", "127.0.0.1", trusting=authority.path
     )
@@ -411,7 +425,7 @@ def test_links_with_certificates_let_nobody_in_without(tmp_path: Path) -> None:
     made = [server(addresses, it, 1, token=b"", tls=right, replicas=1) for it in range(2)]
     with serving(made[:1]):
         with serving(made[1:], ends=False):
-            for tls in (None, stranger.paths()):
+            for tls in (None, stranger.files()):
                 with pytest.raises(errors.GradringError, match=r"parameter server . at 127"):
                     client(addresses, 0, token=b"", tls=tls, timeout=1).pull([weights])
             worker = client(addresses, 0, token=b"", tls=right)
@@ -457,7 +471,7 @@ def test_a_rule_that_cannot_be_used_is_refused_by_name(name: str, value: Any) ->
     values: dict[str, Any] = {"index": 0, "rules": rules}
     (values if name == "index" else rules)[name] = value
     with pytest.raises(errors.ConfigError, match=name):
-        ParameterServer(addresses=free_addresses(1), config=Config({}), **values)
+        ParameterServer(addresses=free_addresses(1), config=DEFAULTS.for_core(), **values)
 
 
 def test_ctrl_c_ends_a_pull() -> None:

@@ -37,9 +37,8 @@ def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
 
 def _runs_at(address: str, settings: Settings) -> bool:
     """Whether a process that is in a job with this token listens there, and not one that joins."""
-    tls = settings.tls
-    files = (tls.ca, tls.cert, tls.key) if tls is not None else None
+    token = settings.token or b""
     try:
-        return bool(_native.inquire(address, settings.token or b"", files, _ANSWER_S)["runs"])
+        return bool(_native.inquire(address, token, settings.tls, _ANSWER_S)["runs"])
     except GradringError:
         return False

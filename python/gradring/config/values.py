@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import _native
 from gradring.config import parse
-from gradring.config.settings import GROUP, READ, Setting, meant, variables
+from gradring.config.settings import READ, Setting, meant, variables
 from gradring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,17 +62,6 @@ def check_token(rank: int, world_size: int, token: bytes | None, required: bool 
             f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {rank} has no token; "
             "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
         )
-
-
-def check_tls(given: object) -> TlsFiles | None:
-    """The argument ``tls``, once it is known to be one.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    if given is None or isinstance(given, TlsFiles):
-        return given
-    raise ConfigError(f"tls={parse.shown(given)} is not a gradring.TlsFiles; give one")
 
 
 def _read(environ: Mapping[str, str], setting: Setting, given: object = None) -> Any:
@@ -160,7 +149,7 @@ def _port(name: str, found: Any, setting: Setting) -> int:
 
 
 def _interface(name: str, found: Any, setting: Setting) -> str | None:
-    if not found or found == setting.default:
+    if found in ("", setting.default):
         return found or None
     from gradring.machine.interfaces import address_of  # most groups need none
 
@@ -265,10 +254,10 @@ def _tls(environ: Mapping[str, str], given: object) -> TlsFiles | None:
                 "set all three for TLS, or none"
             )
         given = TlsFiles(*paths.values())
-    files = check_tls(given)
-    assert files is not None
-    _check_private(Path(files.key), TLS_VARIABLES[-1])
-    return files
+    if not isinstance(given, TlsFiles):
+        raise ConfigError(f"tls={parse.shown(given)} is not a gradring.TlsFiles; give one")
+    _check_private(Path(given.key), TLS_VARIABLES[-1])
+    return given
 
 
 if not TYPE_CHECKING:
@@ -321,23 +310,8 @@ class Settings(SettingValues):
         Raises:
             ConfigError: A value cannot be used.
         """
-        values = {setting.name: getattr(self, setting.name) for setting in GROUP}
-        return _native.Config(
-            {name: _as_text(value) for name, value in values.items()},
-            listen=listen,
-            ports=self.port,
-            interface=self.interface,
-            announce=announce,
-            job=parse.job_id(job_id) if job_id is not None else "",
-            token=self.token,
-            tls=(self.tls.ca, self.tls.cert, self.tls.key) if self.tls is not None else None,
-        )
-
-
-def _as_text(value: object) -> str:
-    if value is None:
-        return ""
-    return str(int(value)) if isinstance(value, bool) else str(value)
+        job = parse.job_id(job_id) if job_id is not None else ""
+        return _native.Config(self, listen=listen, announce=announce, job=job)
 
 
 #: What counts where neither an argument nor a variable says anything.

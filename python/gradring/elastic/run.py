@@ -18,18 +18,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from gradring import _native
+from gradring import _native, errors
 from gradring.elastic.state import State
-from gradring.errors import (
-    AbortedError,
-    CollectiveTimeoutError,
-    ConfigError,
-    GradringError,
-    MismatchError,
-    PeerLostError,
-    ProtocolError,
-    RendezvousError,
-)
+from gradring.errors import ConfigError, GradringError, MismatchError, RendezvousError
 from gradring.group.collectives import all_gather_bytes, named
 from gradring.group.communicator import (
     Communicator,
@@ -45,7 +36,7 @@ from gradring.group.steps import described
 _log = logging.getLogger("gradring")
 
 #: How a group can fail so that another one may succeed.
-_SURVIVABLE = (AbortedError, CollectiveTimeoutError, PeerLostError, ProtocolError)
+_SURVIVABLE = tuple(getattr(errors, name) for name in _native.SURVIVABLE)
 #: After so many losses without a commit in between, it is the program that fails.
 _LOSSES_WITHOUT_COMMIT_MAX = 10
 #: A process that has joined is on trial until it has come to so many commits: the first may be the

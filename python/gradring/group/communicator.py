@@ -20,7 +20,7 @@ import numpy as np
 from gradring import _native
 from gradring.config import parse
 from gradring.config.settings import takes_settings
-from gradring.config.values import Settings, TlsFiles, check_tls, check_token
+from gradring.config.values import Settings, TlsFiles, check_token
 from gradring.errors import AbortedError, ConfigError
 from gradring.group import arrays, forks
 from gradring.group.collectives import Collectives, all_gather_bytes
@@ -74,8 +74,9 @@ class Communicator(Collectives):
         token: The job's shared secret, text in UTF-8 or bytes; a peer without it is turned away.
         require_auth: Refuse to join without a token; None: where ``GRADRING_REQUIRE_AUTH`` asks
             for it.
-        interface: IP address at which this rank listens, whatever ``rendezvous`` and ``listen``
-            say; they still say the port. By default the addresses that these two say.
+        interface: Name or IP address of the network interface at which this rank listens, whatever
+            ``rendezvous`` and ``listen`` say; they still say the port. By default the addresses
+            that these two say.
         ports: First and last of the ports of which this rank takes the first that is free, where
             ``listen`` does not say one; rank 0 listens at the rendezvous. None: any free port.
         tls: Certificates with which everything that travels over TCP is inside TLS 1.3; all ranks
@@ -168,17 +169,15 @@ class Communicator(Collectives):
             algorithm=algorithm,
             reproducible=reproducible,
             wire_dtype=wire_dtype,
+            interface=interface,
+            tls=tls,
             **settings,
         )
         parse.argument_place(rank, world_size)
         if world_size > 1 and not rendezvous:
             raise ConfigError("rendezvous is missing; give the host:port at which rank 0 listens")
-        values = replace(
-            values,
-            tls=check_tls(tls),
-            interface=interface,
-            port=parse.ports("-".join(map(str, ports)), "ports") if ports is not None else None,
-        )
+        if ports is not None:
+            values = replace(values, port=parse.ports("-".join(map(str, ports)), "ports"))
         if announce is not None:
             announce = parse.address(announce, "announce")
         check_token(rank, world_size, values.token, require_auth)

@@ -29,7 +29,7 @@ def address_of(text: str, name: str) -> str:
         ConfigError: There is no such interface, or it has no address.
     """
     try:
-        return str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_address(str(text)))  # a number would be one, too
     except ValueError:
         pass
     names = [interface for _, interface in socket.if_nameindex()]

@@ -29,8 +29,9 @@ use gradring_proto::consensus::member::Member;
 use gradring_proto::consensus::message::{Envelope, Outcome, Reply, Step};
 use gradring_proto::consensus::quorum::{Id, Peer, Roster};
 use gradring_proto::consensus::timing::Timing;
-use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, Unusable};
+use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, Result, SURVIVABLE};
 use gradring_proto::lock::{self, lock};
+use gradring_proto::settings::wrong;
 use gradring_proto::wire::handshake;
 
 mod member_client;
@@ -75,14 +76,10 @@ enum Blamed {
 impl Blamed {
     /// Of a group that has not formed.
     fn of(error: &Error) -> Self {
-        match error.kind {
-            ErrorKind::Aborted(_)
-            | ErrorKind::CollectiveTimeout(_)
-            | ErrorKind::PeerLost(_)
-            | ErrorKind::Protocol(_)
-            | ErrorKind::Corrupted(_)
+        match &error.kind {
+            kind if SURVIVABLE.contains(&kind.exception()) => Self::Nobody,
             // Who has ended its connection can be reached.
-            | ErrorKind::Rendezvous(
+            ErrorKind::Rendezvous(
                 NotFormed::Busy
                 | NotFormed::OtherGeneration { .. }
                 | NotFormed::OtherGroup { .. }
@@ -662,12 +659,8 @@ fn own_ip(addresses: &[String]) -> Result<IpAddr> {
     };
     let found = addresses.iter().find_map(toward);
     found.ok_or_else(|| {
-        Unusable::Value {
-            name: "listen".into(),
-            value: "".into(),
-            wanted: "an address at which processes that join can reach this one".into(),
-        }
-        .into()
+        let wanted = "an address at which processes that join can reach this one";
+        wrong("listen", "", wanted)
     })
 }
 
@@ -743,7 +736,7 @@ mod tests {
         let silent = || Error::from(NotFormed::LinkSilent { rank: 0 });
         assert_eq!(of(silent()), Blamed::Rank(1));
         assert_eq!(Blamed::of(&silent()), Blamed::Newcomers);
-        let settings = Unusable::NoSuchSetting { name: "x".into() };
+        let settings = gradring_proto::error::Unusable::NoSuchSetting { name: "x".into() };
         assert_eq!(of(settings.into()), Blamed::Newcomers);
     }
 

@@ -122,8 +122,8 @@ impl Value for Option<u64> {
 impl Value for bool {
     fn read(name: &str, text: &str) -> Result<Self> {
         match text {
-            "1" => Ok(true),
-            "0" => Ok(false),
+            "1" | "True" => Ok(true),
+            "0" | "False" => Ok(false),
             _ => Err(wrong(name, text, "1 or 0")),
         }
     }

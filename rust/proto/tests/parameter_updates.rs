@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use gradring_proto::dtype::{DType, ReduceOp};
 use gradring_proto::kernel;
-use gradring_proto::parameters::identity::{Incarnation, PushId};
-use gradring_proto::parameters::log::{Contribution, Entry};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
-use gradring_proto::parameters::rules::Treatment;
-use gradring_proto::parameters::shard::{Gradient, Push, Shard, Spec};
+use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
+use mean::apply_mean;
+
+mod mean;
 
 const WORKERS: usize = 3;
 const ROWS: usize = 7;
@@ -58,37 +58,8 @@ fn shard(optimizer: Optimizer) -> Shard {
     Shard::new(optimizer, &[(spec, Arc::new(values(99).into()))])
 }
 
-/// A mean of as many gradients, each of which counts whole.
-fn entry(count: usize) -> Entry {
-    let contribution = |worker| Contribution {
-        id: PushId {
-            worker,
-            incarnation: Incarnation(1, 1),
-            number: 1,
-        },
-        treatment: Treatment {
-            weight: 1.0,
-            compensation: None,
-        },
-    };
-    Entry {
-        contributions: (0..count as u32).map(contribution).collect(),
-        scale: 1.0 / count as f32,
-        hyper: HYPER,
-    }
-}
-
 fn apply(shard: &mut Shard, version: u64, gradients: &[Gradient]) -> Vec<u32> {
-    let gradients: Vec<_> = gradients.iter().map(|it| [Some(it.clone())]).collect();
-    assert!(gradients.iter().all(|it| shard.fits(it)));
-    let pushed: Vec<_> = gradients
-        .iter()
-        .map(|gradients| Push {
-            gradients,
-            then: None,
-        })
-        .collect();
-    shard.apply(version, &entry(gradients.len()), &pushed);
+    apply_mean(shard, version, gradients, HYPER);
     shard.weights()[0].iter().map(|it| it.to_bits()).collect()
 }
 

@@ -6,15 +6,20 @@ use std::time::Duration;
 
 use gradring_net::config::timing::Timing;
 use gradring_net::config::{self, GROUP, PLACE, PROCESS, Setting, Settings, TlsFiles};
-use gradring_proto::error::Unusable;
+use gradring_proto::settings::wrong;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::caller::log_warning;
 use crate::errors::to_python;
 
-/// Paths of the authority's certificate, the own one, and its key.
-pub(crate) type TlsPaths = (PathBuf, PathBuf, PathBuf);
+/// A `gradring.TlsFiles`.
+#[derive(FromPyObject)]
+pub(crate) struct TlsPaths {
+    ca: PathBuf,
+    cert: PathBuf,
+    key: PathBuf,
+}
 
 /// The settings of a process, where it listens, and what proves that it belongs to the job.
 #[pyclass(frozen, module = "gradring._native")]
@@ -25,39 +30,37 @@ pub(crate) struct Config {
 #[pymethods]
 impl Config {
     #[new]
-    #[pyo3(signature = (settings, *, listen=None, ports=None, interface=None, announce=None,
-        job="", token=None, tls=None))]
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+    #[pyo3(signature = (settings, *, listen=None, announce=None, job=""))]
     fn new(
-        py: Python<'_>,
-        settings: BTreeMap<String, String>,
+        settings: &Bound<'_, PyAny>,
         listen: Option<String>,
-        ports: Option<(u16, u16)>,
-        interface: Option<&str>,
         announce: Option<String>,
         job: &str,
-        token: Option<Vec<u8>>,
-        tls: Option<TlsPaths>,
     ) -> PyResult<Self> {
-        let interface = interface.map(|interface| {
-            interface.parse().map_err(|_| {
-                let fact = Unusable::Value {
-                    name: "interface".into(),
-                    value: interface.into(),
-                    wanted: "an IP address".into(),
-                };
-                to_python(py, &fact.into())
-            })
+        let value = |name| settings.getattr(name);
+        let mut texts = BTreeMap::new();
+        for row in GROUP {
+            let value = value(row.name)?;
+            if !value.is_none() {
+                texts.insert(row.name.into(), value.str()?.extract()?);
+            }
+        }
+        let unusable = |error| to_python(settings.py(), &error);
+        let interface: Option<String> = value("interface")?.extract()?;
+        // Python knows addresses with a zone, too.
+        let interface = interface.map(|text| {
+            let address = text.parse();
+            address.map_err(|_| unusable(wrong("interface", &text, "an IP address")))
         });
         let inner = config::Config {
             listen,
-            ports,
+            ports: value("port")?.extract()?,
             interface: interface.transpose()?,
             announce,
             job: job.into(),
-            token: token.unwrap_or_default(),
-            tls: tls.map(tls_files),
-            settings: Settings::of(&settings).map_err(|error| to_python(py, &error))?,
+            token: value("token")?.extract::<Option<_>>()?.unwrap_or_default(),
+            tls: value("tls")?.extract::<Option<_>>()?.map(tls_files),
+            settings: Settings::of(&texts).map_err(unusable)?,
             timing: timing(),
             on_warning: log_warning,
             ..config::Config::new(0, 1, "")
@@ -109,11 +112,11 @@ fn timing() -> Timing {
     silence.map_or(Timing::USUAL, Timing::with_silence)
 }
 
-pub(crate) fn tls_files((ca, certificate, key): TlsPaths) -> TlsFiles {
+pub(crate) fn tls_files(paths: TlsPaths) -> TlsFiles {
     TlsFiles {
-        ca,
-        certificate,
-        key,
+        ca: paths.ca,
+        certificate: paths.cert,
+        key: paths.key,
     }
 }
 

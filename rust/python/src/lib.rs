@@ -2,6 +2,7 @@
 //! interpreter, delegate to the core.
 
 use gradring_net::link::forks;
+use gradring_proto::error::SURVIVABLE;
 use gradring_proto::schedule::Algorithm;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -68,6 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parameters::ParameterServer>()?;
     module.add_class::<parameters::ParameterClient>()?;
     module.add("ALGORITHMS", Algorithm::ALL.map(Algorithm::name))?;
+    module.add("SURVIVABLE", SURVIVABLE)?;
     module.add_function(wrap_pyfunction!(config::settings, module)?)?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
     module.add_function(wrap_pyfunction!(leave_to_parent, module)?)?;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gradring_proto::error::{Result, Unusable};
+use gradring_proto::error::Result;
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::Rules;
-use gradring_proto::settings::LONGEST_S;
+use gradring_proto::settings::{LONGEST_S, wrong};
 use gradring_servers::message::Counted;
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Place, Server};
@@ -415,22 +415,12 @@ fn check_shapes(
 fn check_server(index: usize, servers: usize) -> Result<()> {
     match index < servers {
         true => Ok(()),
-        false => Err(value(
+        false => Err(wrong(
             "index",
             &index.to_string(),
             "a server with an address",
         )),
     }
-}
-
-fn value(name: &str, value: &str, wanted: &str) -> gradring_proto::error::Error {
-    let (name, value, wanted) = (name.into(), value.into(), wanted.into());
-    Unusable::Value {
-        name,
-        value,
-        wanted,
-    }
-    .into()
 }
 
 fn model_of(
@@ -442,7 +432,7 @@ fn model_of(
     for (name, _, dtype, _) in &variables {
         if dtype != "float32" {
             let what = format!("dtype of {name}");
-            return Err(value(
+            return Err(wrong(
                 &what,
                 dtype,
                 "float32, the only one that parameter servers keep",
@@ -452,7 +442,7 @@ fn model_of(
     for (variable, server) in placement {
         if *variable >= variables.len() || *server >= servers {
             let shown = format!("{variable}: {server}");
-            return Err(value(
+            return Err(wrong(
                 "placement",
                 &shown,
                 "a variable and a server that there are",
@@ -472,7 +462,7 @@ fn model_of(
 
 fn optimizer_of(said: &Bound<'_, PyDict>) -> PyResult<Optimizer> {
     let py = said.py();
-    let wrong = |name: &str, shown: &str, wanted: &str| to_python(py, &value(name, shown, wanted));
+    let wrong = |name: &str, shown: &str, wanted: &str| to_python(py, &wrong(name, shown, wanted));
     let kind: String = match said.get_item("kind")? {
         Some(kind) => kind.extract()?,
         None => {

@@ -131,7 +131,7 @@ impl Service for ClientAccess {
             .and_then(|()| {
                 let theirs = transports.clone();
                 self.linker
-                    .respond(connection, theirs, self.pairs, deadline)
+                    .respond(connection, &client.name(), theirs, self.pairs, deadline)
             });
         let link = linked.inspect_err(|_| self.forget(&hello))?;
         lock(&self.arrived).push_back((client.clone(), link));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::link::{Linker, PeerLink};
+use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
@@ -56,14 +57,10 @@ impl ServerConnector {
         credentials: Arc<Credentials>,
         client: ClientKind,
         addresses: Vec<String>,
-        transport: &str,
+        config: &Config,
         wake_up: Arc<WakeUp>,
     ) -> Result<Self> {
-        let name = match &client {
-            ClientKind::Worker { index, .. } => format!("worker {index}"),
-            ClientKind::Sequencer { .. } => "parameter server 0".into(),
-        };
-        let linker = Linker::new(name, transport, Arc::clone(&wake_up))?;
+        let linker = Linker::new(client.name(), config, Arc::clone(&wake_up))?;
         let whys = vec![None; addresses.len()];
         let outcomes = Outcomes {
             whys,
@@ -146,7 +143,7 @@ impl Shared {
                 };
                 Hello::new((0, server), 0, purpose)
             },
-            |connection, deadline, go_on| self.linker.initiate(connection, deadline, go_on),
+            |connection, deadline, go_on| self.linker.initiate(connection, server, deadline, go_on),
         );
         let outcome = linked.map_err(|failure| {
             let error = Box::new(failure.error(address));

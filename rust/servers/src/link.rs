@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use gradring_net::config::Config;
 use gradring_net::link::Link;
 use gradring_net::link::kind::{Introduction, Kind};
 use gradring_net::link::negotiation::{best, offered};
@@ -36,16 +37,19 @@ pub(super) struct Linker {
     /// This process, as others are told of it.
     name: String,
     kinds: Vec<Kind>,
+    /// Hears why memory is not shared.
+    on_warning: fn(String),
     /// Rung by those that share memory with it.
     doorbell: Arc<WakeUp>,
 }
 
 impl Linker {
     /// Of what the setting `transport` offers.
-    pub(super) fn new(name: String, transport: &str, doorbell: Arc<WakeUp>) -> Result<Self> {
+    pub(super) fn new(name: String, config: &Config, doorbell: Arc<WakeUp>) -> Result<Self> {
         Ok(Self {
             name,
-            kinds: offered(transport)?,
+            kinds: offered(&config.settings.transport)?,
+            on_warning: config.on_warning,
             doorbell,
         })
     }
@@ -59,18 +63,21 @@ impl Linker {
     pub(super) fn initiate(
         &self,
         mut connection: Connection,
+        server: usize,
         deadline: Instant,
         go_on: GoOn<'_>,
     ) -> Result<PeerLink> {
         let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut *go_on);
         let terms = handshake::read_message(&mut stream)?;
-        self.link(connection, true, &terms, deadline, go_on)
+        let peer = format!("parameter server {server}");
+        self.link(connection, &peer, true, &terms, deadline, go_on)
     }
 
     /// A link over a connection of one that offers `theirs`, by the terms of a server.
     pub(super) fn respond(
         &self,
         mut connection: Connection,
+        peer: &str,
         theirs: Vec<String>,
         pairs: usize,
         deadline: Instant,
@@ -83,19 +90,22 @@ impl Linker {
         handshake::write_message(&mut stream, &terms)?;
         let terms = Terms {
             transports: theirs,
-            pairs,
+            ..terms
         };
-        self.link(connection, false, &terms, deadline, &mut || true)
+        self.link(connection, peer, false, &terms, deadline, &mut || true)
     }
 
     fn link(
         &self,
         connection: Connection,
+        peer: &str,
         initiator: bool,
         theirs: &Terms,
         deadline: Instant,
         go_on: GoOn<'_>,
     ) -> Result<PeerLink> {
+        let ends = (connection.tcp().local_addr(), connection.tcp().peer_addr());
+        let is_near = matches!(ends, (Ok(own), Ok(other)) if own.ip() == other.ip());
         let mut introduction = Introduction {
             connections: vec![connection],
             name: &self.name,
@@ -109,10 +119,16 @@ impl Linker {
         let checked = false;
         let made = best(&mut introduction, &self.kinds, &theirs.transports, checked);
         match made.map_err(|error| broken(&error))? {
-            (Some((kind, link)), _) => Ok(PeerLink {
-                link,
-                transport: self.kinds[kind].name,
-            }),
+            (Some((kind, link)), refused) => {
+                if let Some(reason) = refused.filter(|_| is_near) {
+                    let how = format!("uses TCP to {peer} of the same host: {reason}");
+                    (self.on_warning)(format!("{} {how}", self.name));
+                }
+                Ok(PeerLink {
+                    link,
+                    transport: self.kinds[kind].name,
+                })
+            }
             (None, reason) => {
                 let reason = reason.unwrap_or_else(|| "they have nothing in common".into());
                 Err(NotServed::NoLink {

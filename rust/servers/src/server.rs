@@ -131,7 +131,7 @@ impl Server {
             owner: Arc::clone(&wake_up),
             linker: Linker::new(
                 format!("parameter server {}", place.server),
-                &config.settings.transport,
+                config,
                 Arc::clone(&wake_up),
             )?,
             // Server 0 has links with the others.
@@ -168,7 +168,7 @@ impl Server {
                 credentials,
                 client,
                 place.addresses.clone(),
-                &config.settings.transport,
+                config,
                 Arc::clone(&wake_up),
             )?,
             keepers,

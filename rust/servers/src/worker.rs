@@ -184,8 +184,8 @@ impl Worker {
         };
         let wake_up = Arc::clone(&self.shared.wake_up);
         let credentials = Arc::clone(&self.credentials);
-        let (addresses, transport) = (self.addresses.clone(), &self.config.settings.transport);
-        let connector = ServerConnector::new(credentials, client, addresses, transport, wake_up)?;
+        let (addresses, config) = (self.addresses.clone(), &self.config);
+        let connector = ServerConnector::new(credentials, client, addresses, config, wake_up)?;
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
             sent: BTreeMap::new(),

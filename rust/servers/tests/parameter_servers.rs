@@ -10,14 +10,16 @@ use std::time::Duration;
 
 use gradring_net::config::Config;
 use gradring_proto::error::{Error, ErrorKind, NotServed, Result};
-use gradring_proto::parameters::identity::{Incarnation, PushId};
-use gradring_proto::parameters::log::{Contribution, Entry};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
-use gradring_proto::parameters::rules::{Late, Rules, Treatment};
-use gradring_proto::parameters::shard::{Gradient, Push, Shard, Spec};
+use gradring_proto::parameters::rules::{Late, Rules};
+use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Place, Server};
 use gradring_servers::worker::Worker;
+use mean::apply_mean;
+
+#[path = "../../proto/tests/mean/mod.rs"]
+mod mean;
 
 const ROWS: usize = 9;
 const WIDTH: usize = 5;
@@ -26,6 +28,10 @@ const ADAM: Optimizer = Optimizer::Adam {
     beta_2: 0.999,
     epsilon: 1e-7,
     is_amsgrad: false,
+};
+const HYPER: Hyper = Hyper {
+    learning_rate: 0.5,
+    weight_decay: 0.0,
 };
 const SGD: Optimizer = Optimizer::Sgd {
     momentum: 0.0,
@@ -134,11 +140,7 @@ fn pulled(worker: &Worker) -> Vec<f32> {
 }
 
 fn push(worker: &Worker, gradient: &[f32]) -> bool {
-    let hyper = Hyper {
-        learning_rate: 0.5,
-        weight_decay: 0.0,
-    };
-    worker.push(&[Some(Given::Dense(gradient))], hyper).unwrap()
+    worker.push(&[Some(Given::Dense(gradient))], HYPER).unwrap()
 }
 
 fn values(seed: usize) -> Vec<f32> {
@@ -160,36 +162,9 @@ fn expected(steps: usize) -> Vec<f32> {
         decays: true,
     };
     let mut shard = Shard::new(ADAM, &[(spec, Arc::new(values(99).into()))]);
-    let contribution = |worker| Contribution {
-        id: PushId {
-            worker,
-            incarnation: Incarnation(1, 1),
-            number: 1,
-        },
-        treatment: Treatment {
-            weight: 1.0,
-            compensation: None,
-        },
-    };
     for step in 0..steps {
-        let entry = Entry {
-            contributions: vec![contribution(0), contribution(1)],
-            scale: 0.5,
-            hyper: Hyper {
-                learning_rate: 0.5,
-                weight_decay: 0.0,
-            },
-        };
-        let gradients =
-            [0, 1].map(|worker| [Some(Gradient::Dense(values(2 * step + worker).into()))]);
-        let pushed: Vec<_> = gradients
-            .iter()
-            .map(|gradients| Push {
-                gradients,
-                then: None,
-            })
-            .collect();
-        shard.apply(step as u64 + 2, &entry, &pushed);
+        let pushed = [0, 1].map(|worker| Gradient::Dense(values(2 * step + worker).into()));
+        apply_mean(&mut shard, step as u64 + 2, &pushed, HYPER);
     }
     shard.weights()[0].to_vec()
 }

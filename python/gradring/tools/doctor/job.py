@@ -192,8 +192,7 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
         AuthenticationError: The token is not that of the job, or a certificate is not accepted.
         GradringError: Rank 0 does not answer, or is no rank of this version.
     """
-    files = (tls.ca, tls.cert, tls.key) if tls is not None else None
-    first = _native.inquire(rendezvous, token or b"", files, LIMIT_S)
+    first = _native.inquire(rendezvous, token or b"", tls, LIMIT_S)
     world_size = first["world_size"]
     if not first["formed"]:
         if first["missing"] is None:
@@ -204,7 +203,7 @@ def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -
 
     def ask(address: str) -> dict[str, Any] | GradringError:
         try:
-            return _native.inquire(address, token or b"", files, LIMIT_S)
+            return _native.inquire(address, token or b"", tls, LIMIT_S)
         except GradringError as error:
             return error
 

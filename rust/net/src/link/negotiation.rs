@@ -14,9 +14,10 @@ use super::poll::WakeUp;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
 use super::{Link, framing, shm, tcp};
-use gradring_proto::error::{Error, Unusable};
+use gradring_proto::error::Error;
 use gradring_proto::schedule::partners;
 use gradring_proto::schedule::topology::Topology;
+use gradring_proto::settings::wrong;
 
 /// What links can be made of, the best first. TCP leads everywhere.
 pub const KINDS: &[Kind] = &[shm::KIND, tcp::KIND];
@@ -35,12 +36,8 @@ pub fn offered(transport: &str) -> Result<Vec<Kind>, Error> {
         .collect();
     if kinds.is_empty() {
         let known: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
-        return Err(Unusable::Value {
-            name: "transport".into(),
-            value: transport.into(),
-            wanted: format!("{AUTO} or one of {}", known.join(", ")).into(),
-        }
-        .into());
+        let wanted = format!("{AUTO} or one of {}", known.join(", "));
+        return Err(wrong("transport", transport, &wanted));
     }
     Ok(kinds)
 }

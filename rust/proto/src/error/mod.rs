@@ -368,6 +368,14 @@ impl ErrorKind {
     }
 }
 
+/// Exceptions by which a group of an elastic job fails so that another one may do better.
+pub const SURVIVABLE: [&str; 4] = [
+    "AbortedError",
+    "CollectiveTimeoutError",
+    "PeerLostError",
+    "ProtocolError",
+];
+
 impl std::error::Error for Error {}
 
 /// The first `TEXT_BYTES_MAX` bytes of a text, on one line as far as it was on one.

@@ -108,6 +108,17 @@ pub enum ClientKind {
     },
 }
 
+impl ClientKind {
+    /// What messages call it.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Worker { index, .. } => format!("worker {index}"),
+            Self::Sequencer { .. } => "parameter server 0".into(),
+        }
+    }
+}
+
 impl Purpose {
     /// Whether it is to a process, whatever its rank.
     pub const fn is_of_no_rank(&self) -> bool {
