@@ -54,6 +54,7 @@ PAGES = [
 MODULES = {module: page for page, _, modules in PAGES for module in modules}
 #: A longer signature has a line for each parameter.
 COLUMNS = 88
+STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 #: What a class does where it is called, besides methods with names.
 SPECIAL = ("__call__",)
 SECTIONS = {
@@ -237,11 +238,11 @@ def _signature(path: str, function: Any, returns: object) -> str:
         if before is kinds.positional_only and each.kind is not kinds.positional_only:
             written.append("/")
         before = each.kind
-        stars = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(each.kind, "")
+        stars = STARS.get(each.kind, "")
         annotation = f": {each.annotation}" if each.annotation is not None else ""
         equals = " = " if annotation else "="
         has_default = each.default is not None and not stars
-        default = f"{equals}{each.default}" if has_default else ""
+        default = f"{equals}{_value(function, each.default)}" if has_default else ""
         written.append(f"{stars}{each.name}{annotation}{default}")
     end = f" -> {returns}" if returns is not None else ""
     line = f"{path}({', '.join(written)}){end}"
@@ -250,13 +251,26 @@ def _signature(path: str, function: Any, returns: object) -> str:
     return "\n".join([f"{path}(", *(f"    {each}," for each in written), f"){end}"])
 
 
+def _value(function: Any, default: Any) -> Any:
+    """A default; of a constant that is not public, which is in capitals, what it is set to."""
+    if not str(default).rpartition(".")[2].isupper():
+        return default
+    return function.modules_collection[default.canonical_path].value
+
+
 def _described(one: Any) -> Iterator[str]:
     """The docstring, and for a class that of its `__init__`."""
     made = one.members.get("__init__") if one.is_class else None
+    stars = {each.name: STARS.get(each.kind, "") for each in getattr(one, "parameters", ())}
     for documented in (one, made):
         if documented is None or not documented.has_docstring or documented.is_alias:
             continue
-        for section in documented.docstring.parsed:
+        docstring = documented.docstring
+        # No type comes first there, so the first colon of the text has no meaning.
+        docstring.value = re.sub(
+            r"^((?:Returns|Yields):\n +)(?!: )", r"\1: ", docstring.value, flags=re.MULTILINE
+        )
+        for section in docstring.parsed:
             kind = section.kind.value
             if kind == "text":
                 # That of an `__init__` only says that it makes the thing.
@@ -264,13 +278,13 @@ def _described(one: Any) -> Iterator[str]:
                 yield from ["", _marked(text)] if text else []
             elif kind in SECTIONS:
                 yield from ["", f"**{section.title or SECTIONS[kind]}**", ""]
-                yield from _items(kind, section.value)
+                yield from _items(kind, section.value, stars)
             elif kind == "admonition":
                 said = section.value
                 yield from ["", f"**{section.title or said.kind}**", "", _marked(said.contents)]
 
 
-def _items(kind: str, values: Any) -> Iterator[str]:
+def _items(kind: str, values: Any, stars: dict[str, str]) -> Iterator[str]:
     for each in values:
         text = _marked(each.description).replace("\n", "\n  ")
         if kind == "raises":
@@ -278,8 +292,8 @@ def _items(kind: str, values: Any) -> Iterator[str]:
         elif kind in ("returns", "yields"):
             yield _marked(each.description)
         else:
-            stars = {"settings": "**", "kwargs": "**"}.get(each.name, "")
-            yield f"* `{stars}{each.name}`: {text}"
+            name = each.name.lstrip("*")
+            yield f"* `{stars.get(name, '')}{name}`: {text}"
 
 
 def _marked(text: str) -> str:
@@ -289,7 +303,10 @@ def _marked(text: str) -> str:
     source = text.strip("\n").splitlines()
     for at, line in enumerate(source):
         if not fenced and line.startswith("    ") and at > 1 and lines[-2].endswith("::"):
-            lines[-2] = lines[-2][:-1]
+            if lines[-2] == "::":
+                del lines[-2:]
+            else:
+                lines[-2] = lines[-2][:-1]
             lines.append("```python")
             fenced = True
         if fenced and line and not line.startswith("    "):
@@ -297,9 +314,16 @@ def _marked(text: str) -> str:
                 lines.pop()
             lines += ["```", ""]
             fenced = False
-        lines.append(line.removeprefix("    ") if fenced else line)
+        if fenced:
+            lines.append(line.removeprefix("    "))
+        else:
+            lines.append(re.sub(r"\bdocs/([\w-]+)\.md", _link_to_page, line))
     text = "\n".join([*lines, "```"] if fenced else lines)
     return re.sub("(?<!`)``(?!`)", "`", text)
+
+
+def _link_to_page(path: re.Match[str]) -> str:
+    return f"[{path[1].replace('-', ' ')}](../{path[1]}.md)"
 
 
 def _fenced(lines: list[str]) -> Iterator[str]:

@@ -48,8 +48,9 @@ class GradringConfig(BackendConfig):  # type: ignore[misc]
     """Makes the workers of any ``DataParallelTrainer`` a gradring group, as its backend_config.
 
     Attributes:
-        timeout_s: Bound on forming the group.
-        stall_timeout_s: How long a collective may stand still although all workers live.
+        timeout_s: Bound on forming the group, in seconds; default 300.
+        stall_timeout_s: For how many seconds a collective may stand still although all workers
+            live; default 1800.
         token: The job's secret, to ask it how it is with ``gradring doctor``; None: a new one for
             each start.
     """

@@ -52,3 +52,14 @@ def test_nothing_of_a_docstring_is_lost() -> None:
     assert "* `RendezvousError`: The group did not form in time" in page
     assert "    x: NDArray[D],\n    *,\n    out: NDArray[D] | None = None,\n" in page
     assert "    slowest: SlowestRank | None\n" in page
+    # The first colon of what a function returns ends no type.
+    assert "Part `rank` of `numpy.array_split(reduced, world_size)`: the first axis is" in page
+    assert not re.search(r"\*\*(?:Returns|Yields)\*\*\n\n[^A-Z`]", TEXT)
+
+
+def test_a_page_is_markdown_and_names_nothing_private() -> None:
+    assert not re.search(r"^(?:=== *|:+$)", TEXT, re.MULTILINE)
+    assert not re.search(r"= (?:\w+\.)?[A-Z]+_[A-Z_]+[,)]", TEXT)
+    assert "    bucket_bytes: int = 16 * 1024 * 1024,\n" in TEXT
+    assert "* `*args`: Arguments for every rank; pickled." in TEXT
+    assert "[observability](../observability.md) defines the times." in TEXT

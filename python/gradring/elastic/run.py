@@ -109,15 +109,15 @@ def run(
 
     Returns:
         What makes a function elastic. The function takes the state first; every process must call
-        it.
+        it. The elastic function raises what the function raises, and the last two below.
 
     Raises:
         gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``, or
-            ``timeout`` is not above 0, or there is no group. The elastic function raises what the
-            function raises, and `gradring.errors.RendezvousError`: this process is in a minority,
-            or there are too few workers, or nobody lets it join; and
-            `gradring.errors.MismatchError`: the ranks were given different numbers of workers, or
-            this process would join with others, or with another strategy, than the job has.
+            ``timeout`` is not above 0, or there is no group.
+        gradring.errors.RendezvousError: This process is in a minority, or there are too few
+            workers, or nobody lets it join.
+        gradring.errors.MismatchError: The ranks were given different numbers of workers, or this
+            process would join with others, or with another strategy, than the job has.
     """
     most = _WORKERS_MAX if max_workers is None else max_workers
     _communicator_of(group)

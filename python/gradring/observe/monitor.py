@@ -47,7 +47,7 @@ class Monitor:
                 train_step(batch)
                 monitor.step()
 
-        step 1200 | 41 ms = compute 28 + comm 9 + wait 4 | 12.4k samples/s | slowest: rank 2 ...
+        # step 1200 | 41 ms = compute 28 + comm 9 + wait 4 | 12.4k samples/s | slowest: rank 2 ...
 
     ``comm`` is moving bytes and ``wait`` waiting for other ranks to come, both only as far as the
     program stood still meanwhile; ``compute`` is all other time. Time that `input` has measured,

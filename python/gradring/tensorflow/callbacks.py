@@ -51,7 +51,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         Args:
             samples_per_step: The global batch size; without it, lines tell steps per second.
             every_steps: A line comes after so many steps,
-            every_s: Or after so many seconds, whatever comes first.
+            every_s: or after so many seconds, whatever comes first.
             stream: Where rank 0 writes; default standard output.
             log: A file to which rank 0 appends a line of JSON with every line; default: as for
                 `gradring.Monitor`, in the log directory if there is one.

@@ -119,16 +119,13 @@ class ParameterServer:
     a gradient is by how many versions they have gone on since its worker pulled those that it was
     computed with.
 
-    ============================  ==========================================  =====================
-    rule                          an update is                                a worker goes on
-    ============================  ==========================================  =====================
-    ``staleness=0``               the sum over all workers, by rank order     after the update
-    ``staleness=0, backup=k``     the mean without the k slowest workers      after the update
-    ``staleness=s``               each gradient at once                       up to s gradients
-                                                                              before the slowest
-    ``staleness=None``            each gradient at once                       at once
-    ``aggregate=m`` besides       the mean of m gradients, out of a queue     as without
-    ============================  ==========================================  =====================
+    | rule | an update is | a worker goes on |
+    |---|---|---|
+    | ``staleness=0`` | the sum over all workers, by rank order | after the update |
+    | ``staleness=0, backup=k`` | the mean without the k slowest workers | after the update |
+    | ``staleness=s`` | each gradient at once | up to s gradients before the slowest |
+    | ``staleness=None`` | each gradient at once | at once |
+    | ``aggregate=m`` besides | the mean of m gradients, out of a queue | as without |
 
     See M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014;
     for bounded staleness Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous
