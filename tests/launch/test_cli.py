@@ -1,9 +1,18 @@
 """The command line around ``gradring run``."""
 
+import importlib.util
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-from launching import gradring
+import pytest
+from launching import DEADLINE_S, command_line, gradring
+
+from gradring.config.settings import SETTINGS
+from gradring.tools.cli import COMMANDS
+from gradring.tools.cli.arguments import DOCUMENTATION
 
 
 def test_no_command_prints_the_help_and_exits_with_2() -> None:
@@ -65,3 +74,117 @@ def test_a_benchmark_for_each_rank_is_refused_with_what_to_type() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "a benchmark starts its ranks itself" in done.stderr
     assert done.stderr.endswith("gradring bench all-reduce --world-size 2\n")
+
+
+HELPED = [[name] for name in COMMANDS] + [["bench", "all-reduce"], ["bench", "link"]]
+
+
+@pytest.mark.parametrize("command", [[], *HELPED], ids=" ".join)
+def test_help_ends_with_an_example_and_the_address_of_the_documentation(
+    command: list[str],
+) -> None:
+    done = gradring(*command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    example, _, address = done.stdout.partition("example:\n")[2].partition("documentation:\n")
+    assert re.match(r"  gradring \w+", example)
+    assert address.strip() == DOCUMENTATION
+
+
+def test_the_help_of_run_has_groups_and_defaults() -> None:
+    text = gradring("run", "--help").stdout
+    titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert {"where the ranks run", "failures and restarts", "elastic jobs"} <= set(titles)
+    assert "(default 10)" in text
+    # Where a text says nothing of it, it is added.
+    assert "how they are reduced (default sum)" in gradring("bench", "all-reduce", "--help").stdout
+    assert "between hosts, such as 20us (default 20us)" in gradring("simulate", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["run", "-pn", "2", "x"], "unrecognized arguments: -pn; did you mean -np?"),
+        (["run", "--np", "2", "x"], "unrecognized arguments: --np; did you mean -np?"),
+        (["run", "-np", "2", "--max-restart", "1", "x"], "; did you mean --max-restarts?"),
+        (["ruun"], "there is no command 'ruun'; did you mean run?"),
+        (["--verion"], "unrecognized arguments: --verion; did you mean --version?"),
+        (["bench", "allreduce"], "there is no 'allreduce'; did you mean all-reduce?"),
+        (["bench", "all-reduce", "--size", "4"], "did you mean --sizes?"),
+        (["bench", "all-reduce", "--op", "summ"], "there is no 'summ'; did you mean sum?"),
+        (["run", "-np", "2", "--zzz", "x"], "unrecognized arguments: --zzz (gradring run --help)"),
+    ],
+)
+def test_wrong_usage_is_two_lines_with_the_nearest_right_word(
+    command: list[str], problem: str
+) -> None:
+    done = gradring(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    usage, error = done.stderr.splitlines()
+    assert usage.startswith("usage: gradring") and len(usage) < 80
+    assert problem in error
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(["doctor", "--help"], 0), (["env"], 128 + 13), (["simulate", "--world-size", "2..8"], 141)],
+)
+def test_a_reader_that_goes_away_is_no_error(command: list[str], code: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        done = subprocess.run(
+            command_line(*command), stdout=gone, stderr=subprocess.PIPE, timeout=DEADLINE_S
+        )
+    assert (done.returncode, done.stderr) == (code, b"")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+@pytest.mark.parametrize("command", [["run", "-np", "1", "echo", "x"], ["env"]])
+def test_a_closed_stream_is_no_error(command: list[str], closed: int) -> None:
+    close = f"import os, sys; os.close({closed}); os.execv(sys.argv[1], sys.argv[1:])"
+    line = [sys.executable, "-c", close, *command_line(*command)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_env_shows_all_settings_where_they_are_from_and_what_nothing_reads() -> None:
+    done = gradring(
+        "env",
+        GRADRING_STREAMS="2",
+        GRADRING_TOKEN="do-not-print",
+        GRADRING_TIMOUT_S="3",
+        GRADRING_TOKENN="nor-this",
+    )
+    rows = [re.split(r"  +", line) for line in done.stdout.partition("variable ")[2].splitlines()]
+    shown = {row[0]: row[1:] for row in rows[1:]}
+    assert {setting.variable for setting in SETTINGS} <= set(shown)
+    assert shown["GRADRING_STREAMS"] == ["2", "environment"]
+    assert shown["GRADRING_STALL_TIMEOUT_S"] == ["1800", "default"]
+    assert shown["GRADRING_RANK"] == ["-", "not set"]
+    assert shown["GRADRING_TOKEN"] == ["(secret)", "environment"]
+    nothing = "environment, but nothing reads it; did you mean"
+    assert shown["GRADRING_TIMOUT_S"] == ["(set)", f"{nothing} GRADRING_TIMEOUT_S?"]
+    assert shown["GRADRING_TOKENN"] == ["(set)", f"{nothing} GRADRING_TOKEN?"]
+    assert "do-not-print" not in done.stdout and "nor-this" not in done.stdout
+
+
+def test_env_shows_the_settings_of_a_wrong_configuration_too() -> None:
+    done = gradring("env", GRADRING_STREAMS="99")
+    assert done.returncode == 2
+    assert re.search(r"^GRADRING_STREAMS +99 +environment$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="it completes")
+@pytest.mark.parametrize(
+    ("line", "wanted"), [("gradring do", "doctor"), ("gradring run --std", "--stdin")]
+)
+def test_a_shell_completes_commands_and_options(line: str, wanted: str, tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    done = gradring(
+        _ARGCOMPLETE="1",
+        COMP_LINE=line,
+        COMP_POINT=str(len(line)),
+        _ARGCOMPLETE_STDOUT_FILENAME=str(answer),
+    )
+    assert done.returncode == 0, done.stderr
+    assert wanted in answer.read_text()

@@ -153,7 +153,8 @@ class Options:
     def measurable(self) -> tuple[Options, list[str]]:
         """The same with only those peers that are installed and can do it, and why not the others.
 
-        The reasons are messages that name the peer and what to type.
+        To compare like with like, gradring is measured over TCP, too. The reasons
+        are messages that name the peer and what to type.
         """
         reasons: list[str] = []
         able: list[str] = []
@@ -166,7 +167,10 @@ class Options:
                 able.append(name)
             else:
                 reasons.append(reason)
-        return replace(self, peers=tuple(able)), reasons
+        # Peers work over TCP; between hosts `auto` does so, too.
+        is_alike = not able or self.hosts > 1 or not set(self.transports).isdisjoint(("tcp", TLS))
+        transports = self.transports if is_alike else (*self.transports, "tcp")
+        return replace(self, peers=tuple(able), transports=transports), reasons
 
     def command(self) -> str:
         """The command that repeats this run, with its defaults spelled out."""

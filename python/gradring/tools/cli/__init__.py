@@ -1,6 +1,6 @@
 """The ``gradring`` command: one file per sub-command, and ``arguments`` for several of them.
 
-Each module in `COMMANDS` has ``NAME``, ``HELP``, ``add_arguments(parser)`` and
+Each module in `COMMANDS` has ``NAME``, ``HELP``, ``EXAMPLE``, ``add_arguments(parser)`` and
 ``run(arguments) -> exit code``, and does its heavy imports inside ``run``. Only the chosen one is
 imported, so that ``gradring run`` starts at once.
 """
@@ -8,15 +8,17 @@ imported, so that ``gradring run`` starts at once.
 from __future__ import annotations
 
 import argparse
-import difflib
+import contextlib
 import importlib
-import re
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol, cast
+from typing import Protocol, cast
 
 import gradring
 from gradring.errors import GradringError
+from gradring.tools.cli.arguments import Parser, did_you_mean, nearest
 
 #: Names of the sub-commands and of their modules in this package, in the order of the help.
 COMMANDS = ("run", "env", "doctor", "bench", "simulate", "demo", "explain")
@@ -29,6 +31,7 @@ class Command(Protocol):
 
     NAME: str
     HELP: str
+    EXAMPLE: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the command's arguments."""
@@ -40,44 +43,61 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 2 for wrong usage or configuration."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how the line may go on
+        with contextlib.suppress(ImportError):
+            importlib.import_module("argcomplete").autocomplete(_parser(COMMANDS))
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as in gradring doctor | head -1
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(arguments: Sequence[str]) -> int:
     chosen = arguments[0] if arguments and arguments[0] in COMMANDS else None
     parser = _parser([chosen] if chosen else COMMANDS)
-    if not arguments or (chosen is None and not arguments[0].startswith("-")):
-        if arguments:
-            print(f"gradring: there is no command {arguments[0]!r}", file=sys.stderr)
+    if not arguments:
         parser.print_help(sys.stderr)
         return USAGE_ERROR
+    if chosen is None and arguments[0] not in parser.options:
+        if arguments[0].startswith("-"):
+            parser.refuse(arguments[:1])
+        near = did_you_mean(nearest(arguments[0], COMMANDS))
+        parser.error(f"there is no command {arguments[0]!r}{near}")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _refuse(parsed.parser, unknown)
+        parsed.parser.refuse(unknown)
     try:
         return cast(int, parsed.run(parsed))
     except GradringError as error:
         print(f"gradring {parsed.command}: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        print(f"gradring {parsed.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(names: Sequence[str]) -> Parser:
+    parser = Parser(
         prog="gradring",
         description="Ring all-reduce for TensorFlow: start ranks, look at the cluster, measure.",
-        allow_abbrev=False,
+        example="gradring run -np 2 train.py",
     )
     parser.add_argument("--version", action="version", version=f"gradring {gradring.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in names:
         command = cast(Command, importlib.import_module(f"{__name__}.{name}"))
+        about = command.HELP
         sub = commands.add_parser(
-            command.NAME, help=command.HELP, description=command.HELP, allow_abbrev=False
+            command.NAME, help=about, description=about, example=command.EXAMPLE
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run, parser=sub)
     return parser
-
-
-def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """Shows the usage of the command itself, and the option that is nearest."""
-    options = re.findall(r"--[a-z-]+", parser.format_help())
-    near = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

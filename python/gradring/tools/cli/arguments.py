@@ -3,17 +3,90 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
+DOCUMENTATION = "https://github.com/gradring/gradring/blob/main/docs/command-line.md"
 #: Prints a line at once.
 say = partial(print, flush=True)
+
+
+class _Help(argparse.HelpFormatter):
+    """Keeps the lines of an epilogue, and says the default where the text does not."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        if not text or "default" in text or default in (None, False, [], (), argparse.SUPPRESS):
+            return text
+        return f"{text} (default %(default)s)"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help ends with an example, and whose errors are short and name what is near.
+
+    Those of sub-commands are of this class, too.
+    """
+
+    def __init__(self, *, example: str = "", **more: Any) -> None:
+        """As `argparse.ArgumentParser`; ``example`` is a command line that does something."""
+        ending = f"example:\n  {example}\n\n" if example else ""
+        super().__init__(
+            epilog=f"{ending}documentation:\n  {DOCUMENTATION}",
+            formatter_class=_Help,
+            allow_abbrev=False,
+            **more,
+        )
+
+    @property
+    def options(self) -> Collection[str]:
+        """The names of all options."""
+        return self._option_string_actions
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with one line of usage, the problem, and where to read more."""
+        usage = self.usage or " ".join([self.prog, "[option...]", *self._positional_names()])
+        self.exit(2, f"usage: {usage}\n{self.prog}: error: {message} ({self.prog} --help)\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with the option that is nearest to the first that is not known."""
+        near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+        if near is not None:
+            near = max(self._option_string_actions[near].option_strings, key=len)
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(near)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices and isinstance(value, str):
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action,
+                f"there is no {value!r}{did_you_mean(nearest(value, known))} "
+                f"(choose from {', '.join(known)})",
+            )
+        super()._check_value(action, value)
+
+    def _positional_names(self) -> list[str]:
+        named = (action for action in self._actions if not action.option_strings)
+        return [str(action.metavar or action.dest) for action in named]
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that is most like a name that is not known."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
+def did_you_mean(near: str | None) -> str:
+    """The end of a sentence about a name that is not known."""
+    return "" if near is None else f"; did you mean {near}?"
 
 
 def option(

@@ -16,6 +16,7 @@ from gradring.tools.cli.arguments import check_file, count, option, say, usage
 
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
+EXAMPLE = "gradring bench all-reduce --sizes 1MiB"
 
 WRONG_RESULT = 1
 
@@ -66,9 +67,10 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "s/GB is the processor time of all ranks for 1e9 bytes of the buffer. p99 is told of 100 "
         "iterations or more. The last table compares like with like: what is called alike (with "
         "an array, as a TensorFlow op, through a strategy), over the same medium.",
-        allow_abbrev=False,
+        example="gradring bench all-reduce --world-size 2 --sizes 4KiB,1MiB --compare tensorflow",
     )
-    add = partial(option, sub)
+    own = sub.add_argument_group("what is measured")
+    add = partial(option, own)
     add("--world-size N", count("ranks"), default=2)("number of ranks (default 2)")
     add("--sizes SIZES", usage(options.parse_sizes), default=options.DEFAULT_SIZES)(
         "bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 (default %(default)s)"
@@ -87,15 +89,16 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--checksum")("also measure gradring with checksums, in turns")
     add("--disturb")("let one more process compute all the time meanwhile")
-    sub.add_argument("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")
-    sub.add_argument("--op", choices=REDUCE_OPS, default="sum")
+    add("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")("of the elements")
+    add("--op", choices=REDUCE_OPS, default="sum")("how they are reduced")
     add("--iterations K", count("iterations"))(
         "timed iterations of each system at each size (default: adapted to their time)"
     )
     peers = usage(partial(options.parse_names, known=systems.PEERS, kind="peer {} to compare with"))
     add("--compare PEERS", peers, default=(), dest="peers")(
-        f"also measure, in turns: {', '.join(systems.PEERS)}"
+        f"also measure, in turns: {', '.join(systems.PEERS)}; over TCP, and gradring over TCP too"
     )
+    add = partial(option, sub.add_argument_group("simulated hosts"))
     add("--hosts H", count("hosts"), default=1)(
         "put the ranks on H simulated hosts, as many on each, with own cores where there are "
         "enough (needs root, iproute2)"
@@ -104,7 +107,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "of each simulated host's link in each direction, such as 1gbit (default: unlimited)"
     )
     _add_common(sub)
-    add("--allow-debug")("measure a build that is not optimised")
+    option(sub, "--allow-debug")("measure a build that is not optimised")
 
 
 def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -113,7 +116,7 @@ def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="the raw TCP link between two ranks: bandwidth of both directions, round trip",
         description="Measures what two ranks of this machine can send to each other at once "
         "through one TCP connection, as all-reduce does, without reducing anything: its limit.",
-        allow_abbrev=False,
+        example="gradring bench link",
     )
     _add_common(sub)
 

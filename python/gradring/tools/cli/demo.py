@@ -13,6 +13,7 @@ from gradring.tools.cli.arguments import make_directory, option
 
 NAME = "demo"
 HELP = "train on real data with 2 ranks, check the result, and compare it with TensorFlow's own"
+EXAMPLE = "gradring demo --report report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.kill is not None:
             return show_killed_rank(arguments.kill, arguments.report)
         return demo(arguments.report)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except OSError as error:
         print(f"gradring demo: {error}", file=sys.stderr)
         return 1

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "doctor"
 HELP = "find out what is wrong: with the set-up, with the network, with a running job"
+EXAMPLE = "gradring run -np 2 gradring doctor"
 
 TROUBLE = 1
 DEFAULT_TIMEOUT_S = 30.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 NAME = "env"
-HELP = "print the cluster that gradring.init() would join, and why"
+HELP = "print the cluster that gradring.init() would join, and why; and all settings"
+EXAMPLE = "gradring env"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the decision; a `ConfigError` leaves it."""
-    from gradring.tools.doctor.here import decision
+    from gradring.tools.doctor.here import decision, variables
 
-    for name, text in decision():
-        print(f"{name:<12}{text}")
-    return 0
+    try:
+        for name, text in decision():
+            print(f"{name:<12}{text}")
+        return 0
+    finally:  # the more so where a setting is wrong
+        _print_table([("variable", "value", "from"), *variables()])
+
+
+def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    print()
+    for variable, value, source in rows:
+        print(f"{variable:<{widths[0]}}  {value:<{widths[1]}}  {source}")

@@ -10,6 +10,7 @@ from gradring.tools.cli.arguments import option
 
 NAME = "explain"
 HELP = "say what the ranks were doing when they failed or hung, from their flight records"
+EXAMPLE = "gradring explain logs/flight"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -38,21 +38,14 @@ from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
+EXAMPLE = "gradring run -np 2 train.py"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the number of ranks, the options and the command."""
-    parser.usage = (
-        "gradring run [-np N] [--hosts HOST:RANKS,... | --hostfile FILE] [--max-restarts R] "
-        "[--min-np N] [--max-np N] [--host-discovery-script FILE] [--host-failures N] "
-        "[--host-cooldown SECONDS] [--ps N] [--as-horovod] [--as-mwms] [--with-strategy] "
-        "[--input-workers K] [--input-unprotected] "
-        "[--log-dir DIR] [--output-rank RANK,...] [--stdin RANK] [--trace FILE] "
-        "[--grace SECONDS] [-x NAME[=VALUE]] [--python PATH] "
-        "[--ssh-port PORT] [--ssh-identity-file FILE] [--ssh-option NAME=VALUE] [-m] [--] "
-        "COMMAND..."
-    )
-    add, placed = partial(option, parser), partial(option, parser.add_mutually_exclusive_group())
+    parser.usage = "gradring run [-np N] [option...] [--] COMMAND..."
+    where = parser.add_argument_group("where the ranks run")
+    add, placed = partial(option, where), partial(option, where.add_mutually_exclusive_group())
     add("-np -n N", count("ranks"), dest="world_size")(
         "number of ranks; with --hosts or --hostfile, as many as they have room for by default"
     )
@@ -63,11 +56,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     placed("--hostfile FILE", usage(lambda text: read_hosts(Path(text))), default=[])(
         "the same from a file with a line for each host, such as node-a slots=2 or node-a:2"
     )
+    add = partial(option, parser.add_argument_group("what they run"))
+    add("-m", dest="module")("COMMAND is a Python module, as of python -m")
+    add("--as-horovod")(
+        "ranks that import horovod get gradring.horovod: for installed programs, which nobody "
+        "changes (sets GRADRING_AS_HOROVOD)"
+    )
+    add("--as-mwms")(
+        "ranks that make a tf.distribute.MultiWorkerMirroredStrategy get gradring's strategy (sets "
+        "GRADRING_AS_MWMS)"
+    )
+    add("--with-strategy")(
+        "all ranks together train what a program for one machine trains by Keras' fit (sets "
+        "GRADRING_WITH_STRATEGY)"
+    )
+    add = partial(option, parser.add_argument_group("failures and restarts"))
     add("--max-restarts R", count("restarts", least=0))(
         "start all ranks again when one has failed, R times at most; GRADRING_RESTART tells them "
         "the attempt (default 0); in an elastic job, how often single ranks start again (default: "
         "without bound)"
     )
+    add("--grace SECONDS", seconds, default=DEFAULT_GRACE_S)(
+        "how long the other ranks may go on when one has failed (default %(default)g)"
+    )
+    add = partial(option, parser.add_argument_group("elastic jobs"))
     add("--min-np N", count("ranks"), dest="least")(
         "an elastic job: a rank that fails starts again by itself, and the job begins with N ranks "
         "or more (default: as -np)"
@@ -87,22 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "in an elastic job: for how long a host is given up; each further time for twice as long "
         "(default: for good)"
     )
+    add = partial(option, parser.add_argument_group("parameter servers and input"))
     add("--ps N", count("parameter servers"), default=0, dest="servers")(
         "start N parameter servers beside the ranks: tasks of type ps, which run the same program; "
         "then a rank that fails does not end the others, and --max-restarts counts restarts of "
         "single processes"
-    )
-    add("--as-horovod")(
-        "ranks that import horovod get gradring.horovod: for installed programs, which nobody "
-        "changes (sets GRADRING_AS_HOROVOD)"
-    )
-    add("--as-mwms")(
-        "ranks that make a tf.distribute.MultiWorkerMirroredStrategy get gradring's strategy (sets "
-        "GRADRING_AS_MWMS)"
-    )
-    add("--with-strategy")(
-        "all ranks together train what a program for one machine trains by Keras' fit (sets "
-        "GRADRING_WITH_STRATEGY)"
     )
     add("--input-workers K", count("input workers"), default=0)(
         "start tf.data service with the job, a dispatcher and K workers that read data for the "
@@ -113,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "let --input-workers have hosts beside this one, or GRADRING_REQUIRE_AUTH, which they "
         "cannot keep: tf.data service has neither authentication nor encryption"
     )
+    add = partial(option, parser.add_argument_group("output and input of ranks"))
     add("--log-dir DIR", Path)(
         "also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
         "measures to DIR/steps.jsonl, and, when the group fails, what each rank was doing to "
@@ -129,9 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace FILE", Path)(
         "write a timeline of all ranks' collectives, to open at ui.perfetto.dev"
     )
-    add("--grace SECONDS", seconds, default=DEFAULT_GRACE_S)(
-        "how long the other ranks may go on when one has failed (default %(default)g)"
-    )
+    add = partial(option, parser.add_argument_group("ranks on other hosts, by ssh"))
     add("-x NAME[=VALUE]", action="append", default=[], dest="forward")(
         "a variable for ranks on other hosts; GRADRING_*, TF_*, KERAS_*, OMP_* and PYTHON* travel "
         "anyway"
@@ -148,7 +148,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ssh-option NAME=VALUE", action="append", default=[], dest="ssh_options")(
         "an option for ssh, as of ssh -o, such as ProxyJump=gateway"
     )
-    add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,

@@ -14,6 +14,7 @@ from gradring.tools.cli.arguments import check_file, count, option, say, usage
 
 NAME = "simulate"
 HELP = "how long all-reduces would take on many hosts: the real schedules in virtual time"
+EXAMPLE = "gradring simulate --world-size 16..256 --ranks-per-host 8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate, time = usage(options.parse_bytes_per_s), usage(options.parse_time)
     cost = usage(options.parse_s_per_byte)
     default = options.Network()
-    add = partial(option, parser)
+    shown = {
+        "latency_s": f"{default.latency_s * 1e6:g}us",
+        "bytes_per_s": f"{default.bytes_per_s * 8 / 1e9:g}gbit",
+        "local_latency_s": f"{default.local_latency_s * 1e6:g}us",
+        "local_bytes_per_s": f"{default.local_bytes_per_s * 8 / 1e9:g}gbit",
+        "message_s": f"{default.message_s * 1e6:g}us",
+        "copy_s_per_byte": f"{8 / default.copy_s_per_byte / 1e9:.3g}gbit",
+        "fold_s_per_byte": f"{8 / default.fold_s_per_byte / 1e9:.3g}gbit",
+    }
+    add = partial(option, parser.add_argument_group("hosts and what is between them"))
     for head, dest, kind, text in (
         ("--ranks-per-host K", "ranks_per_host", count("ranks"), "ranks on each host"),
         ("--latency TIME", "latency_s", time, "between hosts, such as 20us"),
@@ -38,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--copy-rate RATE", "copy_s_per_byte", cost, "at which a processor sends or receives"),
         ("--fold-rate RATE", "fold_s_per_byte", cost, "at which a processor reduces"),
     ):
-        add(head, kind, dest=dest, default=getattr(default, dest))(text)
+        add(head, kind, dest=dest, default=getattr(default, dest))(
+            f"{text} (default {shown[dest]})" if dest in shown else text
+        )
+    add = partial(option, parser.add_argument_group("what is simulated, and what is written"))
     add("--world-size N", usage(options.parse_world_sizes), dest="world_sizes", default="2..64")(
         "numbers of ranks: 8, 2,4,8 or 16..4096, which doubles (default %(default)s)"
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 
 import gradring
 from gradring.clusters import Cluster, detect
 from gradring.clusters.own_host import address_towards
+from gradring.config.settings import SETTINGS
 from gradring.config.values import Settings
 from gradring.machine.interfaces import interface_of
 
@@ -39,6 +43,26 @@ def decision() -> list[tuple[str, str]]:
         ("checksum", "on" if settings.checksum else "off"),
         ("timeout", f"{settings.timeout:g} s to form, {settings.stall_timeout:g} s of stall"),
     ]
+
+
+def variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str, str]]:
+    """Every variable that gradring reads: its name, its value, and where that is from.
+
+    Those that begin as ours do, and are none, follow; they may be misspelt.
+    """
+    known = [setting.variable for setting in SETTINGS]
+    rows = []
+    for setting in SETTINGS:
+        value = environ.get(setting.variable, "").strip()
+        source = "environment" if value else "default" if setting.default else "not set"
+        shown = "(secret)" if value and setting.kind == "secret" else value or setting.default
+        rows.append((setting.variable, shown or "-", source))
+    for name in sorted(environ):
+        if name.startswith("GRADRING_") and name not in known:
+            near = next(iter(difflib.get_close_matches(name, known, 1)), None)
+            hint = "" if near is None else f"; did you mean {near}?"
+            rows.append((name, "(set)", f"environment, but nothing reads it{hint}"))
+    return rows
 
 
 def _listens_at(cluster: Cluster, settings: Settings) -> str:
