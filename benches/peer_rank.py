@@ -44,7 +44,7 @@ def totals(comm: gradring.Communicator, wrong: int, cpu_s: float) -> tuple[int, 
 def open_systems(comm: gradring.Communicator) -> Sequence[System]:
     """Opens TensorFlow's systems, and ours inside TensorFlow; all ranks call it."""
     # Nothing of TensorFlow needs to be closed.
-    return load_peer("tensorflow").open_systems(comm, contextlib.ExitStack())
+    return load_peer("tensorflow").open_systems([comm], contextlib.ExitStack())
 
 
 def follow() -> None:

@@ -350,6 +350,18 @@ def test_mpi_is_measured_over_both_transports_and_right(dtype: str, tmp_path: Pa
     assert all(0 < row["min_us"] <= row["median_us"] for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("transports", "measured"), [(("auto",), ("auto", "tcp")), (("shm", "tcp"), ("shm", "tcp"))]
+)
+def test_peers_over_tcp_are_compared_with_gradring_over_tcp(
+    transports: tuple[str, ...], measured: tuple[str, ...]
+) -> None:
+    able, _ = Options(2, (4,), transports=transports, peers=("tensorflow",)).measurable()
+    assert able.transports == measured
+    alone, _ = Options(2, (4,), transports=transports).measurable()
+    assert alone.transports == transports
+
+
 def test_like_is_compared_with_like() -> None:
     rows = [
         made_up("gradring", "tcp", [2e-3] * 100),

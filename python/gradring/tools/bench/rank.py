@@ -60,9 +60,10 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
     for name in TLS_VARIABLES:  # what is to use them gets them as an argument
         os.environ.pop(name, None)
     with contextlib.ExitStack() as closing:
-        comm, systems = _join(options, tls, closing)
+        groups, systems = _join(options, tls, closing)
+        comm = groups[0]
         for name in options.peers:
-            systems.extend(load_peer(name).open_systems(comm, closing))
+            systems.extend(load_peer(name).open_systems(groups, closing))
         systems.extend(open_link(comm, closing))
         rows: list[Measurement] = []
         for size_bytes in options.sizes:
@@ -84,7 +85,7 @@ def _keep_to_own_cores(host: int, options: Options) -> None:
 
 def _join(
     options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack
-) -> tuple[Communicator, list[System]]:
+) -> tuple[list[Communicator], list[System]]:
     """All transports, then all with checksums; the first one has the group of the launcher."""
     systems: list[System] = []
     groups: list[Communicator] = []
@@ -109,7 +110,7 @@ def _join(
         # What it chooses may be measured by its name, too.
         automatic = transport == "auto" and len(options.transports) > 1
         systems.append(own_system(comm, TLS if transport == TLS else None, automatic=automatic))
-    return groups[0], systems
+    return groups, systems
 
 
 def measure_size(

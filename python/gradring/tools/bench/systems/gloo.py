@@ -43,8 +43,9 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     return None
 
 
-def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) -> Sequence[System]:
     """Connects a process group over loopback, or between simulated hosts."""
+    comm = groups[0]
     os.environ["GLOO_SOCKET_IFNAME"] = str(interface_of(own_address()))
     import torch.distributed as dist
 

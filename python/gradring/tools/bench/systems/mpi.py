@@ -98,8 +98,9 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     return None
 
 
-def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) -> Sequence[System]:
     """Starts a world of MPI ranks on rank 0 for each transport that makes sense here."""
+    comm = groups[0]
     hosts = _Hosts(agree_on_addresses(comm), comm.all_gather([os.getpid()]).ravel().tolist())
     return [_world(comm, transport, closing, hosts) for transport in hosts.transports()]
 

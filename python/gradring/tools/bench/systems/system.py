@@ -136,11 +136,13 @@ class Peer(Protocol):
     def version(self) -> str:
         """Its name and version, once it is known not to be missing."""
 
-    def open_systems(self, comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
-        """Sets the peer up among the ranks of ``comm``, which all call it.
+    def open_systems(
+        self, groups: Sequence[Communicator], closing: contextlib.ExitStack
+    ) -> Sequence[System]:
+        """Sets the peer up among the ranks of ``groups``, which all call it.
 
         Args:
-            comm: Brings the ranks together.
+            groups: Of the same ranks, by transport and checksum; the first brings them together.
             closing: For what has to end after the last measurement.
         """
 

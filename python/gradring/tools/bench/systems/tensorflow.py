@@ -70,14 +70,30 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     return None
 
 
-def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
+def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) -> Sequence[System]:
     """Starts TensorFlow's collective server on every rank; TensorFlow must not be in use yet."""
+    comm = groups[0]
     configure(comm)
     import tensorflow as tf
 
     implementation = tf.distribute.experimental.CommunicationImplementation.RING
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    device = f"/job:worker/replica:0/task:{comm.rank}/device:CPU:0"
+    reduction = partial(partial, _Reduction, device)
+    # Without checksums, which come last.
+    by_transport = {group.stats()["transport"]: group for group in reversed(groups)}
+    return [
+        System("tensorflow-strategy", "grpc", reduction(_strategy_all_reduce(strategy))),
+        System("tensorflow-raw", "grpc", reduction(_raw_all_reduce(comm, device))),
+        *(system for own in by_transport.values() for system in _own_systems(own, reduction)),
+    ]
+
+
+def _own_systems(
+    comm: Communicator, reduction: Callable[[Callable[[Any, str], Any]], Any]
+) -> list[System]:
+    """Gradring inside TensorFlow, over the transport of a group."""
     import gradring.tensorflow
 
     def own_op(tensor: Any, op: str) -> Any:
@@ -86,17 +102,11 @@ def open_systems(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[
     def own_algorithm() -> str:
         return comm.stats()["algorithm"]
 
-    own_strategy = _strategy_all_reduce(
-        gradring.tensorflow.CustomCollectiveStrategy(communicator=comm)
-    )
-    transport = comm.stats()["transport"]
-    device = f"/job:worker/replica:0/task:{comm.rank}/device:CPU:0"
-    reduction = partial(partial, _Reduction, device)
+    strategy = gradring.tensorflow.CustomCollectiveStrategy(communicator=comm)
+    transport, own = comm.stats()["transport"], _strategy_all_reduce(strategy)
     return [
-        System("tensorflow-strategy", "grpc", reduction(_strategy_all_reduce(strategy))),
-        System("tensorflow-raw", "grpc", reduction(_raw_all_reduce(comm, device))),
         System("gradring-op", transport, reduction(own_op), own_algorithm),
-        System("gradring-strategy", transport, reduction(own_strategy), own_algorithm),
+        System("gradring-strategy", transport, reduction(own), own_algorithm),
     ]
 
 
