@@ -80,11 +80,22 @@ impl Run {
             let lasts = Some(fault.lasts()).filter(|&lasts| lasts < NEVER);
             struck + lasts.unwrap_or(0)
         });
-        let latest = latest.max().unwrap_or(0) + self.scenario.computing_max() + noticed + SLACK;
+        let latest = latest.max().unwrap_or(0).max(self.last_done_before(moment));
+        let latest = latest + self.scenario.computing_max() + noticed + SLACK;
         if moment > latest {
             return Err(format!("rank {rank} got its error late: {error}"));
         }
         Ok(())
+    }
+
+    /// When the last rank had done everything, before a moment. Collectives go on beside a link that
+    /// is silent as long as they need nothing of it, and only then does anybody begin to wait.
+    fn last_done_before(&self, moment: Moment) -> Moment {
+        let done = self.ranks.iter().filter_map(|ended| match ended.outcome {
+            Some((at, Outcome::Done)) if at < moment => Some(at),
+            _ => None,
+        });
+        done.max().unwrap_or(0)
     }
 
     /// Whether ranks that had done everything had left by then: they pass nothing on, so what the
