@@ -41,8 +41,10 @@ def interrupted(
 
 
 ENDS_LATE = (
-    "print('ready', flush=True)\n"
-    "try: signal.pause()\n"
+    "try:\n"
+    "    print('ready', flush=True)\n"
+    # A signal that comes just before it waits is seen a second later.
+    "    while True: signal.sigtimedwait((), 1)\n"
     "finally:\n"
     "    print('tidies up', file=sys.stderr)\n"
 )
