@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TypeVar, cast
@@ -59,11 +58,6 @@ GROUP = tuple(setting for setting in SETTINGS if setting.reader == "Group")
 def variables(name: str) -> list[str]:
     """The variables that say a setting: several for a token and for TLS."""
     return [setting.variable for setting in SETTINGS if setting.name == name]
-
-
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that somebody who wrote ``name`` may have meant."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.8)), None)
 
 
 def takes_settings(function: _Function) -> _Function:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import _native
 from gradring.config import parse
-from gradring.config.settings import READ, Setting, meant, variables
+from gradring.config.settings import READ, Setting, variables
+from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -290,8 +291,7 @@ class Settings(SettingValues):
             TypeError: There is no such setting.
         """
         for name in given.keys() - READ.keys():
-            advice = meant(name, READ)
-            remedy = f"; did you mean {advice}?" if advice else ""
+            remedy = did_you_mean(meant(name, READ))
             raise TypeError(f"{name} is no setting{remedy}")
         return cls(
             **{name: _read(environ, setting, given.get(name)) for name, setting in READ.items()}

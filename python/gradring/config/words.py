@@ -1,8 +1,12 @@
-"""Words of sentences that tell one thing from several."""
+"""Words of sentences: one thing or several, and the name that somebody may have meant."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
+
+#: How alike a word must be where somebody is at the keyboard, who sees at once whether it fits.
+ALIKE = 0.6
 
 
 def agreed(number: int, one: str, several: str) -> str:
@@ -26,3 +30,16 @@ def ranks(numbers: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 0, 1 and 2``, in growing order; there is at least one."""
     numbers = sorted(numbers)
     return f"{agreed(len(numbers), 'rank', 'ranks')} {listed(numbers)}"
+
+
+def meant(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
+    """The one of ``known`` that somebody who wrote ``name`` may have meant.
+
+    ``cutoff`` is how alike the two must be, from 0 to 1, as in `difflib.get_close_matches`.
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str | None) -> str:
+    """The end of a sentence about a name that is not known; None: nothing is like it."""
+    return "" if name is None else f"; did you mean {name}?"

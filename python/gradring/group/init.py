@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from gradring.clusters import Cluster, detect
 from gradring.clusters.running_job import members_to_join
 from gradring.config import parse
-from gradring.config.settings import READ, SETTINGS, meant, takes_settings
+from gradring.config.settings import READ, SETTINGS, takes_settings
 from gradring.config.values import Settings, TlsFiles, check_token
+from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator, core_of, formed, open_groups
 from gradring.group.open_groups import Membership
@@ -238,8 +239,8 @@ def _warn_of_misspelt_variables() -> None:
     for name in sorted(set_ - known):
         setting = meant(name, known)
         if setting is not None:
-            text = f"{_PREFIX}{name} is set, but is no setting; did you mean {_PREFIX}{setting}?"
-            _warn(text)
+            hint = did_you_mean(f"{_PREFIX}{setting}")
+            _warn(f"{_PREFIX}{name} is set, but is no setting{hint}")
 
 
 def _check_guards(cluster: Cluster, settings: Settings) -> None:

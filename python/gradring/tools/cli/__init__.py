@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import gradring
+from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.errors import GradringError
-from gradring.tools.cli.arguments import Parser, did_you_mean, nearest
+from gradring.tools.cli.arguments import Parser
 
 #: Names of the sub-commands and of their modules in this package, in the order of the help.
 COMMANDS = ("run", "env", "doctor", "bench", "simulate", "demo", "explain")
@@ -69,7 +70,7 @@ def _run(arguments: Sequence[str]) -> int:
     if chosen is None and arguments[0] not in parser.options:
         if arguments[0].startswith("-"):
             parser.refuse(arguments[:1])
-        near = did_you_mean(nearest(arguments[0], COMMANDS))
+        near = did_you_mean(meant(arguments[0], COMMANDS, ALIKE))
         parser.error(f"there is no command {arguments[0]!r}{near}")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:

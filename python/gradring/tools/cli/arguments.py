@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.errors import ConfigError
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Ends with the option that is nearest to the first that is not known."""
-        near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+        near = meant(unknown[0].partition("=")[0], self._option_string_actions, ALIKE)
         if near is not None:
             near = max(self._option_string_actions[near].option_strings, key=len)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(near)}")
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             known = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
                 action,
-                f"there is no {value!r}{did_you_mean(nearest(value, known))} "
+                f"there is no {value!r}{did_you_mean(meant(value, known, ALIKE))} "
                 f"(choose from {', '.join(known)})",
             )
         super()._check_value(action, value)
@@ -77,16 +77,6 @@ class Parser(argparse.ArgumentParser):
     def _positional_names(self) -> list[str]:
         named = (action for action in self._actions if not action.option_strings)
         return [str(action.metavar or action.dest) for action in named]
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that is most like a name that is not known."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
-
-
-def did_you_mean(near: str | None) -> str:
-    """The end of a sentence about a name that is not known."""
-    return "" if near is None else f"; did you mean {near}?"
 
 
 def option(

@@ -139,7 +139,7 @@ def _against_single(results: Results) -> str:
     workers = len(results.gradring)
     total = sum(rank.samples_per_s for rank in results.gradring)
     single = results.single.samples_per_s
-    cores = f"{counted(results.cores, 'core')}"
+    cores = counted(results.cores, "core")
     share = f"Both kinds may use {workers} threads in all on this machine's {cores}"
     if results.cores <= workers:
         share = f"The {workers} workers share this machine's {cores} with each other"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from gradring.clusters import Cluster, detect
 from gradring.clusters.own_host import address_towards
 from gradring.config.settings import SETTINGS
 from gradring.config.values import Settings
+from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.machine.interfaces import interface_of
 
 PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras")
@@ -59,8 +59,7 @@ def variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str, s
         rows.append((setting.variable, shown or "-", source))
     for name in sorted(environ):
         if name.startswith("GRADRING_") and name not in known:
-            near = next(iter(difflib.get_close_matches(name, known, 1)), None)
-            hint = "" if near is None else f"; did you mean {near}?"
+            hint = did_you_mean(meant(name, known, ALIKE))
             rows.append((name, "(set)", f"environment, but nothing reads it{hint}"))
     return rows
 
