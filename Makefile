@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Most tests wait more than they compute. Those of one file share what is expensive to start.
 TEST_PROCESSES ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) * 3 / 2 : 12 )))
-PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile
+PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+WHEEL_BUILT = --wheel "$$(ls -t dist/*.whl | head -n 1)"
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -30,7 +31,8 @@ check: setup lint-code ## for every save: lints, types, Rust, and the tests that
 test: setup ## what CI runs: lints, and tests of everything, also of the built wheel
 	@mkdir -p target; $(MAKE) --no-print-directory lint >target/lint.log 2>&1 & lints=$$!; $(MAKE) --no-print-directory test-rust; \
 		failed=$$?; wait $$lints || failed=1; cat target/lint.log; exit $$failed
-	@$(MAKE) --no-print-directory test-instructions test-python test-wheel
+	@$(MAKE) --no-print-directory test-instructions wheel
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun -rs $(WHEEL_BUILT)
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
 	$(BIN)/python tests/everything.py
@@ -231,7 +233,7 @@ test-arm: prerequisites ## kernels, buffers and wire formats for aarch64, under 
 		cargo test --quiet --target $(AARCH64) --package gradring-proto --lib -- kernel:: buffer:: wire::
 
 test-wheel: wheel setup ## installs the wheel into empty environments, of all Pythons found, and uses it
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(MARKS) tests/packaging --wheel "$$(ls -t dist/*.whl | head -n 1)"
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(MARKS) tests/packaging $(WHEEL_BUILT)
 
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"

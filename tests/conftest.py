@@ -113,6 +113,16 @@ def wheel(pytestconfig: pytest.Config) -> Path:
     return path.absolute()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests may take longest come first: begun last, one would run on alone."""
+    limits: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits.get(item.path, 0.0), marker.args[0] if marker else 0.0)
+    items.sort(key=lambda item: -limits[item.path])
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out what needs more than this package.
 

@@ -45,8 +45,10 @@ class Reruns:
             self.lines = [f"not run again: tests of {len(self.failed)} files failed"]
             return
         root = session.config.rootpath
+        wheel = session.config.getoption("--wheel", None)
+        options = ["--wheel", str(wheel)] if wheel else []
         for names in self.failed.values():
-            command = [sys.executable, "-m", "pytest", "-q", *names]
+            command = [sys.executable, "-m", "pytest", "-q", *options, *names]
             again = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
             if again.returncode:
                 self.lines += [f"failed again: {name}" for name in names]
