@@ -136,7 +136,7 @@ test-engines: setup ## trains under real Slurm, MPI (Open MPI, MPICH, Intel) and
 	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" \
 		GRADRING_MPI_ENVIRONMENTS="$$(ls -d .venv-mpi/* 2>/dev/null | paste -sd:)" $(BIN)/python -m pytest -q -rs tests/engines --engines
 
-conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
+conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/internals/conformance)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
 
 # Not --quiet: with it, --strict sees no warnings.
@@ -231,7 +231,7 @@ test-wheel: wheel setup ## installs the wheel into empty environments, of all Py
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
-test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/compatibility.md
+test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/internals/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --record
 	$(BIN)/python tests/matrix.py --real-models "$$(ls -t dist/*.whl | head -n 1)"
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
@@ -240,7 +240,7 @@ test-real-models: wheel setup ## every real model in every way (hours; goes on w
 # nothing is recorded; ONLY= runs those with one of these words in their names.
 QUICK ?=
 ONLY ?=
-ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ranks and in one process; writes docs/compatibility.md
+ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ranks and in one process; writes docs/ecosystem.md
 	$(BIN)/python -m pip install --quiet uv
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 

@@ -47,7 +47,6 @@ HARD = {
     "CHANGELOG.md": 4,
     "docs/api.md": 2,
     "docs/command-line.md": 7,
-    "docs/compatibility.md": 24,
     "docs/internals/collectives.md": 35,
     "docs/internals/decisions.md": 9,
     "docs/internals/elastic.md": 13,
