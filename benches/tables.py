@@ -1,4 +1,4 @@
-"""The tables of recorded runs in pages: `python -m benches.tables docs/performance.md README.md`.
+"""The tables of recorded runs in pages: `python -m benches.tables PAGE.md ...`.
 
 Wherever a page has a comment like the following, the table after it is written anew from the
 record, so that no number of it is typed by hand:
@@ -6,12 +6,14 @@ record, so that no number of it is typed by hand:
     <!-- table of benches/results/all-reduce.json: array over TCP -->
 
 What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest
-and the largest ratio of each system, over all sizes; or one of those that may have several
-records, such as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks,
-`processor time` the processor seconds of all ranks for each GB. Of simulated hosts `times between
-hosts` has medians, and `lines between hosts` what each system made of the line (its bandwidth over
-that of raw links, in the same turns), with its processor seconds for each GB. `model steps` is of
-what `python -m benches.model_steps --json` has written.
+and the largest ratio of each system, over all sizes; `times as long`: the ratios of p50 and p99 at
+each size; or one of those that may have several records, such as `network-*.json`. `medians` has
+all systems beside each other, `many ranks` p50, p90 and p99 for each number of ranks, `processor
+time` the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
+medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
+links, in the same turns), with its processor seconds for each GB. `model steps` is of what
+`python -m benches.model_steps --json` has written; `model steps in short` are its medians with
+TensorFlow's own number of threads.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from benches.model_steps import HEAD, recorded_steps
+from benches.model_steps import HEAD, Row, recorded_steps
 from gradring.tools.bench.comparison import (
     ARRAY,
+    OP,
     QUANTILES,
     STRATEGY,
     Comparison,
@@ -41,15 +44,16 @@ from gradring.tools.bench.systems.link import NAME
 from gradring.tools.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
-RANGES = "ranges"
-STEPS = "model steps"
+RANGES, RATIOS = "ranges", "times as long"
+STEPS, STEPS_IN_SHORT = "model steps", "model steps in short"
 TIMES, LINES = "times between hosts", "lines between hosts"
-MANY, PROCESSOR = "many ranks", "processor time"
+MANY, MEDIANS, PROCESSOR = "many ranks", "medians", "processor time"
 #: What tells rows apart in a table of several records.
 _ROWS = {
     TIMES: ["hosts x ranks", "links", "size"],
     LINES: ["hosts x ranks", "links", "size"],
     MANY: ["ranks", "size"],
+    MEDIANS: ["size"],
     PROCESSOR: ["size"],
 }
 _PLACE = re.compile(r"--hosts (?P<hosts>\d+) --rate (?P<rate>\S+)")
@@ -72,8 +76,13 @@ _TITLES = {
 }
 
 
-_COLUMNS = {"gradring auto": "gradring", "gradring-strategy": "gradring's strategy"}
-_OF_HOSTS = (ARRAY, STRATEGY)
+_COLUMNS = {
+    "gradring auto": "gradring",
+    "gradring-op": "gradring's op",
+    "gradring-strategy": "gradring's strategy",
+}
+#: What stands in a table of several records, where it is not arrays alone.
+_CALLED = {TIMES: (ARRAY, STRATEGY), LINES: (ARRAY, STRATEGY), MEDIANS: (ARRAY, OP, STRATEGY)}
 #: Below, processor time is one of calls and not of bytes.
 _LARGE_BYTES = 64 << 10
 _KEYS = [field.name for field in fields(Measurement)]
@@ -137,6 +146,8 @@ def rewritten(page: str, root: Path = ROOT) -> str:
             raise ValueError(f"there is no {found['record']}")
         if found["kind"] == STEPS:
             table = [list(HEAD), *(list(row.cells()) for row in recorded_steps(paths[0]))]
+        elif found["kind"] == STEPS_IN_SHORT:
+            table = _steps_in_short(recorded_steps(paths[0]))
         elif found["kind"] in _ROWS:
             table = _over_records([Recorded.read(path) for path in paths], found["kind"])
         else:
@@ -161,6 +172,9 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
     if kind == RANGES:
         head = ["like with like", "others", *QUANTILES]
         rows = [[*key, *ranges] for key, ranges in recorded.ranges(found).items()]
+    elif kind == RATIOS:
+        head = ["", *dict.fromkeys(format_size(each.bytes) for each in found)]
+        rows = [list(row) for row in _ratios(recorded, found)]
     else:
         found = [comparison for comparison in found if comparison.kind == kind]
         if not found:
@@ -172,14 +186,43 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
     return [head, *rows]
 
 
+def _ratios(recorded: Recorded, found: Iterable[Comparison]) -> Iterator[list[str]]:
+    """A row for each system but the first of its kind: p50 and p99 over those of the first."""
+    rows: dict[str, list[str]] = {}
+    for comparison in found:
+        base, *others = comparison.rows
+        for row in others:
+            name = f"{recorded.title(row, comparison.rows)}, {comparison.kind}"
+            p50, _, p99 = times_as_long(row, base)
+            rows.setdefault(name, []).append(f"{_ratio(p50)} / {_ratio(p99)}")
+    yield from ([name, *cells] for name, cells in rows.items())
+
+
+def _steps_in_short(rows: Iterable[Row]) -> list[list[str]]:
+    """A line for each model: its custom loop, and then `fit`, which has fewer ways."""
+    ways = {"loop": ("alone", "apart", "gradring", "MWMS"), "fit": ("apart", "gradring")}
+    heads = [*ways["loop"], "adds", *(f"fit: {way}" for way in (*ways["fit"], "adds"))]
+    table = {"model": heads}
+    for row in rows:
+        if row.threads == "default":
+            times = [f"{row.p50_ms[way]:.0f}" for way in ways[row.program]]
+            adds = f"{row.p50_ms['gradring'] / row.p50_ms['apart'] - 1:+.0%}"
+            table.setdefault(row.model, []).extend((*times, adds))
+    return [[model, *cells] for model, cells in table.items()]
+
+
 def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
     """A column for each system that gets an array, and between hosts for strategies, too."""
     columns: list[str] = []
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for recorded in records:
         links = {row.bytes: row.busbw_gbps for row in recorded.measurements if row.system == NAME}
-        for row in recorded.measurements:
-            if called(row.system) not in ([ARRAY] if kind in (MANY, PROCESSOR) else _OF_HOSTS):
+        measured = recorded.measurements
+        if kind == MEDIANS:
+            alike = sorted(comparisons(measured), key=lambda each: each.kind.lower())
+            measured = [row for each in alike for row in each.rows]
+        for row in measured:
+            if called(row.system) not in _CALLED.get(kind, (ARRAY,)):
                 continue
             if row.system.startswith(NAME) or (kind == LINES and row.bytes not in links):
                 continue
@@ -195,7 +238,7 @@ def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
 
 
 def _cell(row: Measurement, kind: str, link_gbps: float | None) -> str:
-    if kind == TIMES:
+    if kind in (TIMES, MEDIANS):
         return format_time(row.median_us)
     if kind == MANY:
         return _times(row)
@@ -206,7 +249,7 @@ def _cell(row: Measurement, kind: str, link_gbps: float | None) -> str:
 def _place(recorded: Recorded, row: Measurement, kind: str) -> tuple[str, ...]:
     """What tells the row of a measurement from others."""
     size = format_size(row.bytes)
-    if kind == PROCESSOR:
+    if kind in (MEDIANS, PROCESSOR):
         return (size,)
     if kind == MANY:
         return str(row.world_size), size
@@ -219,7 +262,9 @@ def _place(recorded: Recorded, row: Measurement, kind: str) -> tuple[str, ...]:
 
 def _column(title: str, row: Measurement, kind: str) -> str:
     title = _COLUMNS.get(row.system, title)
-    if kind in (MANY, PROCESSOR):
+    if kind in (MANY, MEDIANS, PROCESSOR):
+        if called(row.system) != ARRAY:
+            return title
         return f"{title}, {'TCP' if row.transport == 'tcp' else 'memory'}"
     return f"{title}, memory in hosts" if row.transport == "shm+tcp" else title
 

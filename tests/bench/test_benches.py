@@ -27,6 +27,8 @@ from gradring.tools.bench.table import format_ratio
 ROOT = Path(__file__).parents[2]
 STEPS_RECORD = ROOT / "benches" / "results" / "model-steps.json"
 RULES_RECORD = ROOT / "benches" / "results" / "update-rules.json"
+#: Pages with tables of records.
+TABLES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "internals" / "measurements.md")
 
 
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -87,13 +89,16 @@ def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, content
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
-    page, copy = ROOT / "docs" / "performance.md", tmp_path / "performance.md"
+@pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
+def test_the_page_has_the_tables_of_the_records(page: Path, tmp_path: Path) -> None:
+    copy = tmp_path / page.name
     rows = [line for line in page.read_text().splitlines() if line.startswith("| 1 MiB |")]
     copy.write_text(page.read_text().replace(rows[0], "| 1 MiB | 1 us |"))
     done = run("tables", copy)
     assert done.returncode == 0, done.stderr
-    assert copy.read_text() == page.read_text(), "run: python -m benches.tables docs/performance.md"
+    command = f"python -m benches.tables {page.relative_to(ROOT)}"
+    assert copy.read_text() == page.read_text(), f"run: {command}"
+    assert str(page.relative_to(ROOT)) in _commands_of_make_bench()
 
 
 def test_the_block_of_an_output_is_written_anew_from_its_record(tmp_path: Path) -> None:
@@ -111,8 +116,8 @@ def test_the_readme_has_the_output_of_the_record() -> None:
     assert rewritten(readme) == readme, "run: python -m benches.tables README.md"
 
 
-def test_the_page_shows_all_that_was_recorded() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+def test_the_pages_show_all_that_was_recorded() -> None:
+    page = "".join(path.read_text() for path in (*TABLES, ROOT / "README.md"))
     keys = [field.name for field in fields(Measurement)]
     paths = set((ROOT / "benches" / "results").glob("*.json"))
     for several, kind in (("network", TIMES), ("network", LINES), ("ranks", MANY)):

@@ -8,6 +8,6 @@ checkout of TensorFlow. They find our strategy where they look for MultiWorkerMi
 `run`            starts the workers, notices what hangs, collects the verdicts
 `worker`         one worker: runs the tests of a file in step with the others
 `stand_ins`      what a test file finds instead of TensorFlow's test runner and strategy
-`report`         the tables of `docs/compatibility.md`
+`report`         the tables of `docs/internals/conformance.md`
 ===============  =================================================================================
 """

@@ -1,4 +1,4 @@
-"""The tables of `docs/compatibility.md`."""
+"""The tables of `docs/internals/conformance.md`."""
 
 from __future__ import annotations
 

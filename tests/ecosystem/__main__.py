@@ -1,4 +1,4 @@
-"""``make ecosystem``: runs programs of others, and writes the table of docs/compatibility.md.
+"""``make ecosystem``: runs programs of others, and writes the table of docs/ecosystem.md.
 
 python -m ecosystem dist/gradring-*.whl              # all
 python -m ecosystem dist/gradring-*.whl --only keras # those with this text in their names

@@ -13,7 +13,7 @@ from gradring.machine import resources
 from pages import written_between
 
 RECORDS = Path(__file__).with_name("records.json")
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "ecosystem.md"
 PAGE_COLUMNS = 120
 BEGIN, END = "<!-- made by: make ecosystem -->\n", "<!-- end of what make ecosystem makes -->\n"
 NUMBERS = ("same weights", "weights", "losses", "time")

@@ -66,7 +66,7 @@ def test_the_simulation_has_every_row_of_a_group_that_has_formed() -> None:
 
 
 def test_the_documentation_names_what_has_no_row() -> None:
-    text = (ROOT / "docs" / "failure-model.md").read_text()
+    text = (ROOT / "docs" / "internals" / "failure.md").read_text()
     table = text.partition("| fault | phases without a row | why |\n")[2].partition("\n\n")[0]
     told = [line.split(" | ")[:2] for line in table.splitlines()[1:]]
     named = {(fault[2:], phase) for fault, phases in told for phase in phases.split(", ")}

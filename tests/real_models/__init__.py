@@ -15,6 +15,6 @@ module             what it has
 `training`         one rank's part of a cell
 `run`              the pairs of processes that go through the cells
 `record`           what was found, in a file for each version of TensorFlow
-`report`           the table of `docs/compatibility.md`
+`report`           the table of `docs/internals/conformance.md`
 =================  ===============================================================================
 """

@@ -1,7 +1,7 @@
 """``python -m real_models.report``: trains the grid and prints it as a Markdown table.
 
 The cells are those of the tests, and so is the judgement. With ``--record`` a run goes on where the
-last one has ended; ``--page`` writes the tables of all records into docs/compatibility.md.
+last one has ended; ``--page`` writes the tables of all records into docs/internals/conformance.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from real_models.record import DIRECTORY, Record
 from real_models.run import Result, run
 
 PAGE_COLUMNS = 120
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "conformance.md"
 BEGIN = "<!-- made by: python -m real_models.report --page -->\n"
 END = "<!-- end of what python -m real_models.report makes -->\n"
 
