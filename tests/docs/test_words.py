@@ -46,7 +46,6 @@ HARD = {
     "ARCHITECTURE.md": 1,
     "CHANGELOG.md": 4,
     "docs/api.md": 2,
-    "docs/command-line.md": 7,
     "docs/compatibility.md": 24,
     "docs/failure-model.md": 32,
     "docs/internals/collectives.md": 35,
