@@ -1,6 +1,6 @@
 """The drawings of the pages, as SVG: `python docs/drawings.py` writes them into docs/images.
 
-The states of an elastic job are those that docs/elastic.md lists, from which each arrow comes.
+The states of an elastic job are those of docs/internals/elastic.md, from which each arrow comes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def step() -> str:
 
 
 def arrows(page: str) -> list[tuple[str, str, str]]:
-    """From which state to which, and why, as the page of elastic jobs lists them."""
+    """From which state to which, and why, as the internals of elastic jobs list them."""
     found, state = [], ""
     for line in page.splitlines():
         row = re.match(r"^(\(new\)|\w+)? +--> (\w+) +(\S.*)$", line)
@@ -167,7 +167,7 @@ def states() -> str:
         "Reforming": (630.0, 120.0),
         "Over": (430.0, 265.0),
     }
-    listed = arrows((PAGES / "elastic.md").read_text())
+    listed = arrows((PAGES / "internals" / "elastic.md").read_text())
     parts = [text(20, 30, "A process of an elastic job", "head")]
     for number, (start, end, why) in enumerate(listed, 1):
         both = {(a, b) for a, b, _ in listed} >= {(start, end), (end, start)}

@@ -33,7 +33,7 @@ def test_a_drawing_is_the_one_that_the_code_makes(name: str) -> None:
 
 
 def test_the_states_are_all_that_the_page_lists() -> None:
-    page = (ROOT / "docs" / "elastic.md").read_text()
+    page = (ROOT / "docs" / "internals" / "elastic.md").read_text()
     listed = DRAWINGS.arrows(page)
     assert len(listed) == page.count(" --> ") > 5
     assert ("Reforming", "Joining", "the others went on without it") in listed

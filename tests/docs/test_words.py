@@ -46,7 +46,6 @@ HARD = {
     "ARCHITECTURE.md": 1,
     "CHANGELOG.md": 4,
     "docs/api.md": 2,
-    "docs/command-line.md": 7,
     "docs/internals/collectives.md": 35,
     "docs/internals/decisions.md": 9,
     "docs/internals/elastic.md": 13,

@@ -35,13 +35,13 @@ fn every_run_ends_right_or_with_one_cause() {
 
 #[test]
 fn every_history_of_members_has_one_group_at_a_time_and_an_end() {
-    let drawn = arrows(include_str!("../../../docs/elastic.md"));
+    let drawn = arrows(include_str!("../../../docs/internals/elastic.md"));
     let drawn: Vec<&str> = drawn.iter().map(String::as_str).collect();
     let found = membership::EVERY.history(&[&membership::EXAMPLES[..], &drawn].concat());
     let mut moves = found.keys().filter(|row| row.contains("-->"));
     assert!(
         moves.all(|row| drawn.contains(&row.as_str())),
-        "docs/elastic.md lacks an arrow: {found:?}"
+        "docs/internals/elastic.md lacks an arrow: {found:?}"
     );
 }
 
