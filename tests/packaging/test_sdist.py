@@ -57,16 +57,18 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     crates = {f"rust/{crate}/Cargo.toml" for crate in ("core", "tensorflow", "python")}
+    crates |= {f"rust/{crate}/LICENSE" for crate in ("proto", "net", "core")}
     alone = {"PKG-INFO", "README.md", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
     alone |= {"LICENSE", "THIRD-PARTY-LICENSES.txt"}
     alone |= {"python/gradring_start/__init__.py", "python/data/purelib/gradring_start.pth"}
     assert alone | crates <= names
     others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}
     assert others == alone
-    assert {Path(name).suffix for name in names - alone} <= {
+    assert {Path(name).suffix for name in names - alone - crates} <= {
         ".css",
         ".html",
         ".json",
+        ".md",
         ".mplstyle",
         ".py",
         ".pyi",
