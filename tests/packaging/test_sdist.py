@@ -46,6 +46,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "maturin", "sdist", "--out", directory],
         cwd=ROOT,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1800000000"},
         check=True,
     )
     (path,) = directory.glob("gradring-*.tar.gz")
@@ -82,6 +83,15 @@ def test_its_page_on_the_index_has_absolute_links(sdist: Path) -> None:
     assert "](docs/" not in extracted(sdist, "PKG-INFO")
     assert extracted(sdist, "README.md") == (ROOT / "README.md").read_text()
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist], check=True)
+
+
+def test_its_bytes_do_not_depend_on_when_it_is_built(sdist: Path) -> None:
+    assert sdist.read_bytes()[4:8] == bytes(4)  # the time in gzip's header
+    with tarfile.open(sdist) as archive:
+        assert len({member.mtime for member in archive.getmembers()}) == 1
+    built = sdist.read_bytes()
+    index_page.main(str(sdist))
+    assert sdist.read_bytes() == built
 
 
 @pytest.mark.slow
