@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings api licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -201,6 +201,16 @@ sdist: $(VENV)/created ## builds the source distribution into dist/
 	$(BIN)/maturin sdist --out dist
 	$(call FINISH,.tar.gz)
 
+# A digest in them is that of the source distribution. EasyBuild's linter asks for Lmod, and reads no catalogue here.
+LMOD := /usr/share/lmod/lmod/libexec/lmod
+recipes: sdist ## recipes for conda-forge and EasyBuild into recipes/, checked by their linters
+	@[ -x $(LMOD) ] || { echo "Lmod is missing. Install it with: apt-get install lmod"; exit 1; }
+	$(BIN)/python release/recipes.py "$$(ls -t dist/gradring-*.tar.gz | head -n 1)" recipes
+	$(PYTHON) -m venv .venv-recipes
+	.venv-recipes/bin/python -m pip install --quiet "py-rattler-build>=0.73,<0.74" "easybuild-framework>=5.4,<6" "easybuild-easyblocks>=5.4,<6" pycodestyle
+	.venv-recipes/bin/python -c 'import rattler_build as r; r.Stage0Recipe.from_file("recipes/recipe.yaml").render(r.VariantConfig.from_yaml("c_stdlib: [sysroot]"))'
+	PATH="$(CURDIR)/.venv-recipes/bin:$$PATH" LMOD_CMD=$(LMOD) eb --allow-use-as-root-and-accept-consequences --check-contrib recipes/gradring-*.eb
+
 settings: setup ## writes the table of settings into its page and the stub, after a change of rust/net/src/config.rs
 	$(BIN)/python release/settings_tables.py
 
@@ -245,7 +255,7 @@ ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ra
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-deepmd target dist site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-deepmd target dist recipes site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

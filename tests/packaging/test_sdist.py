@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from environments import environment_of
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import index_page
+import licences
+import recipes
 from documents import ROOT
 
 PROGRAM = """\
@@ -92,6 +100,37 @@ def test_its_bytes_do_not_depend_on_when_it_is_built(sdist: Path) -> None:
     built = sdist.read_bytes()
     index_page.main(str(sdist))
     assert sdist.read_bytes() == built
+
+
+def test_recipes_of_others_are_of_this_distribution_and_ask_for_what_it_asks(sdist: Path) -> None:
+    made = recipes.recipes(sdist)
+    assert not [text for text in made.values() if "@" in text]
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    conda = yaml.safe_load(made["recipe.yaml"])
+    assert conda["source"]["sha256"] == digest
+    version = conda["context"]["version"]
+    assert sdist.name == f"gradring-{version}.tar.gz"
+    easybuild: dict[str, Any] = {"SOURCE_TAR_GZ": "%(name)s-%(version)s.tar.gz"}
+    exec(made[f"gradring-{version}-gfbf-2025b.eb"], easybuild)
+    assert easybuild["version"] == version
+    first, *others = easybuild["checksums"]
+    assert first == {sdist.name: digest}
+    assert [f"{name}-{number}.tar.gz" for name, number in easybuild["crates"]] == [
+        name for entry in others for name in entry
+    ]
+    linked = {(crate.name, crate.version) for crate in licences.crates()}
+    assert linked and linked <= set(easybuild["crates"])
+    # What the project itself says.
+    metadata = Parser().parsestr(extracted(sdist, "PKG-INFO"))
+    run, host = (conda["requirements"][kind] for kind in ("run", "host"))
+    assert f">={conda['context']['python_min']}" == metadata["Requires-Python"]
+    assert run[1].replace(" ", "") == metadata.get_all("Requires-Dist", [])[0]
+    (maturin,) = re.findall(r'^requires = \["(.+)"\]$', extracted(sdist, "pyproject.toml"), re.M)
+    assert host[-1].replace(" ", "") == maturin
+    (rust,) = re.findall(r'^rust-version = "(.+)"$', extracted(sdist, "Cargo.toml"), re.M)
+    tools = dict(easybuild["builddependencies"])
+    assert Version(tools["Rust"]) >= Version(rust)
+    assert tools["maturin"] in Requirement(maturin).specifier
 
 
 @pytest.mark.slow
