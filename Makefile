@@ -12,7 +12,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -192,9 +192,10 @@ wheel: $(VENV)/created ## builds the wheel into dist/
 # zig brings old C libraries to link with, also those of the other processor; `make wheel` asks for the one of
 # this machine. For another TARGET, first: rustup target add TARGET
 TARGET ?= $(shell rustc -vV | sed -n 's/^host: //p')
-portable-wheel: $(VENV)/created ## a wheel for any Linux with glibc 2.28 or newer into dist/; TARGET=aarch64-unknown-linux-gnu
+LIBRARY = $(if $(findstring musl,$(TARGET)),musllinux_1_2,manylinux_2_28)
+portable-wheel: $(VENV)/created ## a wheel for any Linux with glibc 2.28 or newer into dist/; TARGET=aarch64-unknown-linux-gnu, or -musl
 	$(BIN)/python -m pip install --quiet ziglang
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --locked --zig --target $(TARGET) --compatibility manylinux_2_28 --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --locked --zig --target $(TARGET) --compatibility $(LIBRARY) --out dist
 	$(call FINISH,.whl)
 
 sdist: $(VENV)/created ## builds the source distribution into dist/
@@ -216,6 +217,16 @@ settings: setup ## writes the table of settings into its page and the stub, afte
 
 api: setup ## writes the pages of the API and their index, after a change of a public signature or docstring
 	$(BIN)/python release/api_pages.py
+
+# cargo-public-api reads what only nightly writes, in the format of one nightly: CI names the pair. Of net and proto
+# the modules count that core has as its own (`pub use` in rust/core/src/lib.rs).
+NIGHTLY ?= nightly
+rust-api: prerequisites ## writes rust/core/public-api.txt, after a change of a public name of gradring-core
+	@cargo public-api --version >/dev/null 2>&1 || { echo "cargo-public-api is missing. Install it with: cargo install --locked cargo-public-api"; exit 1; }
+	mkdir -p target; set -e; for crate in core net proto; do \
+		cargo +$(NIGHTLY) public-api --package gradring-$$crate -sss >target/public-api-$$crate.txt; done
+	{ cat target/public-api-core.txt; grep -hE '^(pub [a-z ]*|impl[^ ]* |impl.* for )gradring_(net|proto)::(buffer|caller|collective|config|dtype|error)(::|$$)' \
+		target/public-api-net.txt target/public-api-proto.txt; } >rust/core/public-api.txt
 
 licences: prerequisites ## writes the licence texts of the linked crates, after a change of Cargo.lock
 	$(PYTHON) release/licences.py
