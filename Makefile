@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist settings api licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -199,20 +199,41 @@ wheel: $(VENV)/created ## builds the wheel into dist/
 # zig brings old C libraries to link with, also those of the other processor; `make wheel` asks for the one of
 # this machine. For another TARGET, first: rustup target add TARGET
 TARGET ?= $(shell rustc -vV | sed -n 's/^host: //p')
-portable-wheel: $(VENV)/created ## a wheel for any Linux with glibc 2.28 or newer into dist/; TARGET=aarch64-unknown-linux-gnu
+LIBRARY = $(if $(findstring musl,$(TARGET)),musllinux_1_2,manylinux_2_28)
+portable-wheel: $(VENV)/created ## a wheel for any Linux with glibc 2.28 or newer into dist/; TARGET=aarch64-unknown-linux-gnu, or -musl
 	$(BIN)/python -m pip install --quiet ziglang
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --locked --zig --target $(TARGET) --compatibility manylinux_2_28 --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --locked --zig --target $(TARGET) --compatibility $(LIBRARY) --out dist
 	$(call FINISH,.whl)
 
 sdist: $(VENV)/created ## builds the source distribution into dist/
 	$(BIN)/maturin sdist --out dist
 	$(call FINISH,.tar.gz)
 
+# A digest in them is that of the source distribution. EasyBuild's linter asks for Lmod, and reads no catalogue here.
+LMOD := /usr/share/lmod/lmod/libexec/lmod
+recipes: sdist ## recipes for conda-forge and EasyBuild into recipes/, checked by their linters
+	@[ -x $(LMOD) ] || { echo "Lmod is missing. Install it with: apt-get install lmod"; exit 1; }
+	$(BIN)/python release/recipes.py "$$(ls -t dist/gradring-*.tar.gz | head -n 1)" recipes
+	$(PYTHON) -m venv .venv-recipes
+	.venv-recipes/bin/python -m pip install --quiet "py-rattler-build>=0.73,<0.74" "easybuild-framework>=5.4,<6" "easybuild-easyblocks>=5.4,<6" pycodestyle
+	.venv-recipes/bin/python -c 'import rattler_build as r; r.Stage0Recipe.from_file("recipes/recipe.yaml").render(r.VariantConfig.from_yaml("c_stdlib: [sysroot]"))'
+	PATH="$(CURDIR)/.venv-recipes/bin:$$PATH" LMOD_CMD=$(LMOD) eb --allow-use-as-root-and-accept-consequences --check-contrib recipes/gradring-*.eb
+
 settings: setup ## writes the table of settings into its page and the stub, after a change of rust/net/src/config.rs
 	$(BIN)/python release/settings_tables.py
 
 api: setup ## writes the pages of the API and their index, after a change of a public signature or docstring
 	$(BIN)/python release/api_pages.py
+
+# cargo-public-api reads what only nightly writes, in the format of one nightly: CI names the pair. Of net and proto
+# the modules count that core has as its own (`pub use` in rust/core/src/lib.rs).
+NIGHTLY ?= nightly
+rust-api: prerequisites ## writes rust/core/public-api.txt, after a change of a public name of gradring-core
+	@cargo public-api --version >/dev/null 2>&1 || { echo "cargo-public-api is missing. Install it with: cargo install --locked cargo-public-api"; exit 1; }
+	mkdir -p target; set -e; for crate in core net proto; do \
+		cargo +$(NIGHTLY) public-api --package gradring-$$crate -sss >target/public-api-$$crate.txt; done
+	{ cat target/public-api-core.txt; grep -hE '^(pub [a-z ]*|impl[^ ]* |impl.* for )gradring_(net|proto)::(buffer|caller|collective|config|dtype|error)(::|$$)' \
+		target/public-api-net.txt target/public-api-proto.txt; } >rust/core/public-api.txt
 
 licences: prerequisites ## writes the licence texts of the linked crates, after a change of Cargo.lock
 	$(PYTHON) release/licences.py
@@ -252,7 +273,7 @@ ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ra
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-deepmd target dist site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-deepmd target dist recipes site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -12,15 +12,18 @@ from xml.sax.saxutils import escape
 
 PAGES = Path(__file__).parent
 IMAGES = PAGES / "images"
-#: Text and lines change with the reader's colours; the fills are those of `gradring demo`.
+#: Text and lines change with the reader's colours; the fills, and the text on them, do not. The
+#: fills are those of `gradring demo`: white can be read on blue only.
 STYLE = """
 text { font: 14px sans-serif; fill: #1d1d1f; }
-.small { font-size: 12px; } .head { font-weight: bold; font-size: 16px; } .light { fill: #fff; }
+.small { font-size: 12px; } .head { font-weight: bold; font-size: 16px; }
+.light { fill: #fff; } .dark { fill: #1d1d1f; }
 .line { stroke: #1d1d1f; fill: none; stroke-width: 1.6; } .tip { fill: #1d1d1f; }
 .node { fill: #3b6ea5; } .compute { fill: #3b6ea5; } .moves { fill: #e08a3c; }
 .waits { fill: #c6bfb2; } .ground { fill: #fff; }
 @media (prefers-color-scheme: dark) {
-  text:not(.light), .tip { fill: #e8e8ea; } .line { stroke: #e8e8ea; } .ground { fill: #1e2129; }
+  text:not(.light):not(.dark), .tip { fill: #e8e8ea; }
+  .line { stroke: #e8e8ea; } .ground { fill: #1e2129; }
 }
 """
 TIP = (
@@ -53,8 +56,8 @@ def box(x: float, y: float, width: float, height: float, kind: str, words: str =
     drawn = (
         f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"/>'
     )
-    light = "" if kind == "waits" else " light"
-    label = text(x + width / 2, y + height / 2 + 4, words, f"small{light}", "middle")
+    shade = "light" if kind in ("compute", "node") else "dark"
+    label = text(x + width / 2, y + height / 2 + 4, words, f"small {shade}", "middle")
     return drawn + (label if words else "")
 
 
@@ -181,7 +184,7 @@ def states() -> str:
         parts.append(arrow(a, b, gap=gap, bend=bend))
         x, y = middle(a, b, bend)
         parts.append(f'<circle class="moves" cx="{x:.1f}" cy="{y:.1f}" r="10"/>')
-        parts.append(text(round(x, 1), round(y, 1) + 4, str(number), "small light", "middle"))
+        parts.append(text(round(x, 1), round(y, 1) + 4, str(number), "small dark", "middle"))
         parts.append(text(40, 312 + 20 * number, f"{number}  {start} to {end}: {why}", "small"))
     for state, (x, y) in places.items():
         parts.append(box(x - 42, y - 18, 84, 36, "node", state))

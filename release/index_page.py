@@ -9,6 +9,7 @@ the files of the release's tag, and pictures to their bytes.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import re
@@ -60,8 +61,13 @@ def in_sdist(path: Path) -> None:
     """Rewrites PKG-INFO of a source distribution."""
     with tarfile.open(path) as sdist:
         members = [(m, sdist.extractfile(m)) for m in sdist.getmembers()]
-        contents = [(m, file.read() if file else b"") for m, file in members]
-    with tarfile.open(path, "w:gz") as sdist:
+        contents = [(m, content.read() if content else b"") for m, content in members]
+    # A time in gzip's header would make two builds of a commit differ.
+    with (
+        path.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        tarfile.open(mode="w", fileobj=packed) as sdist,
+    ):
         for member, content in contents:
             if member.name.count("/") == 1 and member.name.endswith("/PKG-INFO"):
                 content = absolute(content.decode()).encode()

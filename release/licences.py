@@ -15,7 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ROOT / "THIRD-PARTY-LICENSES.txt"
-TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu")
+TARGETS = (
+    "x86_64-unknown-linux-gnu",
+    "aarch64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+)
 """What wheels are built for."""
 
 _BEGINNINGS = ("license", "licence", "copying", "copyright", "notice", "unlicense")

@@ -15,7 +15,9 @@ from chosen import marked_rows
 from gradring.machine import resources
 from gradring.testing import run_ranks
 from gradring.tools.bench import raw_link
+from gradring.tools.bench.options import format_size
 from gradring.tools.bench.systems.link import Exchange, open_ring
+from gradring.tools.bench.table import Columns
 from gradring.tools.cli import main
 
 #: Elements and ranks: fewer than there are ranks, and more than fit into one block.
@@ -37,9 +39,31 @@ def test_both_directions_and_the_round_trip_are_measured(
     assert trips[0] > 0 and trips == sorted(trips)
     assert found["congestion_control"]
     assert found["date"].startswith("20") and found["machine"] == resources.machine()
+    # Two tables with a head for each column; all else is a comment.
     output = capsys.readouterr().out
-    assert "repeated blocks of 1 MiB: " in output and "a buffer of 64 MiB: " in output
-    assert "4 bytes there and back: " in output and "through one TCP connection\n" in output
+    assert "over one TCP connection" in output
+    lines = [line for line in output.splitlines() if not line.startswith(("#", "wrote"))]
+    tables = cells(lines[:5], raw_link._BANDWIDTHS), cells(lines[5:], raw_link._ROUND_TRIPS)
+    for row, shown in zip(found["bandwidths"], tables[0], strict=True):
+        assert shown["block"] == format_size(row["block_bytes"]) and shown["volume"] == "64 MiB"
+        assert shown["median GB/s"] == f"{row['median_gbps']:.3f}" and shown["wrong"] == "0"
+    (shown,) = tables[1]
+    assert shown["size"] == "4 B" and shown["p99 us"] == f"{found['p99_round_trip_us']:.1f}"
+
+
+def cells(lines: list[str], columns: Columns) -> list[dict[str, str]]:
+    """The rows of a table by the titles of its columns."""
+    found: list[list[str]] = []
+    for line in lines:
+        found.append([])
+        at = 0
+        for _, width, *_ in columns:
+            found[-1].append(line[at : at + width].strip())
+            at += width + 1
+        assert at > len(line)
+    head, *rows = found
+    assert head == [title for title, *_ in columns]
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import xml.etree.ElementTree as ElementTree
 from types import ModuleType
 
@@ -38,3 +39,26 @@ def test_the_states_are_all_that_the_page_lists() -> None:
     assert len(listed) == page.count(" --> ") > 5
     assert ("Reforming", "Joining", "the others went on without it") in listed
     assert DRAWINGS.states().count('marker-end="url(#tip)"') == len(listed)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG 2.1."""
+    digits = colour.removeprefix("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    parts = (int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4))
+    red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("name", DRAWINGS.DRAWINGS)
+def test_text_on_a_fill_can_be_read_by_day_and_by_night(name: str) -> None:
+    fills = dict(re.findall(r"\.(\w+) \{ fill: (#\w+); \}", DRAWINGS.STYLE))
+    svg = (ROOT / "docs" / "images" / name).read_text()
+    # A label stands behind its box or circle, in its middle; its class alone gives its colour.
+    label = r'<text [^>]*text-anchor="middle" class="([\w ]+)"'
+    on = re.findall(rf'<(?:rect|circle) class="((?!ground)\w+)"[^>]*/>\n?{label}', svg)
+    assert on
+    for fill, classes in on:
+        colours = fills[fill], fills[classes.split()[-1]]
+        dim, bright = sorted(luminance(colour) for colour in colours)
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5, (fill, classes)

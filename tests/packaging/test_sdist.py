@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from environments import environment_of
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import index_page
+import licences
+import recipes
 from documents import ROOT
 
 PROGRAM = """\
@@ -46,6 +54,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "maturin", "sdist", "--out", directory],
         cwd=ROOT,
+        env=os.environ | {"SOURCE_DATE_EPOCH": "1800000000"},
         check=True,
     )
     (path,) = directory.glob("gradring-*.tar.gz")
@@ -57,16 +66,18 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     crates = {f"rust/{crate}/Cargo.toml" for crate in ("core", "tensorflow", "python")}
+    crates |= {f"rust/{crate}/LICENSE" for crate in ("proto", "net", "core")}
     alone = {"PKG-INFO", "README.md", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
     alone |= {"LICENSE", "THIRD-PARTY-LICENSES.txt"}
     alone |= {"python/gradring_start/__init__.py", "python/data/purelib/gradring_start.pth"}
     assert alone | crates <= names
     others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}
     assert others == alone
-    assert {Path(name).suffix for name in names - alone} <= {
+    assert {Path(name).suffix for name in names - alone - crates} <= {
         ".css",
         ".html",
         ".json",
+        ".md",
         ".mplstyle",
         ".py",
         ".pyi",
@@ -80,6 +91,46 @@ def test_its_page_on_the_index_has_absolute_links(sdist: Path) -> None:
     assert "](docs/" not in extracted(sdist, "PKG-INFO")
     assert extracted(sdist, "README.md") == (ROOT / "README.md").read_text()
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist], check=True)
+
+
+def test_its_bytes_do_not_depend_on_when_it_is_built(sdist: Path) -> None:
+    assert sdist.read_bytes()[4:8] == bytes(4)  # the time in gzip's header
+    with tarfile.open(sdist) as archive:
+        assert len({member.mtime for member in archive.getmembers()}) == 1
+    built = sdist.read_bytes()
+    index_page.main(str(sdist))
+    assert sdist.read_bytes() == built
+
+
+def test_recipes_of_others_are_of_this_distribution_and_ask_for_what_it_asks(sdist: Path) -> None:
+    made = recipes.recipes(sdist)
+    assert not [text for text in made.values() if "@" in text]
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    conda = yaml.safe_load(made["recipe.yaml"])
+    assert conda["source"]["sha256"] == digest
+    version = conda["context"]["version"]
+    assert sdist.name == f"gradring-{version}.tar.gz"
+    easybuild: dict[str, Any] = {"SOURCE_TAR_GZ": "%(name)s-%(version)s.tar.gz"}
+    exec(made[f"gradring-{version}-gfbf-2025b.eb"], easybuild)
+    assert easybuild["version"] == version
+    first, *others = easybuild["checksums"]
+    assert first == {sdist.name: digest}
+    assert [f"{name}-{number}.tar.gz" for name, number in easybuild["crates"]] == [
+        name for entry in others for name in entry
+    ]
+    linked = {(crate.name, crate.version) for crate in licences.crates()}
+    assert linked and linked <= set(easybuild["crates"])
+    # What the project itself says.
+    metadata = Parser().parsestr(extracted(sdist, "PKG-INFO"))
+    run, host = (conda["requirements"][kind] for kind in ("run", "host"))
+    assert f">={conda['context']['python_min']}" == metadata["Requires-Python"]
+    assert run[1].replace(" ", "") == metadata.get_all("Requires-Dist", [])[0]
+    (maturin,) = re.findall(r'^requires = \["(.+)"\]$', extracted(sdist, "pyproject.toml"), re.M)
+    assert host[-1].replace(" ", "") == maturin
+    (rust,) = re.findall(r'^rust-version = "(.+)"$', extracted(sdist, "Cargo.toml"), re.M)
+    tools = dict(easybuild["builddependencies"])
+    assert Version(tools["Rust"]) >= Version(rust)
+    assert tools["maturin"] in Requirement(maturin).specifier
 
 
 @pytest.mark.slow

@@ -106,9 +106,8 @@ def test_that_job_finds_the_wheel_that_was_built_for_its_processor(
     processor: str, tmp_path: Path
 ) -> None:
     tmp_path.joinpath("dist").mkdir()
-    for machine in ("x86_64", "aarch64"):
-        name = f"gradring-0.1.0-cp310-abi3-manylinux_2_28_{machine}.whl"
-        tmp_path.joinpath("dist", name).touch()
+    for platform in ("manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "musllinux_1_2_x86_64"):
+        tmp_path.joinpath("dist", f"gradring-0.1.0-cp310-abi3-{platform}.whl").touch()
     *_, test = commands(jobs()["release/test"])
     pattern = test.partition("--wheel ")[2]
     found = subprocess.check_output(
@@ -118,6 +117,17 @@ def test_that_job_finds_the_wheel_that_was_built_for_its_processor(
         text=True,
     )
     assert found.strip() == f"dist/gradring-0.1.0-cp310-abi3-manylinux_2_28_{processor}.whl"
+
+
+def test_the_wheel_for_musl_is_used_where_the_c_library_is_musl() -> None:
+    build = [command for command in commands(jobs()["release/build"]) if "musl" in command]
+    assert build[-1] == "make portable-wheel TARGET=x86_64-unknown-linux-musl"
+    dry = [*shlex.split(build[-1]), "--dry-run"]
+    made = subprocess.check_output(dry, cwd=ROOT, text=True)
+    assert "--compatibility musllinux_1_2" in made
+    (test,) = commands(jobs()["release/musl"])
+    assert "alpine" in test and "/gradring-*-musllinux*.whl" in test
+    assert "musl" in jobs()["release/publish"]["needs"]
 
 
 def tree(path: Path) -> ast.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from gradring.testing import run_ranks
 from gradring.tools.bench.network import AS_THE_SYSTEM, network
 from gradring.tools.bench.options import format_size
 from gradring.tools.bench.systems.link import Exchange, open_ring
-from gradring.tools.bench.table import format_time
+from gradring.tools.bench.table import Columns, header, row
 
 #: Sent in each direction by one exchange.
 VOLUME_BYTES = 64 << 20
@@ -24,6 +24,24 @@ EXCHANGES = 20
 ROUND_TRIPS = 1000
 WARM_UPS = 3
 TIMEOUT_S = 120.0
+
+_BANDWIDTHS: Columns = (
+    ("block", 8, "block", ""),
+    ("volume", 8, "volume", ""),
+    ("median GB/s", 11, "median_gbps", ".3f"),
+    ("p90 GB/s", 11, "p90_gbps", ".3f"),
+    ("best GB/s", 11, "best_gbps", ".3f"),
+    ("exchanges", 10, "exchanges", ""),
+    ("wrong", 6, "wrong", ""),
+)
+_ROUND_TRIPS: Columns = (
+    ("size", 8, "size", ""),
+    ("median us", 11, "round_trip_us", ".1f"),
+    ("min us", 11, "best_round_trip_us", ".1f"),
+    ("p90 us", 11, "p90_round_trip_us", ".1f"),
+    ("p99 us", 11, "p99_round_trip_us", ".1f"),
+    ("round trips", 11, "round_trips", ""),
+)
 
 
 @dataclass(frozen=True)
@@ -98,21 +116,17 @@ def bench_link(say: Callable[[str], None], congestion: str | None = None) -> Lin
             hosts=hosts,
         )[0]
     say(f"# TCP congestion control {found.congestion_control}")
-    say("# two ranks send to each other at once, through one TCP connection")
+    say("# GB/s in each direction, at once over one TCP connection; the volume repeats a block")
+    say(header(_BANDWIDTHS))
     for bandwidth in found.bandwidths:
-        what = "a buffer" if bandwidth.block_bytes >= bandwidth.volume_bytes else "repeated blocks"
-        say(
-            f"{what} of {format_size(bandwidth.block_bytes)}: "
-            f"{bandwidth.median_gbps:.2f} GB/s per direction ({bandwidth.p90_gbps:.2f} or more in "
-            f"nine of ten, best {bandwidth.best_gbps:.2f}; "
-            f"{bandwidth.exchanges} x {format_size(bandwidth.volume_bytes)}), "
-            f"{bandwidth.wrong} wrong"
-        )
-    say(
-        f"4 bytes there and back: {format_time(found.round_trip_us)} "
-        f"(p90 {format_time(found.p90_round_trip_us)}, p99 {format_time(found.p99_round_trip_us)}, "
-        f"best {format_time(found.best_round_trip_us)}; {found.round_trips} times)"
-    )
+        sizes = {
+            "block": format_size(bandwidth.block_bytes),
+            "volume": format_size(bandwidth.volume_bytes),
+        }
+        say(row(asdict(bandwidth) | sizes, _BANDWIDTHS))
+    say("# there and back")
+    say(header(_ROUND_TRIPS))
+    say(row(asdict(found) | {"size": format_size(4)}, _ROUND_TRIPS))
     return found
 
 

@@ -46,7 +46,7 @@ _COMPARED: Columns = (
     ("kind", 36, "kind", ""),
     ("system", 22, "system", ""),
     *((quantile, 7, f"{quantile}_time", "") for quantile in QUANTILES),
-    *((quantile, 7, f"{quantile}_ratio", "") for quantile in QUANTILES),
+    *((f"x {quantile}", 7, f"{quantile}_ratio", "") for quantile in QUANTILES),
 )
 
 
@@ -87,7 +87,7 @@ def _facts(measured: Measurement, op: str, limit_gbps: float | None) -> dict[str
 def compared(measurements: Iterable[Measurement]) -> list[str]:
     """Like with like: p50, p90 and p99, and how many times the first system's they are."""
     lines = [
-        "Like with like, and how many times as long as gradring's first the others take:",
+        "Like with like. x: how many times as long as gradring's first the others take",
         header(_COMPARED),
     ]
     for comparison in comparisons(measurements):
