@@ -70,11 +70,12 @@ def _initialize(
     Raises:
         ConfigError: A launcher says otherwise; or it comes too late, after the first layer.
     """
-    told = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
-    os.environ.update({name: str(given) for name, given in told.items() if given is not None})
+    given = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
+    told = {name: str(value) for name, value in given.items() if value is not None}
+    os.environ.update(told)
     cluster = detect()
     strategy = tf.distribute.get_strategy()
-    if not isinstance(strategy, CustomCollectiveStrategy):
+    if not told or not isinstance(strategy, CustomCollectiveStrategy):
         return
     place = strategy.communicator
     if (place.rank, place.world_size) != (cluster.rank, cluster.world_size):
