@@ -3,6 +3,7 @@
 python -m ecosystem dist/gradring-*.whl              # all
 python -m ecosystem dist/gradring-*.whl --only keras # those with this text in their names
 python -m ecosystem dist/gradring-*.whl --quick      # five of them; records nothing
+python -m ecosystem dist/gradring-*.whl --missing    # those that have no result yet
 python -m ecosystem dist/gradring-*.whl --no-times   # while the machine has other work
 """
 
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ecosystem.catalogue import PROGRAMS, QUICK
-from ecosystem.report import keep, number, write_page
+from ecosystem.report import keep, number, records, write_page
 from ecosystem.run import run
 
 
@@ -25,6 +26,7 @@ def main() -> int:
         "--only", nargs="*", default=[""], help="only programs with one of these in their names"
     )
     parser.add_argument("--quick", action="store_true", help="five of them; records nothing")
+    parser.add_argument("--missing", action="store_true", help="only those without a result")
     parser.add_argument(
         "--no-times", action="store_true", help="record no times: other programs use the cores"
     )
@@ -32,6 +34,8 @@ def main() -> int:
     failed = 0
     for program in QUICK if given.quick else PROGRAMS:
         if not any(part in program.name for part in given.only):
+            continue
+        if given.missing and program.name in records():  # it may have run elsewhere meanwhile
             continue
         result = run(program, given.wheel.absolute())
         if given.no_times:
