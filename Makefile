@@ -265,12 +265,15 @@ test-real-models: wheel setup ## every real model in every way (hours; goes on w
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
 
 # Each package has an environment of its own, of links to one copy of its files. With QUICK=1 five programs run, and
-# nothing is recorded; ONLY= runs those with one of these words in their names.
+# nothing is recorded; ONLY= runs those with one of these words in their names, MISSING=1 those that have no result yet,
+# and NO_TIMES=1 records no times, for a machine with other work.
 QUICK ?=
 ONLY ?=
+MISSING ?=
+NO_TIMES ?=
 ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ranks and in one process; writes docs/ecosystem.md
 	$(BIN)/python -m pip install --quiet uv
-	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(MISSING),--missing) $(if $(NO_TIMES),--no-times)
 
 clean: ## removes what was built
 	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-deepmd target dist recipes site demo-report

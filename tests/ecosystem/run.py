@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ecosystem.catalogue import Program
+from ecosystem.environments import make_environment
 
 HERE = Path(__file__).parent
 RANKS = 2
 #: For one process, or for the ranks, in seconds.
-TIMEOUT_S = 900
+TIMEOUT_S = 3600
 #: Lines of output that explain a failure.
 TAIL = 25
 #: Of Open MPI's mpirun, which asks who may; with fewer cores than ranks, too.
@@ -38,7 +39,8 @@ class Result:
         distance: Between the weights of a rank and of one process: the Euclidean norm of the
             difference, over that of what training has changed.
         loss: The largest difference of an epoch's loss, relative to the loss.
-        ratio: The seconds of an epoch on the ranks, over those of one process.
+        ratio: The seconds of an epoch on the ranks, over those of one process; None where other
+            programs used the cores.
         problems: What is not as it must be.
         more: What else the program noted.
     """
@@ -48,7 +50,7 @@ class Result:
     day: str
     distance: float = float("nan")
     loss: float = float("nan")
-    ratio: float = float("nan")
+    ratio: float | None = None
     problems: list[str] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -70,13 +72,14 @@ class Failed(Exception):
     """A program that did not end well; the text is the end of its output."""
 
 
-def run(program: Program, environment: Path) -> Result:
-    """Runs it both ways."""
+def run(program: Program, wheel: Path) -> Result:
+    """Runs it both ways, with this wheel."""
     result = Result(program.name, {}, date.today().isoformat())
     try:
+        environment = make_environment(program.package, wheel)
         alone = _run(program, environment, ranks=None)[0]
         ranks = _run(program, environment, ranks=RANKS)
-    except Failed as error:
+    except (Failed, subprocess.CalledProcessError) as error:
         result.problems.append(str(error))
         return result
     result.versions = {program.package.name: program.package.version}
@@ -137,33 +140,46 @@ def _run(program: Program, environment: Path, ranks: int | None) -> list[Run]:
         command = [str(binaries / "gradring"), "run", *options, "-np", str(ranks), *command]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         inherited = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(
-            command,
-            # What a program writes goes where nobody looks.
-            cwd=directory,
-            env={
-                **inherited,
-                **program.package.variables,
-                **program.variables,
-                "PATH": f"{binaries}:{os.environ['PATH']}",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                # A program that was written for Horovod imports it in one process, too.
-                **({variable(program.option): "1"} if program.option else {}),
-                "ECOSYSTEM_RECORD": directory,
-                "ECOSYSTEM_RANKS": str(ranks or 1),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        asked = {
+            **inherited,
+            **program.package.variables,
+            **program.variables,
+            "PATH": f"{binaries}:{os.environ['PATH']}",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            # A program that was written for Horovod imports it in one process, too.
+            **({variable(program.option): "1"} if program.option else {}),
+            "ECOSYSTEM_RECORD": directory,
+            "ECOSYSTEM_RANKS": str(ranks or 1),
+        }
         where = "one process" if ranks is None else f"{ranks} ranks"
-        if done.returncode:
-            tail = "\n".join(done.stdout.splitlines()[-TAIL:])
-            raise Failed(f"{where}: exit code {done.returncode}\n{tail}")
+        # What a program writes goes where nobody looks.
+        exit_code, output = _ended(command, Path(directory), asked)
+        if exit_code:
+            tail = "\n".join(output.splitlines()[-TAIL:])
+            raise Failed(f"{where}: {exit_code}\n{tail}")
         return [_read(Path(directory), rank) for rank in range(ranks or 1)]
+
+
+def _ended(command: list[str], directory: Path, asked: dict[str, str]) -> tuple[str, str]:
+    """How it has failed, if it has, and its output."""
+    # In a file: with a pipe, whatever it leaves behind would have to end first.
+    with open(directory / "output", "w+") as output:
+        try:
+            code = subprocess.run(
+                command,
+                cwd=directory,
+                env=asked,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=TIMEOUT_S,
+                check=False,
+            ).returncode
+            failed = f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            failed = f"not done after {TIMEOUT_S} s"
+        output.seek(0)
+        return failed, output.read()
 
 
 def variable(option: str) -> str:
@@ -172,7 +188,10 @@ def variable(option: str) -> str:
 
 
 def _read(directory: Path, rank: int) -> Run:
-    noted = json.loads((directory / f"{rank}.json").read_text())
+    written = directory / f"{rank}.json"
+    if not written.exists():
+        raise Failed(f"rank {rank} has noted nothing")
+    noted = json.loads(written.read_text())
     with np.load(directory / f"{rank}.npz") as arrays:
         first, last = (
             [arrays[f"{kind}{i}"] for i in range(sum(n.startswith(kind) for n in arrays.files))]

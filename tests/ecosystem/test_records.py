@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from ecosystem.catalogue import ARCHITECTURES, PROGRAMS, QUICK
-from ecosystem.report import BEGIN, END, PAGE, records, tables
+from ecosystem import run as running
+from ecosystem.catalogue import ARCHITECTURES, PROGRAMS, QUICK, Package
+from ecosystem.report import BEGIN, END, PAGE, number, records, tables
 from ecosystem.run import RANKS, STRATEGY, Result, Run, compared
 from pages import written_between
 
@@ -71,3 +75,37 @@ def test_what_is_right_has_no_problem() -> None:
 def test_training_that_changes_nothing_is_a_problem() -> None:
     result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 0.0), [noted("a", 0.0)] * 2)
     assert result.problems == ["training has changed nothing"]
+
+
+@pytest.mark.parametrize(
+    ("python", "timeout_s", "problem"),
+    [
+        ("echo no; exit 3", 600, "one process: exit code 3\nno"),
+        ("exit 0", 600, "rank 0 has noted nothing"),
+        ("exec sleep 600", 1, "one process: not done after 1 s\n"),
+    ],
+)
+def test_a_program_that_fails_is_a_result_and_the_others_run(
+    python: str, timeout_s: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a shell script in the place of Python, for which nothing has to be installed."""
+    interpreter = tmp_path / "bin" / "python"
+    interpreter.parent.mkdir()
+    interpreter.write_text(f"#!/bin/sh\n{python}\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(running, "make_environment", lambda *_: tmp_path)
+    monkeypatch.setattr(running, "TIMEOUT_S", timeout_s)
+    result = running.run(PROGRAMS[0], tmp_path)
+    assert result.problems == [problem]
+    assert number(result.ratio, ".1f") == ""
+
+
+def test_a_package_that_cannot_be_installed_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(package: Package, wheel: Path) -> Path:
+        raise subprocess.CalledProcessError(2, ["uv", package.name])
+
+    monkeypatch.setattr(running, "make_environment", refuse)
+    (problem,) = running.run(PROGRAMS[0], tmp_path).problems
+    assert "'uv', 'keras-hub'" in problem

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gradring.machine.ports import free_ports
 from installed import environment_with_start_hook
 
 #: Makes the strategy by each of its names, and asks what programs ask of it.
@@ -179,6 +180,47 @@ with tf.distribute.OneDeviceStrategy("CPU:0").scope():
     tf.keras.layers.Dense(1)
 """
 
+#: As the guide to `keras.distribution` has it, for several processes.
+DISTRIBUTION = """\
+import json, os, sys
+import keras
+import numpy as np
+import tensorflow as tf
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+if len(sys.argv) > 2:
+    addresses, size, rank = json.loads(sys.argv[2])
+    keras.distribution.initialize(addresses, size, rank)
+elif "GRADRING_WITH_STRATEGY" in os.environ:
+    keras.distribution.initialize()
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(16)
+model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(1e-2), "mse")
+history = model.fit(data, epochs=2, verbose=0).history["loss"]
+told = [tf.distribute.get_strategy().num_replicas_in_sync, history, model.get_weights()[0].tolist()]
+try:
+    keras.distribution.initialize("127.0.0.1:1", 3, 2)
+except (AttributeError, ValueError) as error:
+    told.append(str(error))
+print(json.dumps(told))
+"""
+#: What a distribution asks for and nobody does.
+UNLIKE = """\
+import json, sys
+import keras
+
+d = keras.distribution
+if sys.argv[1] == "ModelParallel":
+    layout = d.LayoutMap(d.DeviceMesh((1,), ["batch"], ["cpu:0"]))
+    d.set_distribution(d.ModelParallel(layout_map=layout))
+else:
+    d.set_distribution(d.DataParallel(auto_shard_dataset=False))
+keras.layers.Dense(1)
+"""
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -276,6 +318,70 @@ def flat(value: Any) -> list[float]:
     if not isinstance(value, list):
         return [value]
     return [number for part in value for number in flat(part)]
+
+
+@pytest.fixture(scope="module")
+def data_parallel(python: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A program with a `keras.distribution.DataParallel`, and what it tells in one process."""
+    program = written(tmp_path_factory.mktemp("distribution"), DISTRIBUTION)
+    return program, json.loads(ran(python, program).stdout)
+
+
+def test_a_distribution_of_keras_trains_together(
+    python: Path, data_parallel: tuple[Path, list[Any]]
+) -> None:
+    program, alone = data_parallel
+    first, second = told_by(ran(python, program, "--with-strategy", "-np", "2"))
+    assert first[:3] == second[:3]
+    assert (alone[0], first[0]) == (1, 2)
+    assert flat(first[1:3]) == pytest.approx(flat(alone[1:3]), rel=2e-5)
+    # Keras itself has nothing to call on TensorFlow.
+    assert "no attribute 'initialize'" in alone[3]
+    assert "rank 2 of 3 according to Keras variables" in first[3]
+
+
+def test_what_keras_is_told_of_its_processes_makes_the_group(
+    python: Path, data_parallel: tuple[Path, list[Any]]
+) -> None:
+    """By variables, as a launch script sets them, or by the arguments of `initialize`."""
+    program, alone = data_parallel
+    listening = f"127.0.0.1:{free_ports(1)[0]}"
+    asked = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GRADRING_WITH_STRATEGY": "1"}
+    told = {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"{listening},127.0.0.1:1",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "0",
+    }
+    by_variables = [str(python), str(program), str(program.parent)]
+    by_arguments = [*by_variables, json.dumps([listening, 2, 1])]
+    ranks = [
+        subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for command, environ in ((by_variables, asked | told), (by_arguments, asked))
+    ]
+    outputs = [rank.communicate(timeout=240) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    first, second = (json.loads(output) for output, _ in outputs)
+    assert first[:3] == second[:3]
+    assert first[0] == 2
+    assert flat(first[1:3]) == pytest.approx(flat(alone[1:3]), rel=2e-5)
+    for rank, told_late in enumerate((first[3], second[3])):
+        assert f"been of rank {rank} of 2 since their first layer was made" in told_late
+
+
+def test_what_a_distribution_asks_for_and_nobody_does_is_said(python: Path, tmp_path: Path) -> None:
+    program = written(tmp_path, UNLIKE)
+    command = [python, program]
+    asked = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GRADRING_WITH_STRATEGY": "1"}
+    parallel, parts = (
+        subprocess.run([*command, kind], env=asked, capture_output=True, text=True, timeout=240)
+        for kind in ("ModelParallel", "parts")
+    )
+    assert parallel.returncode == 0, parallel.stderr
+    assert "a ModelParallel of keras.distribution divides no variables" in parallel.stderr
+    assert parts.returncode == 1
+    assert "DataParallel says auto_shard_dataset=False" in parts.stderr
 
 
 def test_a_strategy_of_the_program_stays(python: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 ``tf_config``         ``TF_CONFIG``
 ``torchrun``          ``RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT``
 ``jax``               ``JAX_PROCESS_ID, JAX_NUM_PROCESSES, JAX_COORDINATOR_ADDRESS``
+``keras``             ``KERAS_DISTRIBUTION_*``, as `keras.distribution.initialize` reads them
 ``slurm``             a step started by ``srun``
 ``open_mpi``          Open MPI's ``mpirun``; ``pmix`` hands rank 0's address round
 ``pmi``               MPICH's and Intel MPI's ``mpiexec``

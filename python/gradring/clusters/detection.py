@@ -10,6 +10,7 @@ from dataclasses import replace
 from gradring.clusters import (
     env,
     jax,
+    keras,
     kubeflow,
     kubernetes,
     mpi,
@@ -32,6 +33,7 @@ ENVIRONMENTS: tuple[Environment, ...] = (
     tf_config.ENVIRONMENT,
     torchrun.ENVIRONMENT,
     jax.ENVIRONMENT,
+    keras.ENVIRONMENT,
     slurm.ENVIRONMENT,
     open_mpi.ENVIRONMENT,
     pmi.ENVIRONMENT,
@@ -115,6 +117,8 @@ def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
         given.append(("MASTER_ADDR and MASTER_PORT", torchrun.rendezvous(environ)))
     with contextlib.suppress(ConfigError):
         given.append((jax.COORDINATOR, jax.rendezvous(environ)))
+    with contextlib.suppress(ConfigError):
+        given.append((keras.ADDRESSES, keras.rendezvous(environ)))
     return "".join(
         f" Rank 0's address in {names}, {address}, does not count."
         for names, address in given

@@ -18,6 +18,9 @@ ADDRESSES = {
     "MASTER_ADDR": "RANK and WORLD_SIZE",
     "MASTER_PORT": "RANK and WORLD_SIZE",
     "JAX_COORDINATOR_ADDRESS": "JAX_PROCESS_ID and JAX_NUM_PROCESSES",
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES": (
+        "KERAS_DISTRIBUTION_PROCESS_ID and KERAS_DISTRIBUTION_NUM_PROCESSES"
+    ),
 }
 
 #: The least number that tells of other processes: a rank, or how many there are.

@@ -56,11 +56,11 @@ def init(
 ) -> Communicator:
     """Joins the group that the arguments or the environment describe.
 
-    Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, torch-style
-    or JAX variables, a Slurm step, Open MPI, MPICH or Intel MPI, Kubeflow's ``PET_*`` variables,
-    SageMaker, a Kubernetes Indexed Job; a lone process is a world of one. ``gradring env`` prints
-    the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of the
-    logger ``gradring``.
+    Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, those of
+    torchrun, JAX or Keras, a Slurm step, Open MPI, MPICH or Intel MPI, Kubeflow's ``PET_*``
+    variables, SageMaker, a Kubernetes Indexed Job; a lone process is a world of one. ``gradring
+    env`` prints the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of
+    the logger ``gradring``.
 
     A process that is in this group already, by an earlier ``init()`` or a strategy, gets that
     communicator; it stays open until each ``init()`` that returned it has closed it, and, if a
