@@ -9,6 +9,7 @@ import pytest
 from tf_worker import join
 
 from chosen import chosen, marked
+from gradring.errors import MismatchError
 from gradring.testing import run_ranks
 
 RANKS = 3
@@ -145,6 +146,7 @@ def worker(cases: list[tuple[str, str]]) -> dict[Any, Any]:
         found["refused"] = refused(tf, comm)
         found["dtypes"] = dtypes(tf, comm)
         found["vectorised"] = in_a_vectorised_loop(tf, comm)
+        found["unlike"] = unlike(tf, comm)
         return found
 
 
@@ -213,6 +215,32 @@ def in_a_vectorised_loop(tf: Any, comm: Any) -> list[Any]:
     )
     rows: list[Any] = exchange(tf.reshape(tf.range(12), [2, 6]) + 100 * comm.rank).numpy().tolist()
     return rows
+
+
+#: Dtypes of two ranks, which travel as the same bits.
+UNLIKE = (("bool", "int8"), ("uint8", "int8"))
+
+
+def unlike(tf: Any, comm: Any) -> dict[str, list[str]]:
+    """What is said where rank 1 has another dtype, each in a group of its own."""
+    from gradring import tensorflow as of
+
+    collectives: dict[str, Any] = {
+        "all_gather": of.all_gather,
+        "all_to_all": of.all_to_all,
+        "all_to_all, splits": lambda x, **more: of.all_to_all(x, splits=[1] * RANKS, **more),
+        "broadcast": of.broadcast,
+    }
+    said: dict[str, list[str]] = {}
+    for name, run in collectives.items():
+        for dtypes in UNLIKE:
+            x = tf.cast(tf.ones([RANKS]), dtypes[comm.rank == 1])
+            with comm.split(0) as group:
+                with pytest.raises((tf.errors.AbortedError, MismatchError)) as caught:
+                    run(x, name="x", communicator=group)
+                    group.barrier()  # where a root is told that had done its part
+                said.setdefault(name, []).append(str(caught.value))
+    return said
 
 
 def dtypes(tf: Any, comm: Any) -> list[str]:
@@ -314,6 +342,16 @@ def test_rows_of_a_vectorised_loop_are_exchanged_together(found: list[dict[Any, 
     for rank, of_rank in enumerate(found):
         expected = np.concatenate([of_sender[rank] for of_sender in sent], 1)
         assert of_rank["vectorised"] == expected.tolist()
+
+
+def test_ranks_with_unlike_dtypes_of_the_same_bits_are_told(found: list[dict[Any, Any]]) -> None:
+    for of_rank in found:
+        for name, messages in of_rank["unlike"].items():
+            for message, (own, other) in zip(messages, UNLIKE, strict=True):
+                # What needs no other name has none.
+                shown = "'x'" if own == "uint8" else f"'x of {own}'"
+                for part in ("rank 1 on ", shown, f"'x of {other}'"):
+                    assert part in message, (name, message)
 
 
 def test_every_dtype_is_divided_exactly(found: list[dict[Any, Any]]) -> None:
