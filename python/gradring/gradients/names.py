@@ -41,7 +41,7 @@ class Label:
         return Label(f"{self.shown}/{name}", f"{self.compared}/{name}")
 
     def of_dtype(self, name: str) -> Label:
-        """The same, which also tells the dtype of what travels as another one's bits."""
+        """The same, which also tells the dtype of what travels as another one."""
         return Label(f"{self.shown} of {name}", f"{self.compared} of {name}")
 
 

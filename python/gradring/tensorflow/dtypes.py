@@ -92,7 +92,7 @@ def as_native(tensor: tf.Tensor, label: str) -> tuple[tf.Tensor, Callable[[tf.Te
 
 
 def with_dtype(collective: Collective, tensor: tf.Tensor) -> Collective:
-    """The collective by a name that has the tensor's dtype, if its bits travel as another one's.
+    """The collective by a name that has the tensor's dtype, if it travels as another one.
 
     Ranks compare names: otherwise nobody would see that one rank has bool and another int8.
     """

@@ -216,7 +216,7 @@ def reduce_scatter(
     if op not in REDUCE_OPS:
         raise ValueError(f"{label.shown}: op={op!r} is none of {', '.join(REDUCE_OPS)}")
     native, decode = as_native(value, label.shown)
-    started = start_reduce_scatter(native, Collective(comm, label, op))
+    started = start_reduce_scatter(native, with_dtype(Collective(comm, label, op), value))
     return decode(own_rows(wait([started])[0][0], comm))
 
 
