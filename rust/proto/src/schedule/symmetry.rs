@@ -14,7 +14,7 @@ pub enum Symmetry {
 }
 
 impl Symmetry {
-    /// Of an all-reduce whose chunks are alike; others are not looked at.
+    /// Of an all-reduce whose chunks are alike, and of an all-to-all; others are not looked at.
     pub fn of(
         algorithm: Algorithm,
         collective: &Collective,
@@ -28,8 +28,10 @@ impl Symmetry {
             && count.is_multiple_of(chunks)
             && matches!(collective, Collective::AllReduce { .. });
         let in_a_row = topology.hosts().concat().is_sorted();
+        let is_exchange = matches!(collective, Collective::AllToAll);
         match algorithm {
             Algorithm::Ring if alike && in_a_row => Self::Rotation,
+            Algorithm::Direct if is_exchange && in_a_row => Self::Rotation,
             _ => Self::None,
         }
     }
