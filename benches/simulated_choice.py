@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benches.harness import Parser
-from gradring._native import time_all_reduce
+from gradring._native import time_collective
 from gradring.errors import GradringError
 from gradring.tools.bench.options import ALGORITHMS, format_size
 from gradring.tools.bench.table import format_time
@@ -47,12 +47,12 @@ def compare(
     network = Network(world_size=ranks, ranks_per_host=ranks_per_host)
     for size in sizes:
         try:
-            (chosen,) = time_all_reduce(network, [size], "auto")
+            (chosen,) = time_collective(network, [size], "auto")
         except GradringError as error:
             print(f"{ranks} ranks, {format_size(size)}: {error}")
             continue
         seconds = {
-            name: time_all_reduce(network, [size], name)[0]["seconds"]
+            name: time_collective(network, [size], name)[0]["seconds"]
             for name in candidates(ranks, ranks_per_host, size)
         }
         best = min(seconds, key=seconds.__getitem__)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from benches.harness import Parser
-from gradring._native import time_all_reduce
+from gradring._native import time_collective
 from gradring.tools.bench.all_reduce import bench_all_reduce
 from gradring.tools.bench.options import Options, format_size, parse_rate
 from gradring.tools.bench.table import format_time
@@ -61,7 +61,7 @@ def simulated_us(case: tuple[str, int, int], sizes: Sequence[int], rate: str) ->
         latency_s=LATENCY_S,
         bytes_per_s=parse_rate(rate) * 1e9 * PAYLOAD,
     )
-    for timing in time_all_reduce(network, list(sizes), algorithm):
+    for timing in time_collective(network, list(sizes), algorithm):
         yield timing["seconds"] * 1e6
 
 

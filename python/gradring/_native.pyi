@@ -36,7 +36,7 @@ __all__ = [
     "tensorflow_counters",
     "tensorflow_failure",
     "tensorflow_register",
-    "time_all_reduce",
+    "time_collective",
 ]
 
 @type_check_only
@@ -91,7 +91,9 @@ def diagnose(
     world_size: int,
     statements: list[tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]],
 ) -> Findings | None: ...
-def time_all_reduce(network: object, sizes: list[int], algorithm: str) -> list[Timing]: ...
+def time_collective(
+    network: object, sizes: list[int], algorithm: str, splits: list[int] | None = None
+) -> list[Timing]: ...
 def tensorflow_register() -> None: ...
 def tensorflow_counters() -> dict[str, int]: ...
 def tensorflow_failure(message: str) -> GradringError | None: ...

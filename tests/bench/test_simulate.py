@@ -29,6 +29,8 @@ NETWORK_KEYS = [
     "stragglers",
 ]
 KEYS = [
+    "collective",
+    "splits",
     "world_size",
     "ranks_per_host",
     "bytes",
@@ -67,8 +69,9 @@ def test_each_number_of_ranks_size_and_algorithm_is_a_row(
     assert {row["algorithm"] for row in rows if row["wanted"] == "auto"} > {"ring"}
     assert all(row["time_us"] >= row["bandwidth_bound_us"] for row in rows)
     output = capsys.readouterr().out.splitlines()
-    assert "between hosts 20 us, 10 Gbit/s each way" in output[0]
-    assert len(output) == 3 + len(rows)
+    assert output[0] == "# all_reduce"
+    assert "between hosts 20 us, 10 Gbit/s each way" in output[1]
+    assert len(output) == 4 + len(rows)
 
 
 def test_a_ring_takes_its_steps(tmp_path: Path) -> None:
@@ -80,6 +83,27 @@ def test_a_ring_takes_its_steps(tmp_path: Path) -> None:
     assert row["pieces"] == 16 * 30
 
 
+def test_an_all_to_all_takes_the_bytes_that_its_splits_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--collective", "all_to_all", "--latency", "10us", "--bandwidth", "8gbit", *ONLY_LINES)
+    several = ("--world-size", "4", "--sizes", "64KiB", *given)
+    (even,) = simulated(tmp_path, *several)
+    assert (even["collective"], even["splits"], even["algorithm"]) == ("all_to_all", [1], "direct")
+    # Each line carries three of four parts, and nothing more: that is the bound, too.
+    assert even["bandwidth_bound_us"] == pytest.approx(3 * 16.384)
+    assert even["time_us"] == pytest.approx(10 + 3 * 16.384, rel=1e-3)
+    assert even["busbw_gbps"] == pytest.approx(3 * 16.384 / (10 + 3 * 16.384), rel=1e-3)
+    (one,) = simulated(tmp_path, *several, "--splits", "0,0,1,0")
+    assert (one["splits"], one["pieces"]) == ([0, 0, 1, 0], 3)
+    assert one["bandwidth_bound_us"] == pytest.approx(3 * 65.536)
+    assert one["time_us"] == pytest.approx(10 + 3 * 65.536, rel=1e-3)
+    (uneven,) = simulated(tmp_path, *several, "--splits", "3,1")
+    # A rank with three of eight parts gets them from three others.
+    assert uneven["time_us"] == pytest.approx(10 + 3 * 3 / 8 * 65.536, rel=1e-3)
+    assert "# all_to_all, splits 3,1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("common", "slower"),
     [
@@ -89,6 +113,8 @@ def test_a_ring_takes_its_steps(tmp_path: Path) -> None:
         ((), ("--message-cost", "30us")),
         ((), ("--copy-rate", "1gbit")),
         ((), ("--fold-rate", "1gbit")),
+        (("--collective", "all_to_all", "--algorithm", "auto"), ("--splits", "5,1,1,1")),
+        (("--collective", "all_to_all", "--algorithm", "auto"), ("--straggler", "3:4")),
     ],
 )
 def test_whatever_is_slower_takes_longer(
@@ -122,6 +148,14 @@ def test_whatever_is_slower_takes_longer(
         (("--sizes", "1GiB", "--fold-rate", "0.000000001gbit"), "more than half a year"),
         (("--bandwidth", "9" * 400 + "gbit"), "write it as 1gbit"),
         (("--stragler", "1:2"), "did you mean --straggler?"),
+        (("--collective", "all_too_all"), "did you mean all_to_all?"),
+        (("--collective", "all_to_all", "--algorithm", "ring"), "all_to_all needs direct"),
+        (("--splits", "1,2"), "--splits is for --collective all_to_all"),
+        (("--collective", "all_to_all", "--splits", "1,-2"), "write parts in relation to each"),
+        (("--collective", "all_to_all", "--splits", "1,,2"), "write parts in relation to each"),
+        (("--collective", "all_to_all", "--splits", "1_0,\u0663"), "write parts in relation"),
+        (("--collective", "all_to_all", "--splits", "9999999"), "each at most 1000000"),
+        (("--collective", "all_to_all", "--splits", "0,0,1"), "nothing to any of 2 ranks"),
         (("--algorithm", "hierarchical"), "needs several hosts"),
         (("--world-size", "4096", "--algorithm", "ring", "--sizes", "10000000000"), "choose fewer"),
     ],

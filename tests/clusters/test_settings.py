@@ -132,6 +132,18 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_TRANSPORT": "rdma"}, "GRADRING_TRANSPORT='rdma' is not one of auto, tcp, shm"),
         ({"GRADRING_TIMEOUT_S": "soon"}, "GRADRING_TIMEOUT_S='soon'"),
         ({"GRADRING_TIMEOUT_S": "0"}, "GRADRING_TIMEOUT_S='0'"),
+        ({"GRADRING_TIMEOUT_S": "1_0"}, "GRADRING_TIMEOUT_S='1_0' is not a number of seconds"),
+        (
+            {"GRADRING_STALL_TIMEOUT_S": "\u0663"},
+            "GRADRING_STALL_TIMEOUT_S='\u0663' is not a number",
+        ),
+        ({"GRADRING_STREAMS": "1_0"}, "GRADRING_STREAMS='1_0' is not a whole number"),
+        ({"GRADRING_STREAMS": "\u0663"}, "GRADRING_STREAMS='\u0663' is not a whole number"),
+        (
+            {"GRADRING_PORT": "\u0662\u0669\u0665\u0660\u0660"},
+            "GRADRING_PORT='٢٩٥٠٠' is neither a port",
+        ),
+        ({"GRADRING_LOG": "\u0661\u0660"}, "GRADRING_LOG='..' is not one of DEBUG"),
         ({"GRADRING_STALL_TIMEOUT_S": "-1"}, "GRADRING_STALL_TIMEOUT_S='-1'"),
         ({"GRADRING_TIMEOUT_S": "inf"}, "GRADRING_TIMEOUT_S='inf'"),
         (

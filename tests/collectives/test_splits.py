@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +26,7 @@ from gradring.errors import (
 )
 from gradring.testing import run_ranks
 from pairs import on_threads
+from security.certificates import Authority
 
 #: How many rows one rank has for another, of so many.
 PATTERNS: dict[str, Callable[[int, int, int], int]] = {
@@ -95,6 +98,13 @@ def test_they_do_so_between_processes(transport: str) -> None:
 @pytest.mark.parametrize("settings", [{"checksum": True}, {"streams": 3}])
 def test_they_do_so_over_links_of_every_kind(settings: dict[str, Any]) -> None:
     assert on_threads(2, exchanged, transport="tcp", **settings) == [[]] * 2
+
+
+def test_they_do_so_through_tls_with_checksums(tmp_path: Path) -> None:
+    certificate = Authority(tmp_path).certify("all", "127.0.0.1")
+    tls = gradring.TlsFiles(*certificate.variables().values())
+    settings: dict[str, Any] = {"checksum": True, "streams": 2, "tls": tls}
+    assert on_threads(3, exchanged, transport="tcp", **settings) == [[]] * 3
 
 
 def at_random(comm: gradring.Communicator, seed: int) -> list[str]:
@@ -212,6 +222,26 @@ def test_input_of_any_kind_counts_as_the_array_that_it_shows() -> None:
     assert on_threads(2, shown_in_many_ways) == [[]] * 2
 
 
+def with_integers_of_many_kinds(comm: gradring.Communicator) -> list[str]:
+    """What went wrong with splits that are all 1 and 2."""
+    splits: list[Any] = [
+        (np.uint64(1), np.int8(2)),
+        [np.uint64(1), 2],
+        [1, np.uint16(2)],
+        np.array([1, 2], ">i8"),
+        np.array([1, 0, 2])[::2],
+        array("Q", [1, 2]),
+    ]
+    x = np.arange(3.0) + 10 * comm.rank
+    expected = [[0.0, 10.0], [1.0, 2.0, 11.0, 12.0]][comm.rank]
+    received = [comm.all_to_all(x, each)[0].tolist() for each in splits]
+    return [str(splits[i]) for i, got in enumerate(received) if got != expected]
+
+
+def test_splits_are_integers_of_any_kind() -> None:
+    assert on_threads(2, with_integers_of_many_kinds) == [[]] * 2
+
+
 def in_halves() -> list[Any]:
     """Ranks of two groups of `split`, each with its own splits; then all."""
     with gradring.init() as comm:
@@ -241,6 +271,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ([[1, 2]], ValueError, r"splits have shape \(1, 2\)"),
     ([], ValueError, r"splits have shape \(0,\)"),
     ([1.0, 2.0], TypeError, "splits are of float64; give integers"),
+    ([np.uint64(1), 2.0], TypeError, "splits are of float64; give integers"),
+    (np.array([1.0, 2.0]), TypeError, "splits are of float64; give integers"),
     ([True, True], TypeError, "splits are of bool; give integers"),
     ([2**62, 2**62], ValueError, "add up to 9223372036854775808, and x has 3 rows"),
     ([2**64, 3], TypeError, "is no array"),

@@ -103,6 +103,18 @@ COLLECTIVES = [
             "= None::<usize>",
             "contract::",
         ),
+        (
+            "wire/contract.rs",
+            "&(count as u64).to_le_bytes()",
+            "&(count as u64 & !1).to_le_bytes()",
+            "ranks_may_differ_in_their_parts_but_not_each_two_in_what_goes_between_them",
+        ),
+        (
+            "schedule/direct.rs",
+            "range: sent(peer).clone(),",
+            "range: sent(peer).start..sent(peer).end.max(sent(peer).start + 1),",
+            "all_to_all_of_any_parts_gives_every_rank_what_each_has_for_it_and_no_more",
+        ),
     ),
 ]
 

@@ -154,6 +154,7 @@ def test_env_shows_all_settings_where_they_are_from_and_what_nothing_reads() -> 
         GRADRING_TOKEN="do-not-print",
         GRADRING_TIMOUT_S="3",
         GRADRING_TOKENN="nor-this",
+        GRADRING_OF_ANOTHER_PROGRAM="1",
     )
     rows = [re.split(r"  +", line) for line in done.stdout.partition("variable ")[2].splitlines()]
     shown = {row[0]: row[1:] for row in rows[1:]}
@@ -162,7 +163,9 @@ def test_env_shows_all_settings_where_they_are_from_and_what_nothing_reads() -> 
     assert shown["GRADRING_STALL_TIMEOUT_S"] == ["1800", "default"]
     assert shown["GRADRING_RANK"] == ["-", "not set"]
     assert shown["GRADRING_TOKEN"] == ["(secret)", "environment"]
-    nothing = "environment, but nothing reads it; did you mean"
+    unknown = "environment, but nothing reads it"
+    assert shown["GRADRING_OF_ANOTHER_PROGRAM"] == ["(set)", unknown]
+    nothing = f"{unknown}; did you mean"
     assert shown["GRADRING_TIMOUT_S"] == ["(set)", f"{nothing} GRADRING_TIMEOUT_S?"]
     assert shown["GRADRING_TOKENN"] == ["(set)", f"{nothing} GRADRING_TOKEN?"]
     assert "do-not-print" not in done.stdout and "nor-this" not in done.stdout

@@ -331,7 +331,7 @@ def test_equal_clocks_are_not_less_than_0_apart() -> None:
     assert line.split() == ["0-1", "50", "us", "1.00", "GB/s", "0.0", "ms"]
 
 
-@pytest.mark.parametrize("timeout", ["-1", "nan", "soon"])
+@pytest.mark.parametrize("timeout", ["-1", "nan", "soon", "1_0"])
 def test_a_timeout_that_is_no_time_is_refused(timeout: str) -> None:
     done = gradring("doctor", f"--timeout={timeout}")
     assert done.returncode == 2

@@ -9,6 +9,7 @@ import pytest
 from tf_worker import join
 
 from chosen import chosen, marked
+from gradring.errors import MismatchError
 from gradring.testing import run_ranks
 
 RANKS = 3
@@ -145,6 +146,7 @@ def worker(cases: list[tuple[str, str]]) -> dict[Any, Any]:
         found["refused"] = refused(tf, comm)
         found["dtypes"] = dtypes(tf, comm)
         found["vectorised"] = in_a_vectorised_loop(tf, comm)
+        found["unlike"] = unlike(tf, comm)
         return found
 
 
@@ -213,6 +215,34 @@ def in_a_vectorised_loop(tf: Any, comm: Any) -> list[Any]:
     )
     rows: list[Any] = exchange(tf.reshape(tf.range(12), [2, 6]) + 100 * comm.rank).numpy().tolist()
     return rows
+
+
+#: Dtypes of two ranks, which travel as one.
+UNLIKE = {
+    "all_gather": ("bool", "int8"),
+    "all_reduce": ("int8", "int16"),
+    "all_to_all": ("uint8", "int8"),
+    "all_to_all, splits": ("bool", "int8"),
+    "broadcast": ("bool", "uint8"),
+    "reduce_scatter": ("int32", "int8"),
+}
+
+
+def unlike(tf: Any, comm: Any) -> dict[str, str]:
+    """What is said where rank 1 has another dtype, each in a group of its own."""
+    from gradring import tensorflow as of
+
+    said = {}
+    for name, dtypes in UNLIKE.items():
+        x = tf.cast(tf.ones([RANKS]), dtypes[comm.rank == 1])
+        more = {"splits": [1] * RANKS} if name.endswith("splits") else {}
+        run = getattr(of, name.partition(",")[0])
+        with comm.split(0) as group:
+            with pytest.raises((tf.errors.AbortedError, MismatchError)) as caught:
+                run(x, name="x", communicator=group, **more)
+                group.barrier()  # where a root is told that had done its part
+            said[name] = str(caught.value)
+    return said
 
 
 def dtypes(tf: Any, comm: Any) -> list[str]:
@@ -314,6 +344,15 @@ def test_rows_of_a_vectorised_loop_are_exchanged_together(found: list[dict[Any, 
     for rank, of_rank in enumerate(found):
         expected = np.concatenate([of_sender[rank] for of_sender in sent], 1)
         assert of_rank["vectorised"] == expected.tolist()
+
+
+def test_ranks_with_unlike_dtypes_that_travel_as_one_are_told(found: list[dict[Any, Any]]) -> None:
+    for of_rank in found:
+        for name, dtypes in UNLIKE.items():
+            # What travels as it is needs no other name.
+            own = [f"'x{'' if each in ('uint8', 'int32') else f' of {each}'}'" for each in dtypes]
+            for part in ("rank 1 on ", *own):
+                assert part in of_rank["unlike"][name], (name, of_rank["unlike"][name])
 
 
 def test_every_dtype_is_divided_exactly(found: list[dict[Any, Any]]) -> None:

@@ -71,6 +71,11 @@ def integer(given: Any, name: str, *, minimum: int = 0, maximum: int | None = No
     return number
 
 
+def is_numeral(text: str) -> bool:
+    """Whether it has the characters of numbers: Python reads ``1_0`` and other scripts' digits."""
+    return text.isascii() and "_" not in text
+
+
 def whole_number(text: str, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
     """The number that ``text`` spells; otherwise as `integer`."""
     plausible = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS

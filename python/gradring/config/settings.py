@@ -45,6 +45,8 @@ class Setting:
     meaning: str
 
 
+#: Of all variables of the table.
+PREFIX = "GRADRING_"
 SETTINGS = tuple(Setting(**row) for row in _native.settings())
 #: Those that `gradring.config.values.Settings` reads, by name.
 READ: dict[str, Setting] = {}

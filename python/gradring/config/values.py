@@ -112,7 +112,8 @@ def _number(name: str, found: Any, setting: Setting) -> int:
 
 def _seconds(name: str, found: Any, setting: Setting) -> float:
     try:
-        seconds = float(found)
+        is_numeral = not isinstance(found, str) or parse.is_numeral(found)
+        seconds = float(found) if is_numeral else math.nan
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):
@@ -158,7 +159,7 @@ def _interface(name: str, found: Any, setting: Setting) -> str | None:
 
 
 def _level(name: str, found: Any, setting: Setting) -> int:
-    plausible = found.isdecimal() and len(found) <= parse.MAX_DIGITS
+    plausible = found.isascii() and found.isdigit() and len(found) <= parse.MAX_DIGITS
     level = int(found) if plausible else logging.getLevelName(found.upper())
     if isinstance(level, int):
         return level

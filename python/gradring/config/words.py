@@ -32,12 +32,15 @@ def ranks(numbers: Iterable[int]) -> str:
     return f"{agreed(len(numbers), 'rank', 'ranks')} {listed(numbers)}"
 
 
-def meant(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
+def meant(name: str, known: Iterable[str], cutoff: float = 0.8, *, prefix: str = "") -> str | None:
     """The one of ``known`` that somebody who wrote ``name`` may have meant.
 
-    ``cutoff`` is how alike the two must be, from 0 to 1, as in `difflib.get_close_matches`.
+    ``cutoff`` is how alike the two must be, from 0 to 1, as in `difflib.get_close_matches`. A
+    ``prefix`` that all have is not compared: it would make all alike.
     """
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+    whole = {each.removeprefix(prefix): each for each in known}
+    near = difflib.get_close_matches(name.removeprefix(prefix), whole, n=1, cutoff=cutoff)
+    return whole[near[0]] if near else None
 
 
 def did_you_mean(name: str | None) -> str:

@@ -40,6 +40,10 @@ class Label:
         """What a part or a companion of this collective is called."""
         return Label(f"{self.shown}/{name}", f"{self.compared}/{name}")
 
+    def of_dtype(self, name: str) -> Label:
+        """The same, which also tells the dtype of what travels as another one."""
+        return Label(f"{self.shown} of {name}", f"{self.compared} of {name}")
+
 
 @dataclass(frozen=True)
 class Names:

@@ -185,9 +185,14 @@ def parted(
             f"all_to_all: splits have shape {given.shape}; give one for each of "
             f"{counted(place.world_size, 'rank')}"
         )
-    if given.dtype.kind not in "iu":
+    rows: list[int]
+    if given.dtype.kind in "iu":
+        rows = given.tolist()
+    elif given.dtype.kind == "f" and _are_integers(splits):
+        # Of uint64 beside signed ones, numpy makes floats.
+        rows = [int(each) for each in splits]
+    else:
         raise TypeError(f"all_to_all: splits are of {given.dtype}; give integers")
-    rows: list[int] = given.tolist()
     if min(rows) < 0:
         raise ValueError(
             f"all_to_all: splits={rows} would give a rank less than no rows; give each at least 0"
@@ -204,6 +209,12 @@ def parted(
     array = _sendable(array)
     _native.check_unused(array)  # before the splits travel
     return array, rows
+
+
+def _are_integers(splits: Any) -> bool:
+    """Whether it is a list of Python's or numpy's integers."""
+    is_list = isinstance(splits, list | tuple)
+    return is_list and all(isinstance(each, int | np.integer) for each in splits)
 
 
 def all_to_all_v(

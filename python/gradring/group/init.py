@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gradring.clusters import Cluster, detect
 from gradring.clusters.running_job import members_to_join
 from gradring.config import parse
-from gradring.config.settings import READ, SETTINGS, takes_settings
+from gradring.config.settings import PREFIX, READ, SETTINGS, takes_settings
 from gradring.config.values import Settings, TlsFiles, check_token
 from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from gradring._native import Options
 
-_PREFIX = "GRADRING_"
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
@@ -234,13 +233,11 @@ def _ending_with_the_job(wanted: Settings) -> AbstractContextManager[None]:
 
 def _warn_of_misspelt_variables() -> None:
     """Warns of variables that are not read, but whose names are almost those of settings."""
-    known = {setting.variable.removeprefix(_PREFIX) for setting in SETTINGS}
-    set_ = {name.removeprefix(_PREFIX) for name in os.environ if name.startswith(_PREFIX)}
-    for name in sorted(set_ - known):
-        setting = meant(name, known)
+    known = {setting.variable for setting in SETTINGS}
+    for name in sorted(os.environ.keys() - known):
+        setting = meant(name, known, prefix=PREFIX) if name.startswith(PREFIX) else None
         if setting is not None:
-            hint = did_you_mean(f"{_PREFIX}{setting}")
-            _warn(f"{_PREFIX}{name} is set, but is no setting{hint}")
+            _warn(f"{name} is set, but is no setting{did_you_mean(setting)}")
 
 
 def _check_guards(cluster: Cluster, settings: Settings) -> None:

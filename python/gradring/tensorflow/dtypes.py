@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from gradring.gradients.reduction import Collective
 from gradring.group import arrays
 
 #: Element types that the engine reduces.
@@ -87,6 +89,16 @@ def as_native(tensor: tf.Tensor, label: str) -> tuple[tf.Tensor, Callable[[tf.Te
         return tf.cast(tensor, WIDENED_DTYPES[dtype]), lambda result: tf.cast(result, dtype)
     known = ", ".join(t.name for t in (*NATIVE_DTYPES, *WIDENED_DTYPES))
     raise TypeError(f"{label}: {dtype.name} cannot be reduced; cast it to one of {known}")
+
+
+def with_dtype(collective: Collective, tensor: tf.Tensor) -> Collective:
+    """The collective by a name that has the tensor's dtype, if it travels as another one.
+
+    Ranks compare names: otherwise nobody would see that one rank has bool and another int8.
+    """
+    if tensor.dtype in NATIVE_DTYPES:
+        return collective
+    return replace(collective, label=collective.label.of_dtype(tensor.dtype.name))
 
 
 def as_native_bits(

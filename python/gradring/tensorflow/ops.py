@@ -19,7 +19,7 @@ from gradring.group.arrays import ReduceOp, check_root
 from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow import cluster
 from gradring.tensorflow.adoption import communicator_of
-from gradring.tensorflow.dtypes import as_native, as_native_bits, as_tensor
+from gradring.tensorflow.dtypes import as_native, as_native_bits, as_tensor, with_dtype
 from gradring.tensorflow.reduction import Variable, reduce_leaves
 from gradring.tensorflow.rows import checked_splits, exchange_rows, gather_rows, row_counts
 from gradring.tensorflow.start_wait import (
@@ -118,7 +118,7 @@ def broadcast_labelled(
     check_root(root, comm.world_size, label.shown)
     value = as_tensor(value, label.shown)
     encoded, decode = as_native_bits(value, label.shown)
-    started = start([encoded], Collective(comm, label), root)
+    started = start([encoded], with_dtype(Collective(comm, label), value), root)
     return decode(wait([started])[0][0])
 
 
@@ -216,7 +216,7 @@ def reduce_scatter(
     if op not in REDUCE_OPS:
         raise ValueError(f"{label.shown}: op={op!r} is none of {', '.join(REDUCE_OPS)}")
     native, decode = as_native(value, label.shown)
-    started = start_reduce_scatter(native, Collective(comm, label, op))
+    started = start_reduce_scatter(native, with_dtype(Collective(comm, label, op), value))
     return decode(own_rows(wait([started])[0][0], comm))
 
 
@@ -270,7 +270,8 @@ def all_to_all(
             "parts, one for each rank; pad the tensor, or reshape it"
         )
     encoded, decode = as_native_bits(value, label.shown)
-    ((_, received),) = wait([start_all_to_all(encoded, Collective(comm, label))])
+    exchange = with_dtype(Collective(comm, label), value)
+    ((_, received),) = wait([start_all_to_all(encoded, exchange)])
     return decode(received)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gradring.gradients.buckets import Entry
 from gradring.gradients.reduction import Reduction
 from gradring.tensorflow.backward_order import start_as_soon_as_ready
-from gradring.tensorflow.dtypes import as_native, as_tensor
+from gradring.tensorflow.dtypes import as_native, as_tensor, with_dtype
 from gradring.tensorflow.sparse import reduce_sparse
 from gradring.tensorflow.start_wait import start, wait
 
@@ -42,14 +42,17 @@ def reduce_leaves(leaves: Sequence[Leaf], reduction: Reduction) -> list[Leaf]:
 def _reduce_dense(results: list[Leaf], positions: Sequence[int], reduction: Reduction) -> None:
     """Replaces the tensors at `positions`."""
     # Last first: the order in which a backward pass produces gradients.
-    encoded = {}
+    encoded, entries = {}, {}
     for position in reversed(positions):
         label = reduction.names.of([position]).shown
-        encoded[position] = as_native(as_tensor(results[position], label), label)
-    buckets = reduction.buckets({i: _entry(native) for i, (native, _) in encoded.items()})
+        results[position] = tensor = as_tensor(results[position], label)
+        encoded[position] = as_native(tensor, label)
+        entries[position] = _entry(tensor.dtype, encoded[position][0])
+    buckets = reduction.buckets(entries)
     tensors = [[encoded[i][0] for i in members] for members, _ in buckets]
     started = [
-        start(bucket, collective) for bucket, (_, collective) in zip(tensors, buckets, strict=True)
+        start(bucket, with_dtype(collective, results[members[0]]))
+        for bucket, (members, collective) in zip(tensors, buckets, strict=True)
     ]
     start_as_soon_as_ready(tensors, [handle for *_, handle in started])
     for (members, _), reduced in zip(buckets, wait(started), strict=True):
@@ -58,7 +61,7 @@ def _reduce_dense(results: list[Leaf], positions: Sequence[int], reduction: Redu
             results[position] = decode(tensor)
 
 
-def _entry(tensor: tf.Tensor) -> Entry:
-    count = tensor.shape.num_elements()
-    size_bytes = None if count is None else count * tensor.dtype.size
-    return Entry(tensor.dtype.name, size_bytes)
+def _entry(dtype: tf.DType, native: tf.Tensor) -> Entry:
+    count = native.shape.num_elements()
+    size_bytes = None if count is None else count * native.dtype.size
+    return Entry(dtype.name, size_bytes)

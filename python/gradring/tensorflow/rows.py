@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.gradients.reduction import Collective
-from gradring.tensorflow.dtypes import accumulator, as_native_bits
+from gradring.tensorflow.dtypes import accumulator, as_native_bits, with_dtype
 from gradring.tensorflow.start_wait import (
     reduce,
     start_all_gather,
@@ -61,8 +61,8 @@ def gather_rows(
         for value, collective in zip(values, collectives, strict=True)
     ]
     started = [
-        start_all_gather(native, counts, collective)
-        for (native, _), collective in zip(encoded, collectives, strict=True)
+        start_all_gather(native, counts, with_dtype(collective, value))
+        for value, (native, _), collective in zip(values, encoded, collectives, strict=True)
     ]
     results = []
     for value, (_, decode), (gathered,) in zip(values, encoded, wait(started), strict=True):
@@ -98,7 +98,8 @@ def exchange_rows(
     """
     native, decode = as_native_bits(value, collective.label.shown)
     ((_, received),) = wait([start_all_to_all(sent, collective.part("splits"))])
-    ((rows,),) = wait([start_all_to_all_v(native, sent, received, collective)])
+    exchange = with_dtype(collective, value)
+    ((rows,),) = wait([start_all_to_all_v(native, sent, received, exchange)])
     result = decode(rows)
     if not tf.executing_eagerly() and value.shape.rank is not None:
         result.set_shape([None, *value.shape[1:]])

@@ -1,4 +1,4 @@
-//! Cost model of all-reduces: the plans of all ranks, in virtual time over links that are numbers,
+//! Cost model of collectives: the plans of all ranks, in virtual time over links that are numbers,
 //! without bytes and threads.
 //!
 //! *What is real.* The schedules, the blocks and what waits for what are those of the executor, as
@@ -15,7 +15,6 @@
 use std::time::Duration;
 
 use gradring_net::caller::Interrupt;
-use gradring_proto::collective::Call;
 use gradring_proto::error::{Error, Result};
 use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::algorithm_rules::Rules;
@@ -25,8 +24,10 @@ mod lines;
 mod network;
 mod rank;
 mod simulate;
+mod traffic;
 
 pub use network::{Network, Path, Uplink};
+pub use traffic::Traffic;
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,18 +44,18 @@ pub struct Timing {
     pub busiest_rank: f64,
 }
 
-/// How long an all-reduce of `bytes` takes by `algorithm`.
+/// How long a collective takes by `algorithm`.
 ///
 /// # Errors
 /// `Config` for an algorithm that does not do it there and for one too large to be simulated, and what a
 /// caller that gives up gets.
 pub fn time(
-    bytes: usize,
+    traffic: &Traffic,
     algorithm: Algorithm,
     network: &Network,
     interrupt: Interrupt<'_>,
 ) -> Result<Timing> {
-    simulate::simulate(&Call::float_sum(bytes), algorithm, network, interrupt)
+    simulate::simulate(traffic, algorithm, network, interrupt)
 }
 
 /// How a group would choose on `network`: by `rules`, and by times as a new group measures them.
@@ -71,7 +72,7 @@ pub fn policy(rules: Rules, network: &Network, interrupt: Interrupt<'_>) -> Resu
     }
     let mut cost = |algorithm| {
         let mut at = |bytes: usize| -> Result<_, Error> {
-            let timing = time(bytes, algorithm, network, interrupt)?;
+            let timing = time(&Traffic::AllReduce { bytes }, algorithm, network, interrupt)?;
             Ok((bytes, Duration::from_secs_f64(timing.seconds)))
         };
         let (small, large) = MEASURED_SIZES;

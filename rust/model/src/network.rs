@@ -1,5 +1,7 @@
 //! Network between ranks, as numbers.
 
+use super::traffic::Traffic;
+use gradring_proto::dtype::DType;
 use gradring_proto::schedule::topology::Topology;
 
 /// Units of virtual time in a second: a byte takes 80 of them at 100 Gbit/s.
@@ -86,10 +88,19 @@ impl Network {
         if even { period } else { self.world_size }
     }
 
-    /// Seconds that no all-reduce of `bytes` goes below: each line has to carry 2(H-1)/H of them for
-    /// H hosts, each uplink so for racks, and each rank's port for the ranks of one host.
+    /// Seconds that the collective does not go below, because lines, uplinks and ports have to carry
+    /// its bytes.
     #[must_use]
-    pub fn bandwidth_bound_s(&self, bytes: usize) -> f64 {
+    pub fn bandwidth_bound_s(&self, traffic: &Traffic) -> f64 {
+        match traffic {
+            Traffic::AllReduce { bytes } => self.sum_bound_s(*bytes),
+            Traffic::AllToAll { .. } => self.exchange_bound_s(&traffic.parts(self.world_size)),
+        }
+    }
+
+    /// Each line has to carry 2(H-1)/H of an all-reduce's bytes for H hosts, each uplink so for racks,
+    /// and each rank's port for the ranks of one host.
+    fn sum_bound_s(&self, bytes: usize) -> f64 {
         let carried = |parts: usize| 2.0 * bytes as f64 * (parts - 1) as f64 / parts as f64;
         let hosts = self.hosts();
         if hosts == 1 {
@@ -101,6 +112,19 @@ impl Network {
         uplinks.max(carried(hosts) / self.between.bytes_per_s)
     }
 
+    /// What each rank has for the others elsewhere has to leave its port, line and uplink, and what
+    /// they have for it has to come in. `parts` are the elements that each rank has for each.
+    fn exchange_bound_s(&self, parts: &[usize]) -> f64 {
+        let of_host = self.ranks_per_host;
+        let inside = parts.chunks(of_host).map(|host| carried(host, 1));
+        let inside = inside.fold(0.0, f64::max) / self.inside.bytes_per_s;
+        let between = carried(parts, of_host) / self.between.bytes_per_s;
+        let uplinks = self.uplink.map_or(0.0, |uplink| {
+            carried(parts, of_host.saturating_mul(uplink.hosts)) / uplink.bytes_per_s
+        });
+        inside.max(between).max(uplinks)
+    }
+
     /// Seconds for the log2(N) steps that ranks need who talk to one other at a time: log2(H) between
     /// hosts, and the rest inside them.
     #[must_use]
@@ -110,6 +134,18 @@ impl Network {
         let inside = (steps(self.world_size) - between).max(0.0);
         between * self.between.latency_s + inside * self.inside.latency_s
     }
+}
+
+/// Most bytes that so many ranks in a row send to the others, or get from them, of those whose
+/// `parts` these are.
+fn carried(parts: &[usize], in_a_row: usize) -> f64 {
+    let sum = |parts: &[usize]| parts.iter().map(|part| *part as f64).sum::<f64>();
+    let all = sum(parts);
+    let of_some = parts.chunks(in_a_row).map(|some| {
+        let others = (parts.len() - some.len()) as f64;
+        (some.len() as f64 * (all - sum(some))).max(others * sum(some))
+    });
+    of_some.fold(0.0, f64::max) * DType::F32.size_bytes() as f64
 }
 
 /// Virtual time for something.

@@ -8,6 +8,7 @@ use super::Timing;
 use super::lines::{Journey, Lines, Next};
 use super::network::{NEVER, Network, TICKS_PER_SECOND, ticks};
 use super::rank::{Distance, Rank, Target};
+use super::traffic::Traffic;
 use gradring_core::executor::{Outline, Way, Work};
 use gradring_net::caller::Interrupt;
 use gradring_proto::collective::Call;
@@ -22,27 +23,29 @@ const KEPT_MAX: usize = 1 << 26;
 /// How many events pass before the caller is asked again.
 const EVENTS_UNASKED: u64 = 1 << 18;
 
-/// Simulates `call` by `algorithm` on `network`.
+/// Simulates a collective by `algorithm` on `network`.
 pub(super) fn simulate(
-    call: &Call,
+    traffic: &Traffic,
     algorithm: Algorithm,
     network: &Network,
     interrupt: Interrupt<'_>,
 ) -> Result<Timing> {
     let topology = network.topology();
+    let call = traffic.call(0, network.world_size);
     if !algorithm.performs(&call.collective, &topology) {
         return Err(Unusable::NotThere {
             algorithm: algorithm.name().into(),
+            collective: call.collective.name().into(),
         }
         .into());
     }
-    let symmetry = Outline::symmetry(call, algorithm, &topology);
-    simulate_as(call, algorithm, network, symmetry, interrupt)
+    let symmetry = Outline::symmetry(&call, algorithm, &topology);
+    simulate_as(traffic, algorithm, network, symmetry, interrupt)
 }
 
 /// The same where ranks are alike as `symmetry` says.
 pub(super) fn simulate_as(
-    call: &Call,
+    traffic: &Traffic,
     algorithm: Algorithm,
     network: &Network,
     symmetry: Symmetry,
@@ -58,29 +61,24 @@ pub(super) fn simulate_as(
         true => Err(Error::aborted("the caller gave up")),
         false => Ok(()),
     };
-    let outline = |rank| Rc::new(Outline::of(call, algorithm, rank, &topology));
-    let first = outline(0);
+    let of = |traffic: &Traffic, rank| {
+        let call = traffic.call(rank, world_size);
+        Rc::new(Outline::of(&call, algorithm, rank, &topology))
+    };
+    // About as many as of any other rank, and with other parts about as many for all.
+    let typical = of(&traffic.even(), 0).len();
     let kept = if symmetry == Symmetry::None {
         simulated
     } else {
         1
     };
-    let too_many = first.len() * simulated > SIMULATED_MAX || first.len() * kept > KEPT_MAX;
-    if too_many {
-        let blocks = Outline::blocks(call, &topology) * world_size;
-        let element = call.dtype.size_bytes();
-        return Err(Unusable::TooLargeToSimulate {
-            bytes: call.bytes(),
-            world_size,
-            pieces: first.len() * simulated,
-            even: call.count.next_multiple_of(blocks) * element,
-        }
-        .into());
+    if typical * simulated > SIMULATED_MAX || typical * kept > KEPT_MAX {
+        return Err(too_large(traffic, network, typical * simulated));
     }
-    let mut outlines = vec![first];
-    for rank in 1..kept {
+    let mut outlines = Vec::new();
+    for rank in 0..kept {
         asked()?;
-        outlines.push(outline(rank));
+        outlines.push(of(traffic, rank));
     }
     let cluster = Cluster {
         network,
@@ -91,10 +89,35 @@ pub(super) fn simulate_as(
     let mut simulation = Simulation::new(&cluster);
     simulation.run(&mut asked)?;
     if simulation.now == NEVER {
-        let bytes = call.bytes();
-        return Err(Unusable::TooLongToSimulate { bytes, world_size }.into());
+        return Err(Unusable::TooLongToSimulate {
+            collective: traffic.name().into(),
+            bytes: traffic.bytes(),
+            world_size,
+        }
+        .into());
     }
     Ok(simulation.timing())
+}
+
+fn too_large(traffic: &Traffic, network: &Network, pieces: usize) -> Error {
+    let world_size = network.world_size;
+    let call = Call::float_sum(traffic.bytes());
+    let (alike, parts) = match traffic {
+        Traffic::AllReduce { .. } => {
+            let blocks = Outline::blocks(&call, &network.topology());
+            ("a ring", blocks * world_size)
+        }
+        Traffic::AllToAll { .. } => ("one with equal splits", world_size),
+    };
+    Unusable::TooLargeToSimulate {
+        collective: traffic.name().into(),
+        bytes: call.bytes(),
+        world_size,
+        pieces,
+        alike: alike.into(),
+        even: call.count.next_multiple_of(parts) * call.dtype.size_bytes(),
+    }
+    .into()
 }
 
 /// What is simulated.

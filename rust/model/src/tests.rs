@@ -1,5 +1,7 @@
 use super::network::ticks;
 use super::*;
+use gradring_core::executor::{Outline, Way};
+use gradring_proto::collective::Call;
 use gradring_proto::schedule::symmetry::Symmetry;
 
 /// One rank on each host, and nothing takes time but latency and lines.
@@ -35,7 +37,21 @@ fn with_processors(world_size: usize) -> Network {
 }
 
 fn timing(bytes: usize, algorithm: Algorithm, network: &Network) -> Timing {
-    time(bytes, algorithm, network, &mut || false).unwrap()
+    time(&sum(bytes), algorithm, network, &mut || false).unwrap()
+}
+
+fn sum(bytes: usize) -> Traffic {
+    Traffic::AllReduce { bytes }
+}
+
+fn exchange(bytes: usize, splits: &[u32]) -> Traffic {
+    let splits = splits.to_vec();
+    Traffic::AllToAll { bytes, splits }
+}
+
+fn exchanged(bytes: usize, splits: &[u32], network: &Network) -> Timing {
+    let traffic = exchange(bytes, splits);
+    time(&traffic, Algorithm::Direct, network, &mut || false).unwrap()
 }
 
 fn assert_ticks(seconds: f64, expected: f64) {
@@ -77,7 +93,7 @@ fn what_takes_longer_than_virtual_time_is_refused() {
     for latency_s in [2e7, 1e30, f64::INFINITY] {
         let mut network = uniform(4);
         network.between.latency_s = latency_s;
-        let refused = time(64, Algorithm::Ring, &network, &mut || false);
+        let refused = time(&sum(64), Algorithm::Ring, &network, &mut || false);
         assert!(refused.is_err(), "{refused:?} with {latency_s} s");
     }
 }
@@ -125,7 +141,7 @@ fn no_algorithm_goes_below_what_lines_have_to_carry() {
         for algorithm in Algorithm::ALL.into_iter().filter(performs) {
             for bytes in [4, 4096, 1 << 20, 3 << 20] {
                 let timing = timing(bytes, algorithm, &network);
-                let bound = network.bandwidth_bound_s(bytes);
+                let bound = network.bandwidth_bound_s(&sum(bytes));
                 let found = timing.seconds;
                 assert!(
                     found > bound * (1.0 - 1e-9) || bytes == 4,
@@ -163,13 +179,15 @@ fn doubling_takes_log2_n_steps_of_the_whole() {
 fn ranks_that_stand_for_others_find_what_all_find() {
     for network in networks() {
         for bytes in [network.world_size * 4 * 100, network.world_size << 18] {
-            let all = |symmetry| {
-                let call = Call::float_sum(bytes);
-                simulate::simulate_as(&call, Algorithm::Ring, &network, symmetry, &mut || false)
-                    .unwrap()
-            };
-            let few = timing(bytes, Algorithm::Ring, &network);
-            assert_eq!(few, all(Symmetry::None), "{bytes} {network:?}");
+            for (traffic, algorithm) in [
+                (sum(bytes), Algorithm::Ring),
+                (exchange(bytes, &[1]), Algorithm::Direct),
+            ] {
+                let none = Symmetry::None;
+                let all = simulate::simulate_as(&traffic, algorithm, &network, none, &mut || false);
+                let few = time(&traffic, algorithm, &network, &mut || false).unwrap();
+                assert_eq!(few, all.unwrap(), "{traffic:?} {network:?}");
+            }
         }
     }
 }
@@ -257,7 +275,7 @@ fn hosts_are_reduced_inside_first_where_lines_are_slow() {
 fn what_is_too_large_and_what_is_given_up_is_an_error() {
     let network = uniform(4096);
     let caught = |bytes, algorithm, gives_up: bool| {
-        time(bytes, algorithm, &network, &mut || gives_up).unwrap_err()
+        time(&sum(bytes), algorithm, &network, &mut || gives_up).unwrap_err()
     };
     let odd = caught((10 << 30) + 4, Algorithm::Ring, false).to_string();
     assert!(odd.contains("choose fewer ranks"), "{odd}");
@@ -274,7 +292,107 @@ fn a_large_ring_is_simulated_by_the_ranks_that_differ() {
         ..uniform(1024)
     };
     let timing = timing(100 << 20, Algorithm::Ring, &network);
-    assert!(timing.seconds > network.bandwidth_bound_s(100 << 20));
+    assert!(timing.seconds > network.bandwidth_bound_s(&sum(100 << 20)));
     // A chunk of 100 KiB is two pieces.
     assert_eq!(timing.pieces, 2 * 1024 * 2 * 1023);
+}
+
+#[test]
+fn all_to_all_takes_one_latency_and_the_bytes_for_others() {
+    for world_size in [2, 3, 8, 100] {
+        let chunk = 4096;
+        let timing = exchanged(world_size * chunk, &[1], &uniform(world_size));
+        let sent = (world_size - 1) * chunk;
+        assert_ticks(timing.seconds, 10e-6 + sent as f64 / 1e9);
+        assert_eq!(timing.pieces as usize, world_size * (world_size - 1));
+        assert_ticks(timing.busiest_line * timing.seconds, sent as f64 / 1e9);
+    }
+}
+
+#[test]
+fn the_rank_that_gets_everything_takes_the_bytes_of_all_others() {
+    for receiver in 0..8 {
+        let mut splits = [0; 8];
+        splits[receiver] = 3;
+        let bytes = 8192;
+        let timing = exchanged(bytes, &splits, &uniform(8));
+        assert_ticks(timing.seconds, 10e-6 + (7 * bytes) as f64 / 1e9);
+        assert_eq!(timing.pieces, 7, "what is empty does not travel");
+    }
+}
+
+/// Splits of all kinds: equal ones, those that begin anew for further ranks, one for everything.
+const SPLITS: [&[u32]; 6] = [
+    &[1],
+    &[3, 1],
+    &[0, 5, 1, 1],
+    &[1, 0, 0, 0, 0, 0, 0],
+    &[0, 1],
+    &[u32::MAX, 1, 7],
+];
+
+#[test]
+fn each_pair_of_ranks_moves_what_the_splits_say_and_no_line_less() {
+    for (network, splits) in networks().flat_map(|it| SPLITS.map(|splits| (it.clone(), splits))) {
+        let (world_size, topology) = (network.world_size, network.topology());
+        for bytes in [4, 4096, 3 << 20] {
+            let traffic = exchange(bytes, splits);
+            let parts = traffic.parts(world_size);
+            let mut pieces = 0;
+            for rank in 0..world_size {
+                let call = traffic.call(rank, world_size);
+                call.validate(rank, world_size, true).unwrap();
+                let outline = Outline::of(&call, Algorithm::Direct, rank, &topology);
+                let mut moved = [vec![0; world_size], vec![0; world_size]];
+                for route in outline.pipes() {
+                    let sizes = route.pieces.iter().map(|piece| outline.piece(*piece).bytes);
+                    moved[usize::from(route.way == Way::In)][route.peer] += sizes.sum::<u32>();
+                    pieces += usize::from(route.way == Way::Out) * route.pieces.len();
+                }
+                for peer in (0..world_size).filter(|peer| *peer != rank) {
+                    let [sent, received] = [peer, rank].map(|receiver| 4 * parts[receiver] as u32);
+                    assert_eq!([moved[0][peer], moved[1][peer]], [sent, received]);
+                }
+            }
+            let timing = exchanged(bytes, splits, &network);
+            let bound = network.bandwidth_bound_s(&traffic);
+            assert_eq!(timing.pieces as usize, pieces, "{traffic:?} {network:?}");
+            assert!(
+                timing.seconds >= bound * (1.0 - 1e-9),
+                "{traffic:?} {network:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn parts_are_in_relation_to_each_other_as_splits_say() {
+    let parts = |bytes, splits: &[u32], ranks| exchange(bytes, splits).parts(ranks);
+    assert_eq!(parts(4 * 100, &[3, 1], 4), [37, 13, 37, 13]);
+    assert_eq!(parts(4 * 7, &[1], 3), [2, 2, 3]);
+    assert_eq!(parts(4 * 7, &[0, 0, 1], 5), [0, 0, 7, 0, 0]);
+    assert_eq!(parts(usize::MAX, &[u32::MAX, 0], 2), [usize::MAX / 4, 0]);
+    assert_eq!(parts(0, &[2, 1], 3), [0, 0, 0]);
+    // Only one of the first two could have something.
+    assert_eq!(parts(4 * 7, &[0, 0, 1], 2), [0, 0]);
+}
+
+#[test]
+fn an_all_to_all_that_cannot_be_simulated_is_an_error() {
+    let caught = |bytes, splits: &[u32], algorithm, ranks| {
+        let traffic = exchange(bytes, splits);
+        let refused = time(&traffic, algorithm, &uniform(ranks), &mut || false);
+        refused.unwrap_err().to_string()
+    };
+    let ring = caught(4096, &[1], Algorithm::Ring, 4);
+    assert!(ring.contains("all_to_all needs direct"), "{ring}");
+    let odd = caught((1 << 40) + 4, &[1, 2], Algorithm::Direct, 4096);
+    assert!(
+        odd.contains("an all-to-all of 1099511627780 bytes"),
+        "{odd}"
+    );
+    assert!(
+        odd.contains("one with equal splits without stragglers, of 1099511644160"),
+        "{odd}"
+    );
 }

@@ -83,7 +83,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dlpack::lent, module)?)?;
     module.add_function(wrap_pyfunction!(state::ask, module)?)?;
     module.add_function(wrap_pyfunction!(diagnosis::ask, module)?)?;
-    module.add_function(wrap_pyfunction!(timing::time_all_reduce, module)?)?;
+    module.add_function(wrap_pyfunction!(timing::time_collective, module)?)?;
     module.add_function(wrap_pyfunction!(first_process::end_by_sigterm, module)?)?;
     tensorflow::add_to(module)
 }

@@ -1,7 +1,6 @@
-//! `_native.time_all_reduce`: how long an all-reduce would take.
+//! `_native.time_collective`: how long a collective would take.
 
-use gradring_model::{Network, Path, Timing, Uplink};
-use gradring_proto::collective::Call;
+use gradring_model::{Network, Path, Timing, Traffic, Uplink};
 use gradring_proto::error::Result;
 use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::algorithm_rules::Rules;
@@ -53,24 +52,31 @@ impl From<Described> for Network {
 }
 
 /// Times of float32 sums of `sizes` bytes on a network, by the algorithms that a group there would
-/// choose with the option `algorithm`, or by one that does it whatever a group would choose.
+/// choose with the option `algorithm`, or by one that does it whatever a group would choose. With
+/// `splits`, which are parts in relation to each other, of an all-to-all in place of a sum.
 #[pyfunction]
-#[pyo3(signature = (network, sizes, algorithm))]
-pub(crate) fn time_all_reduce<'py>(
+#[pyo3(signature = (network, sizes, algorithm, splits=None))]
+pub(crate) fn time_collective<'py>(
     py: Python<'py>,
     network: Described,
     sizes: Vec<usize>,
     algorithm: &str,
+    splits: Option<Vec<u32>>,
 ) -> PyResult<Vec<Bound<'py, PyDict>>> {
     enter(py, || {
         let network = Network::from(network);
+        let traffic = |bytes| match splits.clone() {
+            None => Traffic::AllReduce { bytes },
+            Some(splits) => Traffic::AllToAll { bytes, splits },
+        };
+        let all: Vec<Traffic> = sizes.into_iter().map(traffic).collect();
         let mut program = Program::default();
-        let found = detached(py, || times(&network, &sizes, algorithm, &mut program));
+        let found = detached(py, || times(&network, &all, algorithm, &mut program));
         if program.exception.is_some() {
             return Err(program.into_error());
         }
         let found = found.map_err(|error| to_python(py, &error))?;
-        let row = |(bytes, (algorithm, timing)): (usize, (Algorithm, Timing))| {
+        let row = |(traffic, (algorithm, timing)): (&Traffic, (Algorithm, Timing))| {
             let row = PyDict::new(py);
             row.set_item("algorithm", algorithm.name())?;
             row.set_item("seconds", timing.seconds)?;
@@ -78,17 +84,17 @@ pub(crate) fn time_all_reduce<'py>(
             row.set_item("pieces", timing.pieces)?;
             row.set_item("busiest_line", timing.busiest_line)?;
             row.set_item("busiest_rank", timing.busiest_rank)?;
-            row.set_item("bandwidth_bound_s", network.bandwidth_bound_s(bytes))?;
+            row.set_item("bandwidth_bound_s", network.bandwidth_bound_s(traffic))?;
             row.set_item("latency_bound_s", network.latency_bound_s())?;
             Ok(row)
         };
-        sizes.into_iter().zip(found).map(row).collect()
+        all.iter().zip(found).map(row).collect()
     })
 }
 
 fn times(
     network: &Network,
-    sizes: &[usize],
+    all: &[Traffic],
     algorithm: &str,
     program: &mut Program,
 ) -> Result<Vec<(Algorithm, Timing)>> {
@@ -97,12 +103,13 @@ fn times(
         Some(_) => None,
         None => Some(gradring_model::policy(rules, network, program)?),
     };
-    let mut time = |&bytes: &usize| {
+    let mut time = |traffic: &Traffic| {
         let ruled = Algorithm::from_name(algorithm);
-        let chosen = policy.as_ref().map(|p| p.choose(&Call::float_sum(bytes)));
+        let call = traffic.call(0, network.world_size);
+        let chosen = policy.as_ref().map(|policy| policy.choose(&call));
         let chosen = ruled.or(chosen).expect("there is a policy without a rule");
-        let timing = gradring_model::time(bytes, chosen, network, program)?;
+        let timing = gradring_model::time(traffic, chosen, network, program)?;
         Ok((chosen, timing))
     };
-    sizes.iter().map(&mut time).collect()
+    all.iter().map(&mut time).collect()
 }

@@ -22,10 +22,10 @@ TRANSPORTS = (*READ["transport"].choices, TLS)
 ALGORITHMS = ("auto", *_native.ALGORITHMS)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SIZE = re.compile(r"(\d+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
+_SIZE = re.compile(r"([0-9]+) ?(?:([kmg])i?)?b?", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)bit")
 _RATE_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-_DECIMAL = re.compile(r"\d+ ?[kmg]b", re.IGNORECASE)
+_DECIMAL = re.compile(r"[0-9]+ ?[kmg]b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from gradring.config.parse import is_numeral
 from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.errors import ConfigError
 
@@ -108,7 +109,7 @@ def option(
 def seconds(text: str) -> float:
     """A finite number of at least 0; as the type of an argument."""
     try:
-        number = float(text)
+        number = float(text) if is_numeral(text) else math.nan
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
@@ -120,7 +121,7 @@ def count(what: str, *, least: int = 1) -> Callable[[str], int]:
     """The type of an argument that is a number of ``what``."""
 
     def parsed(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not (text.isascii() and text.isdigit()) or int(text) < least:
             raise ValueError(f"{text!r} is not a number of {what} of at least {least}")
         return int(text)
 

@@ -290,7 +290,7 @@ def _program(text: str) -> Path:
 
 
 def _rank(text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{text!r} is no rank; give a number such as 0")
     return int(text)
 

@@ -13,7 +13,7 @@ from gradring.machine import packages
 from gradring.tools.cli.arguments import check_file, count, option, say, usage
 
 NAME = "simulate"
-HELP = "how long all-reduces would take on many hosts: the real schedules in virtual time"
+HELP = "how long collectives would take on many hosts: the real schedules in virtual time"
 EXAMPLE = "gradring simulate --world-size 16..256 --ranks-per-host 8"
 
 
@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--world-size N", usage(options.parse_world_sizes), dest="world_sizes", default="2..64")(
         "numbers of ranks: 8, 2,4,8 or 16..4096, which doubles (default %(default)s)"
     )
+    add("--collective NAME", choices=options.COLLECTIVES, default=options.ALL_REDUCE)(
+        f"{' or '.join(options.COLLECTIVES)} (default %(default)s)"
+    )
+    add("--splits PARTS", usage(options.parse_splits))(
+        "what each rank gets of every rank's buffer in all_to_all, as parts in relation to each "
+        "other, again and again for more ranks: 3,1 gives even ranks three times as much as odd "
+        "ones, and 1,0,0,0 gives rank 0 of 4 everything (default 1: equal parts)"
+    )
     straggler = usage(options.parse_straggler)
     add("--straggler RANK:FACTOR", straggler, dest="stragglers", action="append", default=[])(
         "a rank that needs FACTOR times as long for everything; may be repeated"
@@ -83,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.sizes,
         arguments.algorithms,
         Network(**{name: given[name] for name in names}),
+        arguments.collective,
+        arguments.splits,
     )
     options.check()
     if arguments.json is not None:

@@ -10,7 +10,7 @@ from importlib import metadata
 import gradring
 from gradring.clusters import Cluster, detect
 from gradring.clusters.own_host import address_towards
-from gradring.config.settings import SETTINGS
+from gradring.config.settings import PREFIX, SETTINGS
 from gradring.config.values import Settings
 from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.machine.interfaces import interface_of
@@ -58,8 +58,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str, s
         shown = "(secret)" if value and setting.kind == "secret" else value or setting.default
         rows.append((setting.variable, shown or "-", source))
     for name in sorted(environ):
-        if name.startswith("GRADRING_") and name not in known:
-            hint = did_you_mean(meant(name, known, ALIKE))
+        if name.startswith(PREFIX) and name not in known:
+            hint = did_you_mean(meant(name, known, ALIKE, prefix=PREFIX))
             rows.append((name, "(set)", f"environment, but nothing reads it{hint}"))
     return rows
 

@@ -13,7 +13,10 @@ from gradring.tools.bench.options import format_size, parse_rate
 MOST_RANKS = 1 << 16
 ELEMENT_BYTES = 4
 DEFAULT_SIZES = "4KiB,1MiB,100MiB"
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ns|us|ms|s)")
+COLLECTIVES = (ALL_REDUCE, ALL_TO_ALL) = ("all_reduce", "all_to_all")
+#: Largest of the parts in relation to each other.
+LARGEST_PART = 1_000_000
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ns|us|ms|s)")
 _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -81,20 +84,26 @@ class Options:
         sizes: Of the buffer on each rank, in bytes.
         algorithms: Of `ALGORITHMS`, each simulated.
         network: All but its number of ranks.
+        collective: Of `COLLECTIVES`.
+        splits: Of an all-to-all, what each rank gets, as parts in relation to each other, again and
+            again for more ranks; None: equal parts.
     """
 
     world_sizes: tuple[int, ...]
     sizes: tuple[int, ...]
     algorithms: tuple[str, ...]
     network: Network
+    collective: str = ALL_REDUCE
+    splits: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Finds what makes no sense.
 
         Raises:
             ConfigError: Hosts do not have equally many ranks, a straggler is none of them, a size
-                does not hold whole elements, an uplink lacks its hosts or hosts their uplink, or
-                there are more of something than ranks could use.
+                does not hold whole elements, an uplink lacks its hosts or hosts their uplink,
+                there are more of something than ranks could use, or splits are not for this
+                collective or leave nothing for its ranks.
         """
         network = self.network
         counts = {"--cores": network.cores, "--hosts-per-rack": network.hosts_per_rack}
@@ -106,6 +115,8 @@ class Options:
                 "--uplink and --hosts-per-rack belong together: the rate of a rack's uplink, and "
                 "how many hosts share it; give both, such as --uplink 40gbit --hosts-per-rack 8"
             )
+        if self.splits is not None and self.collective != ALL_TO_ALL:
+            raise ConfigError(f"--splits is for --collective {ALL_TO_ALL}, which it does not name")
         for size in self.sizes:
             if size % ELEMENT_BYTES:
                 raise ConfigError(
@@ -121,12 +132,28 @@ class Options:
                 f"{world_size} ranks do not fill hosts of {self.network.ranks_per_host}; choose a "
                 f"--world-size that is a multiple of --ranks-per-host"
             )
+        if self.splits is not None and not any(self.splits[:world_size]):
+            raise ConfigError(
+                f"--splits gives nothing to any of {world_size} ranks; give one of them a part"
+            )
         for rank, _ in self.network.stragglers:
             if rank >= world_size:
                 raise ConfigError(
                     f"--straggler {rank} does not exist in a world of {world_size}; ranks run from "
                     f"0 to {world_size - 1}"
                 )
+
+    @property
+    def parts(self) -> list[int] | None:
+        """What ranks get in an all-to-all, in relation to each other; None: of an all-reduce."""
+        return None if self.collective == ALL_REDUCE else list(self.splits or (1,))
+
+    def words(self) -> list[str]:
+        """What is simulated, a line for each part."""
+        if self.splits is None:
+            return [self.collective, *self.network.words()]
+        splits = ",".join(map(str, self.splits))
+        return [f"{self.collective}, splits {splits}", *self.network.words()]
 
     def networks(self) -> Iterator[Network]:
         """The network with each number of ranks."""
@@ -144,7 +171,7 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
     for word in text.split(","):
         first, dots, last = word.strip().partition("..")
         bounds = [first, last if dots else first]
-        if not all(bound.isdecimal() and len(bound) <= len(str(MOST_RANKS)) for bound in bounds):
+        if not all(re.fullmatch("[0-9]{1,5}", bound) for bound in bounds):
             raise ValueError(f"{word!r} is no number of ranks; write 8, 2,4,8 or 16..4096")
         low, high = map(int, bounds)
         if not 2 <= low <= high <= MOST_RANKS:
@@ -185,13 +212,28 @@ def parse_s_per_byte(text: str) -> float:
     return 1 / parse_bytes_per_s(text)
 
 
+def parse_splits(text: str) -> tuple[int, ...]:
+    """Reads ``3,1``: parts in relation to each other.
+
+    Raises:
+        ValueError: Something else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,7}", word) and int(word) <= LARGEST_PART for word in words):
+        raise ValueError(
+            f"{text!r} are no splits; write parts in relation to each other as 3,1, each at most "
+            f"{LARGEST_PART}"
+        )
+    return tuple(map(int, words))
+
+
 def parse_straggler(text: str) -> tuple[int, float]:
     """Reads ``3:2.5``: rank 3 needs 2.5 times as long.
 
     Raises:
         ValueError: Something else.
     """
-    found = re.fullmatch(r"(\d{1,5}):(\d{1,6}(?:\.\d+)?)", text)
+    found = re.fullmatch(r"([0-9]{1,5}):([0-9]{1,6}(?:\.[0-9]+)?)", text)
     if found is None or float(found[2]) < 1:
         raise ValueError(
             f"{text!r} is no straggler; write RANK:FACTOR as 3:2.5, with a factor of at least 1"

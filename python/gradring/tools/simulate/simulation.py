@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradring._native import time_all_reduce
+from gradring._native import time_collective
 from gradring.errors import ConfigError
 from gradring.tools.bench.options import format_size
 from gradring.tools.bench.table import format_time, header, row
@@ -36,9 +36,12 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Simulated:
-    """One all-reduce on one network.
+    """One collective on one network.
 
     Attributes:
+        collective: Its name.
+        splits: Of an all-to-all, the parts that ranks get, in relation to each other; None: of
+            an all-reduce.
         world_size: Number of ranks.
         ranks_per_host: On each host.
         bytes: Of the buffer on each rank.
@@ -46,7 +49,8 @@ class Simulated:
         algorithm: The one that did it.
         time_us: Until the last rank has its result.
         first_us: Until the first has.
-        busbw_gbps: 2(N-1)/N of the bytes over the time, in 1e9 bytes/s.
+        busbw_gbps: 2(N-1)/N of an all-reduce's bytes over the time, in 1e9 bytes/s; (N-1)/N of
+            those of an all-to-all, which is what a rank sends on average.
         bandwidth_bound_us: What lines need for the bytes that they have to carry.
         latency_bound_us: What log2(N) steps need.
         busiest_line: Part of the time in which the busiest line carries something.
@@ -54,6 +58,8 @@ class Simulated:
         pieces: That have travelled.
     """
 
+    collective: str
+    splits: list[int] | None
     world_size: int
     ranks_per_host: int
     bytes: int
@@ -79,7 +85,7 @@ def simulate(options: Options, say: Callable[[str], None]) -> list[Simulated]:
     Raises:
         ConfigError: Nothing of it can be simulated; says why.
     """
-    for line in options.network.words():
+    for line in options.words():
         say(f"# {line}")
     say(header(_COLUMNS))
     found: list[Simulated] = []
@@ -88,12 +94,12 @@ def simulate(options: Options, say: Callable[[str], None]) -> list[Simulated]:
         for size in options.sizes:
             for algorithm in options.algorithms:
                 try:
-                    (timing,) = time_all_reduce(network, [size], algorithm)
+                    (timing,) = time_collective(network, [size], algorithm, options.parts)
                 except ConfigError as refusal:
                     refusals.append(refusal)
                     say(f"# left out: {algorithm}, {network.world_size} ranks: {refusal}")
                     continue
-                found.append(_simulated(network, size, algorithm, timing))
+                found.append(_simulated(options, network, size, algorithm, timing))
                 say(row(_facts(found[-1]), _COLUMNS))
     if not found and refusals:
         raise refusals[0]
@@ -112,9 +118,14 @@ def write(simulated: Sequence[Simulated], network: Network, path: Path) -> None:
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 
 
-def _simulated(network: Network, size: int, wanted: str, timing: Timing) -> Simulated:
+def _simulated(
+    options: Options, network: Network, size: int, wanted: str, timing: Timing
+) -> Simulated:
     ranks, seconds = network.world_size, timing["seconds"]
+    times = 2 if options.parts is None else 1
     return Simulated(
+        collective=options.collective,
+        splits=options.parts,
         world_size=ranks,
         ranks_per_host=network.ranks_per_host,
         bytes=size,
@@ -123,7 +134,7 @@ def _simulated(network: Network, size: int, wanted: str, timing: Timing) -> Simu
         time_us=seconds * 1e6,
         first_us=timing["first_seconds"] * 1e6,
         # Where nothing costs anything, no time passes.
-        busbw_gbps=2 * (ranks - 1) / ranks * size / seconds / 1e9 if seconds else 0.0,
+        busbw_gbps=times * (ranks - 1) / ranks * size / seconds / 1e9 if seconds else 0.0,
         bandwidth_bound_us=timing["bandwidth_bound_s"] * 1e6,
         latency_bound_us=timing["latency_bound_s"] * 1e6,
         busiest_line=timing["busiest_line"],

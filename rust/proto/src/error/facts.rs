@@ -102,21 +102,28 @@ facts! {
         #[error("{call}: rank {peer} is not another rank of a world of {world_size}")]
         NotAnother { call: Text, peer: usize, world_size: usize },
         #[error(
-            "{algorithm} does not reduce there: hierarchical needs several hosts, and several ranks on \
-             one of them; choose another algorithm"
+            "{algorithm} does not perform {collective} there: hierarchical needs several hosts, and \
+             several ranks on one of them, and all_to_all needs direct; choose another algorithm"
         )]
-        NotThere { algorithm: Text },
+        NotThere { algorithm: Text, collective: Text },
         #[error(
-            "an all-reduce of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
-             to simulate; choose fewer ranks or a smaller size; a ring without stragglers, of {even} bytes \
-             or a multiple, may have more, as its ranks do the same"
+            "{collective} of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
+             to simulate; choose fewer ranks or a smaller size; {alike} without stragglers, of {even} \
+             bytes or a multiple, may have more, as its ranks do the same"
         )]
-        TooLargeToSimulate { bytes: usize, world_size: usize, pieces: usize, even: usize },
+        TooLargeToSimulate {
+            collective: Text,
+            bytes: usize,
+            world_size: usize,
+            pieces: usize,
+            alike: Text,
+            even: usize,
+        },
         #[error(
-            "an all-reduce of {bytes} bytes by {world_size} ranks takes more than half a year there; \
+            "{collective} of {bytes} bytes by {world_size} ranks takes more than half a year there; \
              check the units of times and rates"
         )]
-        TooLongToSimulate { bytes: usize, world_size: usize },
+        TooLongToSimulate { collective: Text, bytes: usize, world_size: usize },
         #[error("was started with {theirs}, rank 0 with {ours}")]
         SettingsDiffer { theirs: Text, ours: Text },
         #[error(

@@ -14,7 +14,7 @@ pub enum Symmetry {
 }
 
 impl Symmetry {
-    /// Of an all-reduce whose chunks are alike; others are not looked at.
+    /// Of an all-reduce whose chunks are alike, and of an all-to-all; others are not looked at.
     pub fn of(
         algorithm: Algorithm,
         collective: &Collective,
@@ -28,8 +28,10 @@ impl Symmetry {
             && count.is_multiple_of(chunks)
             && matches!(collective, Collective::AllReduce { .. });
         let in_a_row = topology.hosts().concat().is_sorted();
+        let is_exchange = matches!(collective, Collective::AllToAll);
         match algorithm {
             Algorithm::Ring if alike && in_a_row => Self::Rotation,
+            Algorithm::Direct if is_exchange && in_a_row => Self::Rotation,
             _ => Self::None,
         }
     }
@@ -83,30 +85,39 @@ mod tests {
 
     #[test]
     fn ranks_that_are_said_to_be_alike_do_the_same() {
-        let collective = Collective::AllReduce { op: ReduceOp::Sum };
-        let mut found = 0;
-        for world_size in 2..=24 {
-            for (count, block) in [(world_size * 6, 100), (world_size * 60, world_size * 20)] {
-                let topology = Topology::by_host((0..world_size).map(|rank| rank / 2));
-                for algorithm in Algorithm::ALL {
-                    if !algorithm.performs(&collective, &topology) {
-                        continue;
-                    }
-                    let symmetry = Symmetry::of(algorithm, &collective, &topology, count, block);
-                    if symmetry == Symmetry::None {
-                        continue;
-                    }
-                    let of = |rank| {
-                        let schedule = build(algorithm, &collective, rank, &topology, count, block);
-                        shape(&schedule, rank, &topology, symmetry)
-                    };
-                    let first = of(0);
-                    assert!((1..world_size).all(|rank| of(rank) == first));
-                    found += 1;
-                }
-            }
+        for collective in [
+            Collective::AllReduce { op: ReduceOp::Sum },
+            Collective::AllToAll,
+        ] {
+            let found = (2..=24).map(|world_size| count_alike(&collective, world_size));
+            let found: usize = found.sum();
+            assert!(found > 20, "{found} were alike");
         }
-        assert!(found > 20, "{found} were alike");
+    }
+
+    /// How many algorithms are said to be alike on all ranks, which they are then.
+    fn count_alike(collective: &Collective, world_size: usize) -> usize {
+        let topology = Topology::by_host((0..world_size).map(|rank| rank / 2));
+        let sizes = [(world_size * 6, 100), (world_size * 60, world_size * 20)];
+        let mut found = 0;
+        for (algorithm, (count, block)) in Algorithm::ALL
+            .into_iter()
+            .filter(|algorithm| algorithm.performs(collective, &topology))
+            .flat_map(|algorithm| sizes.map(|size| (algorithm, size)))
+        {
+            let symmetry = Symmetry::of(algorithm, collective, &topology, count, block);
+            if symmetry == Symmetry::None {
+                continue;
+            }
+            let of = |rank| {
+                let schedule = build(algorithm, collective, rank, &topology, count, block);
+                shape(&schedule, rank, &topology, symmetry)
+            };
+            let first = of(0);
+            assert!((1..world_size).all(|rank| of(rank) == first));
+            found += 1;
+        }
+        found
     }
 
     #[test]
