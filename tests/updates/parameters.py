@@ -30,7 +30,7 @@ from gradring import TlsFiles, _native, errors
 from gradring._native import ParameterClient, ParameterServer
 from gradring.config.values import Settings
 
-SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
+SGD = '{"sgd": {"momentum": 0.0, "nesterov": false}}'
 INITIAL = 1000.0
 
 
