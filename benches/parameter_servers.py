@@ -115,7 +115,7 @@ def _client(
     client = ParameterClient(worker=index, addresses=addresses, config=_config(transport))
     client.begin(
         [("weights", (BYTES // 4,), "float32", False)],
-        {"kind": "sgd", "momentum": 0.0, "nesterov": False},
+        '{"sgd": {"momentum": 0.0, "nesterov": false}}',
     )
     if client.pull([weights]) is None:
         client.push_initial([weights])

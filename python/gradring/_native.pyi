@@ -451,7 +451,7 @@ class ParameterClient:
     def begin(
         self,
         variables: Sequence[tuple[str, Sequence[int], str, bool]],
-        optimizer: dict[str, Any],
+        optimizer: str,
         placement: dict[int, int] | None = None,
     ) -> None:
         """Says what is trained, the same in all workers, and starts to connect. Does not wait.
@@ -459,9 +459,9 @@ class ParameterClient:
         Args:
             variables: Name, shape, dtype ("float32"; others raise) and whether weight decay counts
                 for it.
-            optimizer: {"kind": "sgd", "momentum": 0.0, "nesterov": False} |
-                {"kind": "adagrad", "initial_accumulator_value": 0.1, "epsilon": 1e-7} |
-                {"kind": "adam", "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
+            optimizer: JSON: {"sgd": {"momentum": 0.0, "nesterov": false}} |
+                {"adagrad": {"initial_accumulator_value": 0.1, "epsilon": 1e-7}} | {"adam":
+                {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": false}}
                 (AdamW is adam with a weight decay in push()). All keys must be there.
             placement: By index of a variable, the server that is to have it whole. Others are
                 spread by size, large ones split between rows.

@@ -6,11 +6,12 @@ import grid
 import pytest
 
 from chosen import marked, marked_rows
+from gradring import _native
 from gradring.testing import run_ranks
 from pairs import on_threads
 
 #: Those that need no hosts.
-ALGORITHMS = ["ring", "direct", "one_shot", "star", "halving", "doubling"]
+ALGORITHMS = [name for name in _native.ALGORITHMS if name != "hierarchical"]
 CASES = [(algorithm, transport) for algorithm in ALGORITHMS for transport in ("tcp", "shm")]
 #: Each algorithm over one transport in one of the tests, and over the other in the other test.
 QUICK = [(algorithm, ("tcp", "shm")[n % 2]) for n, algorithm in enumerate(ALGORITHMS)]

@@ -18,6 +18,7 @@ FOLDERS = ("rust", "python", "tests", "benches", "docs", "examples", "release", 
 #: Files that an exercise of CONTRIBUTING.md would add.
 HYPOTHETICAL = {
     "python/gradring/tensorflow/rules/majority_vote.py",
+    "rust/core/src/forming/ping.rs",
     "rust/proto/src/schedule/chain.rs",
 }
 

@@ -16,13 +16,11 @@ _NOISE = re.compile(
     | b?r(?P<hashes>\#*)".*?"(?P=hashes) | b?"(?:\\.|[^"\\])*" | b?'(?:\\.[^']*|[^'\\])'""",
     re.DOTALL | re.VERBOSE,
 )
-#: What is compiled for tests only: a module in another file, or an item.
-_TESTS = re.compile(
-    r"#\[cfg\((?:all\()?test\b[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:[\w()]+ )*?mod (\w+);"
-)
-#: A module that says so of itself.
-_ALL_TESTS = re.compile(r"#!\[cfg\((?:all\()?test\b[^\]]*\]")
-_TEST_ITEM = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]")
+#: What is compiled for tests only, and what a module says so of itself.
+_TEST_ITEM = re.compile(r"#\[cfg\((?:(?:all|any)\()?test\b[^\]]*\]")
+_ALL_TESTS = re.compile(_TEST_ITEM.pattern.replace("#", "#!", 1))
+#: A module in another file that is.
+_TESTS = re.compile(_TEST_ITEM.pattern + r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))? )?mod (\w+);")
 
 
 def python_graph(package: Path) -> Graph:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph_order import before
 from tf_worker import join
 
 from chosen import chosen, marked
@@ -329,14 +330,7 @@ def waits_without_all_starts(graph: Any) -> Any:
     for wait in graph.get_operations():
         if wait.type != "GradringWait":
             continue
-        seen, stack = set(), [wait]
-        while stack:
-            op = stack.pop()
-            for earlier in (*op.control_inputs, *(tensor.op for tensor in op.inputs)):
-                if earlier.name not in seen:
-                    seen.add(earlier.name)
-                    stack.append(earlier)
-        if not starts <= seen:
+        if not starts <= before(wait):
             late.append(wait.name)
     return late
 

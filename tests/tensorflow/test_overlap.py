@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graph_order import before
 
 import gradring
 from gradring.tensorflow import GradientReducer, Overlap, measure_overlap
@@ -58,19 +59,6 @@ def normalized_step(alone: gradring.Communicator) -> Any:
         return gradients, reduce_gradients(gradients, weights)
 
     return step
-
-
-def before(op: Any) -> set[str]:
-    """Names of all ops that must run before `op`."""
-    seen: set[str] = set()
-    stack = [op]
-    while stack:
-        op = stack.pop()
-        for earlier in (*op.control_inputs, *(tensor.op for tensor in op.inputs)):
-            if earlier.name not in seen:
-                seen.add(earlier.name)
-                stack.append(earlier)
-    return seen
 
 
 def test_a_bucket_starts_before_the_gradients_of_earlier_layers_are_computed(step: Any) -> None:

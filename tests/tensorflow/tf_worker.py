@@ -1,6 +1,7 @@
 """The first steps of every worker process of these tests."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -20,3 +21,14 @@ def take_one_thread() -> None:
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def refusal(make: Callable[[], object]) -> str:
+    """The error that a call raises, as text."""
+    from gradring.errors import GradringError
+
+    try:
+        make()
+    except GradringError as error:
+        return f"{type(error).__name__}: {error}"
+    return "not refused"

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -30,7 +30,7 @@ from gradring import TlsFiles, _native, errors
 from gradring._native import ParameterClient, ParameterServer
 from gradring.config.values import Settings
 
-SGD = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
+SGD = '{"sgd": {"momentum": 0.0, "nesterov": false}}'
 INITIAL = 1000.0
 
 
@@ -105,6 +105,18 @@ def start(**what: Any) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """What they have printed, to output and to error, when all have ended well."""
+    said = [it.communicate(timeout=120) for it in processes]
+    assert [it.returncode for it in processes] == [0] * len(processes), said
+    return said
+
+
+def stats_of(servers: Sequence[subprocess.Popen[str]]) -> list[Any]:
+    """What servers say of themselves at their end."""
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended(servers)]
 
 
 def free_addresses(count: int) -> list[str]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from parameters import INITIAL, client, free_addresses, gradient, pulled, server, serving, start
+from parameters import (
+    INITIAL,
+    client,
+    ended,
+    free_addresses,
+    gradient,
+    pulled,
+    server,
+    serving,
+    start,
+    stats_of,
+)
 
 from waiting import wait_until
 
@@ -33,12 +43,6 @@ def push(worker: Any, elements: int) -> None:
     """Pushes, and waits until all copies have applied it."""
     assert worker.push([gradient(0, elements)], 1.0)
     wait_until(lambda: not worker.stats()["unsettled"], "it is applied")
-
-
-def ended(servers: list[subprocess.Popen[str]]) -> list[Any]:
-    said = [it.communicate(timeout=120) for it in servers]
-    assert [it.returncode for it in servers] == [0] * len(servers), said
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -71,7 +75,7 @@ def test_a_server_that_is_lost_again_while_it_is_filled_takes_nothing_back(lost:
             push(worker, ELEMENTS)
         check(worker, weights, 4)
         worker.leave()
-    (stats,) = ended([process])
+    (stats,) = stats_of([process])
     kept = other.stats()
     assert stats["version"] == kept["version"] == 4
     assert [tuple(it) for it in (*stats["replicas"], *kept["replicas"])] == [
@@ -127,7 +131,7 @@ def test_a_snapshot_that_a_loss_cuts_short_counts_for_nobody(lost: int, tmp_path
     worker.push([gradient(0, ELEMENTS)], 1.0)
     check(worker, weights, version + 1)
     worker.leave()
-    stats = ended(servers)
+    stats = stats_of(servers)
     assert {(it["version"], it["history"]) for it in stats} == {tuple(stats[0]["replicas"][0])}
 
 
@@ -153,7 +157,7 @@ def test_a_worker_that_leaves_while_a_server_is_lost_has_left(lost: int) -> None
     push(stays, 8)
     check(stays, weights, 4)
     stays.leave()
-    stats = ended(servers)
+    stats = stats_of(servers)
     assert {(it["version"], it["history"]) for it in stats} == {tuple(stats[0]["replicas"][0])}
 
 
@@ -177,9 +181,7 @@ def test_with_copies_servers_are_replaced_one_after_the_other_and_take_nothing_b
             servers[lost].communicate()
             servers[lost] = begin(lost)
     worker.leave()
-    said = [it.communicate(timeout=120) for it in servers]
-    assert [it.returncode for it in servers] == [0, 0], said
-    stats = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    stats = stats_of(servers)
     assert {(it["version"], it["history"]) for it in stats} == {tuple(stats[0]["replicas"][0])}
     assert stats[1]["replicas"] == stats[0]["replicas"]
 
@@ -204,8 +206,7 @@ def test_a_restored_server_waits_for_who_had_left_before_no_longer_than_for_who_
     assert pulled(stays, weights) == 2
     stays.leave()
     # The timeout, for which workers are waited for at first, is longer than this.
-    said = [it.communicate(timeout=120) for it in servers]
-    assert [it.returncode for it in servers] == [0, 0], said
+    ended(servers)
 
 
 def test_when_all_servers_are_lost_after_one_was_training_goes_on_from_a_workers_weights() -> None:
@@ -236,5 +237,4 @@ def test_when_all_servers_are_lost_after_one_was_training_goes_on_from_a_workers
         np.testing.assert_array_equal(weights, INITIAL - more * gradient(0))
         worker.push([gradient(0)], 1.0)
     worker.leave()
-    said = [it.communicate(timeout=120) for it in servers]
-    assert [it.returncode for it in servers] == [0, 0], said
+    ended(servers)

@@ -5,7 +5,6 @@ Nothing hangs, and every gradient counts once or not at all.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,13 +18,16 @@ import numpy as np
 import pytest
 from parameters import (
     INITIAL,
+    SGD,
     client,
+    ended,
     free_addresses,
     gradient,
     pulled,
     server,
     serving,
     start,
+    stats_of,
 )
 
 import gradring
@@ -125,10 +127,9 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
     worker.leave()
     if lost is not None:
         mender.join()
-    said = [it.communicate(timeout=120) for it in servers]
-    assert [it.returncode for it in (*servers, victim)] == [0, 0, -9], (said, victim.communicate())
-    victim.communicate()
-    stats = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    stats = stats_of(servers)
+    printed = victim.communicate(timeout=120)
+    assert victim.returncode == -9, printed
     assert stats[0]["history"] == stats[1]["history"]
     assert stats[0]["applied"] == stats[1]["applied"]
     mine, its = (float(INITIAL - it) for it in weights[:2])
@@ -213,9 +214,9 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
             assert damage is None or restored >= int(whole[-1].name.split("-")[-1])
             worker.push([gradient(0)], 1.0)
     worker.leave()
-    said = [it.communicate(timeout=120) for it in servers]
-    assert [it.returncode for it in servers] == [0, 0], said
-    warned = [line for _, errors in said for line in errors.splitlines() if "snapshot" in line]
+    warned = [
+        line for _, errors in ended(servers) for line in errors.splitlines() if "snapshot" in line
+    ]
     assert len(warned) == (damaged is not None)
     assert damaged is None or str(damaged) in warned[0]
 
@@ -271,9 +272,15 @@ def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
     table, bias = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([5, 6], np.float32)
     with serving(servers):
         worker = client(addresses, 0, begins=False)
-        adam = {"kind": "adam", "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
+        rates = '"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": false'
+        adam = f'{{"adam": {{{rates}}}}}'
         variables = [("table", (6, 2), "float32", True), ("bias", (2,), "float32", False)]
-        for wrong in ({"kind": "rmsprop"}, {**adam, "momentum": 0.5}, {"kind": "sgd"}):
+        for wrong in (
+            '{"rmsprop": {}}',
+            f'{{"adam": {{{rates}, "momentum": 0.5}}}}',
+            '{"sgd": {"momentum": 0.5}}',
+            '{"sgd": {"momentum": NaN, "nesterov": false}}',
+        ):
             with pytest.raises(errors.ConfigError, match="optimizer"):
                 worker.begin(variables, wrong)
         with pytest.raises(errors.ConfigError, match="float64"):
@@ -282,10 +289,14 @@ def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
             worker.begin(variables, adam, {1: 2})
         with pytest.raises(errors.GradringError, match="out of turn"):
             worker.pull([table, bias])
-        sgd = {"kind": "sgd", "momentum": 0.0, "nesterov": False}
-        worker.begin(variables, sgd, {1: 1})
+        worker.begin(variables, SGD, {1: 1})
         found = [np.zeros((6, 2), np.float32), np.zeros(2, np.float32)]
+        columns = np.asfortranarray(table)
+        with pytest.raises(ValueError, match=r"into\[0\] \(table\) is not C-contiguous"):
+            worker.pull([columns.copy("F"), found[1]])
         assert worker.pull(found) is None
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            worker.push_initial([columns, bias])
         assert worker.push_initial([table, bias])
         assert worker.pull(found) == 1
         np.testing.assert_array_equal(found[0], table)
@@ -294,6 +305,8 @@ def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
             [table.astype(np.float64), bias],
             [table[:5], bias],
             [table[:, ::-1], bias],
+            [columns, bias],
+            [(np.arange(6), columns), bias],
             [(np.array([6]), table[:1]), bias],
             [(np.array([0, 1]), table[:1]), bias],
         ):

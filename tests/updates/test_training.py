@@ -21,7 +21,7 @@ from keras_models import (
     train_by_fit,
     train_by_loop,
 )
-from tf_worker import join
+from tf_worker import join, refusal
 
 from chosen import chosen, marked
 from gradring import updates
@@ -331,22 +331,13 @@ def elastic(comm: Any) -> Any:
 
 
 def refused(comm: Any) -> list[str]:
-    from gradring.errors import GradringError
-
-    def said(make: Callable[[], Any]) -> str:
-        try:
-            make()
-        except GradringError as error:
-            return f"{type(error).__name__}: {error}"
-        return "not refused"
-
     rule = updates.LocalSGD()
     return [
-        said(lambda: strategy_by("Primary")),  # type: ignore[arg-type]
-        said(lambda: strategy_by(rule, check_gradients="warn")),
-        said(lambda: strategy_by(rule, devices=["CPU:0", "CPU:1"])),
-        said(lambda: strategy_by(updates.LocalSGD(comm.rank + 1))),
-        said(lambda: compiled(strategy_by(rule), "mlp", "Adam", use_ema=True).fit(dataset())),
+        refusal(lambda: strategy_by("Primary")),  # type: ignore[arg-type]
+        refusal(lambda: strategy_by(rule, check_gradients="warn")),
+        refusal(lambda: strategy_by(rule, devices=["CPU:0", "CPU:1"])),
+        refusal(lambda: strategy_by(updates.LocalSGD(comm.rank + 1))),
+        refusal(lambda: compiled(strategy_by(rule), "mlp", "Adam", use_ema=True).fit(dataset())),
     ]
 
 

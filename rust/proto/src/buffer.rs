@@ -92,12 +92,6 @@ impl Buffer {
         unsafe { Self::new(dtype, [slice], Box::new(memory)) }
     }
 
-    /// A buffer without elements, for collectives that move no data of the user's.
-    #[must_use]
-    pub fn empty() -> Self {
-        Self::zeroed(DType::U8, 0)
-    }
-
     /// Element type of every slice.
     #[must_use]
     #[inline]
@@ -362,7 +356,7 @@ mod tests {
         let lengths: Vec<usize> = parts[..filled].iter().map(|part| part.len()).collect();
         assert_eq!(lengths.iter().sum::<usize>(), 7);
         assert_eq!(buffer.gather(28..28, &mut parts), 0);
-        assert_eq!(Buffer::empty().gather(0..0, &mut parts), 0);
+        assert_eq!(Buffer::zeroed(DType::U8, 0).gather(0..0, &mut parts), 0);
     }
 
     #[test]

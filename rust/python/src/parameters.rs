@@ -130,12 +130,11 @@ impl ParameterClient {
         &self,
         py: Python<'_>,
         variables: Vec<(String, Vec<usize>, String, bool)>,
-        optimizer: &Bound<'_, PyDict>,
+        optimizer: &str,
         placement: Option<BTreeMap<usize, usize>>,
     ) -> PyResult<()> {
         enter(py, || {
             let placement = placement.unwrap_or_default();
-            let optimizer = optimizer_of(optimizer)?;
             let servers = self.inner.servers();
             let model = model_of(variables, optimizer, &placement, servers);
             let begun = model.and_then(|model| detached(py, || self.inner.begin(model)));
@@ -145,41 +144,26 @@ impl ParameterClient {
 
     fn pull(&self, py: Python<'_>, into: Vec<Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
         enter(py, || {
-            let model = self.model(py)?;
-            let mut arrays = Vec::new();
-            for (index, array) in into.iter().enumerate() {
-                arrays.push(floats(array, &format!("into[{index}]"))?.readwrite_checked(index)?);
+            let (model, mut arrays) = (self.model(py)?, Vec::new());
+            for (array, shape, what) in named(&into, &model, "into")? {
+                let array = floats(array, shape, &what)?.try_readwrite();
+                arrays.push(array.map_err(|problem| {
+                    PyValueError::new_err(format!("{what} cannot be filled: {problem}"))
+                })?);
             }
-            check_shapes(&model, arrays.iter().map(|it| it.shape().to_vec()), "into")?;
-            let mut slices = Vec::new();
-            for (index, array) in arrays.iter_mut().enumerate() {
-                slices.push(
-                    array
-                        .as_slice_mut()
-                        .map_err(|_| not_contiguous("into", index))?,
-                );
-            }
+            let slices: Result<Vec<_>, _> = arrays.iter_mut().map(|it| it.as_slice_mut()).collect();
+            let mut slices = slices?;
             guarded(py, |program| self.inner.pull(&mut slices, program))
         })
     }
 
     fn push_initial(&self, py: Python<'_>, weights: Vec<Bound<'_, PyAny>>) -> PyResult<bool> {
         enter(py, || {
-            let model = self.model(py)?;
-            let mut arrays = Vec::new();
-            for (index, array) in weights.iter().enumerate() {
-                arrays.push(floats(array, &format!("weights[{index}]"))?.readonly());
+            let (model, mut arrays) = (self.model(py)?, Vec::new());
+            for (array, shape, what) in named(&weights, &model, "weights")? {
+                arrays.push(floats(array, shape, &what)?.readonly());
             }
-            check_shapes(
-                &model,
-                arrays.iter().map(|it| it.shape().to_vec()),
-                "weights",
-            )?;
-            let slices: PyResult<Vec<_>> = arrays
-                .iter()
-                .enumerate()
-                .map(|(index, it)| it.as_slice().map_err(|_| not_contiguous("weights", index)))
-                .collect();
+            let slices: Result<Vec<_>, _> = arrays.iter().map(|it| it.as_slice()).collect();
             let taken = self.inner.push_initial(&slices?);
             taken.map_err(|error| to_python(py, &error))
         })
@@ -194,20 +178,11 @@ impl ParameterClient {
         weight_decay: f32,
     ) -> PyResult<bool> {
         enter(py, || {
-            let model = self.model(py)?;
-            if gradients.len() != model.variables().len() {
-                return Err(wrong_count(&model, gradients.len(), "gradients"));
+            let (model, mut taken) = (self.model(py)?, Vec::new());
+            for (gradient, shape, what) in named(&gradients, &model, "gradients")? {
+                taken.push(Taken::of(gradient, shape, &what)?);
             }
-            let mut taken = Vec::new();
-            for (index, (gradient, variable)) in gradients.iter().zip(model.variables()).enumerate()
-            {
-                taken.push(Taken::of(gradient, variable, index)?);
-            }
-            let given: PyResult<Vec<_>> = taken
-                .iter()
-                .enumerate()
-                .map(|(index, it)| it.given(index))
-                .collect();
+            let given: PyResult<Vec<_>> = taken.iter().map(Taken::given).collect();
             let hyper = Hyper {
                 learning_rate,
                 weight_decay,
@@ -282,49 +257,54 @@ enum Taken<'py> {
 }
 
 impl<'py> Taken<'py> {
-    fn of(gradient: &Bound<'py, PyAny>, variable: &Variable, index: usize) -> PyResult<Self> {
+    fn of(gradient: &Bound<'py, PyAny>, shape: &[usize], what: &str) -> PyResult<Self> {
         if gradient.is_none() {
             return Ok(Self::Nothing);
         }
-        let what = format!("gradients[{index}] ({})", variable.name);
         let Ok(pair) = gradient.cast::<PyTuple>() else {
-            let values = floats(gradient, &what)?.readonly();
-            if values.shape() != variable.shape {
-                return Err(wrong_shape(&what, values.shape(), &variable.shape));
-            }
-            return Ok(Self::Dense(values));
+            return Ok(Self::Dense(floats(gradient, shape, what)?.readonly()));
         };
         let (rows, values): (Bound<'py, PyAny>, Bound<'py, PyAny>) = pair.extract()?;
-        let rows: Vec<usize> = rows_of(&rows, &what, variable)?;
-        let values = floats(&values, &what)?.readonly();
-        let mut wanted = vec![rows.len()];
-        wanted.extend(variable.shape.iter().skip(1));
-        if values.shape() != wanted {
-            return Err(wrong_shape(&what, values.shape(), &wanted));
-        }
-        Ok(Self::Rows(rows, values))
+        let rows = rows_of(&rows, what, shape.first().copied().unwrap_or(1))?;
+        let shape = [&[rows.len()], shape.get(1..).unwrap_or_default()].concat();
+        Ok(Self::Rows(rows, floats(&values, &shape, what)?.readonly()))
     }
 
-    fn given(&self, index: usize) -> PyResult<Option<Given<'_>>> {
+    fn given(&self) -> PyResult<Option<Given<'_>>> {
         Ok(match self {
             Self::Nothing => None,
-            Self::Dense(values) => Some(Given::Dense(
-                values
-                    .as_slice()
-                    .map_err(|_| not_contiguous("gradients", index))?,
-            )),
-            Self::Rows(rows, values) => Some(Given::Rows(
-                rows,
-                values
-                    .as_slice()
-                    .map_err(|_| not_contiguous("gradients", index))?,
-            )),
+            Self::Dense(values) => Some(Given::Dense(values.as_slice()?)),
+            Self::Rows(rows, values) => Some(Given::Rows(rows, values.as_slice()?)),
         })
     }
 }
 
+/// What the program has for each variable, with the variable's shape and words for messages.
+fn named<'a, 'py>(
+    items: &'a [Bound<'py, PyAny>],
+    model: &'a Model,
+    what: &str,
+) -> PyResult<impl Iterator<Item = (&'a Bound<'py, PyAny>, &'a [usize], String)>> {
+    let (count, variables) = (items.len(), model.variables());
+    if count != variables.len() {
+        let problem = format!("{what} has {count} items for {} variables", variables.len());
+        return Err(PyValueError::new_err(problem));
+    }
+    let words = |(index, variable): (usize, &'a Variable)| {
+        (
+            &variable.shape[..],
+            format!("{what}[{index}] ({})", variable.name),
+        )
+    };
+    let words: Vec<_> = variables.iter().enumerate().map(words).collect();
+    Ok(items
+        .iter()
+        .zip(words)
+        .map(|(item, (shape, what))| (item, shape, what)))
+}
+
 /// Row numbers of a sparse gradient.
-fn rows_of(rows: &Bound<'_, PyAny>, what: &str, variable: &Variable) -> PyResult<Vec<usize>> {
+fn rows_of(rows: &Bound<'_, PyAny>, what: &str, count: usize) -> PyResult<Vec<usize>> {
     let numbers: Vec<i64> = if let Ok(rows) = rows.cast::<PyArrayDyn<i64>>() {
         rows.readonly().as_array().iter().copied().collect()
     } else if let Ok(rows) = rows.cast::<PyArrayDyn<i32>>() {
@@ -337,7 +317,6 @@ fn rows_of(rows: &Bound<'_, PyAny>, what: &str, variable: &Variable) -> PyResult
         let problem = format!("{what}: indices must be a numpy array of int32 or int64");
         return Err(PyTypeError::new_err(problem));
     };
-    let count = variable.shape.first().copied().unwrap_or(1);
     let row = |number: i64| {
         usize::try_from(number)
             .ok()
@@ -350,11 +329,13 @@ fn rows_of(rows: &Bound<'_, PyAny>, what: &str, variable: &Variable) -> PyResult
     numbers.into_iter().map(row).collect()
 }
 
+/// An array of numbers of this shape, as they lie in memory.
 fn floats<'a, 'py>(
     array: &'a Bound<'py, PyAny>,
+    shape: &[usize],
     what: &str,
 ) -> PyResult<&'a Bound<'py, PyArrayDyn<f32>>> {
-    array.cast::<PyArrayDyn<f32>>().map_err(|_| {
+    let array = array.cast::<PyArrayDyn<f32>>().map_err(|_| {
         let kind = array.get_type();
         PyTypeError::new_err(format!(
             "{what} must be a numpy array of float32; it is {}",
@@ -362,54 +343,16 @@ fn floats<'a, 'py>(
                 .getattr("dtype")
                 .map_or_else(|_| kind.to_string(), |dtype| format!("of {dtype}"))
         ))
-    })
-}
-
-/// Lends an array to be filled.
-trait Writable<'py> {
-    fn readwrite_checked(&self, index: usize) -> PyResult<numpy::PyReadwriteArrayDyn<'py, f32>>;
-}
-
-impl<'py> Writable<'py> for Bound<'py, PyArrayDyn<f32>> {
-    fn readwrite_checked(&self, index: usize) -> PyResult<numpy::PyReadwriteArrayDyn<'py, f32>> {
-        self.try_readwrite().map_err(|problem| {
-            PyValueError::new_err(format!("into[{index}] cannot be filled: {problem}"))
-        })
-    }
-}
-
-fn not_contiguous(what: &str, index: usize) -> PyErr {
-    PyValueError::new_err(format!(
-        "{what}[{index}] is not C-contiguous; pass a contiguous copy"
-    ))
-}
-
-fn wrong_shape(what: &str, shape: &[usize], wanted: &[usize]) -> PyErr {
-    PyValueError::new_err(format!("{what} has the shape {shape:?} and not {wanted:?}"))
-}
-
-fn wrong_count(model: &Model, count: usize, what: &str) -> PyErr {
-    let variables = model.variables().len();
-    PyValueError::new_err(format!(
-        "{what} has {count} items for {variables} variables"
-    ))
-}
-
-fn check_shapes(
-    model: &Model,
-    shapes: impl ExactSizeIterator<Item = Vec<usize>>,
-    what: &str,
-) -> PyResult<()> {
-    if shapes.len() != model.variables().len() {
-        return Err(wrong_count(model, shapes.len(), what));
-    }
-    for (index, (shape, variable)) in shapes.zip(model.variables()).enumerate() {
-        if shape != variable.shape {
-            let what = format!("{what}[{index}] ({})", variable.name);
-            return Err(wrong_shape(&what, &shape, &variable.shape));
-        }
-    }
-    Ok(())
+    })?;
+    let problem = if array.shape() != shape {
+        let found = array.shape();
+        format!("{what} has the shape {found:?} and not {shape:?}")
+    } else if !array.is_c_contiguous() {
+        format!("{what} is not C-contiguous; pass a contiguous copy")
+    } else {
+        return Ok(array);
+    };
+    Err(PyValueError::new_err(problem))
 }
 
 fn check_server(index: usize, servers: usize) -> Result<()> {
@@ -425,7 +368,7 @@ fn check_server(index: usize, servers: usize) -> Result<()> {
 
 fn model_of(
     variables: Vec<(String, Vec<usize>, String, bool)>,
-    optimizer: Optimizer,
+    optimizer: &str,
     placement: &BTreeMap<usize, usize>,
     servers: usize,
 ) -> Result<Model> {
@@ -449,6 +392,13 @@ fn model_of(
             ));
         }
     }
+    let optimizer: Optimizer = serde_json::from_str(optimizer).map_err(|error| {
+        wrong(
+            "optimizer",
+            optimizer,
+            &format!("one that servers know: {error}"),
+        )
+    })?;
     let variables = variables
         .into_iter()
         .map(|(name, shape, _, decays)| Variable {
@@ -458,72 +408,4 @@ fn model_of(
         })
         .collect();
     Ok(Model::new(variables, optimizer, placement, servers))
-}
-
-fn optimizer_of(said: &Bound<'_, PyDict>) -> PyResult<Optimizer> {
-    let py = said.py();
-    let wrong = |name: &str, shown: &str, wanted: &str| to_python(py, &wrong(name, shown, wanted));
-    let kind: String = match said.get_item("kind")? {
-        Some(kind) => kind.extract()?,
-        None => {
-            return Err(wrong(
-                "optimizer",
-                "a dict without kind",
-                "sgd, adagrad or adam",
-            ));
-        }
-    };
-    let keys: &[&str] = match kind.as_str() {
-        "sgd" => &["momentum", "nesterov"],
-        "adagrad" => &["initial_accumulator_value", "epsilon"],
-        "adam" => &["beta_1", "beta_2", "epsilon", "amsgrad"],
-        other => {
-            return Err(wrong(
-                "optimizer",
-                other,
-                "sgd, adagrad or adam, which servers know",
-            ));
-        }
-    };
-    if said.len() != keys.len() + 1 {
-        let shown = said.repr()?.to_string();
-        return Err(wrong(
-            "optimizer",
-            &shown,
-            &format!("kind, {}", keys.join(", ")),
-        ));
-    }
-    let item = |key: &str| -> PyResult<Bound<'_, PyAny>> {
-        said.get_item(key)?.ok_or_else(|| {
-            wrong(
-                "optimizer",
-                &format!("without {key}"),
-                &format!("kind, {}", keys.join(", ")),
-            )
-        })
-    };
-    let number = |key: &str| -> PyResult<f64> {
-        let number: f64 = item(key)?.extract()?;
-        match number.is_finite() {
-            true => Ok(number),
-            false => Err(wrong(key, &number.to_string(), "a finite number")),
-        }
-    };
-    let flag = |key: &str| -> PyResult<bool> { item(key)?.extract() };
-    Ok(match kind.as_str() {
-        "sgd" => Optimizer::Sgd {
-            momentum: number("momentum")?,
-            is_nesterov: flag("nesterov")?,
-        },
-        "adagrad" => Optimizer::Adagrad {
-            initial: number("initial_accumulator_value")?,
-            epsilon: number("epsilon")?,
-        },
-        _ => Optimizer::Adam {
-            beta_1: number("beta_1")?,
-            beta_2: number("beta_2")?,
-            epsilon: number("epsilon")?,
-            is_amsgrad: flag("amsgrad")?,
-        },
-    })
 }

@@ -9,6 +9,7 @@ worker multiplies by that number: its gradient is that of its own mean.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,16 @@ from gradring.tensorflow.sparse import summed
 from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")
+
+_Known = tuple[str, dict[str, type]]
+_ADAM: _Known = ("adam", {"beta_1": float, "beta_2": float, "epsilon": float, "amsgrad": bool})
+#: By Keras' name, what servers call an optimizer, and what they need to know of it.
+_OPTIMIZERS: dict[str, _Known] = {
+    "SGD": ("sgd", {"momentum": float, "nesterov": bool}),
+    "Adagrad": ("adagrad", {"initial_accumulator_value": float, "epsilon": float}),
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+}
 
 
 class PushedUpdates(Updates):
@@ -241,8 +252,8 @@ class PushedUpdates(Updates):
             _log.warning("%s could not leave the servers: %s", self._name, error)
 
 
-def _describe(optimizer: Any) -> dict[str, Any]:
-    """What the servers need to know about an optimizer.
+def _describe(optimizer: Any) -> str:
+    """What the servers need to know about an optimizer, in JSON.
 
     Raises:
         gradring.errors.ConfigError: They do not know it.
@@ -251,17 +262,9 @@ def _describe(optimizer: Any) -> dict[str, Any]:
     kind = type(optimizer)
     if kind is known.LossScaleOptimizer:
         return _describe(optimizer.inner_optimizer)
-    if kind is known.SGD:
-        momentum = float(optimizer.momentum)
-        return {"kind": "sgd", "momentum": momentum, "nesterov": bool(optimizer.nesterov)}
-    if kind is known.Adagrad:
-        initial, epsilon = optimizer.initial_accumulator_value, optimizer.epsilon
-        numbers = {"initial_accumulator_value": float(initial), "epsilon": float(epsilon)}
-        return {"kind": "adagrad", **numbers}
-    if kind in (known.Adam, known.AdamW):
-        names = ("beta_1", "beta_2", "epsilon")
-        numbers = {name: float(getattr(optimizer, name)) for name in names}
-        return {"kind": "adam", **numbers, "amsgrad": bool(optimizer.amsgrad)}
+    for keras_name, (name, values) in _OPTIMIZERS.items():
+        if kind is getattr(known, keras_name):
+            return json.dumps({name: {it: of(getattr(optimizer, it)) for it, of in values.items()}})
     raise ConfigError(
         f"parameter servers do not know {kind.__name__}; they know SGD, Adagrad, Adam and AdamW of "
         "Keras 3: use one of them, or another update rule"

@@ -1,8 +1,9 @@
 //! The listener of a rank: lets members in while the group forms, keeps what others connect on demand,
 //! and tells those who know the token how the rank is, or what it says of the next group.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::io;
+use std::mem::{Discriminant, discriminant};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -85,8 +86,18 @@ impl GroupListener {
 struct Members {
     access: Arc<GroupAccess>,
     sender: Sender<Member>,
-    /// By rank and purpose.
-    admitted: Mutex<BTreeSet<(usize, usize)>>,
+    admitted: Mutex<HashSet<Place>>,
+}
+
+/// The rank, purpose and stream of a connection, of which there is one.
+type Place = (usize, Discriminant<Purpose>, usize);
+
+fn place(hello: &Hello) -> Place {
+    let stream = match hello.purpose {
+        Purpose::Data { stream } => stream,
+        _ => 0,
+    };
+    (hello.rank, discriminant(&hello.purpose), stream)
 }
 
 impl Service for Members {
@@ -97,7 +108,7 @@ impl Service for Members {
 
     fn admit(&self, hello: &Hello, deadline: Instant) -> Result<()> {
         self.access.check(hello, deadline)?;
-        if lock(&self.admitted).insert((hello.rank, hello.purpose.number())) {
+        if lock(&self.admitted).insert(place(hello)) {
             return Ok(());
         }
         let rank = hello.rank;
@@ -109,7 +120,7 @@ impl Service for Members {
     }
 
     fn forget(&self, hello: &Hello) {
-        lock(&self.admitted).remove(&(hello.rank, hello.purpose.number()));
+        lock(&self.admitted).remove(&place(hello));
     }
 
     fn is_of_members(&self) -> bool {
@@ -122,5 +133,20 @@ impl Service for Members {
             drop(self.sender.send((hello, connection)));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_has_one_connection_for_each_purpose_and_stream() {
+        let place_of = |purpose| place(&Hello::sample(purpose));
+        let control = || place_of(Purpose::Control);
+        let data = |stream| place_of(Purpose::Data { stream });
+        let places = [control(), data(0), data(1), place_of(Purpose::Inquiry)];
+        assert_eq!(HashSet::from(places).len(), places.len());
+        assert_eq!((control(), data(1)), (places[0], places[2]));
     }
 }

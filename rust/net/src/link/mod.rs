@@ -1,8 +1,8 @@
 //! Links: bytes to and from peers, non-blocking, with one place to wait.
 //!
-//! A [`Link`] leads to one peer; each transport has a folder with its own. [`framing`] makes one link
-//! of several, or one whose bytes are checked. A [`mesh::Mesh`] has the links of a rank to all
-//! others, and waits.
+//! A [`Link`] leads to one peer; each transport has a folder with its own, and is in the list of
+//! [`KINDS`]. [`framing`] makes one link of several, or one whose bytes are checked. A [`mesh::Mesh`]
+//! has the links of a rank to all others, and waits.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -23,6 +23,9 @@ pub mod tcp;
 
 pub use crate::config::STREAMS_MAX;
 pub use gradring_proto::error::Broken;
+
+/// What links can be made of, the best first. TCP leads everywhere.
+pub const KINDS: &[kind::Kind] = &[shm::KIND, tcp::KIND];
 
 /// What leads to one peer and back: a pipe of bytes in each direction, which keeps their order.
 pub trait Link: Send {

@@ -1,6 +1,4 @@
-//! Kinds of links, and the negotiation of two ranks about them when their group forms.
-//!
-//! A new transport is a folder with a [`Kind`], and its name in [`KINDS`].
+//! Negotiation of two ranks, when their group forms, about what they make a link of.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,14 +11,11 @@ use super::mesh::Mesh;
 use super::poll::WakeUp;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
-use super::{Link, framing, shm, tcp};
+use super::{KINDS, Link, framing, tcp};
 use gradring_proto::error::Error;
 use gradring_proto::schedule::partners;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::settings::wrong;
-
-/// What links can be made of, the best first. TCP leads everywhere.
-pub const KINDS: &[Kind] = &[shm::KIND, tcp::KIND];
 
 /// What a rank offers that leaves the choice to the ranks.
 pub const AUTO: &str = "auto";

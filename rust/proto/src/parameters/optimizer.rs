@@ -8,19 +8,23 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
-/// How a gradient changes the weights; what stays the same for the whole training.
+/// How a gradient changes the weights; what stays the same for the whole training. Programs say it in
+/// JSON, by Keras' names.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {
     /// `keras.optimizers.SGD`.
     Sgd {
         /// 0 has no slot.
         momentum: f64,
         /// Whether the gradient is taken where the momentum leads.
+        #[serde(rename = "nesterov")]
         is_nesterov: bool,
     },
     /// `keras.optimizers.Adagrad`.
     Adagrad {
         /// With what the sums of squares begin.
+        #[serde(rename = "initial_accumulator_value")]
         initial: f64,
         /// Against division by zero.
         epsilon: f64,
@@ -34,6 +38,7 @@ pub enum Optimizer {
         /// Against division by zero.
         epsilon: f64,
         /// Whether the largest mean of squares so far counts.
+        #[serde(rename = "amsgrad")]
         is_amsgrad: bool,
     },
 }

@@ -341,12 +341,7 @@ impl Policy {
 
     /// Whether a group of so many ranks has the links for `algorithm` from its start.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
-        let needs_few = match algorithm {
-            Algorithm::Ring | Algorithm::Halving | Algorithm::Doubling => true,
-            Algorithm::Hierarchical => self.topology.has_even_racks(),
-            Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => false,
-        };
-        needs_few || self.is_mesh()
+        algorithm.needs_few_links(&self.topology) || self.is_mesh()
     }
 
     /// Whether `algorithm` has its links, and sums in the order that is asked for.
@@ -433,11 +428,7 @@ impl Policy {
 
     /// Whether `algorithm` sums in the order of ranks.
     fn folds(&self, algorithm: Algorithm, call: &Call) -> bool {
-        match algorithm {
-            Algorithm::Direct | Algorithm::OneShot | Algorithm::Star => true,
-            Algorithm::Ring => self.ring_is_direct(call),
-            Algorithm::Hierarchical | Algorithm::Halving | Algorithm::Doubling => false,
-        }
+        algorithm.folds() || (algorithm == Algorithm::Ring && self.ring_is_direct(call))
     }
 
     /// Between two ranks the ring and the direct way are the same, without a fold beside the

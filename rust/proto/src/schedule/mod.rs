@@ -255,6 +255,23 @@ impl Algorithm {
         }
     }
 
+    /// Whether a group has its links also where not all ranks are connected with one another.
+    fn needs_few_links(self, topology: &Topology) -> bool {
+        match self {
+            Self::Ring | Self::Halving | Self::Doubling => true,
+            Self::Hierarchical => topology.has_even_racks(),
+            Self::Direct | Self::OneShot | Self::Star => false,
+        }
+    }
+
+    /// Whether it sums in the order of ranks, between however many.
+    const fn folds(self) -> bool {
+        match self {
+            Self::Direct | Self::OneShot | Self::Star => true,
+            Self::Ring | Self::Hierarchical | Self::Halving | Self::Doubling => false,
+        }
+    }
+
     const fn builder(self) -> Builder {
         match self {
             Self::Ring => ring::build,

@@ -127,19 +127,6 @@ impl Purpose {
             Self::Inquiry | Self::Membership { .. } | Self::Parameters { .. }
         )
     }
-
-    /// Equal for two connections of the same purpose.
-    pub const fn number(&self) -> usize {
-        match self {
-            Self::Join(_) => 0,
-            Self::Control => 1,
-            Self::Inquiry => 2,
-            Self::Membership { .. } => 3,
-            Self::Parameters { .. } => 4,
-            Self::OnDemand { .. } => 5,
-            Self::Data { stream } => 6_usize.saturating_add(*stream),
-        }
-    }
 }
 
 /// What tells a group from all others, whatever their ranks, addresses and token: a random number

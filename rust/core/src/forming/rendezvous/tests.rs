@@ -3,7 +3,7 @@ use std::thread;
 
 use super::*;
 use gradring_net::config::Settings;
-use gradring_net::link::negotiation::KINDS;
+use gradring_net::link::KINDS;
 use gradring_net::session::connect::LOOK_UP_GOES_ON;
 use gradring_proto::error::ErrorKind;
 

@@ -33,6 +33,7 @@ use crate::link::poll;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn, gave_up};
 use gradring_proto::error::Error;
+use gradring_proto::wire::handshake::random;
 use gradring_proto::wire::pairing as wire;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
@@ -177,10 +178,8 @@ impl Offer {
     fn new(own: &Own<'_>, ring_bytes: usize) -> Result<Self, String> {
         let (arena, file) = Arena::create(ring_bytes)
             .map_err(|error| own.reason("no shared memory from the system", &error))?;
-        let (mut name, mut nonce) = ([0; RANDOM_BYTES], [0; RANDOM_BYTES]);
-        getrandom::fill(&mut name)
-            .and_then(|()| getrandom::fill(&mut nonce))
-            .map_err(|error| format!("no random numbers from the system: {error}"))?;
+        let drawn = || random::<RANDOM_BYTES>().map_err(|error| error.kind.to_string());
+        let (name, nonce) = (drawn()?, drawn()?);
         let listener =
             listen(&name).map_err(|error| own.reason("no Unix socket from the system", &error))?;
         Ok(Self {

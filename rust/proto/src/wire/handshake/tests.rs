@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
@@ -402,36 +401,6 @@ fn a_refused_proof_names_who_connected_if_that_is_a_rank_and_is_not_answered() {
         assert!(matches!(hear(&mut heard), Ok(Message::Welcome { .. })));
         assert!(heard.is_empty());
     }
-}
-
-#[test]
-fn connections_of_different_purposes_have_different_numbers() {
-    let job = String::new;
-    let server = Purpose::Parameters {
-        job: job(),
-        server: 0,
-        client: ClientKind::Sequencer {
-            process: 0,
-            rules: String::new(),
-        },
-        transports: Vec::new(),
-    };
-    let lazy = Purpose::OnDemand {
-        traffic: Traffic::Collectives,
-        stream: 0,
-    };
-    let purposes = [
-        Purpose::Join(member()),
-        Purpose::Control,
-        Purpose::Inquiry,
-        Purpose::Membership { job: job() },
-        server,
-        lazy,
-        Purpose::Data { stream: 0 },
-        Purpose::Data { stream: 1 },
-    ];
-    let numbers = purposes.iter().map(Purpose::number);
-    assert_eq!(numbers.collect::<BTreeSet<_>>().len(), purposes.len());
 }
 
 #[test]
