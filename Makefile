@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Most tests wait more than they compute. Those of one file share what is expensive to start.
 TEST_PROCESSES ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) * 3 / 2 : 12 )))
 PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-WHEEL_BUILT = --wheel "$$(ls -t dist/*.whl | head -n 1)"
+WHEEL_BUILT = --wheel="$$(ls -t dist/*.whl | head -n 1)"
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

@@ -149,14 +149,11 @@ impl Cluster<'_> {
         let peer = self.symmetry.peer(rank, peer, world_size);
         let sender = self.symmetry.seen_from(peer, rank, world_size);
         let receiver = peer % self.simulated;
-        let pipes = self.outline(receiver).pipes().iter();
-        let pipe = pipes
-            .enumerate()
-            .find(|(_, route)| route.way == Way::In && route.peer == sender);
+        let pipe = self.outline(receiver).pipe_from(sender);
         let (from, to) = (network.host(rank), network.host(peer));
         Target {
             rank: receiver as u32,
-            pipe: pipe.expect("what is sent is received").0 as u32,
+            pipe: pipe.expect("what is sent is received"),
             distance: if from == to {
                 Distance::Host
             } else if network.rack(from) == network.rack(to) {

@@ -16,6 +16,8 @@ pub struct Outline {
     /// Of all pieces, one after the other: the pieces that have to have moved before.
     follows: Vec<u32>,
     pipes: Vec<Route>,
+    /// The incoming pipes, by the ranks that they come from.
+    incoming: Vec<u32>,
 }
 
 /// Bytes that move at once.
@@ -77,6 +79,7 @@ impl Outline {
             pieces: Vec::new(),
             follows: Vec::new(),
             pipes: Vec::new(),
+            incoming: Vec::new(),
         };
         let mut firsts: Vec<u32> = Vec::with_capacity(plan.operations.len() + 1);
         for operation in &plan.operations {
@@ -114,6 +117,11 @@ impl Outline {
                 outline.add(way, pipe, &firsts);
             }
         }
+        let pipes = outline.pipes.iter().zip(0..);
+        let incoming = pipes.filter(|(route, _)| route.way == Way::In);
+        outline.incoming = incoming.map(|(_, pipe)| pipe).collect();
+        let peer = |&pipe: &u32| outline.pipes[pipe as usize].peer;
+        outline.incoming.sort_unstable_by_key(peer);
         outline
     }
 
@@ -155,6 +163,13 @@ impl Outline {
     /// The pipes: outgoing, own and incoming ones.
     pub fn pipes(&self) -> &[Route] {
         &self.pipes
+    }
+
+    /// The number of the pipe that comes from `peer`, if one does.
+    pub fn pipe_from(&self, peer: usize) -> Option<u32> {
+        let peer_of = |&pipe: &u32| self.pipes[pipe as usize].peer;
+        let place = self.incoming.binary_search_by_key(&peer, peer_of).ok()?;
+        Some(self.incoming[place])
     }
 }
 
