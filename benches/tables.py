@@ -5,15 +5,14 @@ record, so that no number of it is typed by hand:
 
     <!-- table of benches/results/all-reduce.json: array over TCP -->
 
-What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest
-and the largest ratio of each system, over all sizes; `times as long`: the ratios of p50 and p99 at
-each size; or one of those that may have several records, such as `network-*.json`. `medians` has
-all systems beside each other, `many ranks` p50, p90 and p99 for each number of ranks, `processor
-time` the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
-medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
-links, in the same turns), with its processor seconds for each GB. `model steps` is of what
-`python -m benches.model_steps --json` has written; `model steps in short` are its medians with
-TensorFlow's own number of threads.
+What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest and
+the largest ratio of each system, over all sizes; or one of those that may have several records,
+such as `network-*.json`. `medians` has all systems beside each other, `many ranks` p50, p90 and p99
+for each number of ranks, `processor time` the processor seconds of all ranks for each GB. Of
+simulated hosts `times between hosts` has medians, and `lines between hosts` what each system made
+of the line (its bandwidth over that of raw links, in the same turns), with its processor seconds
+for each GB. `model steps` is of what `python -m benches.model_steps --json` has written; `model
+steps in short` are its medians with TensorFlow's own number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -44,7 +43,7 @@ from gradring.tools.bench.systems.link import NAME
 from gradring.tools.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
-RANGES, RATIOS = "ranges", "times as long"
+RANGES = "ranges"
 STEPS, STEPS_IN_SHORT = "model steps", "model steps in short"
 TIMES, LINES = "times between hosts", "lines between hosts"
 MANY, MEDIANS, PROCESSOR = "many ranks", "medians", "processor time"
@@ -172,9 +171,6 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
     if kind == RANGES:
         head = ["like with like", "others", *QUANTILES]
         rows = [[*key, *ranges] for key, ranges in recorded.ranges(found).items()]
-    elif kind == RATIOS:
-        head = ["", *dict.fromkeys(format_size(each.bytes) for each in found)]
-        rows = [list(row) for row in _ratios(recorded, found)]
     else:
         found = [comparison for comparison in found if comparison.kind == kind]
         if not found:
@@ -184,18 +180,6 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
         head = ["size", *titles, *ratios]
         rows = [_row(comparison) for comparison in found]
     return [head, *rows]
-
-
-def _ratios(recorded: Recorded, found: Iterable[Comparison]) -> Iterator[list[str]]:
-    """A row for each system but the first of its kind: p50 and p99 over those of the first."""
-    rows: dict[str, list[str]] = {}
-    for comparison in found:
-        base, *others = comparison.rows
-        for row in others:
-            name = f"{recorded.title(row, comparison.rows)}, {comparison.kind}"
-            p50, _, p99 = times_as_long(row, base)
-            rows.setdefault(name, []).append(f"{_ratio(p50)} / {_ratio(p99)}")
-    yield from ([name, *cells] for name, cells in rows.items())
 
 
 def _steps_in_short(rows: Iterable[Row]) -> list[list[str]]:
