@@ -5,15 +5,14 @@ record, so that no number of it is typed by hand:
 
     <!-- table of benches/results/all-reduce.json: array over TCP -->
 
-What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest
-and the largest ratio of each system, over all sizes; `times as long`: the ratios of p50 and p99 at
-each size; or one of those that may have several records, such as `network-*.json`. `medians` has
-all systems beside each other, `many ranks` p50, p90 and p99 for each number of ranks, `processor
+What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest and
+the largest ratio of each system, over all sizes; or one of those that may have several records,
+such as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks, `processor
 time` the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
 medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
-links, in the same turns), with its processor seconds for each GB. `model steps` is of what
-`python -m benches.model_steps --json` has written; `model steps in short` are its medians with
-TensorFlow's own number of threads.
+links, in the same turns), with its processor seconds for each GB. `model steps` is of what `python
+-m benches.model_steps --json` has written; `model steps in short` are its medians with TensorFlow's
+own number of threads.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benches.model_steps import HEAD, Row, recorded_steps
 from gradring.tools.bench.comparison import (
     ARRAY,
-    OP,
     QUANTILES,
     STRATEGY,
     Comparison,
@@ -44,16 +42,15 @@ from gradring.tools.bench.systems.link import NAME
 from gradring.tools.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
-RANGES, RATIOS = "ranges", "times as long"
+RANGES = "ranges"
 STEPS, STEPS_IN_SHORT = "model steps", "model steps in short"
 TIMES, LINES = "times between hosts", "lines between hosts"
-MANY, MEDIANS, PROCESSOR = "many ranks", "medians", "processor time"
+MANY, PROCESSOR = "many ranks", "processor time"
 #: What tells rows apart in a table of several records.
 _ROWS = {
     TIMES: ["hosts x ranks", "links", "size"],
     LINES: ["hosts x ranks", "links", "size"],
     MANY: ["ranks", "size"],
-    MEDIANS: ["size"],
     PROCESSOR: ["size"],
 }
 _PLACE = re.compile(r"--hosts (?P<hosts>\d+) --rate (?P<rate>\S+)")
@@ -78,11 +75,10 @@ _TITLES = {
 
 _COLUMNS = {
     "gradring auto": "gradring",
-    "gradring-op": "gradring's op",
     "gradring-strategy": "gradring's strategy",
 }
 #: What stands in a table of several records, where it is not arrays alone.
-_CALLED = {TIMES: (ARRAY, STRATEGY), LINES: (ARRAY, STRATEGY), MEDIANS: (ARRAY, OP, STRATEGY)}
+_CALLED = {TIMES: (ARRAY, STRATEGY), LINES: (ARRAY, STRATEGY)}
 #: Below, processor time is one of calls and not of bytes.
 _LARGE_BYTES = 64 << 10
 _KEYS = [field.name for field in fields(Measurement)]
@@ -172,9 +168,6 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
     if kind == RANGES:
         head = ["like with like", "others", *QUANTILES]
         rows = [[*key, *ranges] for key, ranges in recorded.ranges(found).items()]
-    elif kind == RATIOS:
-        head = ["", *dict.fromkeys(format_size(each.bytes) for each in found)]
-        rows = [list(row) for row in _ratios(recorded, found)]
     else:
         found = [comparison for comparison in found if comparison.kind == kind]
         if not found:
@@ -184,18 +177,6 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
         head = ["size", *titles, *ratios]
         rows = [_row(comparison) for comparison in found]
     return [head, *rows]
-
-
-def _ratios(recorded: Recorded, found: Iterable[Comparison]) -> Iterator[list[str]]:
-    """A row for each system but the first of its kind: p50 and p99 over those of the first."""
-    rows: dict[str, list[str]] = {}
-    for comparison in found:
-        base, *others = comparison.rows
-        for row in others:
-            name = f"{recorded.title(row, comparison.rows)}, {comparison.kind}"
-            p50, _, p99 = times_as_long(row, base)
-            rows.setdefault(name, []).append(f"{_ratio(p50)} / {_ratio(p99)}")
-    yield from ([name, *cells] for name, cells in rows.items())
 
 
 def _steps_in_short(rows: Iterable[Row]) -> list[list[str]]:
@@ -217,11 +198,7 @@ def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for recorded in records:
         links = {row.bytes: row.busbw_gbps for row in recorded.measurements if row.system == NAME}
-        measured = recorded.measurements
-        if kind == MEDIANS:
-            alike = sorted(comparisons(measured), key=lambda each: each.kind.lower())
-            measured = [row for each in alike for row in each.rows]
-        for row in measured:
+        for row in recorded.measurements:
             if called(row.system) not in _CALLED.get(kind, (ARRAY,)):
                 continue
             if row.system.startswith(NAME) or (kind == LINES and row.bytes not in links):
@@ -238,7 +215,7 @@ def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
 
 
 def _cell(row: Measurement, kind: str, link_gbps: float | None) -> str:
-    if kind in (TIMES, MEDIANS):
+    if kind == TIMES:
         return format_time(row.median_us)
     if kind == MANY:
         return _times(row)
@@ -249,7 +226,7 @@ def _cell(row: Measurement, kind: str, link_gbps: float | None) -> str:
 def _place(recorded: Recorded, row: Measurement, kind: str) -> tuple[str, ...]:
     """What tells the row of a measurement from others."""
     size = format_size(row.bytes)
-    if kind in (MEDIANS, PROCESSOR):
+    if kind == PROCESSOR:
         return (size,)
     if kind == MANY:
         return str(row.world_size), size
@@ -262,9 +239,7 @@ def _place(recorded: Recorded, row: Measurement, kind: str) -> tuple[str, ...]:
 
 def _column(title: str, row: Measurement, kind: str) -> str:
     title = _COLUMNS.get(row.system, title)
-    if kind in (MANY, MEDIANS, PROCESSOR):
-        if called(row.system) != ARRAY:
-            return title
+    if kind in (MANY, PROCESSOR):
         return f"{title}, {'TCP' if row.transport == 'tcp' else 'memory'}"
     return f"{title}, memory in hosts" if row.transport == "shm+tcp" else title
 

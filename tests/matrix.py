@@ -209,18 +209,20 @@ def by_feature(results: list[Result]) -> dict[str, list[Result]]:
 
 
 def table_of(results: dict[Versions, list[Result]]) -> str:
-    columns = {
-        f"TF {versions.tensorflow}, Keras {versions.keras}": by_feature(found)
-        for versions, found in results.items()
-    }
-    lines = [f"| feature | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    days = [datetime.date.fromtimestamp(versions.report.stat().st_mtime) for versions in results]
-    lines.append(f"| run on | {' | '.join(map(str, days))} |")
+    """A row for each feature; versions with the same results in all of them share a column."""
     # The order of `FEATURES` says what takes a test first; readers begin with the usual.
-    *features, rest = FEATURES
-    for feature in (*reversed(features), rest):
-        row = [cell(column[feature]) for column in columns.values()]
-        lines.append(f"| {feature} | {' | '.join(row)} |")
+    *usual, rest = FEATURES
+    features = [*reversed(usual), rest]
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for versions, found in results.items():
+        day = datetime.date.fromtimestamp(versions.report.stat().st_mtime)
+        rows = by_feature(found)
+        cells = (str(day), *(cell(rows[feature]) for feature in features))
+        columns.setdefault(cells, []).append(f"TF {versions.tensorflow}, Keras {versions.keras}")
+    heads = ["feature", *("; ".join(names) for names in columns.values())]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for row in zip(["run on", *features], *columns, strict=True):
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 

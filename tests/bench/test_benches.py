@@ -92,8 +92,8 @@ def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, content
 @pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
 def test_the_page_has_the_tables_of_the_records(page: Path, tmp_path: Path) -> None:
     copy = tmp_path / page.name
-    rows = [line for line in page.read_text().splitlines() if line.startswith("| 1 MiB |")]
-    copy.write_text(page.read_text().replace(rows[0], "| 1 MiB | 1 us |"))
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| 2 x 1 |")]
+    copy.write_text(page.read_text().replace(rows[0], "| 2 x 1 | 1 us |"))
     done = run("tables", copy)
     assert done.returncode == 0, done.stderr
     command = f"python -m benches.tables {page.relative_to(ROOT)}"

@@ -15,7 +15,7 @@ from gradring.tools import cli
 
 PACKAGE = ROOT / "python" / "gradring"
 FOLDERS = ("rust", "python", "tests", "benches", "docs", "examples", "release", "fuzz")
-#: Files that an exercise of CONTRIBUTING.md would add.
+#: Files that an exercise of docs/internals/exercises.md would add.
 HYPOTHETICAL = {
     "python/gradring/tensorflow/rules/majority_vote.py",
     "rust/core/src/forming/ping.rs",

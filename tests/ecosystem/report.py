@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ecosystem.catalogue import KERAS, PROGRAMS, TENSORFLOW, Program
-from ecosystem.run import DIFFERENT, Result, variable
+from ecosystem.run import Result, variable
 from gradring.machine import resources
 from pages import written_between
 
@@ -16,9 +16,10 @@ RECORDS = Path(__file__).with_name("records.json")
 PAGE = Path(__file__).parents[2] / "docs" / "ecosystem.md"
 PAGE_COLUMNS = 120
 BEGIN, END = "<!-- made by: make ecosystem -->\n", "<!-- end of what make ecosystem makes -->\n"
-NUMBERS = ("same weights", "weights", "losses", "time")
-HEADS = ("package", "program", "lines changed", *NUMBERS, "")
-ARCHITECTURE_HEADS = ("architecture", "parameters", *NUMBERS, "")
+NUMBERS = ("weights", "losses", "time")
+HEADS = ("package", "program", *NUMBERS, "")
+ARCHITECTURE_HEADS = ("architecture", "parameters", *NUMBERS)
+FAILED = "**failed**"
 
 
 def records() -> dict[str, Result]:
@@ -89,6 +90,8 @@ def _line(shown: tuple[Program, Result]) -> str:
     if package.tensorflow != TENSORFLOW:
         names.append(f"TensorFlow {package.tensorflow}")
     notes = [program.why] if program.why else []
+    if program.changed:
+        notes.append(f"{program.changed} lines changed")
     if program.option:
         is_option = not (program.by_mpirun or program.starts_ranks)
         asked = f"--{program.option}" if is_option else f"{variable(program.option)}=1"
@@ -98,9 +101,8 @@ def _line(shown: tuple[Program, Result]) -> str:
     cells = [
         ", ".join(names),
         program.what,
-        str(program.changed or "none"),
         *_numbers(program, result),
-        "**failed**" if result.problems else "; ".join(notes),
+        FAILED if result.problems else "; ".join(notes),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -108,15 +110,13 @@ def _line(shown: tuple[Program, Result]) -> str:
 def _architecture_line(shown: tuple[Program, Result]) -> str:
     program, result = shown
     parameters = f"{result.more.get('parameters', 0) / 1e6:.2g} M"
-    failed = "**failed**" if result.problems else ""
-    cells = [*program.arguments, parameters, *_numbers(program, result), failed]
+    name = " ".join([*program.arguments, *([FAILED] if result.problems else [])])
+    cells = [name, parameters, *_numbers(program, result)]
     return f"| {' | '.join(cells)} |"
 
 
 def _numbers(program: Program, result: Result) -> list[str]:
-    different = not result.versions or DIFFERENT in result.problems
     return [
-        "no" if different else "yes",
         f"{result.distance:.0e}",
         f"{result.loss:.0e}" if program.compares_losses else "",
         number(result.ratio, ".1f"),

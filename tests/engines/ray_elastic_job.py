@@ -1,4 +1,4 @@
-"""Runs the page's elastic program; then loses workers and a node, and waits for what replaces them.
+"""Runs the elastic example; then loses workers and a node, and waits for what replaces them.
 
 Run with an interpreter that has Ray. Its arguments: a directory, in which that program is.
 """
@@ -35,7 +35,7 @@ def lose_some(cluster: Cluster, job: Job) -> None:
 
 def main(directory: str) -> None:
     sys.path.insert(0, directory)
-    page = importlib.import_module("ray_elastic")
+    example = importlib.import_module("ray_elastic")
 
     def observed(comm: gradring.Communicator) -> int:
         program = importlib.import_module(PROGRAM.stem)
@@ -61,10 +61,10 @@ def main(directory: str) -> None:
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": modules})
     try:
         cluster.wait_for_nodes()
-        assert abs(page.run_elastic(page.train, WORKERS) - 1.0) < 1e-3
+        assert abs(example.run_elastic(example.train, WORKERS) - 1.0) < 1e-3
         losses = threading.Thread(target=lose, daemon=True)
         losses.start()
-        page.run_elastic(observed, WORKERS)
+        example.run_elastic(observed, WORKERS)
         losses.join()
         if failed:
             raise failed[0]

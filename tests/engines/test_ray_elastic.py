@@ -1,14 +1,16 @@
 """An elastic job of Ray's actors: those that die are replaced, also with their node."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from test_ray_train import INTERPRETER, TRAINING_S, why_not
 
-from documents import ROOT, programs
+from documents import ROOT
 
+EXAMPLE = ROOT / "examples" / "ray_elastic.py"
 JOB = Path(__file__).with_name("ray_elastic_job.py")
 
 pytestmark = [
@@ -22,7 +24,7 @@ def test_actors_that_die_are_replaced_and_join_the_others(
 ) -> None:
     # Ray's sockets need a short path.
     directory = tmp_path_factory.mktemp("ray")
-    (directory / "ray_elastic.py").write_text(programs()["ray_elastic.py"])
+    shutil.copy(EXAMPLE, directory)
     done = subprocess.run(
         [INTERPRETER, str(JOB), str(directory)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},

@@ -39,6 +39,8 @@ OURS_ALONE = "broadcast_update.py"
 SERVED, PLACED = "parameter_server.py", "placed_variable.py"
 #: Without TensorFlow: test_pytorch.py.
 PYTORCH = "pytorch_hook.py"
+#: On a cluster of Ray: tests/engines/test_ray_elastic.py.
+RAY = "ray_elastic.py"
 FILES = sorted(file.name for file in EXAMPLES.glob("*.py"))
 
 KERAS = tuple(int(part) for part in importlib.metadata.version("keras").split(".")[:2])
@@ -251,7 +253,7 @@ def process_of_rank(rank: int, launcher: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH, SERVED, PLACED)]
+    "name", [name for name in FILES if name not in (OURS_ALONE, PYTORCH, RAY, SERVED, PLACED)]
 )
 def test_one_line_changes_the_strategy(name: str) -> None:
     """Nothing but that line uses gradring, apart from its import."""
