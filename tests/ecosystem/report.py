@@ -18,7 +18,6 @@ PAGE_COLUMNS = 120
 BEGIN, END = "<!-- made by: make ecosystem -->\n", "<!-- end of what make ecosystem makes -->\n"
 NUMBERS = ("weights", "losses", "time")
 HEADS = ("package", "program", *NUMBERS, "")
-ARCHITECTURE_HEADS = ("architecture", "parameters", *NUMBERS)
 FAILED = "**failed**"
 
 
@@ -42,7 +41,7 @@ def write_page() -> None:
 
 
 def tables() -> str:
-    """Of all programs that have run; one for all architectures of `keras.applications`."""
+    """Of all programs that have run, and a sentence on architectures of `keras.applications`."""
     found = records()
     shown = [(program, found[program.name]) for program in PROGRAMS if program.name in found]
     models = [program for program in PROGRAMS if program.package == KERAS]
@@ -51,10 +50,13 @@ def tables() -> str:
     parts = [_caption(others, [program for program in PROGRAMS if program not in models])]
     parts += [_table(HEADS, map(_line, others))]
     if architectures:
-        name = f"{KERAS.name} {KERAS.version}"
-        caption = f"`keras.applications` of {name}, unchanged: {_counted(architectures, models)}"
-        parts += [textwrap.fill(caption, PAGE_COLUMNS)]
-        parts += [_table(ARCHITECTURE_HEADS, map(_architecture_line, architectures))]
+        farthest = max(result.distance for _, result in architectures)
+        names = ", ".join(map(_architecture, architectures))
+        sentences = (
+            f"Of `keras.applications` {_counted(architectures, models)} Run were {names}. Weights are "
+            f"at most {farthest:.0e} from one process."
+        )
+        parts += [textwrap.fill(sentences, PAGE_COLUMNS)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -107,12 +109,9 @@ def _line(shown: tuple[Program, Result]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _architecture_line(shown: tuple[Program, Result]) -> str:
+def _architecture(shown: tuple[Program, Result]) -> str:
     program, result = shown
-    parameters = f"{result.more.get('parameters', 0) / 1e6:.2g} M"
-    name = " ".join([*program.arguments, *([FAILED] if result.problems else [])])
-    cells = [name, parameters, *_numbers(program, result)]
-    return f"| {' | '.join(cells)} |"
+    return " ".join([*program.arguments, *([FAILED] if result.problems else [])])
 
 
 def _numbers(program: Program, result: Result) -> list[str]:
