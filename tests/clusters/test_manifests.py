@@ -13,11 +13,10 @@ from typing import Any
 
 import pods
 import pytest
-import yaml
 from pods import Pod
 from pods_on_hosts import PodsOnHosts
 
-from documents import ROOT, blocks_of, programs
+from documents import ROOT, programs
 from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
@@ -168,9 +167,3 @@ def test_the_policy_admits_the_port_that_the_ranks_use(manifest: str) -> None:
     (port,) = (int(v["value"]) for v in environ if v["name"] == "GRADRING_PORT")
     assert [p["port"] for p in policy["ingress"][0]["ports"]] == [port]
     assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"]
-
-
-def test_the_policy_is_shown_in_the_page() -> None:
-    policy = pods.documents(EXAMPLES / "indexed-job.yaml")["NetworkPolicy"]["spec"]
-    (shown,) = (b.text for b in blocks_of(ROOT / "docs" / "clusters.md") if b.language == "yaml")
-    assert yaml.safe_load(shown) == {"ingress": policy["ingress"]}
