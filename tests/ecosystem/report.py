@@ -53,8 +53,8 @@ def tables() -> str:
         farthest = max(result.distance for _, result in architectures)
         names = ", ".join(map(_architecture, architectures))
         sentences = (
-            f"Of `keras.applications` {_counted(architectures, models)} Run were {names}. Weights are "
-            f"at most {farthest:.0e} from one process."
+            f"Of `keras.applications` {_counted(architectures, models)} Run were {names}. Weights "
+            f"are at most {farthest:.0e} from one process."
         )
         parts += [textwrap.fill(sentences, PAGE_COLUMNS)]
     return "\n\n".join(parts) + "\n"
