@@ -112,13 +112,14 @@ def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
     if cluster.world_size == 1:
         return ""
     given = [("TF_CONFIG", tf_config.rendezvous(environ))]
-    # An address that is incomplete is not needed, or it would have been refused by now.
-    with contextlib.suppress(ConfigError):
-        given.append(("MASTER_ADDR and MASTER_PORT", torchrun.rendezvous(environ)))
-    with contextlib.suppress(ConfigError):
-        given.append((jax.COORDINATOR, jax.rendezvous(environ)))
-    with contextlib.suppress(ConfigError):
-        given.append((keras.ADDRESSES, keras.rendezvous(environ)))
+    for names, rendezvous in (
+        ("MASTER_ADDR and MASTER_PORT", torchrun.rendezvous),
+        (jax.COORDINATOR, jax.rendezvous),
+        (keras.ADDRESSES, keras.rendezvous),
+    ):
+        # An address that is incomplete is not needed, or it would have been refused by now.
+        with contextlib.suppress(ConfigError):
+            given.append((names, rendezvous(environ)))
     return "".join(
         f" Rank 0's address in {names}, {address}, does not count."
         for names, address in given

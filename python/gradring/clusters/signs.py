@@ -54,7 +54,7 @@ def check(environ: Mapping[str, str]) -> None:
             )
     for name, least in NUMBERS.items():
         text = parse.value(environ, name) or ""
-        if text.isascii() and text.isdigit() and least <= int(text[: parse.MAX_DIGITS]):
+        if parse.is_digits(text) and least <= int(text[: parse.MAX_DIGITS]):
             raise ConfigError(
                 f"{name}={parse.shown(text)} says that this is one of several processes, but its "
                 f"rank and the address of rank 0 are not known; start with gradring run, or set "

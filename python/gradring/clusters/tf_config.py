@@ -224,7 +224,7 @@ def _index(found: object, field: str) -> int:
     """An index, which some launchers write as a string."""
     if isinstance(found, str):
         # Python refuses to read, and to print, numbers of thousands of digits.
-        if found.isascii() and found.isdigit() and len(found) <= parse.MAX_DIGITS:
+        if parse.is_digits(found) and len(found) <= parse.MAX_DIGITS:
             return int(found)
         found = found[: parse.MAX_DIGITS]
     if isinstance(found, int) and not isinstance(found, bool) and found >= 0:

@@ -76,9 +76,14 @@ def is_numeral(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
+def is_digits(text: str) -> bool:
+    """Whether it is digits from 0 to 9 alone."""
+    return text.isascii() and text.isdigit()
+
+
 def whole_number(text: str, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
     """The number that ``text`` spells; otherwise as `integer`."""
-    plausible = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    plausible = is_digits(text) and len(text) <= MAX_DIGITS
     return integer(int(text) if plausible else text, name, minimum=minimum, maximum=maximum)
 
 
@@ -142,7 +147,7 @@ def address(text: object, name: str) -> str:
     named = host not in ("", "[]") and not any(c in " /\0" or _is_no_text(c) for c in host)
     if not (colon and named and (bracketed or ":" not in host)):
         raise ConfigError(f"{name}={shown(text)} is not host:port (or [ipv6]:port); correct it")
-    plausible = port.isascii() and port.isdigit() and len(port) <= MAX_DIGITS
+    plausible = is_digits(port) and len(port) <= MAX_DIGITS
     if not plausible or not 1 <= int(port) <= MAX_PORT:
         raise ConfigError(f"{name}={shown(text)} has no port between 1 and {MAX_PORT}; correct it")
     return f"{host}:{int(port)}"

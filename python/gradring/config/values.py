@@ -159,7 +159,7 @@ def _interface(name: str, found: Any, setting: Setting) -> str | None:
 
 
 def _level(name: str, found: Any, setting: Setting) -> int:
-    plausible = found.isascii() and found.isdigit() and len(found) <= parse.MAX_DIGITS
+    plausible = parse.is_digits(found) and len(found) <= parse.MAX_DIGITS
     level = int(found) if plausible else logging.getLevelName(found.upper())
     if isinstance(level, int):
         return level

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from gradring.clusters import outer_place
-from gradring.config.parse import MAX_WORLD_SIZE
+from gradring.config.parse import MAX_WORLD_SIZE, is_digits
 from gradring.config.values import Settings
 from gradring.config.words import counted
 from gradring.tools.cli.arguments import (
@@ -290,7 +290,7 @@ def _program(text: str) -> Path:
 
 
 def _rank(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not is_digits(text):
         raise ValueError(f"{text!r} is no rank; give a number such as 0")
     return int(text)
 
