@@ -78,13 +78,16 @@ mutants: prerequisites ## changes the MODULES, one place at a time, and lists wh
 		--test-package gradring-proto --test-package gradring-core --test-package gradring-simulation
 
 # Branches take a nightly toolchain: rustup toolchain install nightly --component llvm-tools
-coverage: setup ## lines and branches that tests reach, by layer: of Rust, and of Python as far as one process goes
+coverage: setup ## lines and branches that the tests reach in Rust and Python, by layer
 	@cargo llvm-cov --version >/dev/null 2>&1 || { echo "cargo-llvm-cov is missing. Install it with: cargo install --locked cargo-llvm-cov"; exit 1; }
-	cargo +nightly llvm-cov --workspace --branch --json --summary-only --output-path target/coverage-rust.json
-	$(BIN)/python -m pip install --quiet coverage
-	$(BIN)/python -m coverage run --branch --source python/gradring --data-file target/coverage -m pytest -q --in-one-process
-	$(BIN)/python -m coverage json --quiet --data-file target/coverage -o target/coverage-python.json
-	$(BIN)/python tests/coverage_table.py target/coverage-rust.json target/coverage-python.json
+	mkdir -p target/coverage
+	cargo +nightly llvm-cov --workspace --branch --json --summary-only --output-path target/coverage/rust.json
+	$(BIN)/python -m pip install --quiet "coverage>=7.11"
+	$(BIN)/python -m coverage erase
+	-$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet -o target/coverage/python.json
+	$(BIN)/python tests/coverage_table.py target/coverage/rust.json target/coverage/python.json
 
 lines: ## lines of product code by folder, without tests, comments, docstrings and blank lines
 	@$(PYTHON) tests/repository/lines.py
@@ -94,12 +97,12 @@ loom: prerequisites ## all interleavings of the shared memory's protocol
 
 # Both need a nightly toolchain with parts that only nightly has:
 # rustup toolchain install nightly --component rust-src,miri
-tsan: prerequisites ## data races in the core's tests, with ThreadSanitizer (see CONTRIBUTING.md)
+tsan: prerequisites ## data races in the core's tests, with ThreadSanitizer (see docs/internals/testing.md)
 	RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --package gradring-net --package gradring-core --package gradring-servers --lib --tests -Zbuild-std \
 		--target "$$(rustc -vV | sed -n 's/^host: //p')" --target-dir target/tsan \
 		-- --skip verify --skip instruction_set
 
-miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats, with Miri (see CONTRIBUTING.md)
+miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats, with Miri (see docs/internals/testing.md)
 	cargo +nightly miri test --package gradring-proto --lib --target-dir target/miri -- \
 		kernel::tests buffer:: wire::contract wire::control wire::handshake::tests::a_giant \
 		schedule::choice schedule::topology schedule::explanation::tests::sizes
@@ -248,7 +251,7 @@ deny: prerequisites ## the crates' advisories, licences and sources, against den
 
 # Tests of what depends on the processor. On a machine that is one, `make test-rust` runs them all.
 AARCH64 := aarch64-unknown-linux-gnu
-test-arm: prerequisites ## kernels, buffers and wire formats for aarch64, under qemu (see CONTRIBUTING.md)
+test-arm: prerequisites ## kernels, buffers and wire formats for aarch64, under qemu (see docs/internals/testing.md)
 	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { echo "$$tool is missing. Install it with: apt-get install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"; exit 1; }; done
 	@[ -d "$$(rustc --print sysroot)/lib/rustlib/$(AARCH64)" ] || { echo "Rust for aarch64 is missing. Install it with: rustup target add $(AARCH64)"; exit 1; }
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
