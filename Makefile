@@ -15,7 +15,7 @@ export PIP_NO_COMPILE := 1
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -154,6 +154,12 @@ conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directo
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+recording: setup ## the recorded terminal of the tutorial: docs/images/tutorial.svg
+	$(PYTHON) -m venv .venv-recording
+	.venv-recording/bin/python -m pip install --quiet termtosvg setuptools
+	PATH="$(abspath $(BIN)):$$PATH" .venv-recording/bin/termtosvg docs/images/tutorial.svg \
+		--screen-geometry 132x30 --max-frame-duration 2500 --loop-delay 5000 --command "python docs/recording.py"
+
 lint: lint-code docs ## formatting, lints, types, layers, stubs, documents and workflows; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -281,7 +287,7 @@ ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ra
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(MISSING),--missing) $(if $(NO_TIMES),--no-times)
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-deepmd target dist recipes site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-recording .venv-deepmd target dist recipes site demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

@@ -12,16 +12,16 @@ import pytest
 from documents import ROOT
 
 
-def module() -> ModuleType:
-    """docs/drawings.py, which is in no package."""
-    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs" / "drawings.py")
+def module(name: str) -> ModuleType:
+    """A file of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
 
 
-DRAWINGS = module()
+DRAWINGS = module("drawings")
 
 
 @pytest.mark.parametrize("name", DRAWINGS.DRAWINGS)
@@ -62,3 +62,12 @@ def test_text_on_a_fill_can_be_read_by_day_and_by_night(name: str) -> None:
         colours = fills[fill], fills[classes.split()[-1]]
         dim, bright = sorted(luminance(colour) for colour in colours)
         assert (bright + 0.05) / (dim + 0.05) >= 4.5, (fill, classes)
+
+
+def test_the_recorded_terminal_shows_the_commands_of_the_tutorial() -> None:
+    screens = ElementTree.parse(ROOT / "docs" / "images" / "tutorial.svg").getroot()
+    shown = " ".join("".join(screens.itertext()).split())
+    commands = module("recording").commands()
+    assert len(commands) == 3
+    missing = [command for command in commands if f"$ {command}" not in shown]
+    assert not missing, "type: make recording"
