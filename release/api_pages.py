@@ -145,7 +145,8 @@ class Reference:
         while above:
             if re.search(rf"\b{name}\b", self._examples.get(above, "")):
                 return above
-            above = above.rpartition(".")[0]
+            # What a module around that one shows by this name is something else.
+            above = "" if above in MODULES else above.rpartition(".")[0]
         return None
 
     def index(self) -> str:
@@ -254,10 +255,20 @@ def _example(one: Any) -> str:
         text
         for documented in (one, made)
         if documented is not None and documented.has_docstring and not documented.is_alias
-        for section in documented.docstring.parsed
+        for section in _sections(documented)
         if section.kind.value == "examples"
         for _, text in section.value
     )
+
+
+def _sections(documented: Any) -> Any:
+    """The parts of a docstring."""
+    docstring = documented.docstring
+    # No type comes first there, so the first colon of the text has no meaning.
+    docstring.value = re.sub(
+        r"^((?:Returns|Yields):\n +)(?! |: )", r"\1: ", docstring.value, flags=re.MULTILINE
+    )
+    return docstring.parsed
 
 
 def _shown(example: str) -> Iterator[str]:
@@ -337,12 +348,7 @@ def _described(one: Any) -> Iterator[str]:
     for documented in (one, made):
         if documented is None or not documented.has_docstring or documented.is_alias:
             continue
-        docstring = documented.docstring
-        # No type comes first there, so the first colon of the text has no meaning.
-        docstring.value = re.sub(
-            r"^((?:Returns|Yields):\n +)(?!: )", r"\1: ", docstring.value, flags=re.MULTILINE
-        )
-        for section in docstring.parsed:
+        for section in _sections(documented):
             kind = section.kind.value
             if kind == "text":
                 # That of an `__init__` only says that it makes the thing.

@@ -1,9 +1,10 @@
-"""What is wrong with interactive sessions of Python, run on a rank."""
+"""Problems of interactive sessions of Python, run on a rank."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import traceback
 from typing import Any
 
@@ -33,12 +34,19 @@ class Runner(doctest.DocTestRunner):
         self.problems.append(f"{test.name}: {example.source}on rank {self.rank}: {raised}")
 
 
-def problems_of(sessions: dict[str, str], rank: int, **names: Any) -> list[str]:
-    """Runs sessions by their titles; each sees these names and no other's."""
+def problems_of(sessions: dict[str, str], rank: int, /, **names: Any) -> list[str]:
+    """Runs sessions by their titles; each sees these names and no other's.
+
+    Each has a directory of its own, in the current one, that its ranks have in common.
+    """
     runner = Runner(rank)
     parser = doctest.DocTestParser()
+    above = os.getcwd()
     for title, text in sessions.items():
+        os.makedirs(title, exist_ok=True)
+        os.chdir(title)
         runner.run(parser.get_doctest(text, dict(names), title, None, 0), clear_globs=True)
+        os.chdir(above)
     return runner.problems
 
 

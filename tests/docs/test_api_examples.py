@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from interactive_sessions import on_a_rank, problems_of, under_horovods_names
 
@@ -12,6 +14,12 @@ REFERENCE = api_pages.Reference()
 NUMPY = {"np": "numpy"}
 TENSORFLOW = {**NUMPY, "tf": "tensorflow", "keras": "keras"}
 HOROVOD = "gradring.horovod.tensorflow"
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where examples write their files."""
+    monkeypatch.chdir(tmp_path)
 
 
 def sessions(*modules: str) -> dict[str, str]:
