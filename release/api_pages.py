@@ -298,7 +298,8 @@ def _declaration(path: str, one: Any) -> list[str]:
             and "property" not in each.labels
             and not _is_dataclass(one)
         ]
-        head = _signature(f"class {path}", made, None) if made is not None else f"class {path}"
+        is_called = made is not None and _is_called(one, made)
+        head = _signature(f"class {path}", made, None) if is_called else f"class {path}"
         return [head + (":" if fields else ""), *fields]
     if "property" in one.labels:
         return [f"{path}: {one.annotation}"]
@@ -426,6 +427,12 @@ def _is_error(one: Any) -> bool:
 
 def _is_dataclass(one: Any) -> bool:
     return "dataclass" in one.labels
+
+
+def _is_called(one: Any, made: Any) -> bool:
+    """Whether programs make such a thing themselves: then something says what that takes."""
+    said = {section.kind.value for section in one.docstring.parsed}
+    return made.has_docstring or _is_dataclass(one) or "parameters" in said
 
 
 def _ancestors(one: Any) -> list[Any]:
