@@ -57,6 +57,8 @@ COLUMNS = 88
 STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
 #: What a class does where it is called, besides methods with names.
 SPECIAL = ("__call__",)
+#: How callbacks begin that a program does not call itself.
+CALLED_BY_KERAS = ("on_train_", "on_epoch_", "on_test_")
 SECTIONS = {
     "parameters": "Arguments",
     "other parameters": "Arguments",
@@ -97,6 +99,7 @@ class Reference:
                 path = one.canonical_path
                 own = path if path.rpartition(".")[0] in MODULES else f"{module}.{name}"
                 self._described.setdefault(path, own)
+        self._examples = self.examples()
 
     def pages(self) -> dict[Path, str]:
         """The text of each generated page."""
@@ -104,6 +107,47 @@ class Reference:
             FOLDER / f"{page}.md": "\n".join(self._page(title, modules)) + "\n"
             for page, title, modules in PAGES
         }
+
+    def examples(self) -> dict[str, str]:
+        """By the path of a name, or of a module, the examples in its docstring."""
+        found = {}
+        for module in MODULES:
+            found[module] = _example(self._at(module))
+            for path, one in self._own(module):
+                found[path] = _example(one)
+        return {path: text for path, text in found.items() if text}
+
+    def without_example(self) -> list[str]:
+        """Paths of what no example shows: neither its own, nor that of its class or module."""
+        return [
+            path
+            for module in MODULES
+            for path, _ in self._own(module)
+            if path not in self._examples
+            and not path.rpartition(".")[2].startswith(CALLED_BY_KERAS)
+            and self._shown_by(path) is None
+        ]
+
+    def _own(self, module: str) -> Iterator[tuple[str, Any]]:
+        """What is described at a module: names, and the members of classes."""
+        for name, one in self.names[module].items():
+            path = f"{module}.{name}"
+            if one.is_module or self._described[one.canonical_path] != path:
+                continue
+            yield path, one
+            if one.is_class:
+                for member, each in _members_of(one):
+                    yield f"{path}.{member}", each
+
+    def _shown_by(self, path: str) -> str | None:
+        """The class or module whose examples have a name in them, as a word."""
+        above, _, name = path.rpartition(".")
+        while above:
+            if re.search(rf"\b{name}\b", self._examples.get(above, "")):
+                return above
+            # What a module around that one shows by this name is something else.
+            above = "" if above in MODULES else above.rpartition(".")[0]
+        return None
 
     def index(self) -> str:
         """The list of all names for docs/api.md."""
@@ -165,6 +209,7 @@ class Reference:
             yield from ["", f"## `{module}`", ""]
             said = self._at(module).docstring
             yield _marked(said.value.partition("\n\n")[0]).removesuffix(":") if said else ""
+            yield from _shown(_example(self._at(module)))
             for name, one in self.names[module].items():
                 if not one.is_module:
                     yield from self._entry(module, name, one)
@@ -179,18 +224,56 @@ class Reference:
             return
         yield from _fenced(_declaration(path, one))
         yield from _described(one)
+        yield from self._reference_to_example(path, one)
         if one.is_class:
-            yield from self._members(one)
+            for member, each in _members_of(one):
+                yield from ["", f"#### `{one.name}.{member}`", ""]
+                yield from _fenced(_declaration(member, each))
+                yield from _described(each)
 
-    def _members(self, of: Any) -> Iterator[str]:
-        inherited = {} if _is_error(of) else of.inherited_members
-        for name, one in {**inherited, **of.members}.items():
-            one = one.final_target if one.is_alias else one
-            has_name = not name.startswith("_") or name in SPECIAL
-            if has_name and one.has_docstring and not one.is_class:
-                yield from ["", f"#### `{of.name}.{name}`", ""]
-                yield from _fenced(_declaration(name, one))
-                yield from _described(one)
+    def _reference_to_example(self, path: str, one: Any) -> Iterator[str]:
+        """Where another's example shows it."""
+        shown_by = None if _example(one) else self._shown_by(path)
+        if shown_by is not None:
+            yield from ["", f"Example: at [`{shown_by}`](#{_anchor(shown_by)})."]
+
+
+def _members_of(of: Any) -> Iterator[tuple[str, Any]]:
+    """The public members of a class that are described, inherited ones first."""
+    inherited = {} if _is_error(of) else of.inherited_members
+    for name, one in {**inherited, **of.members}.items():
+        one = one.final_target if one.is_alias else one
+        has_name = not name.startswith("_") or name in SPECIAL
+        if has_name and one.has_docstring and not one.is_class:
+            yield name, one
+
+
+def _example(one: Any) -> str:
+    """The examples of a docstring, as a session of Python; of a class, also those of its making."""
+    made = one.members.get("__init__") if one.is_class else None
+    return "\n\n".join(
+        text
+        for documented in (one, made)
+        if documented is not None and documented.has_docstring and not documented.is_alias
+        for section in _sections(documented)
+        if section.kind.value == "examples"
+        for _, text in section.value
+    )
+
+
+def _sections(documented: Any) -> Any:
+    """The parts of a docstring."""
+    docstring = documented.docstring
+    # No type comes first there, so the first colon of the text has no meaning.
+    docstring.value = re.sub(
+        r"^((?:Returns|Yields):\n +)(?! |: )", r"\1: ", docstring.value, flags=re.MULTILINE
+    )
+    return docstring.parsed
+
+
+def _shown(example: str) -> Iterator[str]:
+    """An example on a page."""
+    yield from ["", "**Example**", "", "```pycon", *example.splitlines(), "```"] if example else []
 
 
 def _declaration(path: str, one: Any) -> list[str]:
@@ -215,7 +298,8 @@ def _declaration(path: str, one: Any) -> list[str]:
             and "property" not in each.labels
             and not _is_dataclass(one)
         ]
-        head = _signature(f"class {path}", made, None) if made is not None else f"class {path}"
+        is_called = made is not None and _is_called(one, made)
+        head = _signature(f"class {path}", made, None) if is_called else f"class {path}"
         return [head + (":" if fields else ""), *fields]
     if "property" in one.labels:
         return [f"{path}: {one.annotation}"]
@@ -265,12 +349,7 @@ def _described(one: Any) -> Iterator[str]:
     for documented in (one, made):
         if documented is None or not documented.has_docstring or documented.is_alias:
             continue
-        docstring = documented.docstring
-        # No type comes first there, so the first colon of the text has no meaning.
-        docstring.value = re.sub(
-            r"^((?:Returns|Yields):\n +)(?!: )", r"\1: ", docstring.value, flags=re.MULTILINE
-        )
-        for section in docstring.parsed:
+        for section in _sections(documented):
             kind = section.kind.value
             if kind == "text":
                 # That of an `__init__` only says that it makes the thing.
@@ -279,6 +358,8 @@ def _described(one: Any) -> Iterator[str]:
             elif kind in SECTIONS:
                 yield from ["", f"**{section.title or SECTIONS[kind]}**", ""]
                 yield from _items(kind, section.value, stars)
+            elif kind == "examples":
+                yield from _shown("\n\n".join(text for _, text in section.value))
             elif kind == "admonition":
                 said = section.value
                 yield from ["", f"**{section.title or said.kind}**", "", _marked(said.contents)]
@@ -346,6 +427,12 @@ def _is_error(one: Any) -> bool:
 
 def _is_dataclass(one: Any) -> bool:
     return "dataclass" in one.labels
+
+
+def _is_called(one: Any, made: Any) -> bool:
+    """Whether programs make such a thing themselves: then something says what that takes."""
+    said = {section.kind.value for section in one.docstring.parsed}
+    return made.has_docstring or _is_dataclass(one) or "parameters" in said
 
 
 def _ancestors(one: Any) -> list[Any]:

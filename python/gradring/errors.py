@@ -1,12 +1,22 @@
 """The exceptions of gradring: each is also the builtin that a caller would expect.
 
 Every message names the rank, the host and the operation it blames and ends with what to do next.
-The same facts are attributes, so that a program can act on them without parsing text::
+The same facts are attributes, so that a program can act on them without parsing text.
 
-    try:
-        comm.all_reduce(gradients)
-    except gradring.errors.PeerLostError as error:
-        print(error.rank, error.host, error.collective)
+Examples:
+    >>> def train():  # it has a mistake
+    ...     comm.all_reduce(np.ones(3 + rank, np.float32), name="gradients")
+    >>> try:
+    ...     train()
+    ... except gradring.errors.AuthenticationError:
+    ...     print("give all ranks the same token")
+    ... except (gradring.errors.PeerLostError, gradring.errors.ProtocolError) as error:
+    ...     print("restart from the last checkpoint, and look at", error.host)
+    ... except (gradring.errors.SaveError, gradring.errors.RestoreError) as error:
+    ...     print("look at the disk of", error.host)
+    ... except gradring.errors.GradringError as error:
+    ...     print(type(error).__name__, error.rank, error.host, error.collective)
+    MismatchError 1 ... all_reduce(sum) 'gradients' float32[3]
 """
 
 from __future__ import annotations
@@ -34,9 +44,16 @@ class GradringError(Exception):
             one of that group; the message says the group, and what its ranks are in the world.
         host: The host of that rank: its name, or its address where the name is not known.
         collective: The collective during which it happened, such as
-            ``all_reduce 'dense/kernel' float32[98]``.
+            ``all_reduce(sum) 'dense/kernel' float32[98]``.
         sequence: Ordinal of that collective.
         elapsed_s: How long the operation had been under way, in seconds.
+
+    Examples:
+        >>> try:
+        ...     comm.broadcast(np.ones(3 + rank, np.float32), name="weights")
+        ... except gradring.GradringError as error:
+        ...     error.rank, error.host, error.collective, error.sequence, error.elapsed_s
+        (1, '...', "broadcast(root=0) 'weights' float32[3]", 1, 0...)
     """
 
     #: For TensorFlow's AutoGraph, which would raise a `StagingError` in its place.
@@ -62,11 +79,27 @@ class GradringError(Exception):
 
 
 class ConfigError(GradringError, ValueError):
-    """A setting cannot be used, or two settings contradict each other."""
+    """A setting cannot be used, or two settings contradict each other.
+
+    Examples:
+        >>> gradring.init(transport="pigeons")
+        Traceback (most recent call last):
+            ...
+        gradring.errors.ConfigError: transport='pigeons' is not one of auto, tcp, shm; correct it
+    """
 
 
 class RendezvousError(GradringError, ConnectionError):
-    """The ranks could not find each other in time."""
+    """The ranks could not find each other in time.
+
+    Examples:
+        >>> gradring.Communicator(rank=1, world_size=2, rendezvous="127.0.0.1:1", timeout=0.1)
+        Traceback (most recent call last):
+            ...
+        gradring.errors.RendezvousError: rank 0 on 127.0.0.1:1: rank 1 cannot reach it at
+        127.0.0.1:1: Connection refused ...; check that every rank was started with the same world
+        size and rendezvous address, and that no firewall is between them
+    """
 
 
 class AuthenticationError(GradringError, PermissionError):
@@ -74,19 +107,58 @@ class AuthenticationError(GradringError, PermissionError):
 
 
 class MismatchError(GradringError, ValueError):
-    """Ranks called different collectives at the same position."""
+    """Ranks called different collectives at the same position.
+
+    Examples:
+        >>> comm.all_reduce(np.ones(3 + rank, np.float32), name="gradients")
+        Traceback (most recent call last):
+            ...
+        gradring.errors.MismatchError: all_reduce(sum) 'gradients' float32[3] (collective #1):
+        rank 1 on ... called all_reduce(sum) 'gradients' float32[4]; the others called
+        all_reduce(sum) 'gradients' float32[3] (rank 0)...; make every rank call the same
+        collectives, with the same shapes, in the same order
+    """
 
 
 class PeerLostError(GradringError, ConnectionError):
-    """A rank has gone."""
+    """A rank has gone.
+
+    Examples:
+        >>> if rank == 1:
+        ...     comm.close()  # it had fewer batches, say
+        >>> comm.all_reduce(np.ones(3, np.float32), name="gradients")
+        Traceback (most recent call last):
+            ...
+        gradring.errors.PeerLostError: all_reduce(sum) 'gradients' float32[3] (collective #1):
+        rank 1 on ...: has closed its communicator while others still use it...; ...
+    """
 
 
 class CollectiveTimeoutError(GradringError, TimeoutError):
-    """A rank is alive but did not take part in a collective in time; or a wait was too short."""
+    """A rank is alive but did not take part in a collective in time; or a wait was too short.
+
+    Examples:
+        >>> if rank == 0:
+        ...     comm.recv_async(np.empty(3), source=1).wait(timeout=0.1)  # rank 1 sends nothing
+        Traceback (most recent call last):
+            ...
+        gradring.errors.CollectiveTimeoutError: recv(source=1) float64[3] (collective #1): has not
+        ended within the 0.1 s of this wait ...; it goes on: wait again, or ask gradring doctor for
+        whom it waits
+    """
 
 
 class AbortedError(GradringError, RuntimeError):
-    """The communicator was aborted or closed."""
+    """The communicator was aborted or closed.
+
+    Examples:
+        >>> comm.close()
+        >>> comm.all_reduce(np.ones(3, np.float32))
+        Traceback (most recent call last):
+            ...
+        gradring.errors.AbortedError: all_reduce(sum) float32[3] (collective #1): the communicator
+        is closed; make a new communicator to go on
+    """
 
 
 class ProtocolError(GradringError, RuntimeError):
@@ -94,7 +166,15 @@ class ProtocolError(GradringError, RuntimeError):
 
 
 class SaveError(GradringError, OSError):
-    """A rank could not save a model or a checkpoint; raised on all of them."""
+    """A rank could not save a model or a checkpoint; raised on all of them.
+
+    Examples:
+        >>> comm.trace_start("/dev/null/timeline.json")
+        >>> comm.trace_stop()  # rank 0 writes the file
+        Traceback (most recent call last):
+            ...
+        gradring.errors.SaveError: rank 0 on ... could not write /dev/null/timeline.json: ...
+    """
 
 
 class RestoreError(GradringError, OSError):

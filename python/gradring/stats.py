@@ -19,6 +19,12 @@ class CollectiveStats(TypedDict):
         moving_s: Communication: from then to the end.
         algbw_gbps: ``bytes / time_s``, in 1e9 bytes/s.
         algorithm: The one used last.
+
+    Examples:
+        >>> x = comm.all_reduce(np.ones(1000, np.float32))
+        >>> each: gradring.stats.CollectiveStats = comm.stats()["collectives"]["all_reduce"]
+        >>> each["count"], each["bytes"], each["bytes_sent"]
+        (1, 4000, 4000)
     """
 
     count: int
@@ -41,6 +47,12 @@ class AlgorithmStats(TypedDict):
         seconds_per_byte: Measured likewise.
         chosen: For which sizes float32 sums use it, and why, such as
             ``up to 21.3 KiB: measured 8.0 us + 0.60 ns/B against ...``; None if for none.
+
+    Examples:
+        >>> x = comm.all_reduce(np.ones(2, np.float32))
+        >>> each: gradring.stats.AlgorithmStats = comm.stats()["algorithms"]["one_shot"]
+        >>> each["count"], each["bytes"], each["chosen"]
+        (1, 8, 'up to 1 KiB: one packet...')
     """
 
     count: int
@@ -58,6 +70,15 @@ class SlowestRank(TypedDict):
         host: Its host.
         made_wait_s: The longest that a peer has waited for it since the start.
         recent_s: In the last 5 to 10 seconds, less what it has waited itself.
+
+    Examples:
+        >>> import time
+        >>> if rank == 1:
+        ...     time.sleep(0.2)  # such as for a slow disk
+        >>> x = comm.all_reduce(np.ones(3, np.float32))
+        >>> slowest: gradring.stats.SlowestRank | None = comm.stats()["slowest"]
+        >>> slowest
+        {'rank': 1, 'host': '...', 'made_wait_s': 0..., 'recent_s': 0...}
     """
 
     rank: int
@@ -82,6 +103,12 @@ class RankStats(CollectiveStats):
         checksum: As given.
         tcp_congestion: The TCP congestion controls of the connections between ranks that share no
             memory, each with the reason: ``{"reno": "same host"}``.
+
+    Examples:
+        >>> comm.barrier()
+        >>> stats: gradring.stats.RankStats = comm.stats()
+        >>> stats["transport"], stats["streams"], stats["checksum"], list(stats["lateness_s"])
+        ('shm', 1, False, [1])
     """
 
     collectives: dict[str, CollectiveStats]
@@ -101,6 +128,13 @@ class Stats(RankStats):
     Attributes:
         slowest: Over all ranks, by what they tell each other about once a second; None if no rank
             was waited for.
+
+    Examples:
+        >>> x = comm.all_reduce(np.ones(3, np.float32))
+        >>> gathered = comm.all_gather(np.arange(rank + 1))
+        >>> stats: gradring.stats.Stats = comm.stats()
+        >>> sorted(stats["collectives"])
+        ['all_gather', 'all_reduce']
     """
 
     slowest: SlowestRank | None

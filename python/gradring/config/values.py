@@ -39,6 +39,14 @@ class TlsFiles:
             be for the name or address at which others reach this rank, and serve for servers and
             clients.
         key: Path of its private key, which nobody else may read.
+
+    Examples:
+        >>> files = gradring.TlsFiles(ca="ca.pem", cert="rank.pem", key="rank.key")
+        >>> gradring.Communicator(rank, 2, "node-a:29500", tls=files)
+        Traceback (most recent call last):
+            ...
+        gradring.errors.ConfigError: GRADRING_TLS_CA=ca.pem cannot be read as PEM: I/O error: No
+        such file or directory ...; correct the setting and start again
     """
 
     ca: str

@@ -58,6 +58,13 @@ class Collectives:
             ValueError: An array is read-only or not contiguous, shares memory with another of the
                 bucket or of a work under way, or ``op`` is unknown.
             GradringError: The group failed; see `gradring.errors`.
+
+        Examples:
+            >>> gradients = [np.full(3, rank + 1.0, np.float32), np.ones(2, np.float32)]
+            >>> comm.all_reduce(gradients, name="gradients")
+            [array([3., 3., 3.], dtype=float32), array([2., 2.], dtype=float32)]
+            >>> comm.all_reduce(0.25 * rank, op="mean", name="loss")
+            0.125
         """
         # The first test spares arrays the second, which takes longer.
         if type(x) is not np.ndarray and isinstance(x, int | float | np.generic):
@@ -83,6 +90,13 @@ class Collectives:
             TypeError: ``x`` cannot be reduced in place; nothing is sent then.
             ValueError: As in `all_reduce`.
             GradringError: The group failed before; what fails later is raised by ``wait()``.
+
+        Examples:
+            >>> x = np.full(3, rank + 1.0, np.float32)
+            >>> work = comm.all_reduce_async(x)
+            >>> loss = 0.5 * rank  # meanwhile, this rank computes
+            >>> work.wait()
+            array([3., 3., 3.], dtype=float32)
         """
         return Work(self._native.start(all_reducing(op), x, name), x)
 
@@ -134,6 +148,10 @@ class Collectives:
             ValueError: ``root`` is not a rank; ``out`` has another shape or cannot be written; or
                 as in `all_reduce`.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> comm.reduce(np.array([1, 2]) + 10 * rank)  # None on rank 1
+            array([12, 14])
         """
         return self._run(arrays.reduce(x, op, root, out, self._place), name)
 
@@ -166,7 +184,13 @@ class Collectives:
         out: NDArray[Any] | None = None,
         name: str = "",
     ) -> Work[NDArray[Any] | None]:
-        """As `reduce`, but returns at once: the work's ``wait()`` returns what `reduce` does."""
+        """As `reduce`, but returns at once: the work's ``wait()`` returns what `reduce` does.
+
+        Examples:
+            >>> work = comm.reduce_async(np.array([1, 2]) + 10 * rank, op="max")
+            >>> work.wait()  # None on rank 1
+            array([11, 12])
+        """
         return self._start(arrays.reduce(x, op, root, out, self._place), name)
 
     @overload
@@ -198,6 +222,11 @@ class Collectives:
             TypeError: As in `reduce`.
             ValueError: As in `reduce`.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> x = np.arange(3) + 10 * rank  # the sum is [10, 12, 14]
+            >>> comm.reduce_scatter(x)  # on rank 1: array([14])
+            array([10, 12])
         """
         return self._run(arrays.reduce_scatter(x, op, out, self._place), name)
 
@@ -212,7 +241,13 @@ class Collectives:
     def reduce_scatter_async(
         self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
-        """As `reduce_scatter`, but returns at once: ``wait()`` returns its result."""
+        """As `reduce_scatter`, but returns at once: ``wait()`` returns its result.
+
+        Examples:
+            >>> work = comm.reduce_scatter_async(np.arange(4.0) + rank, op="mean")
+            >>> work.wait()  # on rank 1: array([2.5, 3.5])
+            array([0.5, 1.5])
+        """
         return self._start(arrays.reduce_scatter(x, op, out, self._place), name)
 
     @overload
@@ -244,6 +279,12 @@ class Collectives:
             ValueError: ``out`` cannot be written, or has another shape. If it is the number of rows
                 that does not fit, the collective has taken place: the other ranks go on.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> comm.all_gather(np.full((rank + 1, 2), rank))
+            array([[0, 0],
+                   [1, 1],
+                   [1, 1]])
         """
         array = np.atleast_1d(arrays.contents(x))
         _native.check_dtype(array.dtype)  # before the lengths travel
@@ -296,6 +337,14 @@ class Collectives:
             TypeError: As in `all_gather`.
             ValueError: ``out`` cannot be written, or has another shape.
             GradringError: The group failed before; what fails later is raised by ``wait()``.
+
+        Examples:
+            >>> gathered = np.empty(4)
+            >>> work = comm.all_gather_async(np.array([rank, rank + 0.5]), out=gathered)
+            >>> work.wait() is gathered
+            True
+            >>> gathered
+            array([0. , 0.5, 1. , 1.5])
         """
         return self._start(arrays.all_gather_of_equals(x, out, self._place), name)
 
@@ -328,6 +377,11 @@ class Collectives:
             ValueError: As in `reduce`.
             ConfigError: With ``transport="shm"``, there are more than 64 ranks.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> comm.gather(np.array([[rank, 7]]))  # None on rank 1
+            array([[0, 7],
+                   [1, 7]])
         """
         return self._run(arrays.gather(x, root, out, self._place), name)
 
@@ -342,7 +396,13 @@ class Collectives:
     def gather_async(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any] | None]:
-        """As `gather`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
+        """As `gather`, but returns at once; ``x`` must be left alone until ``wait()`` returns.
+
+        Examples:
+            >>> work = comm.gather_async(np.array([rank + 0.5]))
+            >>> work.wait()  # None on rank 1
+            array([0.5, 1.5])
+        """
         return self._start(arrays.gather(x, root, out, self._place), name)
 
     @overload
@@ -375,6 +435,11 @@ class Collectives:
             ValueError: The first axis does not divide evenly; or as in `reduce`.
             ConfigError: With ``transport="shm"``, there are more than 64 ranks.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> x = np.arange(4.0) if rank == 0 else np.empty(4)
+            >>> comm.scatter(x)  # on rank 1: array([2., 3.])
+            array([0., 1.])
         """
         return self._run(arrays.scatter(x, root, out, self._place), name)
 
@@ -389,7 +454,14 @@ class Collectives:
     def scatter_async(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
-        """As `scatter`, but returns at once; ``x`` must be left alone until ``wait()`` returns."""
+        """As `scatter`, but returns at once; ``x`` must be left alone until ``wait()`` returns.
+
+        Examples:
+            >>> part = np.empty(2)
+            >>> work = comm.scatter_async(np.arange(4.0) if rank == 0 else None, out=part)
+            >>> work.wait()  # on rank 1: array([2., 3.])
+            array([0., 1.])
+        """
         return self._start(arrays.scatter(x, root, out, self._place), name)
 
     @overload
@@ -441,6 +513,13 @@ class Collectives:
             ConfigError: With ``transport="shm"``, there are more than 64 ranks; or a rank has no
                 memory for what the others have for it.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> x = np.arange(4) + 10 * rank  # the first two for rank 0, the others for rank 1
+            >>> comm.all_to_all(x)  # on rank 1: array([ 2,  3, 12, 13])
+            array([ 0,  1, 10, 11])
+            >>> comm.all_to_all(x, splits=[1, 3])  # rank 1 gets three rows from each
+            (array([ 0, 10]), array([1, 1]))
         """
         if splits is None:
             return self._run(arrays.all_to_all(x, out, self._place), name)
@@ -469,6 +548,11 @@ class Collectives:
 
         With ``splits`` it returns once all ranks have told theirs, so every rank has to call it
         before any goes on; the rows travel meanwhile.
+
+        Examples:
+            >>> work = comm.all_to_all_async(np.array([0.0, 1.0]) + 10 * rank)
+            >>> work.wait()  # on rank 1: array([ 1., 11.])
+            array([ 0., 10.])
         """
         if splits is None:
             return self._start(arrays.all_to_all(x, out, self._place), name)
@@ -505,11 +589,23 @@ class Collectives:
             TypeError: As in `all_reduce`.
             ValueError: ``root`` is not a rank; or as in `all_reduce`.
             GradringError: As in `all_reduce`.
+
+        Examples:
+            >>> weights = np.full(3, rank, np.float32)
+            >>> comm.broadcast(weights, root=1)
+            array([1., 1., 1.], dtype=float32)
         """
         return self._run(arrays.broadcast(x, root, self._place), name)
 
     def broadcast_async(self, x: T, root: int = 0, *, name: str = "") -> Work[T]:
-        """As `broadcast`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        """As `broadcast`, but returns at once; ``x`` must be left alone until ``wait()`` ends.
+
+        Examples:
+            >>> weights = np.arange(3) if rank == 0 else np.empty(3, np.int64)
+            >>> work = comm.broadcast_async(weights)
+            >>> work.wait()  # the same on rank 1
+            array([0, 1, 2])
+        """
         return self._start(arrays.broadcast(x, root, self._place), name)
 
     def send(self, x: Any, dest: int, *, name: str = "") -> None:
@@ -534,11 +630,26 @@ class Collectives:
             CollectiveTimeoutError: The other rank lives, but calls no `recv` within
                 ``stall_timeout``.
             GradringError: The group failed; see `gradring.errors`.
+
+        Examples:
+            >>> if rank == 1:
+            ...     comm.send(np.arange(3.0), dest=0, name="activations")
+            ... else:
+            ...     comm.recv(np.empty(3), source=1, name="activations")
+            array([0., 1., 2.])
         """
         self._run(arrays.send(x, dest, self._place), name)
 
     def send_async(self, x: Any, dest: int, *, name: str = "") -> Work[None]:
-        """As `send`, but returns at once; ``x`` must be left alone until ``wait()`` ends."""
+        """As `send`, but returns at once; ``x`` must be left alone until ``wait()`` ends.
+
+        Examples:
+            >>> other = 1 - rank
+            >>> work = comm.send_async(np.array([rank + 0.5]), dest=other)
+            >>> comm.recv(np.empty(1), source=other)  # both have sent: send() would wait for ever
+            array([1.5])
+            >>> work.wait()
+        """
         return self._start(arrays.send(x, dest, self._place), name)
 
     def recv(self, x: T, source: int, *, name: str = "") -> T:
@@ -555,11 +666,25 @@ class Collectives:
         Raises:
             ValueError: ``source`` is not another rank; or as in `all_reduce`.
             GradringError: As in `send`.
+
+        Examples:
+            >>> if rank == 0:
+            ...     comm.recv([np.empty(2), np.empty(1)], source=1)
+            ... else:
+            ...     comm.send([np.array([1.0, 2.0]), np.array([0.5])], dest=0)
+            [array([1., 2.]), array([0.5])]
         """
         return self._run(arrays.receive(x, source, self._place), name)
 
     def recv_async(self, x: T, source: int, *, name: str = "") -> Work[T]:
-        """As `recv`, but returns at once; ``x`` must be left alone until ``wait()`` returns it."""
+        """As `recv`, but returns at once; ``x`` must be left alone until ``wait()`` returns it.
+
+        Examples:
+            >>> work = comm.recv_async(np.empty(2), source=1 - rank)
+            >>> comm.send(np.full(2, rank + 0.5), dest=1 - rank)
+            >>> work.wait()
+            array([1.5, 1.5])
+        """
         return self._start(arrays.receive(x, source, self._place), name)
 
     def barrier(self) -> None:
@@ -567,11 +692,24 @@ class Collectives:
 
         Raises:
             GradringError: The group failed; see `gradring.errors`.
+
+        Examples:
+            >>> if rank == 1:
+            ...     np.save("table.npy", np.arange(3))
+            >>> comm.barrier()  # from here on, the file is there
+            >>> np.load("table.npy")
+            array([0, 1, 2])
         """
         self._native.barrier()
 
     def barrier_async(self) -> Work[None]:
-        """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it."""
+        """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it.
+
+        Examples:
+            >>> work = comm.barrier_async()
+            >>> batch = np.ones(4)  # meanwhile, this rank computes
+            >>> work.wait()
+        """
         return Work(self._native.start_barrier(), None)
 
     def _check_trusted(self, of: str) -> None:
@@ -626,6 +764,12 @@ class Collectives:
             ConfigError: ``pickle`` without a token and TLS, in a group that others could join;
                 nothing is sent then.
             GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
+
+        Examples:
+            >>> comm.broadcast_object({"run": "digits", "seed": 7} if rank == 0 else None)
+            {'run': 'digits', 'seed': 7}
+            >>> comm.broadcast_object({2, 3, 5} if rank == 0 else None, pickle=True)
+            {2, 3, 5}
         """
         check_root(root, self.world_size, "broadcast_object")
         if pickle:
@@ -650,6 +794,10 @@ class Collectives:
             TypeError: As in `broadcast_object`.
             ConfigError: As in `broadcast_object`.
             GradringError: As in `broadcast_object`.
+
+        Examples:
+            >>> comm.all_gather_object({"rank": rank, "files": ["a.npy", "b.npy"][: rank + 1]})
+            [{'rank': 0, 'files': ['a.npy']}, {'rank': 1, 'files': ['a.npy', 'b.npy']}]
         """
         if pickle:
             self._check_trusted("all_gather_object")
@@ -665,7 +813,15 @@ class Collectives:
 
 
 class Work(Generic[T]):
-    """An asynchronous collective under way."""
+    """An asynchronous collective under way, made by the collectives that end in ``_async``.
+
+    Examples:
+        >>> work = comm.all_reduce_async(np.full(2, rank + 1.0))
+        >>> work.wait()
+        array([3., 3.])
+        >>> work.done()
+        True
+    """
 
     def __reduce__(self) -> NoReturn:
         """A work cannot be pickled or copied."""
@@ -676,7 +832,19 @@ class Work(Generic[T]):
         self._x = x
 
     def done(self) -> bool:
-        """Whether the collective has ended, well or badly."""
+        """Whether the collective has ended, well or badly.
+
+        Examples:
+            >>> work = comm.recv_async(np.empty(1), source=1 - rank)
+            >>> work.done()  # the other rank has not sent
+            False
+            >>> comm.barrier()
+            >>> comm.send(np.array([rank + 0.5]), dest=1 - rank)
+            >>> work.wait()
+            array([1.5])
+            >>> work.done()
+            True
+        """
         return self._native.done()
 
     def wait(self, timeout: float | None = None) -> T:
@@ -694,6 +862,21 @@ class Work(Generic[T]):
                 None, because no rank is to blame.
             ValueError: ``timeout`` is negative or not a number.
             GradringError: The group failed; see `gradring.errors`.
+
+        Examples:
+            >>> if rank == 0:
+            ...     work = comm.recv_async(np.empty(1), source=1)
+            ...     work.wait(timeout=0.1)  # rank 1 has not sent yet
+            Traceback (most recent call last):
+                ...
+            gradring.errors.CollectiveTimeoutError: recv(source=1) float64[1] (collective #1): has
+            not ended within the 0.1 s of this wait ...; it goes on: wait again, ...
+            >>> comm.barrier()
+            >>> if rank == 1:
+            ...     comm.send(np.ones(1), dest=0)
+            ... else:
+            ...     work.wait()  # what it waits for has gone on
+            array([1.])
         """
         self._native.wait(timeout)
         return self._x

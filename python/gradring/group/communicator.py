@@ -132,6 +132,17 @@ class Communicator(Collectives):
         ConfigError: A setting cannot be used.
         RendezvousError: The group did not form in time; names the missing ranks.
         AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
+
+    Examples:
+        >>> with gradring.Communicator(rank=0, world_size=1) as alone:
+        ...     alone.all_reduce(np.ones(3, np.float32), op="mean")
+        array([1., 1., 1.], dtype=float32)
+        >>> comm  # as all examples have it, here on rank 0
+        <gradring.Communicator rank 0 of 2 on ...>
+        >>> comm.rank, comm.world_size, comm.local_rank, comm.local_size, comm.generation
+        (0, 2, 0, 2, ...)
+        >>> comm.hosts[1] == comm.host
+        True
     """
 
     local_rank: int
@@ -286,6 +297,14 @@ class Communicator(Collectives):
                 rank is announced at an address that another port cannot have.
             RendezvousError: A group did not form within the timeout of this one.
             GradringError: As in `all_reduce`; also if this group fails by a rank of the new one.
+
+        Examples:
+            >>> with comm.split(color=0, key=-rank, name="reversed") as group:
+            ...     group.rank, group.world_size, group.all_gather(np.array([rank]))
+            (1, 2, array([1, 0]))
+            >>> group = comm.split(color=0 if rank == 0 else None)  # None on rank 1
+            >>> group
+            <gradring.Communicator rank 0 of 1 on ...>
         """
         color = None if color is None else _whole_number(color, "color")
         key = _whole_number(key, "key")
@@ -352,6 +371,13 @@ class Communicator(Collectives):
             abort_on_exception: False if every rank leaves the step alike, or repeats it: no
                 exception ends the group or counts as a step. A rank that leaves it alone after a
                 collective is still noticed by the number of the next step.
+
+        Examples:
+            >>> for batch in range(2):
+            ...     with comm.step():
+            ...         comm.all_reduce(batch + 0.5 * rank, op="mean", name="loss")
+            0.25
+            1.25
         """
         return Step(self, abort_on_exception)
 
@@ -360,6 +386,14 @@ class Communicator(Collectives):
 
         Returns:
             A dict; `gradring.stats` has the types of all that is in it.
+
+        Examples:
+            >>> x = comm.all_reduce(np.ones(1000, np.float32))
+            >>> stats = comm.stats()
+            >>> stats["collectives"]["all_reduce"]["bytes"]
+            4000
+            >>> print(f"{stats['waiting_s']:.4f} s waiting, {stats['moving_s']:.4f} s moving bytes")
+            0... s waiting, 0... s moving bytes
         """
         own = self._native.stats()
         recent = {**self._waits(1), self.rank: own["lateness_recent_s"]}
@@ -391,6 +425,12 @@ class Communicator(Collectives):
 
         Raises:
             ConfigError: ``limit`` is no whole number in this range.
+
+        Examples:
+            >>> comm.trace_start("timeline.json")
+            >>> x = comm.all_reduce(np.ones(3, np.float32), name="gradients")
+            >>> comm.trace_stop()  # None on rank 1
+            PosixPath('timeline.json')
         """
         limit = parse.integer(limit, "limit", minimum=1, maximum=1_000_000)
         self._trace_path = Path(path)
@@ -408,6 +448,16 @@ class Communicator(Collectives):
             gradring.errors.SaveError: On all ranks, if rank 0 cannot write the file; it is an
                 `OSError`, too.
             GradringError: The group failed; see `gradring.errors`.
+
+        Examples:
+            >>> import json
+            >>> comm.trace_start("timeline.json")
+            >>> x = comm.all_reduce(np.ones(3, np.float32), name="gradients")
+            >>> path = comm.trace_stop()
+            >>> if rank == 0:  # its file has the collectives of both
+            ...     events = json.loads(path.read_text())["traceEvents"]
+            ...     sorted(event["pid"] for event in events if "gradients" in event["name"])
+            [0, 1]
         """
         path, self._trace_path = self._trace_path, None
         part = self._native.take_trace()
@@ -422,7 +472,18 @@ class Communicator(Collectives):
         return path if self.rank == 0 else None
 
     def abort(self, reason: str) -> None:
-        """Fails every pending and later work of every rank with `AbortedError` and ``reason``."""
+        """Fails every pending and later work of every rank with `AbortedError` and ``reason``.
+
+        Examples:
+            >>> if rank == 1:
+            ...     comm.abort("the loss is not finite")
+            >>> comm.all_reduce(np.ones(3, np.float32), name="gradients")
+            Traceback (most recent call last):
+                ...
+            gradring.errors.AbortedError: all_reduce(sum) 'gradients' float32[3] (collective #1):
+            rank 1 on ...: aborted the communicator: the loss is not finite...; make a new
+            communicator to go on
+        """
         self._native.abort(reason)
 
     def close(self) -> None:
@@ -432,6 +493,14 @@ class Communicator(Collectives):
 
         May be called from any thread, and from a signal handler that runs while a collective waits:
         that collective then raises `AbortedError`.
+
+        Examples:
+            >>> group = comm.split(color=0)
+            >>> group.all_reduce(1)
+            2
+            >>> group.close()
+            >>> comm.all_reduce(1)  # the one that was split goes on
+            2
         """
         if not open_groups.let_go(self):
             return

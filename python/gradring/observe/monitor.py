@@ -40,15 +40,8 @@ POLL_S = 0.02
 class Monitor:
     """Prints on rank 0 where the time of training steps goes, and who is slowest.
 
-    ::
-
-        with gradring.Monitor(comm, samples_per_step=512) as monitor:
-            for batch in batches:
-                train_step(batch)
-                monitor.step()
-
-        # step 1200 | 41 ms = compute 28 + comm 9 + wait 4 | 12.4k samples/s | slowest: rank 2 ...
-
+    A line looks like
+    ``step 1200 | 41 ms = compute 28 + comm 9 + wait 4 | 12.4k samples/s | slowest: rank 2 ...``.
     ``comm`` is moving bytes and ``wait`` waiting for other ranks to come, both only as far as the
     program stood still meanwhile; ``compute`` is all other time. Time that `input` has measured,
     and what a strategy's distributed datasets kept the program waiting, is ``input`` instead; a
@@ -57,6 +50,30 @@ class Monitor:
 
     Every rank makes one and calls `step`, but they need not agree about when: numbers travel
     beside the collectives, and a rank without a monitor is only missing in the table.
+
+    Examples:
+        >>> with gradring.Monitor(comm, samples_per_step=64, every_steps=2) as monitor:
+        ...     for step in range(3):
+        ...         with monitor.input():
+        ...             batch = np.full(32, rank + step, np.float32)
+        ...         loss = comm.all_reduce(float(batch.mean()), op="mean")
+        ...         monitor.step(loss=loss)
+        step 3 | ... ms = compute ... + comm ... + wait ... | ... samples/s | loss 2.5 | ...
+        rank  host  steps  step ms  compute  input  comm  wait  others waited
+           0  ...
+           1  ...
+
+        >>> monitor = gradring.Monitor(comm)
+        >>> for step in range(3):
+        ...     x = comm.all_reduce(np.ones(3, np.float32))
+        ...     monitor.step(loss=1 / (step + 1))
+        >>> monitor.pause()
+        >>> accuracy = comm.all_reduce(0.5 + 0.25 * rank, op="mean")  # an evaluation
+        >>> monitor.resume()
+        >>> monitor.totals.steps, monitor.loss  # the first step does not count: it builds graphs
+        (2, 0.333...)
+        >>> table = monitor.finish()
+        rank  host  ...
     """
 
     def __init__(

@@ -1,0 +1,80 @@
+"""Problems of interactive sessions of Python, run on a rank."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import traceback
+from typing import Any
+
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Runner(doctest.DocTestRunner):
+    """Keeps what differs from a session: results on rank 0, exceptions on all."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(optionflags=OPTIONS)
+        self.rank = rank
+        self.problems: list[str] = []
+
+    def report_start(self, out: Any, test: Any, example: Any) -> None:
+        """Nothing is printed."""
+
+    def report_success(self, out: Any, test: Any, example: Any, got: str) -> None:
+        """Nothing is printed."""
+
+    def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
+        if self.rank == 0:
+            self.problems.append(f"{test.name}: {example.source}want: {example.want}got: {got}")
+
+    def report_unexpected_exception(self, out: Any, test: Any, example: Any, exc_info: Any) -> None:
+        raised = "".join(traceback.format_exception(*exc_info))
+        self.problems.append(f"{test.name}: {example.source}on rank {self.rank}: {raised}")
+
+
+def problems_of(sessions: dict[str, str], rank: int, /, **names: Any) -> list[str]:
+    """Runs sessions by their titles; each sees these names and no other's.
+
+    Each has a directory of its own, in the current one, that its ranks have in common.
+    """
+    runner = Runner(rank)
+    parser = doctest.DocTestParser()
+    above = os.getcwd()
+    for title, text in sessions.items():
+        os.makedirs(title, exist_ok=True)
+        os.chdir(title)
+        runner.run(parser.get_doctest(text, dict(names), title, None, 0), clear_globs=True)
+        os.chdir(above)
+    return runner.problems
+
+
+def on_a_rank(sessions: dict[str, str], modules: dict[str, str]) -> list[str]:
+    """Each session has a new group ``comm``, and modules by the names that they have in it."""
+    import gradring
+
+    imported = {name: importlib.import_module(module) for name, module in modules.items()}
+    problems = []
+    for title, text in sessions.items():
+        with gradring.init() as comm:
+            given = {"gradring": gradring, "comm": comm, "rank": comm.rank}
+            problems += problems_of({title: text}, comm.rank, **given, **imported)
+    return problems
+
+
+def under_horovods_names(sessions: dict[str, dict[str, str]]) -> list[str]:
+    """By the module that sessions call ``hvd``: each runs between its ``init`` and ``shutdown``."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    problems = []
+    for module, of_module in sessions.items():
+        hvd = importlib.import_module(module)
+        for title, text in of_module.items():
+            hvd.init()
+            given = {"hvd": hvd, "tf": tf, "keras": keras, "np": np}
+            problems += problems_of({title: text}, hvd.rank(), **given)
+            hvd.shutdown()
+    return problems

@@ -1,0 +1,67 @@
+"""Every public name has an example, which runs on two ranks and prints on rank 0 what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from interactive_sessions import on_a_rank, problems_of, under_horovods_names
+
+import api_pages
+from gradring.testing import run_ranks
+
+REFERENCE = api_pages.Reference()
+NUMPY = {"np": "numpy"}
+TENSORFLOW = {**NUMPY, "tf": "tensorflow", "keras": "keras"}
+HOROVOD = "gradring.horovod.tensorflow"
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where examples write their files."""
+    monkeypatch.chdir(tmp_path)
+
+
+def sessions(*modules: str) -> dict[str, str]:
+    """The examples of modules and of what they have."""
+    return {path: text for path, text in REFERENCE.examples().items() if module_of(path) in modules}
+
+
+def module_of(path: str) -> str:
+    """The public module of a path: the longest that it begins with."""
+    return max((each for each in api_pages.MODULES if f"{path}.".startswith(f"{each}.")), key=len)
+
+
+def test_every_public_name_has_an_example() -> None:
+    assert not REFERENCE.without_example()
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("groups", NUMPY),
+        ("errors", NUMPY),
+        ("tensorflow", TENSORFLOW),
+        ("update-rules", TENSORFLOW),
+    ],
+)
+def test_examples_print_what_they_say(page: str, names: dict[str, str]) -> None:
+    found = sessions(*(module for module, at in api_pages.MODULES.items() if at == page))
+    assert run_ranks(on_a_rank, 2, found, names) == [[], []]
+
+
+def test_examples_of_horovods_names_print_what_they_say() -> None:
+    found = {
+        HOROVOD: sessions(*(f"{HOROVOD}{of}" for of in ("", ".elastic", ".data.compute_service"))),
+        f"{HOROVOD}.keras": sessions(
+            *(f"{HOROVOD}.keras{of}" for of in ("", ".callbacks", ".elastic"))
+        ),
+    }
+    assert run_ranks(under_horovods_names, 2, found) == [[], []]
+
+
+@pytest.mark.parametrize("module", ["gradring.notebook", "gradring.testing", "gradring.ray"])
+def test_examples_of_programs_print_what_they_say(module: str) -> None:
+    if module == "gradring.ray":
+        pytest.importorskip("ray", reason="Ray pins versions; make test-engines has it")
+    assert not problems_of(sessions(module), 0)
