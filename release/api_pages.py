@@ -119,10 +119,10 @@ class Reference:
 
     def without_example(self) -> list[str]:
         """Paths of what no example shows: neither its own, nor that of its class or module."""
+        paths = {path: None for module in MODULES for path, _ in self._own(module)}
         return [
             path
-            for module in MODULES
-            for path, _ in self._own(module)
+            for path in paths
             if path not in self._examples
             and not path.rpartition(".")[2].startswith(CALLED_BY_KERAS)
             and self._shown_by(path) is None
@@ -137,7 +137,9 @@ class Reference:
             yield path, one
             if one.is_class:
                 for member, each in _members_of(one):
-                    yield f"{path}.{member}", each
+                    # What is inherited from a public class is that class's.
+                    of = self._described.get(each.parent.canonical_path, path)
+                    yield f"{of}.{member}", each
 
     def _shown_by(self, path: str) -> str | None:
         """The class or module whose examples have a name in them, as a word."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import os
 import traceback
+from collections.abc import Iterator
 from typing import Any
+
+from served import serving
+
+from gradring import updates
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -45,7 +51,9 @@ def problems_of(sessions: dict[str, str], rank: int, /, **names: Any) -> list[st
     for title, text in sessions.items():
         os.makedirs(title, exist_ok=True)
         os.chdir(title)
-        runner.run(parser.get_doctest(text, dict(names), title, None, 0), clear_globs=True)
+        # AutoGraph does not find the functions of a session without a name.
+        given = {**names, "__name__": "__main__"}
+        runner.run(parser.get_doctest(text, given, title, None, 0), clear_globs=True)
         os.chdir(above)
     return runner.problems
 
@@ -55,12 +63,27 @@ def on_a_rank(sessions: dict[str, str], modules: dict[str, str]) -> list[str]:
     import gradring
 
     imported = {name: importlib.import_module(module) for name, module in modules.items()}
-    problems = []
+    problems: list[str] = []
     for title, text in sessions.items():
-        with gradring.init() as comm:
+        with gradring.init() as comm, servers_for(text, comm, problems):
             given = {"gradring": gradring, "comm": comm, "rank": comm.rank}
             problems += problems_of({title: text}, comm.rank, **given, **imported)
     return problems
+
+
+@contextlib.contextmanager
+def servers_for(text: str, comm: Any, problems: list[str]) -> Iterator[None]:
+    """A server beside the ranks, as ``gradring run --ps 1`` starts it, if a strategy needs it."""
+    if "update=gradring.updates.ParameterServer()" not in text:
+        yield
+        return
+    with serving(comm, updates.ParameterServer()):
+        yield
+        # They wait for a worker that has not come to the end of its session.
+        assert not problems, problems
+    from gradring.tensorflow import cluster
+
+    cluster.alone().close()
 
 
 def under_horovods_names(sessions: dict[str, dict[str, str]]) -> list[str]:

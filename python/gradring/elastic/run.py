@@ -78,20 +78,6 @@ def run(
 ) -> Callable[[_Train], _Train]:
     """Makes a function that trains go on when processes are lost, leave or join.
 
-    ```python
-    with gradring.init() as comm:
-        state = gradring.elastic.State(weights=np.zeros(1000), step=0)
-
-        @gradring.elastic.run(comm, min_workers=2, max_workers=4)
-        def train(state):
-            while state.step < 1000:
-                state.weights -= 0.1 * comm.all_reduce(gradient(state.weights), op="mean")
-                state.step += 1
-                state.commit()
-
-        train(state)
-    ```
-
     Before each call of the function, every process gets the newest commit (`State.sync`). When the
     group fails, those that are left agree on a new one, without a restart, take their values back
     to the last commit, and call the function again; ``communicator.rank``, ``world_size`` and
@@ -118,6 +104,18 @@ def run(
             workers, or nobody lets it join.
         gradring.errors.MismatchError: The ranks were given different numbers of workers, or this
             process would join with others, or with another strategy, than the job has.
+
+    Examples:
+        >>> state = gradring.elastic.State(weights=np.zeros(2), step=0)
+        >>> @gradring.elastic.run(comm, min_workers=2, max_workers=4)
+        ... def train(state):
+        ...     while state.step < 20:
+        ...         state.weights -= 0.5 * comm.all_reduce(np.array([rank, 1.0]), op="mean")
+        ...         state.step += 1
+        ...         state.commit()
+        ...     return state.weights
+        >>> train(state)
+        array([ -5., -10.])
     """
     most = _WORKERS_MAX if max_workers is None else max_workers
     _communicator_of(group)

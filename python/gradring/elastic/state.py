@@ -28,20 +28,23 @@ _UNREAD = -2
 class State:
     """Values that all ranks have in common, and their last commit.
 
-    ```python
-    state = gradring.elastic.State(weights=np.zeros(1000), step=0)
-    state.checkpoint_to("checkpoints", every_commits=10)
-    with gradring.init() as comm:
-        state.sync(comm)
-        while state.step < 1000:
-            state.weights -= 0.1 * comm.all_reduce(gradient(state.weights), op="mean")
-            state.step += 1
-            state.commit()
-    ```
-
     A value is an attribute: a numpy array, or what JSON gives back unchanged (numbers, texts,
     truths, None, and lists and dictionaries of them, with texts as keys). Other attributes are
     refused, because they would be lost.
+
+    Examples:
+        >>> state = gradring.elastic.State(weights=np.zeros(2), step=0)
+        >>> state.checkpoint_to("checkpoints", every_commits=10)
+        >>> state.sync(comm)
+        >>> while state.step < 20:
+        ...     state.weights -= 0.5 * comm.all_reduce(np.array([rank, 1.0]), op="mean")
+        ...     state.step += 1
+        ...     state.commit()
+        >>> state.flush()
+        >>> state.weights *= np.nan
+        >>> state.restore()  # the last commit
+        >>> state.weights, state.step
+        (array([ -5., -10.]), 20)
     """
 
     if TYPE_CHECKING:
@@ -235,6 +238,19 @@ class State:
             gradring.errors.ConfigError: ``every_commits``, ``keep`` or ``max_failures`` is no whole
                 number of at least 1.
             gradring.errors.SaveError: The directory cannot be made; it is an `OSError`, too.
+
+        Examples:
+            >>> state = gradring.elastic.State(step=0)
+            >>> state.checkpoint_to("checkpoints")
+            >>> state.sync(comm)
+            >>> state.step = 7
+            >>> state.commit()
+            >>> state.flush()
+            >>> again = gradring.elastic.State(step=0)  # as of a job that is started again
+            >>> again.checkpoint_to("checkpoints")
+            >>> again.sync(comm)
+            >>> again.step
+            7
         """
         every_commits = parse.integer(every_commits, "every_commits", minimum=1)
         if max_failures is not None:

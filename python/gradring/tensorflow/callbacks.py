@@ -26,13 +26,18 @@ from gradring.tensorflow.scalars import ScalarWriter
 class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Prints on rank 0 where the time of training steps goes, and who is slowest.
 
-    ```python
-    model.fit(batches, callbacks=[gradring.tensorflow.callbacks.LiveLine(samples_per_step=512)])
-    ```
-
     Evaluations and what other callbacks do at the end of an epoch are no part of a step. Steps are
     numbered from those that the optimizer has done, as after a restart with `BackupAndRestore`.
     See `gradring.Monitor` for what the numbers mean.
+
+    Examples:
+        >>> with gradring.tensorflow.CustomCollectiveStrategy().scope():
+        ...     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> data = tf.data.Dataset.from_tensor_slices((tf.ones([24, 2]), tf.ones([24, 1]))).batch(8)
+        >>> line = gradring.tensorflow.callbacks.LiveLine(samples_per_step=8, every_steps=2)
+        >>> history = model.fit(data, verbose=0, callbacks=[line])
+        step 3 | ... ms = compute ... + comm ... + wait ... | ... samples/s | loss ... | ...
     """
 
     def __init__(
@@ -162,11 +167,20 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
 class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Ends `fit` on every rank when the replicas' weights or optimizer states differ by a bit.
 
-    ```python
-    model.fit(batches, callbacks=[gradring.tensorflow.callbacks.CheckReplicas(every_steps=1000)])
-    ```
-
     Give it to all ranks. See `gradring.tensorflow.check_replicas`.
+
+    Examples:
+        >>> with gradring.tensorflow.CustomCollectiveStrategy().scope():
+        ...     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> if rank == 1:
+        ...     model.set_weights([np.ones((2, 1)), np.ones(1)])
+        >>> data = tf.data.Dataset.from_tensor_slices((tf.ones([16, 2]), tf.ones([16, 1]))).batch(8)
+        >>> check = gradring.tensorflow.callbacks.CheckReplicas(every_steps=2)
+        >>> model.fit(data, verbose=0, callbacks=[check])
+        Traceback (most recent call last):
+            ...
+        gradring.errors.MismatchError: variables: the replicas differ. '0/...
     """
 
     def __init__(self, every_steps: int = 1000) -> None:

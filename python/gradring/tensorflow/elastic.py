@@ -28,14 +28,23 @@ __all__ = ["CommitState", "State", "run"]
 class State(elastic.State):
     """Values that all ranks have in common, among them the variables of a model.
 
-    ```python
-    state = gradring.tensorflow.elastic.State(model=model, optimizer=optimizer, epoch=0, step=0)
-    state.checkpoint_to("checkpoints", every_commits=100)
-    state.sync(strategy.communicator)
-    ```
-
     A commit copies the variables to numpy arrays in memory; `restore` and `sync` assign them. See
     `gradring.elastic.State` for all else.
+
+    Examples:
+        >>> weight = tf.Variable(1.0)
+        >>> state = gradring.tensorflow.elastic.State(variables=[weight], step=0)
+        >>> state.checkpoint_to("checkpoints", every_commits=10)
+        >>> state.sync(comm)
+        >>> for step in range(20):
+        ...     weight.assign_add(0.5, read_value=False)
+        ...     state.step += 1
+        ...     state.commit()
+        >>> state.flush()
+        >>> weight.assign(np.nan, read_value=False)
+        >>> state.restore()
+        >>> float(weight), state.step
+        (11.0, 20)
     """
 
     def __init__(
@@ -135,19 +144,27 @@ class State(elastic.State):
 class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Commits a state during `fit`.
 
-    ```python
-    state = State(model=model, epoch=0, step=0)
-    state.checkpoint_to("checkpoints")
-    state.sync(strategy.communicator)
-    commits = CommitState(state, every_steps=50)
-    model.fit(batches, initial_epoch=state.epoch, epochs=10, callbacks=[commits])
-    ```
-
     If the state has the values `epoch` and `step`, they are where the training is: the epochs that
     have ended, and the steps of the one that has not. To go on in the middle of an epoch, train on
     `batches.skip(state.step)` in its rest. If it has `stopped`, that is whether a callback, such as
     `EarlyStopping`, has ended the training. Give it to `fit` as the last callback, so that a commit
     has what the others have changed.
+
+    Examples:
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> state = gradring.tensorflow.elastic.State(model=model, epoch=0, step=0)
+        >>> state.checkpoint_to("checkpoints")
+        >>> state.sync(strategy.communicator)
+        >>> commits = gradring.tensorflow.elastic.CommitState(state, every_steps=2)
+        >>> data = tf.data.Dataset.from_tensor_slices((tf.ones([24, 2]), tf.ones([24, 1]))).batch(8)
+        >>> history = model.fit(
+        ...     data, initial_epoch=state.epoch, epochs=2, verbose=0, callbacks=[commits]
+        ... )
+        >>> state.epoch, state.step
+        (2, 0)
     """
 
     def __init__(self, state: elastic.State, every_steps: int = 50) -> None:

@@ -57,6 +57,17 @@ def failure_of(error: BaseException) -> GradringError | None:
     Returns:
         An exception with `.rank`, `.host`, `.collective`, `.sequence` and `.elapsed_s`; `error`
         itself if it is one.
+
+    Examples:
+        >>> try:
+        ...     try:
+        ...         gradring.tensorflow.all_reduce(tf.zeros([1 + rank]))
+        ...     except tf.errors.OpError as error:
+        ...         raise RuntimeError("step 7 failed") from error
+        ... except RuntimeError as error:
+        ...     failure = gradring.tensorflow.failure_of(error)
+        >>> print(type(failure).__name__, "in", failure.collective)
+        MismatchError in all_reduce(sum) 'all_reduce' float32[1]
     """
     following: list[BaseException] = [error]
     seen: set[int] = set()

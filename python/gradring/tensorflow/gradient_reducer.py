@@ -23,18 +23,19 @@ from gradring.tensorflow.start_wait import eager_step, reduce
 class GradientReducer:
     """Averages gradients over all ranks, eagerly and inside a `tf.function`.
 
-    ```python
-    reduce_gradients = GradientReducer()
-    broadcast_variables(model.variables)
-
-    @tf.function
-    def train_step(images, labels):
-        with tf.GradientTape() as tape:
-            loss = loss_of(model(images, training=True), labels)
-        weights = model.trainable_variables
-        gradients = tape.gradient(loss, weights)
-        optimizer.apply_gradients(zip(reduce_gradients(gradients, weights), weights))
-    ```
+    Examples:
+        >>> model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        >>> gradring.tensorflow.broadcast_variables(model.variables)
+        >>> weights, optimizer = model.trainable_variables, keras.optimizers.SGD()
+        >>> reduce_gradients = gradring.tensorflow.GradientReducer()
+        >>> @tf.function
+        ... def train_step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        ...     gradients = reduce_gradients(tape.gradient(loss, weights), weights)
+        ...     optimizer.apply_gradients(zip(gradients, weights))
+        >>> train_step(tf.constant([[1.0 + rank]]), tf.constant([[2.0]]))
+        >>> gradring.tensorflow.check_replicas(weights)  # raises if a bit differs
     """
 
     def __init__(
@@ -96,6 +97,15 @@ class GradientReducer:
                 or not as many variables as gradients.
             tf.errors.AbortedError: As for `all_reduce`.
             tf.errors.DeadlineExceededError: As for `all_reduce`.
+
+        Examples:
+            >>> reduce_gradients = gradring.tensorflow.GradientReducer()
+            >>> own = tf.constant(rank + 1.0)
+            >>> float(reduce_gradients([own])[0])
+            1.5
+            >>> samples = 3 if rank == 0 else 1
+            >>> float(reduce_gradients([own], samples=samples)[0])  # 3/4 of 1, 1/4 of 2
+            1.25
         """
         gradients = list(gradients)
         if samples is not None and self._op != "mean":

@@ -53,6 +53,15 @@ def input_service() -> str | None:
     Returns:
         ``grpc://host:port``, the ``service`` of ``tf.data.experimental.service.distribute`` and the
         like; None without ``gradring run --input-workers``.
+
+    Examples:
+        >>> service = gradring.tensorflow.input_service()
+        >>> dataset = tf.data.Dataset.range(4).batch(2)
+        >>> if service is not None:
+        ...     distribute = tf.data.experimental.service.distribute
+        ...     dataset = dataset.apply(distribute("parallel_epochs", service))
+        >>> print(service)  # with gradring run --input-workers 2: grpc://127.0.0.1:...
+        None
     """
     return os.environ.get("GRADRING_INPUT_SERVICE") or None
 
@@ -61,11 +70,6 @@ def distribute_input(
     dataset: tf.data.Dataset, of: tf.distribute.Strategy | Communicator, *, name: str = "input"
 ) -> tf.data.Dataset:
     """Has the input workers of the job read a dataset; every rank must call it.
-
-    ```python
-    dataset = files.interleave(tf.data.TFRecordDataset).map(decode).batch(global_batch)
-    model.fit(gradring.tensorflow.distribute_input(dataset, strategy))
-    ```
 
     Every element goes to one rank in each epoch, in any order, unless an input worker is lost: what
     it was reading is missing then. ``batch`` in the pipeline means what it means without input
@@ -94,6 +98,12 @@ def distribute_input(
             do not have, or counts elements; or the service does not take it.
         gradring.errors.MismatchError: Another rank's elements are of other types or shapes.
         TypeError: `dataset` is none.
+
+    Examples:
+        >>> dataset = tf.data.Dataset.range(6).batch(2)
+        >>> own = gradring.tensorflow.distribute_input(dataset, comm)
+        >>> [batch.numpy().tolist() for batch in own]  # no input workers: every second one
+        [[0, 1], [4, 5]]
     """
     communicator = of if isinstance(of, Communicator) else communicator_of(of)
     if communicator is None:

@@ -12,13 +12,24 @@ from gradring.tensorflow.ops import current_communicator
 
 @dataclass
 class Overlap:
-    """Times of one rank, in seconds."""
+    """Times of one rank, in seconds.
 
-    #: In which bytes moved: from when the peers had entered a collective to its end.
+    Attributes:
+        communication_s: In which bytes moved: from when the peers had entered a collective to its
+            end.
+        waiting_s: From when this rank had entered a collective until its peers had, too.
+        exposed_s: In which the program stood still for collectives.
+
+    Examples:
+        >>> overlap = gradring.tensorflow.Overlap(communication_s=3.0, waiting_s=1.0, exposed_s=1.0)
+        >>> overlap.collectives_s, overlap.hidden_s, overlap.hidden_share
+        (4.0, 3.0, 0.75)
+        >>> print(overlap)
+        75% of 4.000 s in collectives hidden (1.000 s of it waiting for peers), 1.000 s exposed
+    """
+
     communication_s: float = 0.0
-    #: From when this rank had entered a collective until its peers had, too.
     waiting_s: float = 0.0
-    #: In which the program stood still for collectives.
     exposed_s: float = 0.0
 
     @property
@@ -47,13 +58,6 @@ class Overlap:
 def measure_overlap(communicator: Communicator | None = None) -> Iterator[Overlap]:
     """Measures how much of the time in collectives is hidden while the block runs.
 
-    ```python
-    with gradring.tensorflow.measure_overlap() as overlap:
-        for batch in dataset:
-            train_step(batch)
-    print(overlap)  # 81% of 1.214 s in collectives hidden ...
-    ```
-
     Steps must have ended when the block does: read a result of the last one. An op waits only when
     all gradients of its reduction have been started, so exposed time is what the backward pass does
     not hide; an optimizer that already works on other gradients may still hide some of it.
@@ -63,6 +67,12 @@ def measure_overlap(communicator: Communicator | None = None) -> Iterator[Overla
 
     Yields:
         The measurement; all zero until the block ends.
+
+    Examples:
+        >>> with gradring.tensorflow.measure_overlap() as overlap:
+        ...     total = gradring.tensorflow.all_reduce(tf.ones([1000]))
+        >>> print("measured:", overlap)
+        measured: ...% of ... s in collectives hidden (... s of it waiting for peers), ... s exposed
     """
     comm = communicator or current_communicator()
     overlap = Overlap()

@@ -35,11 +35,6 @@ def check_replicas(
     compares a digest of all, in a reduction of 48 bytes; only if ranks differ, 8 bytes of each
     variable.
 
-    ```python
-    if step % 1000 == 0:
-        gradring.tensorflow.check_replicas(model)
-    ```
-
     Args:
         model: A Keras model, with the optimizer that it was compiled with; a checkpoint or module;
             or `tf.Variable`s or Keras variables of any shapes. The same on every rank. Variables
@@ -52,6 +47,16 @@ def check_replicas(
     Raises:
         gradring.errors.MismatchError: On every rank; names the first variable that differs, and the
             ranks on which it differs from most. The group stays usable.
+
+    Examples:
+        >>> weights = tf.Variable([1.0, 2.0], name="weights")
+        >>> gradring.tensorflow.check_replicas([weights])
+        >>> if rank == 1:
+        ...     weights.assign([1.0, 2.5])
+        >>> gradring.tensorflow.check_replicas([weights])
+        Traceback (most recent call last):
+            ...
+        gradring.errors.MismatchError: variables: the replicas differ. '0/weights' is the ...
     """
     comm = communicator or current_communicator()
     arrays = {}

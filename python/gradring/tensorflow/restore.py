@@ -71,6 +71,15 @@ def restore(
             iterator, a table or a `PythonState`, which cannot be sent. It is an `OSError` and says
             which rank and why; the variables keep their values on all ranks, and the communicator
             stays usable.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, bias_initializer="ones")
+        >>> model = keras.Sequential([keras.Input([2]), layer])
+        >>> gradring.tensorflow.save(model, "model.weights.h5")
+        >>> model.set_weights([np.zeros((2, 1)), np.zeros(1)])
+        >>> gradring.tensorflow.restore(model, "model.weights.h5", only="*/bias")
+        >>> [weight.tolist() for weight in model.get_weights()]
+        [[[0.0], [0.0]], [1.0]]
     """
     comm = communicator or current_communicator()
     source = Path(path).absolute()

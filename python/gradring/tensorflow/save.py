@@ -58,6 +58,12 @@ def save(
         gradring.errors.SaveError: On every rank, when one of them could not save; it is an
             `OSError` and says which rank and why. The communicator stays usable, unless the rank
             failed in the middle of a collective of its own.
+
+    Examples:
+        >>> model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        >>> gradring.tensorflow.save(model, "model.keras")
+        >>> keras.saving.load_model("model.keras").count_params()
+        3
     """
     comm = communicator or current_communicator()
     destination = Path(path).absolute()

@@ -19,11 +19,16 @@ _SCALAR = 1
 class ScalarWriter:
     """Writes the numbers of all ranks, such as `gradring/rank_2/wait_ms`, for TensorBoard.
 
-    ```python
-    monitor = gradring.Monitor(strategy, on_line=gradring.tensorflow.ScalarWriter("logs"))
-    ```
-
     Needs no tensorboard package. `LiveLine` has one of its own.
+
+    Examples:
+        >>> writer = gradring.tensorflow.ScalarWriter("logs")
+        >>> with gradring.Monitor(comm, every_steps=2, on_line=writer) as monitor:
+        ...     for step in range(3):
+        ...         comm.barrier()
+        ...         monitor.step()
+        step 3 | ... ms = compute ... + comm ... + wait ... | ... steps/s | ...
+        >>> writer.close()
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -44,6 +49,17 @@ class ScalarWriter:
         Args:
             facts: What `Monitor` passes to `on_line`.
             more: Others, by name; None is left out.
+
+        Examples:
+            >>> write = gradring.tensorflow.ScalarWriter("logs")
+            >>> with gradring.Monitor(
+            ...     comm, every_steps=2, on_line=lambda facts: write(facts, {"learning_rate": 0.1})
+            ... ) as monitor:
+            ...     for step in range(3):
+            ...         comm.barrier()
+            ...         monitor.step()
+            step 3 | ...
+            >>> write.close()
         """
         if self._has_failed:
             return

@@ -53,19 +53,7 @@ DEFAULT_RULE = updates.AllReduce()
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """Synchronous training on several processes, reduced by gradring.
 
-    Replaces `tf.distribute.MultiWorkerMirroredStrategy` in one line:
-
-    ```python
-    strategy = gradring.tensorflow.CustomCollectiveStrategy()
-    with strategy.scope():
-        model, optimizer = make_model(), keras.optimizers.Adam()
-    dataset = strategy.experimental_distribute_dataset(dataset)
-
-    @tf.function
-    def train_step(batch):
-        per_replica = strategy.run(replica_step, args=(batch,))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None)
-    ```
+    Replaces `tf.distribute.MultiWorkerMirroredStrategy` in one line.
 
     Variables start with the chief's values; all ranks must create the same variables in the same
     order. It starts no TensorFlow server and may be made at any time.
@@ -73,6 +61,15 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     A failed collective raises an exception of `gradring.errors`, such as `PeerLostError`, that
     names the rank to blame, also from `fit` or a `tf.function`. It is a `tf.errors.AbortedError`
     as well, or a `tf.errors.DeadlineExceededError` when the communicator's timeout is over.
+
+    Examples:
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        ...     model.compile(keras.optimizers.SGD(0.25), "mse")
+        >>> data = tf.data.Dataset.from_tensor_slices((tf.ones([8, 2]), tf.ones([8, 1]))).batch(4)
+        >>> model.fit(data, epochs=2, verbose=0).history["loss"]  # each rank has 2 of 4 samples
+        [0.625, 0.0390625]
     """
 
     def __init__(
@@ -177,6 +174,24 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Executing eagerly, it is one step, as `gradring.Communicator.step` has it; inside a
         `tf.function`, the call of that function is.
+
+        Examples:
+            >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+            >>> with strategy.scope():
+            ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(0.25)
+            >>> def replica_step(y):
+            ...     with tf.GradientTape() as tape:
+            ...         loss = tf.reduce_sum((weight - y) ** 2) / 4  # by the global batch size
+            ...     optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+            ...     return loss
+            >>> @tf.function
+            ... def train_step(batch):
+            ...     losses = strategy.run(replica_step, args=(batch,))
+            ...     return strategy.reduce("sum", losses, axis=None)
+            >>> data = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0, 4.0]).batch(4)
+            >>> for batch in strategy.experimental_distribute_dataset(data):
+            ...     print(train_step(batch).numpy(), weight.numpy())
+            7.5 1.25
         """
         compat_keras.repair()
         with eager_step(self.communicator):
@@ -195,6 +210,14 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Returns:
             The same structure of tensors.
+
+        Examples:
+            >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+            >>> losses = strategy.run(lambda: tf.range(1.0, 3.0 + rank))  # rank 1 has three samples
+            >>> float(strategy.reduce("sum", losses, axis=0))
+            9.0
+            >>> round(float(strategy.reduce("mean", losses, axis=0)), 3)
+            1.8
         """
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
@@ -209,10 +232,6 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
     def broadcast_update(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Runs `fn(*args)` on the chief, and gives every replica its result and its assignments.
-
-        ```python
-        target = strategy.broadcast_update(lambda: ema.assign(0.9 * ema + 0.1 * weight))
-        ```
 
         Every rank must call it, eagerly or inside the same `tf.function`, but beside `run` and not
         in it. Every rank *traces* `fn`, as `tf.function` does, to learn what it returns and which
@@ -246,6 +265,17 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 `PeerLostError`, `MismatchError` or `AbortedError` as soon as the chief's process
                 ends, calls another collective or aborts; at the latest after the communicator's
                 timeout.
+
+        Examples:
+            >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+            >>> with strategy.scope():
+            ...     ema = tf.Variable(0.0)
+            >>> own = tf.constant(1.0 + rank)
+            >>> target = strategy.broadcast_update(lambda: ema.assign(0.5 * ema + 0.5 * own))
+            >>> gradring.tensorflow.all_gather(tf.reshape(target, [1])).numpy()
+            array([0.5, 0.5], dtype=float32)
+            >>> ema.numpy().item()
+            0.5
         """
         return broadcast_update(fn, args, self.communicator)
 
@@ -263,6 +293,21 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             staleness in versions, how many of these), ``dropped_late``, ``dropped_overflow`` and
             ``dropped_lost``, and ``held_overflow``, those that had to wait for room in the queue.
             For other rules nothing.
+
+        Examples:
+            >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(
+            ...     update=gradring.updates.ParameterServer()  # under gradring run -np 2 --ps 1
+            ... )
+            >>> with strategy.scope():
+            ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(0.5)
+            >>> def replica_step():
+            ...     optimizer.apply_gradients([(tf.constant(1.0), weight)])
+            >>> for step in range(3):
+            ...     strategy.run(replica_step)
+            >>> stats = strategy.update_stats()
+            >>> stats["version"], stats["pushes"], stats["dropped"]
+            (4, 3, 0)
+            >>> strategy.leave()
         """
         return self.extended.updates.stats()  # type: ignore[no-any-return]
 
@@ -276,6 +321,20 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Raises:
             gradring.errors.PeerLostError: A server could not be reached.
+
+        Examples:
+            >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(
+            ...     update=gradring.updates.ParameterServer()  # under gradring run -np 2 --ps 1
+            ... )
+            >>> with strategy.scope():
+            ...     model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+            ...     model.compile(keras.optimizers.SGD(0.25), "mse")
+            >>> x, y = tf.ones([8, 2]), tf.ones([8, 1])
+            >>> model.fit(x, y, verbose=0).history["loss"]
+            [1.0]
+            >>> strategy.leave()  # nobody waits for this worker while it evaluates
+            >>> model.evaluate(x, y, verbose=0)
+            0.25
         """
         self.extended.updates.leave()
 

@@ -26,15 +26,6 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
     `join` do to a rank that has ended, it does with a batch of no samples; unlike there, all ranks
     apply the same updates to the end.
 
-    ```python
-    for images, labels in gradring.tensorflow.join(batches):
-        with tf.GradientTape() as tape:
-            loss = loss_of(model(images), labels)  # the mean over this rank's batch
-        gradients = tape.gradient(loss, model.trainable_variables)
-        gradients = reduce_gradients(gradients, samples=len(labels))
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    ```
-
     Layers of Keras bear such a batch: where TensorFlow cannot compute no rows, they compute one and
     drop it, and their statistics and the gradients of their weights do not count it. Other code
     must bear it; what the mean over no samples gives, a NaN, `samples=0` takes for nothing.
@@ -59,6 +50,17 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
         gradring.errors.PeerLostError: Another rank has left the loop before the end; or what else
             `gradring.Communicator.all_reduce` raises.
         TypeError: A batch has something without a first dimension.
+
+    Examples:
+        >>> weight, reduce_gradients = tf.Variable(1.0), gradring.tensorflow.GradientReducer()
+        >>> batches = [tf.ones([2]), tf.ones([2])][: rank + 1]  # rank 0 has one, rank 1 two
+        >>> for x in gradring.tensorflow.join(batches):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean(weight * x)
+        ...     (gradient,) = reduce_gradients([tape.gradient(loss, weight)], samples=len(x))
+        ...     print(len(x), float(gradient))
+        2 1.0
+        0 1.0
     """
     comm = communicator or current_communicator()
     compat_keras.repair()

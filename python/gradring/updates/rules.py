@@ -30,6 +30,19 @@ class AllReduce:
 
     Raises:
         gradring.errors.ConfigError: `compression` is something else, or `sync_every` is below 1.
+
+    Examples:
+        >>> rule = gradring.updates.AllReduce(sync_every=2)
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rule)
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(1.0)
+        >>> def replica_step(gradient):
+        ...     optimizer.apply_gradients([(gradient, weight)])
+        >>> for step in range(2):
+        ...     strategy.run(replica_step, args=(tf.constant(1.0 + rank),))
+        ...     print(weight.numpy())
+        0.0
+        -3.0
     """
 
     compression: Compression | None = None
@@ -53,6 +66,19 @@ class Primary:
 
     Raises:
         gradring.errors.ConfigError: `sync_every` is below 1.
+
+    Examples:
+        >>> rule = gradring.updates.Primary()
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rule)
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable([0.0]), keras.optimizers.SGD(1.0, momentum=0.5)
+        >>> def replica_step(gradient):
+        ...     optimizer.apply_gradients([(gradient, weight)])
+        >>> strategy.run(replica_step, args=(tf.constant([1.0 + rank]),))
+        >>> own = [float(weight[0]), float(optimizer.momentums[0][0])]
+        >>> gradring.tensorflow.all_gather(tf.constant([own])).numpy()  # rank 1 has no momentum
+        array([[-3., -3.],
+               [-3.,  0.]], dtype=float32)
     """
 
     sync_every: int = 1
@@ -75,6 +101,18 @@ class Nesterov:
 
     Raises:
         gradring.errors.ConfigError: One of them is something else.
+
+    Examples:
+        >>> outer = gradring.updates.Nesterov(learning_rate=1.0, momentum=0.5)
+        >>> rule = gradring.updates.LocalSGD(every=1, outer=outer)
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rule)
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(1.0)
+        >>> def replica_step(gradient):
+        ...     optimizer.apply_gradients([(gradient, weight)])
+        >>> strategy.run(replica_step, args=(tf.constant((1.0 + rank) / 2),))
+        >>> weight.numpy().item()  # the mean has moved by 1.5, and momentum adds half of that
+        -2.25
     """
 
     learning_rate: float = 0.7
@@ -96,6 +134,19 @@ class LocalSGD:
 
     Raises:
         gradring.errors.ConfigError: `every` is below 1, or `outer` is something else.
+
+    Examples:
+        >>> rule = gradring.updates.LocalSGD(every=2)
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rule)
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(1.0)
+        >>> def replica_step(gradient):
+        ...     optimizer.apply_gradients([(gradient, weight)])
+        >>> for step in range(2):
+        ...     strategy.run(replica_step, args=(tf.constant((1.0 + rank) / 2),))
+        ...     print(weight.numpy())  # rank 1 has -2 and -3
+        -1.0
+        -3.0
     """
 
     every: int = 16
@@ -166,6 +217,22 @@ class ParameterServer:
     Raises:
         gradring.errors.ConfigError: One of them is something else, or does not go with another. Too
             few servers for `replicas` are known when the strategy is made.
+
+    Examples:
+        >>> rule = gradring.updates.ParameterServer(staleness=None, aggregate=2)
+        >>> rule.is_synchronous, rule.is_sum, rule.texts()["combine"]
+        (False, False, 'mean')
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(
+        ...     update=gradring.updates.ParameterServer()  # under gradring run -np 2 --ps 1
+        ... )
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(1.0)
+        >>> def replica_step(gradient):
+        ...     optimizer.apply_gradients([(gradient, weight)])
+        >>> strategy.run(replica_step, args=(tf.constant(1.0 + rank),))
+        >>> weight.numpy().item(), strategy.update_stats()["version"]
+        (-3.0, 2)
+        >>> strategy.leave()
     """
 
     staleness: int | None = 0
@@ -223,8 +290,18 @@ class ParameterServer:
         return {**texts, "combine": "sum" if self.is_sum else "mean"}
 
 
-#: What a strategy can be told.
 Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer
+"""An update rule, which a strategy is told by `update`, for annotations and `isinstance`.
+
+Examples:
+    >>> rules: dict[str, gradring.updates.Rule] = {
+    ...     "fast": gradring.updates.AllReduce(),
+    ...     "distant": gradring.updates.LocalSGD(every=16, outer=gradring.updates.Nesterov()),
+    ... }
+    >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rules["distant"])
+    >>> isinstance(strategy.update_rule, gradring.updates.Rule)
+    True
+"""
 
 
 def agree(update: object, communicator: Communicator) -> Rule:
@@ -234,6 +311,14 @@ def agree(update: object, communicator: Communicator) -> Rule:
         gradring.errors.ConfigError: It is no rule; nothing is sent then.
         gradring.errors.MismatchError: On every rank; names the first that has another rule than
             rank 0, and both rules.
+
+    Examples:
+        >>> gradring.updates.agree(gradring.updates.LocalSGD(every=8), comm)
+        LocalSGD(every=8, outer=None)
+        >>> gradring.updates.agree(gradring.updates.LocalSGD(every=8 + rank), comm)
+        Traceback (most recent call last):
+            ...
+        gradring.errors.MismatchError: rank 1 on ... has update=LocalSGD(every=9, ...
     """
     if not isinstance(update, Rule):
         raise ConfigError(

@@ -33,16 +33,25 @@ def sync_replicas(model: tf.keras.Model | tf.train.Checkpoint | tf.Module) -> No
     `check_replicas` and the commits of an `elastic.State` do it first. A custom loop should do it
     before it looks at the model otherwise.
 
-    ```python
-    gradring.tensorflow.sync_replicas(model)
-    reached = accuracy(model, test_set)
-    ```
-
     Args:
         model: A Keras model, or a checkpoint or module that has the model, or its optimizer.
 
     Raises:
         gradring.errors.GradringError: As for `all_reduce`.
+
+    Examples:
+        >>> rule = gradring.updates.LocalSGD(every=16)
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rule)
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable(0.0), keras.optimizers.SGD(1.0)
+        >>> def replica_step():
+        ...     optimizer.apply_gradients([(tf.constant(1.0 + rank) / 2, weight)])
+        >>> strategy.run(replica_step)
+        >>> weight.numpy().item()  # rank 1 has -2
+        -1.0
+        >>> gradring.tensorflow.sync_replicas(tf.train.Checkpoint(weight=weight))
+        >>> weight.numpy().item()
+        -1.5
     """
     sync(list(variables_of(model)))
 
