@@ -1,4 +1,4 @@
-"""What is typed in the recorded terminal of the tutorial: its commands, in a new directory.
+"""Types the tutorial's commands into a recorded terminal, in a new directory.
 
 ``make recording`` shows it to termtosvg, which draws ``docs/images/tutorial.svg``. TensorFlow's
 log, oneDNN, which writes lines all the same, and Keras' warnings are off.
