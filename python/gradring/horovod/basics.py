@@ -48,10 +48,10 @@ _parts: list[Part] = []
 class Part(Protocol):
     """Some of the processes."""
 
-    def connect(self, communicator: Communicator) -> None:
+    def _connect(self, communicator: Communicator) -> None:
         """Forms their group."""
 
-    def disconnect(self) -> None:
+    def _disconnect(self) -> None:
         """Closes it; nothing if it is closed."""
 
 
@@ -89,7 +89,7 @@ def init(
         _communicator = gradring.init()
         _name_what_is_hidden(_communicator)
         for each in process_sets or ():
-            each.connect(_communicator)
+            each._connect(_communicator)
 
 
 def _name_what_is_hidden(communicator: Communicator) -> None:
@@ -108,7 +108,7 @@ def shutdown() -> None:
     global _communicator
     group, _communicator = _communicator, None
     for part in _parts:
-        part.disconnect()
+        part._disconnect()
     _parts.clear()
     if group is not None and group in open_groups:
         group.close()

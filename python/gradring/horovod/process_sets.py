@@ -25,7 +25,7 @@ class ProcessSet:
         """Names the processes; `add_process_set` or `init` connects them."""
         self.ranks = None if ranks is None else sorted(map(operator.index, ranks))
         self.process_set_id: int | None = 0 if ranks is None else None
-        self._group: Communicator | None = None
+        self._communicator: Communicator | None = None
 
     def size(self) -> int:
         """How many processes it has."""
@@ -41,19 +41,7 @@ class ProcessSet:
         """Whether this process is in it."""
         return self.ranks is None or basics.rank() in self.ranks
 
-    def place_of(self, root_rank: int) -> int:
-        """The index in it of a rank among all processes.
-
-        Raises:
-            ValueError: It is not in it.
-        """
-        if self.ranks is None:
-            return root_rank
-        if root_rank not in self.ranks:
-            raise ValueError(f"root_rank={root_rank!r} is not in {self}")
-        return self.ranks.index(root_rank)
-
-    def connect(self, communicator: Communicator) -> None:
+    def _connect(self, communicator: Communicator) -> None:
         """Forms the group of its processes; all processes call it.
 
         Raises:
@@ -85,28 +73,16 @@ class ProcessSet:
                 host=communicator.hosts[absent[0]],
             )
         color = 0 if self.included() else None
-        self._group = communicator.split(color, own, name=f"the process set of ranks {ranks}")
+        self._communicator = communicator.split(
+            color, own, name=f"the process set of ranks {ranks}"
+        )
         self.process_set_id = basics.keep(self)
 
-    def disconnect(self) -> None:
+    def _disconnect(self) -> None:
         """Closes the group of its processes."""
-        if self._group is not None:
-            self._group.close()
-        self._group, self.process_set_id = None, None
-
-    def group(self) -> Communicator:
-        """The communicator of its processes.
-
-        Raises:
-            gradring.errors.ConfigError: It is not connected, or this process is not in it.
-        """
-        if self.ranks is None:
-            return basics.communicator()
-        if self.process_set_id is None:
-            raise ConfigError(f"{self} is not connected; call hvd.add_process_set() before")
-        if self._group is None:
-            raise ConfigError(f"rank {basics.rank()} is not in {self}; only its ranks call this")
-        return self._group
+        if self._communicator is not None:
+            self._communicator.close()
+        self._communicator, self.process_set_id = None, None
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -127,7 +103,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         work at the same time.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    added.connect(basics.communicator())
+    added._connect(basics.communicator())
     return added
 
 
@@ -142,5 +118,33 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     was_connected = process_set.ranks is not None and process_set.process_set_id is not None
     if was_connected:
-        process_set.disconnect()
+        process_set._disconnect()
     return was_connected
+
+
+def communicator_of(process_set: ProcessSet) -> Communicator:
+    """The communicator of the processes of a process set.
+
+    Raises:
+        gradring.errors.ConfigError: It is not connected, or this process is not in it.
+    """
+    if process_set.ranks is None:
+        return basics.communicator()
+    if process_set.process_set_id is None:
+        raise ConfigError(f"{process_set} is not connected; call hvd.add_process_set() before")
+    if process_set._communicator is None:
+        raise ConfigError(f"rank {basics.rank()} is not in {process_set}; only its ranks call this")
+    return process_set._communicator
+
+
+def place_in(process_set: ProcessSet, root_rank: int) -> int:
+    """The index in a process set of a rank among all processes.
+
+    Raises:
+        ValueError: It is not in it.
+    """
+    if process_set.ranks is None:
+        return root_rank
+    if root_rank not in process_set.ranks:
+        raise ValueError(f"root_rank={root_rank!r} is not in {process_set}")
+    return process_set.ranks.index(root_rank)

@@ -15,7 +15,7 @@ from gradring.gradients.names import Label
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
 from gradring.horovod import basics
-from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.process_sets import ProcessSet, communicator_of, global_process_set, place_in
 from gradring.horovod.tensorflow.calls import (
     check_happens_now,
     is_for_sessions,
@@ -125,10 +125,10 @@ def grouped_allreduce(
     label = name or "allreduce"
     results = list(tensors)
     for i in sparse:
-        results[i] = _joined_slices(tensors[i], op, f"{label}/{i}", process_set.group())
+        results[i] = _joined_slices(tensors[i], op, f"{label}/{i}", communicator_of(process_set))
     dense = [i for i in range(len(tensors)) if i not in sparse]
     reduced = reduce_dense(
-        [tensors[i] for i in dense], op, label, process_set.group(), compression, factors
+        [tensors[i] for i in dense], op, label, communicator_of(process_set), compression, factors
     )
     for i, result in zip(dense, reduced, strict=True):
         results[i] = result
@@ -189,7 +189,7 @@ def grouped_allgather(
         ValueError: One is a scalar.
         gradring.errors.MismatchError: Ranks call different things.
     """
-    communicator = process_set.group()
+    communicator = communicator_of(process_set)
     label = name or "grouped_allgather"
     values = [as_tensor(tensor, label) for tensor in tensors]
     require_equal_calls(communicator, "allgather", label, values, rows_differ=True)
@@ -221,8 +221,8 @@ def broadcast(
         gradring.errors.MismatchError: Ranks call different things.
         ValueError: `root_rank` is not in the process set.
     """
-    communicator = process_set.group()
-    root = process_set.place_of(root_rank)
+    communicator = communicator_of(process_set)
+    root = place_in(process_set, root_rank)
     label = name or "broadcast"
     value = as_tensor(tensor, label)
     require_equal_calls(communicator, "broadcast", label, [value], how=f"root {root_rank}")
@@ -246,8 +246,8 @@ def broadcast_(
     Returns:
         Their values.
     """
-    communicator = process_set.group()
-    root = process_set.place_of(root_rank)
+    communicator = communicator_of(process_set)
+    root = place_in(process_set, root_rank)
     label = name or "broadcast_"
     values = [as_tensor(variable, label) for variable in variables]
     require_equal_calls(communicator, "broadcast_", label, values, how=f"root {root_rank}")
@@ -359,7 +359,7 @@ def grouped_reducescatter(
         gradring.errors.MismatchError: Ranks call different things.
     """
     op = linear(chosen(op, None), "reducescatter")
-    communicator = process_set.group()
+    communicator = communicator_of(process_set)
     label = name or "grouped_reducescatter"
     compression = checked(compression)
     compressed = [compression.compress(as_tensor(tensor, label)) for tensor in tensors]
@@ -404,7 +404,7 @@ def alltoall(
         ValueError: The tensor is a scalar; or splits that are known do not divide its rows.
         gradring.errors.MismatchError: Ranks call different things.
     """
-    communicator = process_set.group()
+    communicator = communicator_of(process_set)
     label = name or "alltoall"
     value = as_tensor(tensor, label)
     if value.shape.rank == 0:
@@ -421,7 +421,7 @@ def alltoall(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank has called it; not inside a `tf.function`."""
     check_happens_now("barrier")
-    communicator = process_set.group()
+    communicator = communicator_of(process_set)
     require_equal_calls(communicator, "barrier", "", [], happens_now=True)
     communicator.barrier()
 

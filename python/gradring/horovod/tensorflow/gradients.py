@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gradring.gradients.names import Names, name_of, with_gaps, without_counters
 from gradring.gradients.reduction import Reduction
-from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.process_sets import ProcessSet, communicator_of, global_process_set
 from gradring.horovod.tensorflow.calls import require_equal_calls
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
@@ -106,7 +106,7 @@ def reduce_gradients(
     results = list(with_known_shapes(gradients, variables))
     if not options.process_set.included():
         return results
-    communicator = options.process_set.group()
+    communicator = communicator_of(options.process_set)
     if options.sparse_as_dense:
         results = [
             tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradring.horovod.process_sets import ProcessSet, global_process_set
+from gradring.horovod.process_sets import ProcessSet, communicator_of, global_process_set, place_in
 from gradring.horovod.tensorflow.calls import check_happens_now, require_equal_calls
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
@@ -39,12 +39,12 @@ def broadcast_object(
         gradring.errors.MismatchError: Ranks call different things.
     """
     check_happens_now("broadcast_object")
-    communicator = process_set.group()
+    communicator = communicator_of(process_set)
     label = name or "broadcast_object"
     require_equal_calls(
         communicator, "broadcast_object", label, [], how=f"root {root_rank}", happens_now=True
     )
-    root = process_set.place_of(root_rank)
+    root = place_in(process_set, root_rank)
     return communicator.broadcast_object(obj, root, pickle=True, name=label)
 
 
@@ -78,7 +78,7 @@ def allgather_object(
         gradring.errors.MismatchError: Ranks call different things.
     """
     check_happens_now("allgather_object")
-    communicator = process_set.group()
+    communicator = communicator_of(process_set)
     label = name or "allgather_object"
     require_equal_calls(communicator, "allgather_object", label, [], happens_now=True)
     return communicator.all_gather_object(obj, pickle=True, name=label)
