@@ -146,6 +146,7 @@ test-engines: setup ## trains under real Slurm, MPI (Open MPI, MPICH, Intel) and
 	.venv-ray/bin/python -m pip install --quiet "ray[train]" || echo "Ray cannot be installed here; its tests are skipped"
 	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" \
 		GRADRING_MPI_ENVIRONMENTS="$$(ls -d .venv-mpi/* 2>/dev/null | paste -sd:)" $(BIN)/python -m pytest -q -rs tests/engines --engines
+	.venv-ray/bin/python -m pytest -q -rs tests/docs/test_api_examples.py -k gradring.ray
 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/internals/conformance)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"

@@ -57,6 +57,16 @@ def run(
         ModuleNotFoundError: There is no cloudpickle.
         TypeError: An argument is of another type, or ``fn`` or ``args`` cannot travel.
         ValueError: ``ranks`` is below one, or ``timeout`` not above zero.
+
+    Examples:
+        >>> def total(first):
+        ...     with gradring.init() as comm:
+        ...         if comm.rank == 0:
+        ...             print("ranks:", comm.world_size)
+        ...         return comm.all_reduce(np.full(2, first + comm.rank)).tolist()
+        >>> gradring.notebook.run(total, ranks=2, args=(10,))
+        [0] ranks: 2
+        [[21, 21], [21, 21]]
     """
     if not callable(fn) or not isinstance(ranks, int) or not isinstance(args, list | tuple):
         raise TypeError(

@@ -53,6 +53,15 @@ class GradringConfig(BackendConfig):  # type: ignore[misc]
             live; default 1800.
         token: The job's secret, to ask it how it is with ``gradring doctor``; None: a new one for
             each start.
+
+    Examples:
+        >>> import gradring.ray
+        >>> config = gradring.ray.GradringConfig(timeout_s=60.0, stall_timeout_s=600.0)
+        >>> config
+        GradringConfig(timeout_s=60.0, stall_timeout_s=600.0)
+        >>> trainer = gradring.ray.GradringTrainer(gradring.init, gradring_config=config)
+        >>> config.backend_cls  # what a trainer of Ray asks it for
+        <class 'gradring.ray._GradringBackend'>
     """
 
     timeout_s: float = DEFAULTS.timeout
@@ -77,6 +86,20 @@ class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
         gradring_config: How the group works.
         **given: As for Ray's ``DataParallelTrainer``: ``train_loop_config``, ``scaling_config``,
             ``run_config``, ``datasets`` and so on.
+
+    Examples:
+        >>> import os, ray.train, gradring.ray
+        >>> def train(config):
+        ...     with gradring.init() as comm:
+        ...         return comm.all_reduce(np.full(2, config["value"] + comm.rank)).tolist()
+        >>> trainer = gradring.ray.GradringTrainer(
+        ...     train,
+        ...     train_loop_config={"value": 20},
+        ...     scaling_config=ray.train.ScalingConfig(num_workers=2),
+        ...     run_config=ray.train.RunConfig(storage_path=os.path.abspath("results")),
+        ... )
+        >>> trainer.fit().return_value  # of rank 0
+        [41, 41]
     """
 
     def __init__(
@@ -95,6 +118,11 @@ def own_address() -> str:
 
     Raises:
         OSError: No port is free.
+
+    Examples:
+        >>> import ray, gradring.ray
+        >>> ray.get(ray.remote(gradring.ray.own_address).remote())
+        '...:...'
     """
     host = get_node_ip_address()
     (port,) = free_ports(1, host)

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from served import serving
 
 from gradring import updates
@@ -98,6 +99,26 @@ def under_horovods_names(sessions: dict[str, dict[str, str]]) -> list[str]:
         for title, text in of_module.items():
             hvd.init()
             given = {"hvd": hvd, "tf": tf, "keras": keras, "np": np}
-            problems += problems_of({title: text}, hvd.rank(), **given)
+            with input_workers(hvd) if "compute_service" in text else contextlib.nullcontext():
+                problems += problems_of({title: text}, hvd.rank(), **given)
             hvd.shutdown()
     return problems
+
+
+@contextlib.contextmanager
+def input_workers(hvd: Any) -> Iterator[None]:
+    """A service of tf.data on rank 0, in place of that of ``gradring run --input-workers 1``."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    dispatcher = worker = None
+    if hvd.rank() == 0:
+        dispatcher = service.DispatchServer()
+        address = dispatcher.target.removeprefix("grpc://")
+        worker = service.WorkerServer(service.WorkerConfig(address))
+    target = hvd.broadcast_object(dispatcher and dispatcher.target)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("GRADRING_INPUT_SERVICE", target)
+        yield
+    hvd.barrier()
+    del worker, dispatcher

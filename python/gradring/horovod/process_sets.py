@@ -19,6 +19,18 @@ class ProcessSet:
     Attributes:
         ranks: Of its processes, in the group of all, ascending; None for all processes.
         process_set_id: 0 for all processes, None for those that are not connected.
+
+    Examples:
+        >>> first = hvd.ProcessSet([0])
+        >>> first.ranks, first.process_set_id
+        ([0], None)
+        >>> hvd.add_process_set(first)
+        ProcessSet(process_set_id=1, ranks=[0])
+        >>> first.included(), first.rank(), first.size()
+        (True, 0, 1)
+        >>> if first.included():
+        ...     float(hvd.allreduce(5.0, op=hvd.Sum, process_set=first))
+        5.0
     """
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
@@ -101,6 +113,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Returns:
         The process set, for ``process_set=`` of collectives, tape and optimizer. Different sets
         work at the same time.
+
+    Examples:
+        >>> alone = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+        >>> own = alone[hvd.rank()]
+        >>> hvd.allgather([10 * hvd.rank()], process_set=own).numpy()
+        array([0], dtype=int32)
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     added._connect(basics.communicator())
@@ -115,6 +133,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
     Returns:
         Whether they were connected; all processes stay connected.
+
+    Examples:
+        >>> first = hvd.add_process_set([0])
+        >>> hvd.remove_process_set(first)
+        True
+        >>> hvd.remove_process_set(hvd.global_process_set)
+        False
     """
     was_connected = process_set.ranks is not None and process_set.process_set_id is not None
     if was_connected:

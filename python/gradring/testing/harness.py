@@ -86,6 +86,15 @@ def run_ranks(
             where their threads were.
         TypeError: ``fn`` cannot be found by name from another interpreter.
         ValueError: ``world_size`` is below one or ``timeout`` is not above zero.
+
+    Examples:
+        >>> import operator, os
+        >>> gradring.testing.run_ranks(operator.add, 3, 40, 2)
+        [42, 42, 42]
+        >>> gradring.testing.run_ranks(os.getenv, 2, "GRADRING_RANK")
+        ['0', '1']
+        >>> gradring.testing.run_ranks(os.getenv, 2, "RATE", env={"RATE": "0.1"})
+        ['0.1', '0.1']
     """
     call = Call.of(FunctionName.of(fn), args)
     return call_on_ranks(call, world_size, timeout, env=env, check=check, hosts=hosts)

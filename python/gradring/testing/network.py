@@ -28,7 +28,26 @@ _FLOWS = 256
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace with one interface, and its loopback."""
+    """A network namespace with one interface, and its loopback.
+
+    Examples:
+        >>> import socket
+        >>> with gradring.testing.simulated_hosts(2) as (first, second):
+        ...     first.command("ip", "address")
+        ...     port = (second.address, 80)
+        ...     def call():
+        ...         run = gradring.testing.run_ranks
+        ...         return run(socket.create_connection, 1, port, 1.0, check=False, hosts=[first])
+        ...     call()[0].exception  # nothing listens there, and it says so
+        ...     second.cut()
+        ...     call()[0].exception
+        ...     second.mend()
+        ...     call()[0].exception
+        ['ip', 'netns', 'exec', 'gradring-...-0', 'ip', 'address']
+        ConnectionRefusedError(111, 'Connection refused')
+        TimeoutError('timed out')
+        ConnectionRefusedError(111, 'Connection refused')
+    """
 
     #: Name of the namespace, as for `ip netns exec`.
     name: str
@@ -83,6 +102,14 @@ def simulated_hosts(
 
     Raises:
       RuntimeError: namespaces cannot be made here; says why.
+
+    Examples:
+        >>> import os
+        >>> with gradring.testing.simulated_hosts(2, rate="1gbit") as hosts:
+        ...     [host.address for host in hosts]
+        ...     gradring.testing.run_ranks(os.getenv, 2, "GRADRING_RENDEZVOUS", hosts=hosts)
+        ['10.99.0.1', '10.99.0.2']
+        ['10.99.0.1:29500', '10.99.0.1:29500']
     """
     if reason := why_unavailable():
         raise RuntimeError(f"cannot simulate hosts: {reason}")

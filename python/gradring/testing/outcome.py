@@ -16,7 +16,16 @@ OUTPUT_LINES = 30
 
 
 class RemoteError(Exception):
-    """Stands for an exception of a rank that could not be pickled; its text is the traceback."""
+    """Stands for an exception of a rank that could not be pickled, whose traceback is its text.
+
+    It also stands for a result that did not come, or cannot be read.
+
+    Examples:
+        >>> import os
+        >>> outcomes = gradring.testing.run_ranks(os._exit, 2, 0, check=False)
+        >>> outcomes[1].exception
+        RemoteError('rank 1 ended with exit code 0 before its function returned')
+    """
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,18 @@ class Outcome:
         output: What it printed to stdout and stderr, the last mebibyte at most.
         traceback: Text of the exception's traceback in that process.
         ended_by_harness: Whether ``run_ranks`` ended it, because of the time or another's failure.
+
+    Examples:
+        >>> import os
+        >>> outcomes = gradring.testing.run_ranks(os.listdir, 2, "/missing", check=False)
+        >>> outcomes[1].ok, outcomes[1].exit_code
+        (False, 1)
+        >>> outcomes[1].exception
+        FileNotFoundError(2, 'No such file or directory')
+        >>> outcomes[1].summary()
+        "rank 1: FileNotFoundError: [Errno 2] No such file or directory: '/missing'"
+        >>> outcomes[1].details().splitlines()[0]
+        'Traceback (most recent call last):'
     """
 
     rank: int
@@ -74,6 +95,16 @@ class RankFailure(Exception):
     Attributes:
         rank: The rank that failed first.
         outcomes: The outcome of every rank, in rank order.
+
+    Examples:
+        >>> import os
+        >>> try:
+        ...     gradring.testing.run_ranks(os.listdir, 2, "/missing")
+        ... except gradring.testing.RankFailure as failure:
+        ...     failure.rank in (0, 1)
+        ...     [outcome.ok for outcome in failure.outcomes]
+        True
+        [False, False]
     """
 
     def __init__(
@@ -102,6 +133,16 @@ class RankTimeout(RankFailure, TimeoutError):
     Attributes:
         ranks: Those that had not finished.
         timeout: The time they had, in seconds.
+
+    Examples:
+        >>> import time
+        >>> try:
+        ...     gradring.testing.run_ranks(time.sleep, 2, 60, timeout=1.0)
+        ... except gradring.testing.RankTimeout as failure:
+        ...     failure.ranks, failure.timeout
+        ...     print(failure)
+        ([0, 1], 1.0)
+        ranks 0 and 1 of 2 had not finished after 1 s and were killed; ...
     """
 
     def __init__(self, ranks: Sequence[int], outcomes: Sequence[Outcome], timeout: float) -> None:

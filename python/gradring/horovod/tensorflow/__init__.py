@@ -12,6 +12,46 @@ module                what it has
 ``elastic``           `State`, `run`
 ``keras``             `horovod.tensorflow.keras`: callbacks
 ====================  =============================================================
+
+Examples:
+    >>> hvd.init()
+    >>> hvd.is_initialized()
+    True
+    >>> hvd.rank(), hvd.size()
+    (0, 2)
+    >>> hvd.local_rank(), hvd.local_size()  # on this host
+    (0, 2)
+    >>> hvd.cross_rank(), hvd.cross_size()  # of the hosts that have such a local rank
+    (0, 1)
+    >>> hvd.is_homogeneous()
+    True
+    >>> tf.stack([hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()]).numpy()
+    array([0, 2, 0, 2], dtype=int32)
+    >>> hvd.gloo_built() and hvd.gloo_enabled()  # gradring's core is in Gloo's place
+    True
+    >>> hvd.mpi_built() or hvd.mpi_enabled() or hvd.mpi_threads_supported()
+    False
+    >>> hvd.cuda_built() or hvd.rocm_built() or hvd.ddl_built() or hvd.ccl_built()
+    False
+    >>> hvd.nccl_built()
+    0
+    >>> x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)  # [1, 2] and [2, 4]
+    >>> for op in hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product:
+    ...     hvd.allreduce(x, op=op, process_set=hvd.global_process_set).numpy()
+    array([1.5, 3. ], dtype=float32)
+    array([3., 6.], dtype=float32)
+    array([1., 2.], dtype=float32)
+    array([2., 4.], dtype=float32)
+    array([2., 8.], dtype=float32)
+    >>> hvd.allreduce(x, op=hvd.Adasum)
+    Traceback (most recent call last):
+    NotImplementedError: Adasum: gradring does not have it; use op=hvd.Average, ...
+    >>> hvd.start_timeline("timeline.json")
+    >>> average = hvd.allreduce(x, name="x")
+    >>> hvd.stop_timeline()  # rank 0 has written the file
+    >>> hvd.shutdown()
+    >>> hvd.is_initialized()
+    False
 """
 
 import importlib

@@ -152,6 +152,15 @@ def join() -> tf.Tensor:
     Raises:
         RuntimeError: It is called inside a `tf.function`.
         gradring.errors.GradringError: The group failed.
+
+    Examples:
+        >>> batches = [4.0, 4.0] if hvd.rank() == 0 else [4.0]
+        >>> for batch in batches:
+        ...     float(hvd.allreduce(batch))
+        4.0
+        2.0
+        >>> int(hvd.join())  # the rank that had most
+        0
     """
     check_happens_now("join")
     communicator = basics.communicator()

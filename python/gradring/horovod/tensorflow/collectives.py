@@ -79,6 +79,15 @@ def allreduce(
 
     Returns:
         The reduced tensor, or `tf.IndexedSlices`.
+
+    Examples:
+        >>> hvd.allreduce(tf.constant([1.0, 2.0]) * (hvd.rank() + 1)).numpy()
+        array([1.5, 3. ], dtype=float32)
+        >>> int(hvd.allreduce(hvd.rank() + 1, op=hvd.Sum, name="rows"))
+        3
+        >>> rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([hvd.rank()]))
+        >>> hvd.allreduce(rows).indices.numpy()
+        array([0, 1], dtype=int32)
     """
     (reduced,) = grouped_allreduce(
         [tensor],
@@ -114,6 +123,12 @@ def grouped_allreduce(
         TypeError: `op` is no reduction, or `compression` cannot compress.
         ValueError: `op` and `average` are both given.
         gradring.errors.MismatchError: Ranks call different things.
+
+    Examples:
+        >>> kernel, bias = tf.fill([2, 1], 2.0 * hvd.rank()), tf.constant([3.0])
+        >>> kernel, bias = hvd.grouped_allreduce([kernel, bias], op=hvd.Sum)
+        >>> kernel.numpy().tolist(), bias.numpy().tolist()
+        ([[2.0], [2.0]], [6.0])
     """
     op = chosen(op, average)
     factors = prescale_factor, postscale_factor
@@ -172,6 +187,13 @@ def allgather(
         name: Compared between ranks, and used in messages.
         ignore_name_scope: Has no effect.
         process_set: Who takes part.
+
+    Examples:
+        >>> rows = tf.fill([hvd.rank() + 1, 2], hvd.rank())  # one row, and two
+        >>> hvd.allgather(rows).numpy()
+        array([[0, 0],
+               [1, 1],
+               [1, 1]], dtype=int32)
     """
     (gathered,) = grouped_allgather([tensor], name or "allgather", process_set=process_set)
     return gathered
@@ -188,6 +210,12 @@ def grouped_allgather(
     Raises:
         ValueError: One is a scalar.
         gradring.errors.MismatchError: Ranks call different things.
+
+    Examples:
+        >>> labels, scores = tf.constant([hvd.rank()]), tf.constant([[0.5, 0.25]])
+        >>> labels, scores = hvd.grouped_allgather([labels, scores])
+        >>> labels.numpy().tolist(), scores.numpy().tolist()
+        ([0, 1], [[0.5, 0.25], [0.5, 0.25]])
     """
     communicator = communicator_of(process_set)
     label = name or "grouped_allgather"
@@ -220,6 +248,10 @@ def broadcast(
     Raises:
         gradring.errors.MismatchError: Ranks call different things.
         ValueError: `root_rank` is not in the process set.
+
+    Examples:
+        >>> hvd.broadcast(tf.constant([1.0, 10.0 * hvd.rank()]), root_rank=1).numpy()
+        array([ 1., 10.], dtype=float32)
     """
     communicator = communicator_of(process_set)
     root = place_in(process_set, root_rank)
@@ -245,6 +277,13 @@ def broadcast_(
 
     Returns:
         Their values.
+
+    Examples:
+        >>> weights = tf.Variable(tf.fill([2], float(hvd.rank())))
+        >>> [value.numpy() for value in hvd.broadcast_([weights], root_rank=1)]
+        [array([1., 1.], dtype=float32)]
+        >>> weights.numpy()
+        array([1., 1.], dtype=float32)
     """
     communicator = communicator_of(process_set)
     root = place_in(process_set, root_rank)
@@ -272,6 +311,15 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
     Raises:
         RuntimeError: It is called eagerly or in a `tf.function`, where there are none.
+
+    Examples:
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     weight = tf.compat.v1.get_variable("weight", initializer=float(hvd.rank()))
+        ...     make_equal = hvd.broadcast_global_variables(root_rank=1)
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     session.run(make_equal)
+        ...     float(session.run(weight))
+        1.0
     """
     if not is_for_sessions():
         raise RuntimeError(
@@ -297,6 +345,13 @@ def broadcast_variables(
 
     Returns:
         In a graph for sessions of TensorFlow 1, the operation to run; None elsewhere.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        >>> model.set_weights([np.full((1, 1), hvd.rank()), np.zeros(1)])
+        >>> hvd.broadcast_variables(model.variables, root_rank=1)
+        >>> [weights.tolist() for weights in model.get_weights()]
+        [[[1.0]], [0.0]]
     """
     values = broadcast_(variables, root_rank, "broadcast_variables", process_set)
     return tf.group(*values) if is_for_sessions() else None
@@ -326,6 +381,12 @@ def reducescatter(
         ignore_name_scope: Has no effect.
         prescale_factor: Multiplies before the reduction.
         postscale_factor: Multiplies after it.
+
+    Examples:
+        >>> rows = tf.constant([[1.0], [2.0], [3.0]]) * (hvd.rank() + 1)
+        >>> hvd.reducescatter(rows, op=hvd.Sum).numpy()  # rank 1 gets [[9.]]
+        array([[3.],
+               [6.]], dtype=float32)
     """
     (part,) = grouped_reducescatter(
         [tensor],
@@ -357,6 +418,12 @@ def grouped_reducescatter(
         TypeError: It is no reduction, or `compression` cannot compress.
         ValueError: One is a scalar.
         gradring.errors.MismatchError: Ranks call different things.
+
+    Examples:
+        >>> kernel, bias = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([5.0, 6.0])
+        >>> kernel, bias = hvd.grouped_reducescatter([kernel, bias], op=hvd.Sum)
+        >>> kernel.numpy().tolist(), bias.numpy().tolist()
+        ([[2.0, 4.0]], [10.0])
     """
     op = linear(chosen(op, None), "reducescatter")
     communicator = communicator_of(process_set)
@@ -403,6 +470,14 @@ def alltoall(
         TypeError: The splits are no integers.
         ValueError: The tensor is a scalar; or splits that are known do not divide its rows.
         gradring.errors.MismatchError: Ranks call different things.
+
+    Examples:
+        >>> x = tf.constant([0, 1, 2]) + 10 * hvd.rank()
+        >>> hvd.alltoall(x, splits=[1, 2])  # one row to rank 0, two to rank 1
+        (<tf.Tensor: shape=(2,), dtype=int32, numpy=array([ 0, 10], dtype=int32)>,
+         <tf.Tensor: shape=(2,), dtype=int32, numpy=array([1, 1], dtype=int32)>)
+        >>> hvd.alltoall(x[:2]).numpy()
+        array([ 0, 10], dtype=int32)
     """
     communicator = communicator_of(process_set)
     label = name or "alltoall"
@@ -419,7 +494,15 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it; not inside a `tf.function`."""
+    """Returns when every rank has called it; not inside a `tf.function`.
+
+    Examples:
+        >>> if hvd.rank() == 1:
+        ...     np.save("data.npy", np.arange(3))
+        >>> hvd.barrier()  # the file is there
+        >>> np.load("data.npy")
+        array([0, 1, 2])
+    """
     check_happens_now("barrier")
     communicator = communicator_of(process_set)
     require_equal_calls(communicator, "barrier", "", [], happens_now=True)

@@ -38,7 +38,15 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The ways to compress."""
+    """The ways to compress.
+
+    Examples:
+        >>> x = tf.constant([1 / 3, 2.0])
+        >>> hvd.allreduce(x, compression=hvd.Compression.none).numpy()
+        array([0.33333334, 2.        ], dtype=float32)
+        >>> hvd.allreduce(x, compression=hvd.Compression.fp16).numpy()
+        array([0.33325195, 2.        ], dtype=float32)
+    """
 
     none = Compressor
     fp16 = FP16Compressor

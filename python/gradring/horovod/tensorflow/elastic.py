@@ -1,4 +1,26 @@
-"""Horovod Elastic's names for `gradring.elastic`."""
+"""Horovod Elastic's names for `gradring.elastic`.
+
+Examples:
+    >>> class Training(hvd.elastic.ObjectState):
+    ...     def reset(self):
+    ...         print("another group")
+    >>> state = Training(step=0)
+    >>> state.checkpoint_to("checkpoints")
+    >>> state.register_reset_callbacks([lambda: print(hvd.size(), "ranks")])
+    >>> state.sync()  # the newest commit of a rank, or of an earlier job
+    >>> state.step = 10
+    >>> state.commit()
+    >>> state.step = 20
+    >>> state.restore()
+    >>> state.step
+    10
+    >>> state.save()  # a commit at which no process joins or leaves
+    >>> state.check_host_updates()  # here they may, without a commit
+    >>> state.flush()  # checkpoints are on the disk
+    >>> state.on_reset()  # `run` calls it when the group has changed
+    another group
+    2 ranks
+"""
 
 from __future__ import annotations
 
@@ -23,7 +45,19 @@ _Train = TypeVar("_Train", bound=Callable[..., Any])
 
 
 class State(gradring.tensorflow.elastic.State):
-    """Variables and values that survive the loss of ranks."""
+    """Variables and values that survive the loss of ranks.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        >>> state = hvd.elastic.State(model, keras.optimizers.SGD(0.1), epoch=0)
+        >>> state.sync()
+        >>> state.epoch = 1
+        >>> state.commit()
+        >>> state.epoch = 2
+        >>> state.restore()  # with the model's variables
+        >>> state.epoch
+        1
+    """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         """As `gradring.tensorflow.elastic.State`."""
@@ -85,7 +119,14 @@ class State(gradring.tensorflow.elastic.State):
 
 
 class ObjectState(State):
-    """Values, such as ``batch`` and ``epoch``."""
+    """Values, such as ``batch`` and ``epoch``.
+
+    Examples:
+        >>> state = hvd.elastic.ObjectState(batch=10 * hvd.rank(), epoch=0)
+        >>> state.sync()  # all commits are the first: that of rank 0 wins
+        >>> hvd.allgather_object(state.batch)
+        [0, 0]
+    """
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **kwargs: Any) -> None:
         """Takes them, as the first commit.
@@ -99,7 +140,19 @@ class ObjectState(State):
 
 
 class TensorFlowKerasState(State):
-    """A model, its optimizer, and values such as ``batch`` and ``epoch``."""
+    """A model, its optimizer, and values such as ``batch`` and ``epoch``.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
+        >>> state = hvd.elastic.TensorFlowKerasState(model, keras.optimizers.SGD(0.5), batch=0)
+        >>> state.model.set_weights([np.full((1, 1), 7.0)])
+        >>> state.restore()
+        >>> state.model.get_weights()
+        [array([[1.]], dtype=float32)]
+        >>> float(state.optimizer.learning_rate)
+        0.5
+    """
 
     def __init__(
         self, model: Any, optimizer: Any = None, backend: None = None, **kwargs: Any
@@ -132,7 +185,15 @@ class TensorFlowKerasState(State):
 
 
 class TensorFlowState(State):
-    """Variables, and values such as ``batch`` and ``epoch``."""
+    """Variables, and values such as ``batch`` and ``epoch``.
+
+    Examples:
+        >>> weights = tf.Variable(tf.fill([2], 1.0 + hvd.rank()))
+        >>> state = hvd.elastic.TensorFlowState([weights], step=0)
+        >>> state.sync()
+        >>> hvd.allgather(weights).numpy()
+        array([1., 1., 1., 1.], dtype=float32)
+    """
 
     def __init__(self, variables: Iterable[Any] = (), session: None = None, **kwargs: Any) -> None:
         """Takes them, as the first commit.
@@ -152,6 +213,17 @@ def run(func: _Train) -> _Train:
 
     Args:
         func: The function; its first argument is a `State`.
+
+    Examples:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.step < 3:
+        ...         state.total += float(hvd.allreduce(1.0, op=hvd.Sum))
+        ...         state.step += 1
+        ...         state.commit()
+        ...     return state.total
+        >>> train(hvd.elastic.ObjectState(step=0, total=0.0))
+        6.0
     """
 
     @functools.wraps(func)

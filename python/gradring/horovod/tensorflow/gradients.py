@@ -156,6 +156,20 @@ class DistributedGradientTape:
     """A `tf.GradientTape` whose gradients are reduced over all ranks.
 
     Everything else is the tape's. It may be wrapped before or after it has recorded.
+
+    Examples:
+        >>> shared, own = tf.Variable(3.0), tf.Variable(5.0)
+        >>> with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        ...     loss = shared * (hvd.rank() + 1.0)
+        >>> float(tape.gradient(loss, shared))
+        1.5
+        >>> tape = hvd.DistributedGradientTape(tf.GradientTape(), scale_local_gradients=False)
+        >>> tape.register_local_source(own)
+        >>> with tape:
+        ...     loss = (shared + own) * (hvd.rank() + 1.0)
+        >>> local, reduced = tape.get_local_and_global_gradients(loss, [shared, own])
+        >>> [float(gradient) for _, gradient in [*local, *reduced]]
+        [1.0, 1.5]
     """
 
     def __init__(
@@ -247,6 +261,17 @@ def PartialDistributedGradientTape(
         args: As for `DistributedGradientTape`.
         local_layers: A layer, or several.
         kwargs: As for `DistributedGradientTape`.
+
+    Examples:
+        >>> shared, own = (
+        ...     keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)
+        ... )
+        >>> model = keras.Sequential([keras.layers.Input((1,)), shared, own])
+        >>> tape = tf.GradientTape()
+        >>> with hvd.PartialDistributedGradientTape(tape, local_layers=own) as tape:
+        ...     loss = tf.reduce_sum(model(tf.fill([1, 1], hvd.rank() + 1.0)))
+        >>> [gradient.numpy().item() for gradient in tape.gradient(loss, model.trainable_variables)]
+        [1.5, 0.5]
     """
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
     for variable in trainable_in(local_layers):

@@ -37,6 +37,10 @@ def broadcast_object(
         RuntimeError: It is called inside a `tf.function`.
         gradring.errors.ConfigError: A stranger could be a rank: there are no token and no TLS.
         gradring.errors.MismatchError: Ranks call different things.
+
+    Examples:
+        >>> hvd.broadcast_object({"resume at": 100 * hvd.rank()}, root_rank=1)
+        {'resume at': 100}
     """
     check_happens_now("broadcast_object")
     communicator = communicator_of(process_set)
@@ -54,7 +58,13 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """`broadcast_object` as a function of the object."""
+    """`broadcast_object` as a function of the object.
+
+    Examples:
+        >>> of_rank_1 = hvd.broadcast_object_fn(root_rank=1)
+        >>> of_rank_1(["a", hvd.rank()])
+        ['a', 1]
+    """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
@@ -76,6 +86,10 @@ def allgather_object(
         RuntimeError: It is called inside a `tf.function`.
         gradring.errors.ConfigError: A stranger could be a rank: there are no token and no TLS.
         gradring.errors.MismatchError: Ranks call different things.
+
+    Examples:
+        >>> hvd.allgather_object({"rank": hvd.rank(), "rows": 100 + hvd.rank()})
+        [{'rank': 0, 'rows': 100}, {'rank': 1, 'rows': 101}]
     """
     check_happens_now("allgather_object")
     communicator = communicator_of(process_set)

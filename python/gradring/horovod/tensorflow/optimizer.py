@@ -72,6 +72,15 @@ def DistributedOptimizer(
         TypeError: `compression` cannot compress.
         ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
             is below 1, or the optimizer is distributed already.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> x = np.full((4, 1), hvd.rank() + 1.0)
+        >>> history = model.fit(x, 5 * x, verbose=0)  # gradients -10 and -40
+        >>> model.get_weights()
+        [array([[2.5]], dtype=float32)]
     """
     options, passes = Options.of(locals()), backward_passes_per_step
     if isinstance(optimizer, SessionOptimizer):

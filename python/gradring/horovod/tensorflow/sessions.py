@@ -27,6 +27,15 @@ class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc]
 
     For `tf.compat.v1.train.MonitoredTrainingSession`, on every rank; only one of them restores a
     checkpoint or writes any.
+
+    Examples:
+        >>> with tf.Graph().as_default():
+        ...     weight = tf.compat.v1.get_variable("weight", initializer=float(hvd.rank()))
+        ...     hook = hvd.BroadcastGlobalVariablesHook(root_rank=1)
+        ...     # It calls hook.begin(), and hook.after_create_session() when it has variables.
+        ...     with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        ...         float(session.run(weight))
+        1.0
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:

@@ -14,6 +14,13 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     """Keras' layer, whose mean and variance are those of all ranks' batches.
 
     All ranks count alike, so their batches must have the same size.
+
+    Examples:
+        >>> layer = hvd.SyncBatchNormalization(momentum=0.0)
+        >>> x = tf.constant([[0.0], [2.0]]) + 4.0 * hvd.rank()  # 0 and 2, and 4 and 6
+        >>> normalized = layer(x, training=True)
+        >>> layer.moving_mean.numpy().tolist(), layer.moving_variance.numpy().tolist()
+        ([3.0], [5.0])
     """
 
     def _moments(self, *args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:

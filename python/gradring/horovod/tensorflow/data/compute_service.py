@@ -24,7 +24,20 @@ _calls = itertools.count()
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """Which service a program uses: that of this job."""
+    """Which service a program uses: that of this job.
+
+    Examples:
+        >>> from gradring.horovod.tensorflow.data import compute_service
+        >>> config = compute_service.TfDataServiceConfig.read("service.json")
+        >>> config.dispatcher_side, config.workers_per_dispatcher
+        ('compute', 1)
+        >>> config.write("service.json")
+        >>> config.from_dict(config.to_dict()) == config
+        True
+        >>> config.compute_client()
+        Traceback (most recent call last):
+        NotImplementedError: compute_client: gradring run ends the input workers with the job; ...
+    """
 
     dispatchers: int = 1
     workers_per_dispatcher: int = 1
@@ -77,6 +90,16 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
 
     Raises:
         gradring.errors.ConfigError: The job has no service.
+
+    Examples:
+        >>> from gradring.horovod.tensorflow.data import compute_service
+        >>> config = compute_service.TfDataServiceConfig.read("service.json")
+        >>> with compute_service.tf_data_service(config, hvd.rank()) as service:
+        ...     service
+        ...     distribute = tf.data.experimental.service.distribute("distributed_epoch", service)
+        ...     sorted(int(x) for x in tf.data.Dataset.range(4).apply(distribute))
+        'grpc://localhost:...'
+        [0, 1, 2, 3]
     """
     del compute_config, rank
     yield _service()
@@ -106,6 +129,14 @@ def send_to_data_service(
     Raises:
         gradring.errors.ConfigError: The job has no service, or `dataset` is not for one.
         RuntimeError: `compute_config` is for a dispatcher in the ranks.
+
+    Examples:
+        >>> from gradring.horovod.tensorflow.data import compute_service
+        >>> config = compute_service.TfDataServiceConfig.read("service.json")
+        >>> squares = tf.data.Dataset.range(4).map(lambda x: x**2)
+        >>> read = squares.send_to_data_service(config, hvd.rank(), hvd.size())
+        >>> sorted(int(x) for x in read)
+        [0, 1, 4, 9]
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
@@ -133,6 +164,13 @@ def compute_worker_fn(compute_config: TfDataServiceConfig, timeout: int | None =
 
     Raises:
         NotImplementedError: Always.
+
+    Examples:
+        >>> from gradring.horovod.tensorflow.data import compute_service
+        >>> config = compute_service.TfDataServiceConfig.read("service.json")
+        >>> compute_service.compute_worker_fn(config)
+        Traceback (most recent call last):
+        NotImplementedError: compute_worker_fn: gradring run --input-workers K starts the ...
     """
     raise NotImplementedError(
         "compute_worker_fn: gradring run --input-workers K starts the processes that read"

@@ -58,7 +58,18 @@ def DistributedOptimizer(
     process_set: process_sets.ProcessSet = process_sets.global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `gradring.horovod.tensorflow.DistributedOptimizer`, its arguments in another order."""
+    """As `gradring.horovod.tensorflow.DistributedOptimizer`, its arguments in another order.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
+        >>> sgd = keras.optimizers.SGD(0.1)
+        >>> model.compile(hvd.DistributedOptimizer(sgd, backward_passes_per_step=2), "mse")
+        >>> x = np.full((4, 1), hvd.rank() + 1.0)
+        >>> history = model.fit(x, 5 * x, batch_size=2, verbose=0)  # an update of two batches
+        >>> model.get_weights()
+        [array([[5.]], dtype=float32)]
+    """
     arguments = {name: value for name, value in locals().items() if name != "optimizer"}
     return _optimizers.DistributedOptimizer(optimizer, **arguments)
 
@@ -73,6 +84,17 @@ def PartialDistributedOptimizer(
         args: As for `DistributedOptimizer`.
         local_layers: A layer, or several.
         kwargs: As for `DistributedOptimizer`.
+
+    Examples:
+        >>> shared, own = (
+        ...     keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)
+        ... )
+        >>> model = keras.Sequential([keras.layers.Input((1,)), shared, own])
+        >>> sgd = keras.optimizers.SGD(0.5)
+        >>> model.compile(hvd.PartialDistributedOptimizer(sgd, local_layers=own), "mae")
+        >>> history = model.fit(np.full((4, 1), hvd.rank() + 1.0), np.zeros((4, 1)), verbose=0)
+        >>> [weights.item() for weights in model.get_weights()]  # 1 - 0.5 * 1.5, 1 - 0.5 * 1 / 2
+        [0.25, 0.75]
     """
     made = DistributedOptimizer(optimizer, *args, **kwargs)
     for variable in trainable_in(local_layers):
@@ -95,6 +117,18 @@ def load_model(
         custom_objects: As for Keras.
         compression: How gradients travel.
         legacy_opts: Has no effect.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
+        >>> model.compile(keras.optimizers.SGD(0.1), "mse")
+        >>> if hvd.rank() == 0:
+        ...     model.save("model.keras")
+        >>> model = hvd.load_model(hvd.broadcast_object("model.keras", root_rank=0))
+        >>> x = np.full((4, 1), hvd.rank() + 1.0)
+        >>> history = model.fit(x, 5 * x, verbose=0)  # gradients -10 and -40
+        >>> model.get_weights()
+        [array([[2.5]], dtype=float32)]
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = tf.keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
@@ -111,7 +145,14 @@ def allreduce(
     op: ReduceOp | None = None,
     compression: type[Compressor] = Compression.none,
 ) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.allreduce`, its arguments in another order."""
+    """As `gradring.horovod.tensorflow.allreduce`, its arguments in another order.
+
+    Examples:
+        >>> hvd.allreduce([1.0, 10.0 * hvd.rank()], "metrics").numpy()
+        array([1., 5.], dtype=float32)
+        >>> hvd.allreduce([1.0, 10.0 * hvd.rank()], "metrics", op=hvd.Sum).numpy()
+        array([ 2., 10.], dtype=float32)
+    """
     return collectives.allreduce(
         value,
         average,
@@ -124,15 +165,31 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.allgather`."""
+    """As `gradring.horovod.tensorflow.allgather`.
+
+    Examples:
+        >>> hvd.allgather([[hvd.rank(), 7]]).numpy()
+        array([[0, 7],
+               [1, 7]], dtype=int32)
+    """
     return collectives.allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.broadcast`."""
+    """As `gradring.horovod.tensorflow.broadcast`.
+
+    Examples:
+        >>> hvd.broadcast([hvd.rank(), 7], 1).numpy()
+        array([1, 7], dtype=int32)
+    """
     return collectives.broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.reducescatter`."""
+    """As `gradring.horovod.tensorflow.reducescatter`.
+
+    Examples:
+        >>> hvd.reducescatter([1.0, 2.0], op=hvd.Sum).numpy()  # rank 1 gets [4.]
+        array([2.], dtype=float32)
+    """
     return collectives.reducescatter(value, op=op, name=name)

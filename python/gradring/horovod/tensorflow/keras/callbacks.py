@@ -23,7 +23,20 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank the root's model and optimizer, after the first batch."""
+    """Gives every rank the root's model and optimizer, after the first batch.
+
+    Examples:
+        >>> own = keras.layers.Dense(1, use_bias=False)
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1), own])
+        >>> model.compile("sgd", "mse")
+        >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank=0)
+        >>> callback.register_local_var(own.kernel)
+        >>> x = np.random.rand(8, 1)
+        >>> history = model.fit(x, x, verbose=0, callbacks=[callback])
+        >>> kernel, other = hvd.allgather_object(model.get_weights()[0])
+        >>> np.array_equal(kernel, other)
+        True
+    """
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None
@@ -60,7 +73,17 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the logs of an epoch over all ranks, for the callbacks that follow it."""
+    """Averages the logs of an epoch over all ranks, for the callbacks that follow it.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
+        >>> model.compile(keras.optimizers.SGD(0.0), "mae")
+        >>> x = np.full((4, 1), 2.0 * hvd.rank())  # a loss of 0 and of 2
+        >>> callbacks = [hvd.callbacks.MetricAverageCallback()]
+        >>> model.fit(x, x, verbose=0, callbacks=callbacks).history
+        {'loss': [1.0]}
+    """
 
     def __init__(self, device: str = "") -> None:
         """Needs nothing.
@@ -80,7 +103,18 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs."""
+    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
+
+    Examples:
+        >>> schedule = hvd.callbacks.LearningRateScheduleCallback(0.5, 0.5, start_epoch=2)
+        >>> [schedule.multiplier(epoch) for epoch in (2, 3)]
+        [1.0, 0.5]
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(1.0), "mse")
+        >>> x = np.ones((4, 1))
+        >>> model.fit(x, x, epochs=4, verbose=0, callbacks=[schedule]).history["lr"]
+        [1.0, 1.0, 0.5, 0.25]
+    """
 
     def __init__(
         self,
@@ -172,6 +206,16 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``, batch by batch.
 
     P. Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017).
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), "mse")
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(1.0, warmup_epochs=2)
+        >>> x = np.ones((4, 1))
+        >>> model.fit(x, x, epochs=3, verbose=0, callbacks=[warmup]).history["lr"]
+        [0.75, 1.0, 1.0]
+        >>> warmup.multiplier(0)  # in an epoch of one batch
+        0.75
     """
 
     def __init__(

@@ -18,11 +18,40 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A model, its optimizer, and values such as ``batch`` and ``epoch``."""
+    """A model, its optimizer, and values such as ``batch`` and ``epoch``.
+
+    Examples:
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+        >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+        >>> state.sync()
+        >>> x, commits = np.ones((4, 1)), [hvd.elastic.CommitStateCallback(state)]
+        >>> history = model.fit(x, 3 * x, verbose=0, callbacks=commits)
+        >>> model.set_weights([np.zeros((1, 1))])
+        >>> state.restore()
+        >>> state.model.get_weights(), float(state.optimizer.learning_rate)
+        ([array([[3.]], dtype=float32)], 0.5)
+    """
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits a state every few batches, and at the end of every epoch."""
+    """Commits a state every few batches, and at the end of every epoch.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> state = hvd.elastic.KerasState(model, commits=0)
+        >>> class Counting(hvd.elastic.CommitStateCallback):
+        ...     def commit(self):
+        ...         self.state.commits += 1
+        ...         super().commit()
+        >>> callbacks = [Counting(state, batches_per_commit=2)]
+        >>> x = np.ones((8, 1))
+        >>> history = model.fit(x, x, batch_size=2, verbose=0, callbacks=callbacks)  # four batches
+        >>> state.commits  # two of batches, one of the epoch
+        3
+    """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         """Says what, and how often.
@@ -58,7 +87,24 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class UpdateBatchStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes in ``state.batch`` which batch of an epoch comes next."""
+    """Notes in ``state.batch`` which batch of an epoch comes next.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> state = hvd.elastic.KerasState(model, batch=0)
+        >>> update = hvd.elastic.UpdateBatchStateCallback(state)
+        >>> show = keras.callbacks.LambdaCallback(
+        ...     on_train_batch_end=lambda batch, logs: print(state.batch)
+        ... )
+        >>> x = np.ones((6, 1))
+        >>> history = model.fit(x, x, batch_size=2, verbose=0, callbacks=[update, show])
+        1
+        2
+        3
+        >>> state.batch
+        0
+    """
 
     def __init__(self, state: State) -> None:
         """Says where.
@@ -84,7 +130,18 @@ class UpdateBatchStateCallback(tf.keras.callbacks.Callback):  # type: ignore[mis
 
 
 class UpdateEpochStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes in ``state.epoch`` how many epochs have ended."""
+    """Notes in ``state.epoch`` how many epochs have ended.
+
+    Examples:
+        >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> state = hvd.elastic.KerasState(model, epoch=3)  # three are done
+        >>> callbacks = [hvd.elastic.UpdateEpochStateCallback(state)]
+        >>> x = np.ones((4, 1))
+        >>> history = model.fit(x, x, epochs=5 - state.epoch, verbose=0, callbacks=callbacks)
+        >>> state.epoch
+        5
+    """
 
     def __init__(self, state: State) -> None:
         """Says where.
