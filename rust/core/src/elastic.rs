@@ -114,8 +114,8 @@ struct Shared {
     timing: Timing,
     /// How many members a group may have.
     workers: RangeInclusive<usize>,
-    /// Open for as long as this is.
-    socket: Arc<TcpListener>,
+    /// Open until its participant is dropped: threads that still ask others do not keep it.
+    socket: Mutex<Option<Arc<TcpListener>>>,
     /// Where others reach it.
     address: String,
     progress: Mutex<Progress>,
@@ -174,7 +174,7 @@ impl Participant {
                 ..Timing::default()
             },
             workers,
-            socket: Arc::new(socket),
+            socket: Mutex::new(Some(Arc::new(socket))),
             address,
             progress: Mutex::new(Progress {
                 id: Id(handshake::random()?),
@@ -427,6 +427,7 @@ impl Drop for Participant {
         lock(&self.shared.progress).has_left = true;
         self.shared.changed.notify_all();
         lock(&self.shared.between).take();
+        lock(&self.shared.socket).take();
     }
 }
 
@@ -482,7 +483,7 @@ impl Shared {
             listen: Some(self.address.clone()),
             announce: Some(self.address.clone()),
             addresses,
-            socket: Some(Arc::clone(&self.socket)),
+            socket: lock(&self.socket).clone(),
             ..self.config.clone()
         };
         config.settings.timeout = self.timing.connect;
@@ -507,7 +508,8 @@ impl Shared {
         between.take();
         let own_state = Arc::new(OwnState::between_groups(is_outside));
         let access = GroupAccess::new(&self.config, &self.client.credentials, &own_state);
-        *between = Some(GroupListener::reopen(&self.socket, access)?);
+        let socket = lock(&self.socket).clone().ok_or(Abort::Closed)?;
+        *between = Some(GroupListener::reopen(&socket, access)?);
         Ok(())
     }
 
@@ -701,6 +703,20 @@ mod tests {
             });
             true
         }
+    }
+
+    #[test]
+    fn its_port_is_free_when_it_has_gone_also_while_a_request_waits_for_an_answer() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut config = Config::new(0, 1, "");
+        config.listen = Some("127.0.0.1:0".into());
+        let asked = [silent.local_addr().unwrap().to_string()];
+        let limit = Duration::from_secs(60);
+        let joins = Participant::new(&config, None, &asked, 1..=2, limit).unwrap();
+        let address = joins.peer().address;
+        let (_request, _) = silent.accept().unwrap();
+        drop(joins);
+        TcpListener::bind(address).unwrap();
     }
 
     #[test]
