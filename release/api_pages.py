@@ -206,7 +206,8 @@ class Reference:
     def _page(self, title: str, modules: list[str]) -> Iterator[str]:
         yield f"# {title}"
         yield ""
-        yield "Written by `make api` from the sources; [all names](../api.md) has the list."
+        yield "Written by `make api` from the sources; [all names](../api.md) has the list, and what"
+        yield "examples are given."
         for module in modules:
             yield from ["", f"## `{module}`", ""]
             said = self._at(module).docstring

@@ -58,8 +58,10 @@ def call_parts() -> Any:
     hvd.shutdown()
     with pytest.raises(gradring.errors.ConfigError, match="is not connected"):
         hvd.allreduce(own, process_set=edges)
-    with pytest.raises(gradring.errors.ConfigError, match=r'pass process sets, or "dynamic"'):
-        hvd.init(process_sets="static")
+    wrong: Any
+    for wrong in ("static", [[0, 2]]):
+        with pytest.raises(gradring.errors.ConfigError, match=r'ProcessSet\(.*, or "dynamic"'):
+            hvd.init(process_sets=wrong)
     hvd.init(process_sets="dynamic")
     same = hvd.add_process_set([0, 2] if hvd.rank() else list(np.array([2, 0])))
     again = hvd.add_process_set(edges), same

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import gradring
 from gradring.config.values import Settings
@@ -45,6 +45,7 @@ _communicator: Communicator | None = None
 _parts: list[Part] = []
 
 
+@runtime_checkable
 class Part(Protocol):
     """Some of the processes."""
 
@@ -68,7 +69,7 @@ def init(
             has no other effect: process sets may always be added.
 
     Raises:
-        gradring.errors.ConfigError: ``comm`` is given; ``process_sets`` is other text; or as
+        gradring.errors.ConfigError: ``comm`` is given; ``process_sets`` are none; or as
             `gradring.init`.
         gradring.errors.RendezvousError: As `gradring.init`.
         gradring.errors.AuthenticationError: As `gradring.init`.
@@ -79,17 +80,17 @@ def init(
             f"hvd.init(comm={comm!r}): the launcher says which processes are in the group; start "
             "these alone, and call hvd.init() without comm"
         )
-    if isinstance(process_sets, str):
-        if process_sets != "dynamic":
-            raise ConfigError(
-                f'hvd.init(process_sets={process_sets!r}): pass process sets, or "dynamic"'
-            )
-        process_sets = ()
+    parts = [] if process_sets in (None, "dynamic") else [*process_sets]
+    if not all(isinstance(part, Part) for part in parts):
+        raise ConfigError(
+            f"hvd.init(process_sets={process_sets!r}): pass process sets, such as "
+            'hvd.ProcessSet([0, 1]), or "dynamic"'
+        )
     if not is_initialized():
         _communicator = gradring.init()
         _name_what_is_hidden(_communicator)
-        for each in process_sets or ():
-            each._connect(_communicator)
+        for part in parts:
+            part._connect(_communicator)
 
 
 def _name_what_is_hidden(communicator: Communicator) -> None:
