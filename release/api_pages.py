@@ -206,8 +206,8 @@ class Reference:
     def _page(self, title: str, modules: list[str]) -> Iterator[str]:
         yield f"# {title}"
         yield ""
-        yield "Written by `make api` from the sources; [all names](../api.md) has the list, and what"
-        yield "examples are given."
+        yield "Written by `make api` from the sources. [All names](../api.md) has the list, and"
+        yield "says what examples are given."
         for module in modules:
             yield from ["", f"## `{module}`", ""]
             said = self._at(module).docstring
