@@ -158,8 +158,11 @@ docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 recording: setup ## the recorded terminal of the tutorial: docs/images/tutorial.svg
 	$(PYTHON) -m venv .venv-recording
 	.venv-recording/bin/python -m pip install --quiet termtosvg setuptools
-	PATH="$(abspath $(BIN)):$$PATH" .venv-recording/bin/termtosvg docs/images/tutorial.svg \
-		--screen-geometry 132x30 --max-frame-duration 2500 --loop-delay 5000 --command "python docs/recording.py"
+	PATH="$(abspath $(BIN)):$$PATH" .venv-recording/bin/termtosvg record target/tutorial.cast \
+		--screen-geometry 132x30 --command "python docs/recording.py"
+	sed -i 's|$(CURDIR)|~/gradring|g' target/tutorial.cast
+	.venv-recording/bin/termtosvg render target/tutorial.cast docs/images/tutorial.svg \
+		--max-frame-duration 2500 --loop-delay 5000
 
 lint: lint-code docs ## formatting, lints, types, layers, stubs, documents and workflows; warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet

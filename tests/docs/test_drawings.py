@@ -71,3 +71,5 @@ def test_the_recorded_terminal_shows_the_commands_of_the_tutorial() -> None:
     assert len(commands) == 3
     missing = [command for command in commands if f"$ {command}" not in shown]
     assert not missing, "type: make recording"
+    # Of the machine that recorded it, only what is below the clone is shown.
+    assert set(re.findall(r'File "(..)', shown)) == {"~/"}
