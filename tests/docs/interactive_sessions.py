@@ -37,6 +37,8 @@ class Runner(doctest.DocTestRunner):
             self.problems.append(f"{test.name}: {example.source}want: {example.want}got: {got}")
 
     def report_unexpected_exception(self, out: Any, test: Any, example: Any, exc_info: Any) -> None:
+        if isinstance(exc_info[1], pytest.skip.Exception):
+            raise exc_info[1]
         raised = "".join(traceback.format_exception(*exc_info))
         self.problems.append(f"{test.name}: {example.source}on rank {self.rank}: {raised}")
 
