@@ -156,7 +156,7 @@ docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 recording: setup ## the recorded terminal of the tutorial: docs/images/tutorial.svg
-	$(PYTHON) -m venv .venv-recording
+	mkdir -p target && $(PYTHON) -m venv .venv-recording
 	.venv-recording/bin/python -m pip install --quiet termtosvg setuptools
 	PATH="$(abspath $(BIN)):$$PATH" .venv-recording/bin/termtosvg record target/tutorial.cast \
 		--screen-geometry 132x30 --command "python docs/recording.py"
