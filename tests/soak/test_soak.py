@@ -19,6 +19,13 @@ BOUND_KIB = 60.0 * 1024
 """Per minute. Wide: in seconds, an allocator is not yet warm."""
 
 
+@pytest.fixture(autouse=True)
+def processes(pytestconfig: pytest.Config) -> None:
+    """The crew starts them in threads, where no test can end."""
+    if pytestconfig.getoption("--in-one-process"):
+        pytest.skip("starts processes")
+
+
 def run(part: Part, logs: Path, seconds: float = SECONDS, *, leaky: bool = False) -> Story:
     """What was told until it was enough to judge.
 
