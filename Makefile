@@ -10,8 +10,6 @@ PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadsc
 WHEEL_BUILT = --wheel="$$(ls -t dist/*.whl | head -n 1)"
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
-# Of a package's files few are imported; Python compiles these.
-export PIP_NO_COMPILE := 1
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help

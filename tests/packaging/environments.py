@@ -81,8 +81,7 @@ class Environment:
         done = subprocess.run(
             [*command, str(self.directory / "env"), *arguments],
             cwd=self.directory,
-            # Of TensorFlow's files a program imports a tenth; Python compiles these.
-            env=self.variables | {"PIP_NO_COMPILE": "1"} | (variables or {}),
+            env=self.variables | (variables or {}),
             capture_output=True,
             text=True,
         )
