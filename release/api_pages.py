@@ -434,7 +434,7 @@ def _is_dataclass(one: Any) -> bool:
 
 def _is_called(one: Any, made: Any) -> bool:
     """Whether programs make such a thing themselves: then something says what that takes."""
-    said = {section.kind.value for section in one.docstring.parsed}
+    said = {section.kind.value for section in _sections(one)}
     return made.has_docstring or _is_dataclass(one) or "parameters" in said
 
 

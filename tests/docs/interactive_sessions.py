@@ -43,21 +43,20 @@ class Runner(doctest.DocTestRunner):
         self.problems.append(f"{test.name}: {example.source}on rank {self.rank}: {raised}")
 
 
-def problems_of(sessions: dict[str, str], rank: int, /, **names: Any) -> list[str]:
-    """Runs sessions by their titles; each sees these names and no other's.
+def problems_of(title: str, text: str, rank: int, /, **names: Any) -> list[str]:
+    """Runs a session, which sees these names.
 
-    Each has a directory of its own, in the current one, that its ranks have in common.
+    It has a directory of its own, in the current one, that its ranks have in common.
     """
+    # AutoGraph does not find the functions of a session without a name.
+    given = {**names, "__name__": "__main__"}
+    session = doctest.DocTestParser().get_doctest(text, given, title, None, 0)
     runner = Runner(rank)
-    parser = doctest.DocTestParser()
     above = os.getcwd()
-    for title, text in sessions.items():
-        os.makedirs(title, exist_ok=True)
-        os.chdir(title)
-        # AutoGraph does not find the functions of a session without a name.
-        given = {**names, "__name__": "__main__"}
-        runner.run(parser.get_doctest(text, given, title, None, 0), clear_globs=True)
-        os.chdir(above)
+    os.makedirs(title, exist_ok=True)
+    os.chdir(title)
+    runner.run(session)
+    os.chdir(above)
     return runner.problems
 
 
@@ -70,7 +69,7 @@ def on_a_rank(sessions: dict[str, str], modules: dict[str, str]) -> list[str]:
     for title, text in sessions.items():
         with gradring.init() as comm, servers_for(text, comm, problems):
             given = {"gradring": gradring, "comm": comm, "rank": comm.rank}
-            problems += problems_of({title: text}, comm.rank, **given, **imported)
+            problems += problems_of(title, text, comm.rank, **given, **imported)
     return problems
 
 
@@ -102,7 +101,7 @@ def under_horovods_names(sessions: dict[str, dict[str, str]]) -> list[str]:
             hvd.init()
             given = {"hvd": hvd, "tf": tf, "keras": keras, "np": np}
             with input_workers(hvd) if "compute_service" in text else contextlib.nullcontext():
-                problems += problems_of({title: text}, hvd.rank(), **given)
+                problems += problems_of(title, text, hvd.rank(), **given)
             hvd.shutdown()
     return problems
 

@@ -87,4 +87,4 @@ def test_examples_of_programs_print_what_they_say(
         request.getfixturevalue("started_ray")
     if "simulated_hosts" in PROGRAMS[path] and network.why_unavailable() is not None:
         pytest.skip(str(network.why_unavailable()))
-    assert not problems_of({path: PROGRAMS[path]}, 0, gradring=gradring, np=np)
+    assert not problems_of(path, PROGRAMS[path], 0, gradring=gradring, np=np)
