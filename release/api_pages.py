@@ -99,7 +99,12 @@ class Reference:
                 path = one.canonical_path
                 own = path if path.rpartition(".")[0] in MODULES else f"{module}.{name}"
                 self._described.setdefault(path, own)
-        self._examples = self.examples()
+        #: By the path of a name, or of a module, the examples in its docstring.
+        self.examples: dict[str, str] = {}
+        for module in MODULES:
+            for path, one in ((module, self._at(module)), *self._own(module)):
+                if example := _example(one):
+                    self.examples[path] = example
 
     def pages(self) -> dict[Path, str]:
         """The text of each generated page."""
@@ -108,22 +113,13 @@ class Reference:
             for page, title, modules in PAGES
         }
 
-    def examples(self) -> dict[str, str]:
-        """By the path of a name, or of a module, the examples in its docstring."""
-        found = {}
-        for module in MODULES:
-            found[module] = _example(self._at(module))
-            for path, one in self._own(module):
-                found[path] = _example(one)
-        return {path: text for path, text in found.items() if text}
-
     def without_example(self) -> list[str]:
         """Paths of what no example shows: neither its own, nor that of its class or module."""
         paths = {path: None for module in MODULES for path, _ in self._own(module)}
         return [
             path
             for path in paths
-            if path not in self._examples
+            if path not in self.examples
             and not path.rpartition(".")[2].startswith(CALLED_BY_KERAS)
             and self._shown_by(path) is None
         ]
@@ -145,7 +141,7 @@ class Reference:
         """The class or module whose examples have a name in them, as a word."""
         above, _, name = path.rpartition(".")
         while above:
-            if re.search(rf"\b{name}\b", self._examples.get(above, "")):
+            if re.search(rf"\b{name}\b", self.examples.get(above, "")):
                 return above
             # What a module around that one shows by this name is something else.
             above = "" if above in MODULES else above.rpartition(".")[0]

@@ -27,7 +27,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sessions(*modules: str) -> dict[str, str]:
     """The examples of modules and of what they have."""
-    return {path: text for path, text in REFERENCE.examples().items() if module_of(path) in modules}
+    return {path: text for path, text in REFERENCE.examples.items() if module_of(path) in modules}
 
 
 def module_of(path: str) -> str:
