@@ -67,7 +67,7 @@ COLLECTIVES = [
             "let _ = peer;",
             RUNS,
         ),
-        ("drive/mod.rs", "abort.cause() {", "abort.cause().filter(|_| false) {", RUNS),
+        ("drive/mod.rs", "abort.cause() {", "abort.cause().filter(|_| false) {", FACTS),
         (
             "drive/mod.rs",
             "self.execution.ends_all_the_same(transport)",
