@@ -119,6 +119,24 @@ fn a_bit_that_changes_in_a_greeting_is_no_certain_sign_of_a_token() {
     }
 }
 
+#[test]
+fn a_bit_that_changes_in_the_rank_of_a_welcome_is_refused_on_both_sides() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = &mut TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let responding = std::thread::spawn(move || {
+        // Behind the length and the kind of message.
+        let damaging = &mut Damaging(listener.accept().unwrap().0, 5);
+        respond(damaging, 2, b"secret", |_| panic!("it was let in"))
+    });
+    // Whoever inquires means no rank, and so would believe any.
+    let hello = Hello::new((0, 0), 0, Purpose::Inquiry).unwrap();
+    let initiated = initiate(stream, hello, b"secret").unwrap_err();
+    for error in [initiated, responding.join().unwrap().unwrap_err()] {
+        let refused = matches!(error.kind, ErrorKind::Authentication { .. });
+        assert!(refused, "{error}");
+    }
+}
+
 /// The other side of a conversation: says what is on it, and keeps what it hears.
 struct Tape {
     says: std::io::Cursor<Vec<u8>>,
