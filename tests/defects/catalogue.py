@@ -95,6 +95,12 @@ COLLECTIVES = [
             "",
             "shm::",
         ),
+        (
+            "failure/detector.rs",
+            "|diagnosis| diagnosis.sequence <= sequence",
+            "|_| true",
+            "of_several_questions_the_one_about_the_earliest_position_is_answered",
+        ),
         ("wire/handshake.rs", "mac.update(role);", "let _ = role;", "handshake::"),
         ("wire/handshake.rs", "(rank as u64)", "(rank as u64 * 0)", "handshake::"),
         (
@@ -134,7 +140,6 @@ FAILURES = _of(
     ("detector.rs", "now >= *due || self.left.contains(peer)", "now >= *due", FACTS),
     ("detector.rs", "now + self.timing.diagnosis", "now + 2 * self.timing.diagnosis", FACTS),
     ("detector.rs", "Some(now + self.timing.report_grace)", "Some(now)", FACTS),
-    ("detector.rs", "|diagnosis| diagnosis.sequence <= sequence", "|_| true", FACTS),
     ("diagnosis.rs", ".max_by_key(|&side| (sides", ".min_by_key(|&side| (sides", FACTS),
     ("requests.rs", "requests.push(Request::Spread(cause));", "", FACTS),
     (
