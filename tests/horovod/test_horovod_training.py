@@ -32,7 +32,7 @@ def train_all() -> Found:
 
     take_one_thread()
     hvd.init()
-    found: Found = {"tape": by_tape(), "accumulated": by_accumulation()}
+    found: Found = {"tape": by_tape(), "accumulated": by_accumulation(), "overflows": overflown()}
     found |= {**by_fit(), **fitted_again(), **local_layers(), **state()}
     hvd.shutdown()
     return found
@@ -107,6 +107,27 @@ def by_accumulation() -> Any:
         tuple(map(np.concatenate, zip(*whole[i : i + 2], strict=True))) for i in range(0, STEPS, 2)
     ]
     return fit(distributed, [mine(batch) for batch in whole]), fit(sgd, doubled)
+
+
+def overflown() -> Any:
+    """The gradients of one rank overflow in a step; one process never sees that batch."""
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    def train(optimizer: Any, pairs: list[Any]) -> Any:
+        model = model_of(0)
+        scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=8.0)
+        model.compile(scaling, "mse")
+        for x, y in pairs:
+            model.train_on_batch(x, y)
+        return weights_of(model)
+
+    sgd, whole = tf.keras.optimizers.SGD(0.1, momentum=0.9), batches()
+    own = [mine(batch) for batch in whole]
+    if hvd.rank() == 1:
+        own[2] = own[2][0] * np.inf, own[2][1]
+    return train(hvd.DistributedOptimizer(sgd), own), train(sgd, whole[:2] + whole[3:])
 
 
 def by_fit() -> Found:
@@ -227,6 +248,11 @@ def test_a_tape_and_an_accumulating_optimizer_train_as_one_process(ranks: list[F
         assert steps == STEPS
     for one, other in zip(ranks[0]["tape"][0], ranks[1]["tape"][0], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_all_ranks_skip_a_step_in_which_one_overflows(ranks: list[Found]) -> None:
+    for found in ranks:
+        close(*found["overflows"])
 
 
 def test_fit_keeps_ranks_equal_and_follows_the_callbacks(ranks: list[Found]) -> None:
