@@ -281,6 +281,29 @@ def by_fit_of_few_samples(comm: Any) -> Any:
     return state_of(model, [value for each in logs for value in each.values()])
 
 
+def by_fit_of_own_batches(comm: Any) -> Any:
+    """Made by a function: a rank has fewer; endless ones, of sizes that are fixed and unlike."""
+    import tensorflow as tf
+
+    rank = None if comm.world_size == 1 else comm.rank
+
+    def endless(_: Any) -> Any:
+        x, y = images(0, rank)
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        return data.batch(len(x), drop_remainder=True).repeat()
+
+    def fitted(make: Any, each: int = 1, **options: Any) -> Any:
+        model = network(comm, steps_per_execution=each)
+        data = model.distribute_strategy.distribute_datasets_from_function(make)
+        fit = model.fit(data, epochs=2, verbose=0, **options)
+        return state_of(model, [*fit.history.values()])
+
+    found = [fitted(endless, each, steps_per_epoch=2) for each in (1, 2)]
+    found.append(fitted(lambda _: own_data(comm, has_strategy=False)))
+    names = ("weights", "logs")
+    return {name: [part for each in found for part in each[name]] for name in names}
+
+
 def by_fit_of_two_outputs(comm: Any) -> Any:
     """Each has a loss in the logs, which Keras counts once for each batch."""
     import keras
@@ -493,6 +516,7 @@ WAYS = (
     by_fit_eagerly,
     by_fit_of_several_steps,
     by_fit_of_few_samples,
+    by_fit_of_own_batches,
     by_fit_of_two_outputs,
     by_fit_of_ragged_rows,
     by_batches,
@@ -504,7 +528,7 @@ WAYS = (
 #: In every run of the tests: `fit` and its logs, a loop, and a training without a strategy; and
 #: means over steps and weights.
 QUICK_WAYS = (
-    *("by_fit", "by_fit_of_ragged_rows", "by_a_loop", "by_join"),
+    *("by_fit", "by_fit_of_own_batches", "by_fit_of_ragged_rows", "by_a_loop", "by_join"),
     *("by_fit_of_masked_outputs", "by_fit_of_weighted_means"),
 )
 
