@@ -223,7 +223,19 @@ def state() -> Found:
         state.commit()
         return int(state.batch)
 
-    return {"synced": synced, "restored": state.batch, "trained": train(state)}
+    sums = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model.compile(tf.keras.mixed_precision.LossScaleOptimizer(sums), "mse")
+    begun = hvd.elastic.KerasState(model)
+    model.train_on_batch(*mine(batches()[0]))
+    left = [int(model.optimizer.inner_optimizer._sums().counter)]
+    begun.restore()
+    left.append(int(model.optimizer.inner_optimizer._sums().counter))
+    return {
+        "synced": synced,
+        "restored": state.batch,
+        "trained": train(state),
+        "left": left,
+    }
 
 
 @pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
@@ -290,6 +302,11 @@ def test_a_state_is_that_of_rank_0_and_goes_back(ranks: list[Found]) -> None:
         weights, batch, epoch = found["synced"]
         close(weights, ranks[0]["synced"][0])
         assert (batch, epoch, found["restored"], found["trained"]) == (20, 0, 20, 21)
+
+
+def test_a_state_that_goes_back_drops_what_a_step_has_added_up(ranks: list[Found]) -> None:
+    for found in ranks:
+        assert found["left"] == [1, 0]
 
 
 def lose_one() -> Any:

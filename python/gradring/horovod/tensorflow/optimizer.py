@@ -104,9 +104,11 @@ def distribute(optimizer: Any, options: Options) -> None:
 
 def forget_sums(optimizer: Any) -> None:
     """Drops the gradients of a step that is not over; nothing, if the optimizer adds up none."""
-    sums = optimizer._sums() if isinstance(optimizer, _Reducing) else None
-    if sums is not None:
-        sums.forget()
+    # One that scales the loss has the other one inside.
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        sums = each._sums() if isinstance(each, _Reducing) else None
+        if sums is not None:
+            sums.forget()
 
 
 def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
