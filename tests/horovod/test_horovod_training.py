@@ -32,7 +32,7 @@ def train_all() -> Found:
 
     take_one_thread()
     hvd.init()
-    found: Found = {"tape": by_tape(), "accumulated": by_accumulation()}
+    found: Found = {"tape": by_tape(), "accumulated": by_accumulation(), "overflows": overflown()}
     found |= {**by_fit(), **fitted_again(), **local_layers(), **state()}
     hvd.shutdown()
     return found
@@ -107,6 +107,27 @@ def by_accumulation() -> Any:
         tuple(map(np.concatenate, zip(*whole[i : i + 2], strict=True))) for i in range(0, STEPS, 2)
     ]
     return fit(distributed, [mine(batch) for batch in whole]), fit(sgd, doubled)
+
+
+def overflown() -> Any:
+    """The gradients of one rank overflow in a step; one process never sees that batch."""
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    def train(optimizer: Any, pairs: list[Any]) -> Any:
+        model = model_of(0)
+        scaling = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=8.0)
+        model.compile(scaling, "mse")
+        for x, y in pairs:
+            model.train_on_batch(x, y)
+        return weights_of(model)
+
+    sgd, whole = tf.keras.optimizers.SGD(0.1, momentum=0.9), batches()
+    own = [mine(batch) for batch in whole]
+    if hvd.rank() == 1:
+        own[2] = own[2][0] * np.inf, own[2][1]
+    return train(hvd.DistributedOptimizer(sgd), own), train(sgd, whole[:2] + whole[3:])
 
 
 def by_fit() -> Found:
@@ -202,7 +223,19 @@ def state() -> Found:
         state.commit()
         return int(state.batch)
 
-    return {"synced": synced, "restored": state.batch, "trained": train(state)}
+    sums = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model.compile(tf.keras.mixed_precision.LossScaleOptimizer(sums), "mse")
+    begun = hvd.elastic.KerasState(model)
+    model.train_on_batch(*mine(batches()[0]))
+    left = [int(model.optimizer.inner_optimizer._sums().counter)]
+    begun.restore()
+    left.append(int(model.optimizer.inner_optimizer._sums().counter))
+    return {
+        "synced": synced,
+        "restored": state.batch,
+        "trained": train(state),
+        "left": left,
+    }
 
 
 @pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
@@ -227,6 +260,11 @@ def test_a_tape_and_an_accumulating_optimizer_train_as_one_process(ranks: list[F
         assert steps == STEPS
     for one, other in zip(ranks[0]["tape"][0], ranks[1]["tape"][0], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_all_ranks_skip_a_step_in_which_one_overflows(ranks: list[Found]) -> None:
+    for found in ranks:
+        close(*found["overflows"])
 
 
 def test_fit_keeps_ranks_equal_and_follows_the_callbacks(ranks: list[Found]) -> None:
@@ -264,6 +302,11 @@ def test_a_state_is_that_of_rank_0_and_goes_back(ranks: list[Found]) -> None:
         weights, batch, epoch = found["synced"]
         close(weights, ranks[0]["synced"][0])
         assert (batch, epoch, found["restored"], found["trained"]) == (20, 0, 20, 21)
+
+
+def test_a_state_that_goes_back_drops_what_a_step_has_added_up(ranks: list[Found]) -> None:
+    for found in ranks:
+        assert found["left"] == [1, 0]
 
 
 def lose_one() -> Any:

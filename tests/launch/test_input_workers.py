@@ -337,6 +337,31 @@ for why, dataset in refused.items():
     assert lines == dict.fromkeys(expected, 2)
 
 
+def test_what_needs_all_elements_is_refused() -> None:
+    """Windows over each input worker's own elements would skip those of the others."""
+    tf = pytest.importorskip("tensorflow")
+    from gradring.errors import ConfigError
+    from gradring.tensorflow.input_service import check
+
+    numbers = tf.data.Dataset.range(6)
+    refused = {
+        "enumerate": numbers.enumerate(),
+        "scan": numbers.scan(tf.constant(0, tf.int64), lambda total, x: (total + x, total)),
+        "shard": numbers.shard(2, 0),
+        "skip": numbers.skip(1),
+        "take": numbers.take(1),
+        "take_while": numbers.take_while(lambda x: x < 3),
+        "unique": numbers.unique(),
+        "window": numbers.window(2, shift=1).flat_map(lambda window: window.batch(2)),
+        "zip": tf.data.Dataset.zip((numbers, numbers)),
+    }
+    for name, dataset in refused.items():
+        with pytest.raises(ConfigError, match=rf"it has .*\b{name}\b.* its own elements alone"):
+            check(dataset.prefetch(1))
+    # There, one input worker has all of them.
+    check(numbers.interleave(lambda n: tf.data.Dataset.range(n).take(1)).batch(2).repeat(2))
+
+
 def test_horovods_names_say_what_is_missing() -> None:
     pytest.importorskip("tensorflow")
     from gradring.horovod.tensorflow.data.compute_service import (

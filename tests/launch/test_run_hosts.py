@@ -294,6 +294,16 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, ssh: dict[str, s
     assert "host 127.0.0.3 cannot run ranks" in done.stderr and "No route to host" in done.stderr
 
 
+def test_a_host_may_greet_in_any_encoding(tmp_path: Path, ssh: dict[str, str]) -> None:
+    stand_in, greeting = tmp_path / "bin" / "ssh", "Grüße\n".encode("latin-1")
+    greets = f"import os\nfor stream in 1, 2: os.write(stream, {greeting!r})\n"
+    first_line, _, rest = stand_in.read_text().partition("\n")
+    stand_in.write_text(f"{first_line}\n{greets}{rest}")
+    run = command_line("run", "--hosts", "127.0.0.2", *script(tmp_path, "print('started')"))
+    done = subprocess.run(run, env={**os.environ, **ssh}, capture_output=True, check=False)
+    assert done.stdout == b"[0] " + greeting + b"[0] started\n", done.stderr
+
+
 def test_a_host_whose_name_has_no_address_is_named(ssh: dict[str, str]) -> None:
     done = gradring("run", "--hosts", "127.0.0.1,no-host.invalid", "x", **ssh)
     assert done.returncode == 1

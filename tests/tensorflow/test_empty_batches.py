@@ -281,6 +281,29 @@ def by_fit_of_few_samples(comm: Any) -> Any:
     return state_of(model, [value for each in logs for value in each.values()])
 
 
+def by_fit_of_own_batches(comm: Any) -> Any:
+    """Made by a function: a rank has fewer; endless ones, of sizes that are fixed and unlike."""
+    import tensorflow as tf
+
+    rank = None if comm.world_size == 1 else comm.rank
+
+    def endless(_: Any) -> Any:
+        x, y = images(0, rank)
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        return data.batch(len(x), drop_remainder=True).repeat()
+
+    def fitted(make: Any, each: int = 1, **options: Any) -> Any:
+        model = network(comm, steps_per_execution=each)
+        data = model.distribute_strategy.distribute_datasets_from_function(make)
+        fit = model.fit(data, epochs=2, verbose=0, **options)
+        return state_of(model, [*fit.history.values()])
+
+    found = [fitted(endless, each, steps_per_epoch=2) for each in (1, 2)]
+    found.append(fitted(lambda _: own_data(comm, has_strategy=False)))
+    names = ("weights", "logs")
+    return {name: [part for each in found for part in each[name]] for name in names}
+
+
 def by_fit_of_two_outputs(comm: Any) -> Any:
     """Each has a loss in the logs, which Keras counts once for each batch."""
     import keras
@@ -295,6 +318,37 @@ def by_fit_of_two_outputs(comm: Any) -> Any:
         model.compile(keras.optimizers.SGD(0.1), dict.fromkeys(ends, "mse"))
     fit = model.fit(x, y, batch_size=3, epochs=2, shuffle=False, verbose=0)
     return state_of(model, list(fit.history.values()))
+
+
+def by_fit_of_ragged_rows(comm: Any) -> Any:
+    """Texts of any number of words, which have any number of letters; of seven, a rank has none."""
+    import keras
+    import tensorflow as tf
+
+    class Total(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            axes = list(range(1, x.shape.rank))
+            return tf.cast(tf.reduce_sum(x, axes), tf.float32)[:, tf.newaxis]
+
+    class Own(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.total, self.dense = Total(), keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(tf.concat([self.total(each) for each in inputs], 1))
+
+    words = tf.RaggedTensor.from_row_lengths(tf.range(16.0) / 9, [1, 3, 2, 0, 4, 1, 5])
+    letters = tf.ragged.constant([[[1, 2]], [[3], []], [[4]], [[1, 1], [2]], [[5]], [], [[2, 3]]])
+    y = np.arange(7, dtype=np.float32)[:, np.newaxis]
+    keras.utils.set_random_seed(5)
+    with strategy_of(comm).scope():
+        model = Own()
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    data = tf.data.Dataset.from_tensor_slices(((words, letters), y)).batch(3)
+    fit = model.fit(data, epochs=2, verbose=0)
+    scores = [model.evaluate(data, verbose=0), model.predict(data, verbose=0)]
+    return state_of(model, [*fit.history.values(), *scores])
 
 
 def by_batches(comm: Any) -> Any:
@@ -462,7 +516,9 @@ WAYS = (
     by_fit_eagerly,
     by_fit_of_several_steps,
     by_fit_of_few_samples,
+    by_fit_of_own_batches,
     by_fit_of_two_outputs,
+    by_fit_of_ragged_rows,
     by_batches,
     by_a_loop,
     by_a_loop_of_functions,
@@ -472,7 +528,7 @@ WAYS = (
 #: In every run of the tests: `fit` and its logs, a loop, and a training without a strategy; and
 #: means over steps and weights.
 QUICK_WAYS = (
-    *("by_fit", "by_a_loop", "by_join"),
+    *("by_fit", "by_fit_of_own_batches", "by_fit_of_ragged_rows", "by_a_loop", "by_join"),
     *("by_fit_of_masked_outputs", "by_fit_of_weighted_means"),
 )
 

@@ -91,11 +91,33 @@ def save_all(directory: Path) -> dict[str, str]:
         patch.setattr("builtins.input", lambda *_: "n")
         model.save_weights(own, overwrite=False)
     told["kept"] = own.read_bytes().decode()
+    told["others"] = saved_among_others(model, directory / f"rank-{comm.rank}")
     return told
+
+
+def saved_among_others(model: Any, place: Path) -> str:
+    """A model in a directory that has other files, the one that this process works in."""
+    import tensorflow as tf
+
+    others = [place / "notes", place / "variables" / "notes", place / "model.keras" / "notes"]
+    for file in others:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for _ in range(2):
+            tf.saved_model.save(model, ".")
+            tf.saved_model.load(".")
+        model.export(str(place), verbose=False)
+        with pytest.raises(IsADirectoryError, match=r"model\.keras"):
+            model.save("model.keras")
+    assert not [path for path in place.iterdir() if path.name.startswith(".")]
+    return " ".join(file.read_text() for file in others)
 
 
 def test_saves_of_all_ranks_to_one_path_are_whole(tmp_path: Path) -> None:
     for told in run_ranks(save_all, RANKS, tmp_path):
-        assert told == {**dict.fromkeys(KINDS, "whole"), "own": "True", "kept": "mine"}
+        own = {"own": "True", "kept": "mine", "others": "mine mine mine"}
+        assert told == {**dict.fromkeys(KINDS, "whole"), **own}
     names = {path.name for path in tmp_path.iterdir()}
     assert not [name for name in names if name.startswith(".")], "a workspace was left"

@@ -359,12 +359,26 @@ def is_assigned_alone(variable: Any) -> bool:
 
 
 def is_undivided(distributed: Any) -> bool:
-    """Whether each process takes all batches of its own dataset, by `AutoShardPolicy.OFF`."""
+    """Whether each process takes all batches of its own dataset.
+
+    It does by `AutoShardPolicy.OFF`, and of what `distribute_datasets_from_function` has made.
+    """
+    if isinstance(distributed, input_lib.DistributedDatasetsFromFunction):
+        return True
     (part, *_) = getattr(distributed, "_cloned_datasets", None) or [None]
     if not isinstance(part, tf.data.Dataset):
         return False
     policy = part.options().experimental_distribute.auto_shard_policy
     return bool(policy == tf.data.experimental.AutoShardPolicy.OFF)
+
+
+def let_batches_differ(distributed: Any) -> None:
+    """Has iterators over an endless dataset ask all processes for each batch, as over others.
+
+    Otherwise they take sizes that are fixed for those of all processes.
+    """
+    distributed._enable_get_next_as_optional = True
+    distributed._cardinality = tf.data.UNKNOWN_CARDINALITY
 
 
 def graph_of(dataset: tf.data.Dataset) -> Any:

@@ -333,8 +333,33 @@ def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> 
 
 def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
     """Whether all replicas' gradients are finite, so that all of them skip the same steps."""
-    overflowed = tf.cast(tf.logical_not(original(optimizer, gradients)), tf.int32)
-    return tf.equal(tf.distribute.get_replica_context().all_reduce(_SUM, overflowed), 0)
+    add_up = functools.partial(tf.distribute.get_replica_context().all_reduce, _SUM)
+    return _on_all(original(optimizer, gradients), add_up)
+
+
+def _on_all(is_finite: tf.Tensor, add_up: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    return tf.equal(add_up(tf.cast(tf.logical_not(is_finite), tf.int32)), 0)
+
+
+def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
+    """Has each `LossScaleOptimizer` around one of these skip the same steps on all ranks.
+
+    Otherwise a rank whose gradients overflow would leave out a reduction, and from then on have its
+    gradients reduced with those of another step.
+
+    Args:
+        inner: The class of optimizers that reduce gradients by themselves, outside of strategies.
+        add_up: Takes such an optimizer and a scalar; returns the sum over its ranks.
+    """
+
+    def check(original: Callable[..., Any], outer: Any, gradients: Any) -> tf.Tensor:
+        is_finite = original(outer, gradients)
+        return _on_all(is_finite, functools.partial(add_up, outer.inner_optimizer))
+
+    def applies(outer: Any) -> bool:
+        return isinstance(outer.inner_optimizer, inner)
+
+    _replace(sys.modules["keras"].optimizers.LossScaleOptimizer, "check_finite", check, applies)
 
 
 # Losses

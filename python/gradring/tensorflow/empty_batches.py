@@ -210,7 +210,8 @@ def _filled(rows: Any, told: tf.Tensor) -> Any:
             rows.indices, rows.values, tf.concat([size, rows.dense_shape[1:]], 0)
         )
     if isinstance(rows, tf.RaggedTensor):
-        splits = tf.cond(told, lambda: tf.constant([0, 1], rows.row_splits.dtype), rows.row_splits)
+        one = tf.constant([0, 1], rows.row_splits.dtype)
+        splits = tf.cond(told, lambda: one, lambda: rows.row_splits)
         return tf.RaggedTensor.from_row_splits(_filled(rows.values, told), splits, validate=False)
     if not rows.dtype.is_floating:
         return _pad(rows, told, {tf.string: "1", tf.bool: True}.get(rows.dtype, 1))

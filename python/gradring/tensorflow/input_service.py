@@ -35,10 +35,14 @@ _MANY = 2**40
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 #: What means something else where each input worker has a part of the elements. In functions, as of
 #: `interleave`, one of them has all.
-_COUNTING = {
+_OF_ALL_ELEMENTS = {
+    "ScanDataset": "scan",
     "ShardDataset": "shard",
     "SkipDataset": "skip",
     "TakeDataset": "take",
+    "TakeWhileDataset": "take_while",
+    "UniqueDataset": "unique",
+    "WindowDataset": "window",
     "ZipDataset": "zip or enumerate",
 }
 
@@ -83,8 +87,9 @@ def distribute_input(
     Args:
         dataset: What is read, by TensorFlow's operations only. Its sources must be such that can be
             dealt out: ``range``, ``from_tensor_slices``, ``list_files`` and what follows them.
-            They may not count elements: input workers have different ones. So ``take``, ``skip``,
-            ``shard``, ``zip`` and ``enumerate`` have their place behind this function.
+            They may not count or compare elements: input workers have different ones. So ``take``,
+            ``take_while``, ``skip``, ``shard``, ``zip``, ``enumerate``, ``window``, ``scan`` and
+            ``unique`` have their place behind this function.
         of: The strategy that divides the result by ``fit`` or ``experimental_distribute_dataset``;
             or, for a loop without a strategy, the `gradring.Communicator` of its ranks.
         name: For messages of TensorFlow.
@@ -95,7 +100,7 @@ def distribute_input(
 
     Raises:
         gradring.errors.ConfigError: `of` is neither; or `dataset` calls Python, which input workers
-            do not have, or counts elements; or the service does not take it.
+            do not have, or counts or compares elements; or the service does not take it.
         gradring.errors.MismatchError: Another rank's elements are of other types or shapes.
         TypeError: `dataset` is none.
 
@@ -185,10 +190,11 @@ def check(dataset: tf.data.Dataset, *, what: str | None = None) -> None:
             "Dataset.from_generator), and input workers run TensorFlow's operations only; do that "
             f"part behind {behind}, or before the program starts"
         )
-    if found := sorted({_COUNTING[node.op] for node in graph.node if node.op in _COUNTING}):
+    own = _OF_ALL_ELEMENTS
+    if found := sorted({own[node.op] for node in graph.node if node.op in own}):
         raise ConfigError(
-            f"{it} has {', '.join(found)}, and each input worker would count its own elements; do "
-            f"that part behind {behind}, or on what the pipeline is made from "
+            f"{it} has {', '.join(found)}, and each input worker would do that with its own "
+            f"elements alone; do that part behind {behind}, or on what the pipeline is made from "
             "(from_tensor_slices((images, labels)) for zip)"
         )
 

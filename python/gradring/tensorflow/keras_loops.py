@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.group.communicator import Communicator, open_groups
+from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow import compat, data_order, empty_batches, sample_shares
 from gradring.tensorflow.adoption import adopt, communicator_of
 from gradring.tensorflow.rules.replicas import sync_model, updates_of
@@ -108,7 +109,7 @@ def make_epochs(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs:
     own, the batches are smaller ones, and some ranks have more of them; only the iterators know.
     """
     original(epochs, *args, **kwargs)
-    _forget_batches(epochs)
+    _follow_iterators(epochs)
 
 
 def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,14 +117,21 @@ def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwa
 
     Another epoch may deal out its elements otherwise, so that a rank has more batches in it.
     """
-    _forget_batches(epochs)
+    _follow_iterators(epochs)
     return original(epochs, *args, **kwargs)
 
 
-def _forget_batches(epochs: Any) -> None:
-    is_ours = communicator_of(epochs._distribute_strategy) is not None
-    if is_ours and compat.is_undivided(epochs._distributed_dataset):
-        epochs._num_batches = None
+def _follow_iterators(epochs: Any) -> None:
+    communicator, dataset = (
+        communicator_of(epochs._distribute_strategy),
+        epochs._distributed_dataset,
+    )
+    if communicator is None or not compat.is_undivided(dataset):
+        return
+    epochs._num_batches = None
+    batches = f"{dataset.cardinality == tf.data.INFINITE_CARDINALITY} {dataset.element_spec}"
+    if gather_if_different(communicator, batches.encode(), "fit: batches") is not None:
+        compat.let_batches_differ(dataset)
 
 
 def warn_of_training_alone(

@@ -44,8 +44,9 @@ def save(
     | `tf.Module` | any | a SavedModel directory, as `tf.saved_model.save` does |
     | `tf.train.Checkpoint` | any | files with this prefix, as `checkpoint.write` does |
 
-    What stood at `path` is replaced, and only when its successor is complete: a file in one step, a
-    directory or a checkpoint, which are more than one file, in two. Load it with what fits:
+    What stood at `path` is replaced, and only when its successor is complete: a file in one step,
+    the files of a directory or a checkpoint one after the other, those that name others last. All
+    else in the directory stays. Load it with what fits:
     `keras.saving.load_model`, `model.load_weights`, `tf.saved_model.load`, `checkpoint.read`.
     It returns on every rank when the chief has put everything in its place.
 
@@ -76,7 +77,7 @@ def save(
         with agreed(comm, "save", destination):
             # In a group, reading some variables would be a collective of the chief alone.
             if comm.rank == CHIEF and (comm.world_size > 1 or _is_written_here(model)):
-                put(workspace, destination)
+                put(workspace, destination.parent)
 
 
 def _is_written_here(model: Any) -> bool:

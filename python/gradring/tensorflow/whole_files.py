@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import itertools
 import os
 import shutil
 import tempfile
@@ -22,7 +21,7 @@ import tensorflow as tf
 from gradring.tensorflow import compat
 
 _PATHS = ("filepath", "file_prefix", "export_dir")
-_LAST = (".index", ".json")
+_LAST = (".index", ".json", ".pb")
 """Files that name others, by how they end."""
 
 _guarded = False
@@ -62,12 +61,14 @@ def save(
     # What must not be overwritten is looked for where it would be.
     if destination is None or kwargs.get("overwrite") is False:
         return original(saved, *args, **kwargs)
-    with beside(destination) as written:
+    # A directory may be all that can be written here, such as a volume of a container.
+    is_there = destination.is_dir()
+    with beside(destination / destination.name if is_there else destination) as written:
         if named:
             result = original(saved, *args, **{**kwargs, named: str(written)})
         else:
             result = original(saved, str(written), *args[1:], **kwargs)
-        put(written.parent, destination)
+        put(written.parent, destination.parent)
     return tf.constant(str(path)) if isinstance(result, tf.Tensor) else result
 
 
@@ -95,18 +96,23 @@ def beside(destination: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def put(workspace: Path, destination: Path) -> None:
-    """Moves all from `workspace` to where `destination` is; what names the others comes last."""
+def put(workspace: Path, directory: Path) -> None:
+    """Moves all from `workspace` to a directory; what names the others comes last.
+
+    Directories that are there, at any depth, get what is new. All else that is in them stays.
+
+    Raises:
+        IsADirectoryError: A file is to be where a directory is.
+        OSError: Something cannot be moved.
+    """
     for written in sorted(workspace.iterdir(), key=lambda file: file.suffix in _LAST):
-        target = destination.with_name(written.name)
-        for attempt in itertools.count():
-            # A directory cannot replace one that has contents.
-            if target.is_dir():
-                with contextlib.suppress(FileNotFoundError):  # another rank has just moved it
-                    target.rename(workspace / f"{target.name}.old-{attempt}")
-            try:
-                os.replace(written, target)
-                break
-            except OSError as error:  # another rank has just put its own there
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
-                    raise
+        target = directory / written.name
+        if target.is_dir() and not written.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        try:
+            os.replace(written, target)
+        except OSError:
+            # A directory cannot replace one that has contents, as another rank's may have by now.
+            if not (written.is_dir() and target.is_dir()):
+                raise
+            put(written, target)

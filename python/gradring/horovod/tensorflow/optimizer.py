@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from gradring.config import parse
 from gradring.horovod.process_sets import ProcessSet, global_process_set
 from gradring.horovod.tensorflow.calls import is_for_sessions
+from gradring.horovod.tensorflow.collectives import allreduce
 from gradring.horovod.tensorflow.compression import Compression, Compressor
 from gradring.horovod.tensorflow.gradients import (
     Gradient,
@@ -17,8 +19,9 @@ from gradring.horovod.tensorflow.gradients import (
     Options,
     reduce_gradients,
 )
-from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp
+from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, Sum
 from gradring.horovod.tensorflow.sessions import SessionOptimizer
+from gradring.tensorflow import compat_keras
 
 
 def DistributedOptimizer(
@@ -101,9 +104,11 @@ def distribute(optimizer: Any, options: Options) -> None:
 
 def forget_sums(optimizer: Any) -> None:
     """Drops the gradients of a step that is not over; nothing, if the optimizer adds up none."""
-    sums = optimizer._sums() if isinstance(optimizer, _Reducing) else None
-    if sums is not None:
-        sums.forget()
+    # One that scales the loss has the other one inside.
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        sums = each._sums() if isinstance(each, _Reducing) else None
+        if sums is not None:
+            sums.forget()
 
 
 def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
@@ -122,6 +127,8 @@ def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> 
     if isinstance(optimizer, _Reducing):
         raise ValueError(f"DistributedOptimizer: this {kind.__name__} is distributed already")
     base = _ReducingWhenApplied if hasattr(kind, "apply") else _ReducingWhenComputed
+    if base is _ReducingWhenApplied:
+        _skip_alike()
     members = {
         "__module__": kind.__module__,
         "_options": options,
@@ -129,6 +136,17 @@ def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> 
         "_averages": averages,
     }
     return type(kind.__name__, (base, kind), members)
+
+
+@functools.cache
+def _skip_alike() -> None:
+    """Also if Keras puts a `LossScaleOptimizer` around one, as `compile` does for float16."""
+    compat_keras.skip_alike(_ReducingWhenApplied, _added_up)
+
+
+def _added_up(optimizer: _Reducing, own: tf.Tensor) -> tf.Tensor:
+    ranks = optimizer._options.process_set
+    return allreduce(own, op=Sum, name="overflows", process_set=ranks) if ranks.included() else own
 
 
 class _Sums:

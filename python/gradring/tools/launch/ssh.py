@@ -85,7 +85,8 @@ def run(command: Sequence[str], limit_s: float) -> str:
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",  # a host may greet in another encoding
         timeout=limit_s,
         check=True,
     ).stdout
