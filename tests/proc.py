@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-LISTEN, CLOSE_WAIT = "0A", "08"
+LISTEN, CLOSE_WAIT, ESTABLISHED = "0A", "08", "01"
 """States as /proc/net/tcp writes them; in the second, the peer alone has closed its end."""
 
 

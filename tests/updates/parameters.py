@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -34,9 +34,9 @@ SGD = '{"sgd": {"momentum": 0.0, "nesterov": false}}'
 INITIAL = 1000.0
 
 
-def config(**given: Any) -> _native.Config:
-    """With these settings, whatever the variables say."""
-    return Settings.from_environ({}, **given).for_core()
+def config(variables: Mapping[str, str] | None = None, **given: Any) -> _native.Config:
+    """With these settings and variables, whatever those of the test say."""
+    return Settings.from_environ(variables or {}, **given).for_core()
 
 
 def server(
@@ -47,7 +47,8 @@ def server(
     token: bytes = b"secret",
     tls: TlsFiles | None = None,
     timeout: float = 300,
-    transport: str = "auto",
+    transport: str | None = None,
+    variables: Mapping[str, str] | None = None,
     worker_timeout: float = 5.0,
     directory: str | Path | None = None,
     **rules: Any,
@@ -59,7 +60,9 @@ def server(
         rules={name: str(value) for name, value in {"workers": workers, **said}.items()},
         directory=directory,
         worker_timeout=worker_timeout,
-        config=config(timeout=timeout, transport=transport, token=token or None, tls=tls),
+        config=config(
+            variables, timeout=timeout, transport=transport, token=token or None, tls=tls
+        ),
     )
 
 
@@ -71,13 +74,16 @@ def client(
     token: bytes = b"secret",
     tls: TlsFiles | None = None,
     timeout: float = 300,
-    transport: str = "auto",
+    transport: str | None = None,
+    variables: Mapping[str, str] | None = None,
     begins: bool = True,
 ) -> ParameterClient:
     made = ParameterClient(
         worker=worker,
         addresses=addresses,
-        config=config(timeout=timeout, transport=transport, token=token or None, tls=tls),
+        config=config(
+            variables, timeout=timeout, transport=transport, token=token or None, tls=tls
+        ),
     )
     if begins:
         made.begin([("weights", (elements,), "float32", False)], SGD)
@@ -179,7 +185,7 @@ def _work(
     dies: str,
     directories: list[str],
     too: list[int],
-    transport: str = "auto",
+    transport: str | None = None,
 ) -> None:
     """Three steps of a worker, and an end in the middle of the next one, of the processes `too`."""
     worker = client(addresses, index, elements=elements, transport=transport)
@@ -206,6 +212,23 @@ def _work(
         _kill(*too)
     pulled(worker, weights)
     threading.Event().wait()
+
+
+def train(worker: ParameterClient, index: int, elements: int, steps: int) -> bytes:
+    """Steps of a worker whose gradients have other bits at every element; the last weights."""
+    weights = np.zeros(elements, np.float32)
+    for step in range(steps):
+        pulled(worker, weights)
+        noise = np.random.default_rng([index, step]).standard_normal(elements, np.float32)
+        worker.push([noise], 0.1)
+    pulled(worker, weights)
+    return weights.tobytes()
+
+
+def _train(addresses: list[str], index: int, elements: int, steps: int, **how: Any) -> None:
+    worker = client(addresses, index, elements=elements, **how)
+    train(worker, index, elements, steps)
+    worker.leave()
 
 
 def _fork(addresses: list[str]) -> None:
@@ -240,6 +263,8 @@ def _main(what: dict[str, Any]) -> None:
         print(json.dumps(served.stats()))
     elif role == "forks":
         _fork(**what)
+    elif role == "trains":
+        _train(**what)
     elif role == "without memory":
         _without_memory(**what)
     else:

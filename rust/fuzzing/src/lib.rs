@@ -18,7 +18,7 @@ use gradring_proto::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use gradring_proto::wire::control::{self, Entered, Report, Waits};
 use gradring_proto::wire::frame::{FRAME_BYTES_MAX, Frame};
 use gradring_proto::wire::gossip::{ClockOffset, Gossip, Late, Tick};
-use gradring_proto::wire::handshake::{self, GroupId, Hello, Member, Purpose, Traffic};
+use gradring_proto::wire::handshake::{self, ClientKind, GroupId, Hello, Member, Purpose, Traffic};
 use gradring_proto::wire::pairing as wire_pairing;
 use gradring_proto::wire::state::{self, Phase, State};
 
@@ -297,8 +297,22 @@ fn handshake_samples() -> Vec<Vec<u8>> {
         traffic: Traffic::ToResponder,
         stream: 0,
     };
+    let parameters = Purpose::Parameters {
+        job: "slurm 1".into(),
+        server: 1,
+        client: ClientKind::Worker {
+            index: 3,
+            process: (7, 4711, "node-a".into()),
+            model: proof,
+        },
+        transports: vec!["shm".into(), "tcp".into()],
+        stream: 1,
+        streams: 2,
+        attempt: 7,
+    };
     let conversations = [
         vec![hello(Purpose::Data { stream: 0 }), Proof(proof)],
+        vec![hello(parameters), Proof(proof)],
         vec![hello(on_demand), Proof(proof)],
         vec![hello(Purpose::Join(member())), Proof(proof)],
         vec![

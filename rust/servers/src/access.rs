@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::gathering::Gathering;
 use super::link::{Linker, PeerLink};
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
@@ -11,7 +12,7 @@ use gradring_net::link::tcp::connection::Connection;
 use gradring_net::session::connect::resolve;
 use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::{AccessPolicy, ListenOptions, Listener, Service, bind};
-use gradring_proto::error::{Error, NotServed, Result};
+use gradring_proto::error::{Breach, Error, NotServed, Result};
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{self, ClientKind, Hello, Purpose};
 
@@ -40,6 +41,8 @@ pub(crate) struct Present {
     workers: BTreeMap<usize, (u64, u32, String)>,
     /// What the first worker trains, and which it was.
     model: Option<(usize, [u8; 32])>,
+    /// Connections of links that are not made yet.
+    gathering: Gathering,
 }
 
 /// Who was let in.
@@ -59,6 +62,9 @@ impl Service for ClientAccess {
             server,
             client,
             transports: _,
+            stream,
+            streams,
+            attempt,
         } = &hello.purpose
         else {
             return Err(NotServed::OnlyParameters.into());
@@ -68,6 +74,85 @@ impl Service for ClientAccess {
             let reached = self.server;
             return Err(NotServed::OtherServer { reached }.into());
         }
+        let (theirs, ours) = (*streams, self.linker.streams);
+        if theirs != ours {
+            let client = client.name().into();
+            return Err(NotServed::StreamsDiffer {
+                client,
+                theirs,
+                ours,
+            }
+            .into());
+        }
+        let now = Instant::now();
+        let mut present = lock(&self.present);
+        present.give_up(now);
+        self.check(client, &present)?;
+        if *stream >= ours || !present.gathering.expect(client, *attempt, *stream, now) {
+            let wanted = "a stream that its link lacks".into();
+            return Err(Breach::Unexpected { wanted }.into());
+        }
+        if let ClientKind::Worker {
+            index,
+            process,
+            model,
+        } = client
+        {
+            present.model = Some((*index, *model));
+            present.workers.insert(*index, process.clone());
+        }
+        Ok(())
+    }
+
+    fn forget(&self, hello: &Hello) {
+        if let Purpose::Parameters {
+            client, attempt, ..
+        } = &hello.purpose
+        {
+            let mut present = lock(&self.present);
+            present.gathering.forget(client, *attempt);
+            present.forget(client);
+        }
+    }
+
+    fn serve(&self, hello: Hello, connection: Connection, deadline: Instant) -> Result<()> {
+        let Purpose::Parameters {
+            client,
+            transports,
+            stream,
+            attempt,
+            ..
+        } = &hello.purpose
+        else {
+            return Ok(());
+        };
+        let linked = tcp::configure(connection.tcp())
+            .map_err(|error| handshake::broken(&error))
+            .and_then(|()| {
+                let (theirs, which) = (transports.clone(), (*stream, self.linker.streams));
+                let now = Instant::now();
+                let mut present = lock(&self.present);
+                let all = present
+                    .gathering
+                    .add(client, *attempt, which, connection, now);
+                drop(present);
+                all.map(|connections| {
+                    self.linker
+                        .respond(connections, &client.name(), theirs, self.pairs, deadline)
+                })
+                .transpose()
+            });
+        if let Some(link) = linked.inspect_err(|_| self.forget(&hello))? {
+            lock(&self.arrived).push_back((client.clone(), link));
+            self.owner.wake();
+        }
+        Ok(())
+    }
+}
+
+impl ClientAccess {
+    /// Whether a client may make a link while these are there.
+    fn check(&self, client: &ClientKind, present: &Present) -> Result<()> {
         match client {
             ClientKind::Sequencer { rules, .. } if *rules != self.rules => {
                 Err(NotServed::RulesDiffer {
@@ -86,7 +171,6 @@ impl Service for ClientAccess {
                 if worker >= workers {
                     return Err(NotServed::NoSuchWorker { worker, workers }.into());
                 }
-                let mut present = lock(&self.present);
                 if let Some((other, theirs)) = present.model
                     && theirs != *model
                 {
@@ -102,45 +186,11 @@ impl Service for ClientAccess {
                     }
                     .into());
                 }
-                present.model = Some((worker, *model));
-                present.workers.insert(worker, process.clone());
                 Ok(())
             }
         }
     }
 
-    fn forget(&self, hello: &Hello) {
-        if let Purpose::Parameters {
-            client: ClientKind::Worker { index, process, .. },
-            ..
-        } = &hello.purpose
-        {
-            self.gone(*index, process.0);
-        }
-    }
-
-    fn serve(&self, hello: Hello, connection: Connection, deadline: Instant) -> Result<()> {
-        let Purpose::Parameters {
-            client, transports, ..
-        } = &hello.purpose
-        else {
-            return Ok(());
-        };
-        let linked = tcp::configure(connection.tcp())
-            .map_err(|error| handshake::broken(&error))
-            .and_then(|()| {
-                let theirs = transports.clone();
-                self.linker
-                    .respond(connection, &client.name(), theirs, self.pairs, deadline)
-            });
-        let link = linked.inspect_err(|_| self.forget(&hello))?;
-        lock(&self.arrived).push_back((client.clone(), link));
-        self.owner.wake();
-        Ok(())
-    }
-}
-
-impl ClientAccess {
     /// Listens at `host:port`.
     pub(crate) fn listen(self: &Arc<Self>, address: &str) -> Result<Listener> {
         let server = self.server;
@@ -163,19 +213,34 @@ impl ClientAccess {
     }
 
     /// Those who were let in since.
-    pub(crate) fn arrived(&self) -> Arrived {
+    pub(crate) fn arrived(&self, now: Instant) -> Arrived {
+        lock(&self.present).give_up(now);
         std::mem::take(&mut *lock(&self.arrived))
     }
 
     /// The connection of a worker's process has ended: another one may have the index now.
     pub(crate) fn gone(&self, worker: usize, process: u64) {
-        let mut present = lock(&self.present);
-        if present
-            .workers
-            .get(&worker)
-            .is_some_and(|it| it.0 == process)
-        {
-            present.workers.remove(&worker);
+        lock(&self.present).gone(worker, process);
+    }
+}
+
+impl Present {
+    fn forget(&mut self, client: &ClientKind) {
+        if let ClientKind::Worker { index, process, .. } = client {
+            self.gone(*index, process.0);
+        }
+    }
+
+    fn gone(&mut self, worker: usize, process: u64) {
+        if self.workers.get(&worker).is_some_and(|it| it.0 == process) {
+            self.workers.remove(&worker);
+        }
+    }
+
+    /// Forgets those whose link will not be made.
+    fn give_up(&mut self, now: Instant) {
+        for client in self.gathering.give_up(now) {
+            self.forget(&client);
         }
     }
 }

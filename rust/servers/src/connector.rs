@@ -1,6 +1,8 @@
 //! The threads that connect workers and servers.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,11 +13,13 @@ use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::link::tcp::deadline_stream::GoOn;
 use gradring_net::session::connect::{Connector, Failure, Retry};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, NotServed, Result, Text};
 use gradring_proto::lock::lock;
-use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose};
+use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose, random};
 
 /// The shortest and the longest pause between two attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
@@ -131,19 +135,21 @@ impl Shared {
             true => Err(Abort::Closed.into()),
             false => Ok(()),
         };
+        let attempt = Cell::new(0);
         let linked = Connector::new(address, credentials, retry).connect_to(
             &mut check,
             |_, tcp| {
-                tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;
-                let purpose = Purpose::Parameters {
-                    job: credentials.job.clone(),
-                    server,
-                    client: self.client.clone(),
-                    transports: self.linker.transports(),
-                };
-                Hello::new((0, server), 0, purpose)
+                attempt.set(u64::from_le_bytes(random()?));
+                self.hello(server, attempt.get(), 0, tcp)
             },
-            |connection, deadline, go_on| self.linker.initiate(connection, server, deadline, go_on),
+            |first, _, go_on| {
+                let mut connections = vec![first];
+                for stream in 1..self.linker.streams {
+                    connections.push(self.connect_stream(server, attempt.get(), stream, go_on)?);
+                }
+                let deadline = Instant::now() + CONVERSATION_LIMIT;
+                self.linker.initiate(connections, server, deadline, go_on)
+            },
         );
         let outcome = linked.map_err(|failure| {
             let error = Box::new(failure.error(address));
@@ -157,6 +163,45 @@ impl Shared {
         });
         lock(&self.outcomes).links.push_back((server, outcome));
         self.wake_up.wake();
+    }
+
+    /// Connects once more, for another stream of the link that an attempt is to make.
+    fn connect_stream(
+        &self,
+        server: usize,
+        attempt: u64,
+        stream: usize,
+        go_on: GoOn<'_>,
+    ) -> Result<Connection> {
+        let address = self.addresses[server].as_str();
+        // What fails here fails the attempt.
+        let retry = Retry::until(Instant::now() + CONVERSATION_LIMIT, &|_, _| false);
+        let mut check = || match go_on() {
+            true => Ok(()),
+            false => Err(Abort::Closed.into()),
+        };
+        let connected = Connector::new(address, &self.credentials, retry).connect(
+            &mut check,
+            |_, tcp| self.hello(server, attempt, stream, tcp),
+            |_| Ok(()),
+        );
+        let connected = connected.map_err(|failure| failure.error(address))?;
+        Ok(connected.0)
+    }
+
+    fn hello(&self, server: usize, attempt: u64, stream: usize, tcp: &TcpStream) -> Result<Hello> {
+        let address = &self.addresses[server];
+        tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;
+        let purpose = Purpose::Parameters {
+            job: self.credentials.job.clone(),
+            server,
+            client: self.client.clone(),
+            transports: self.linker.transports(),
+            stream,
+            streams: self.linker.streams,
+            attempt,
+        };
+        Hello::new((0, server), 0, purpose)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Links between workers and servers: what both make of a connection on which they know each other.
+//! Links between workers and servers: what both make of connections on which they know each other.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -37,6 +37,8 @@ pub(super) struct Linker {
     /// This process, as others are told of it.
     name: String,
     kinds: Vec<Kind>,
+    /// How many connections a link is made of.
+    pub(super) streams: usize,
     /// Hears why memory is not shared.
     on_warning: fn(String),
     /// Rung by those that share memory with it.
@@ -44,11 +46,13 @@ pub(super) struct Linker {
 }
 
 impl Linker {
-    /// Of what the setting `transport` offers.
+    /// By the settings `transport` and `streams`.
     pub(super) fn new(name: String, config: &Config, doorbell: Arc<WakeUp>) -> Result<Self> {
+        config.validate()?;
         Ok(Self {
             name,
             kinds: offered(&config.settings.transport)?,
+            streams: config.settings.streams,
             on_warning: config.on_warning,
             doorbell,
         })
@@ -59,24 +63,24 @@ impl Linker {
         self.kinds.iter().map(|kind| kind.name.into()).collect()
     }
 
-    /// A link over a connection to a server, which says its terms.
+    /// A link over connections to a server, which says its terms.
     pub(super) fn initiate(
         &self,
-        mut connection: Connection,
+        mut connections: Vec<Connection>,
         server: usize,
         deadline: Instant,
         go_on: GoOn<'_>,
     ) -> Result<PeerLink> {
-        let mut stream = DeadlineStream::cancellable(&mut connection, deadline, &mut *go_on);
+        let mut stream = DeadlineStream::cancellable(&mut connections[0], deadline, &mut *go_on);
         let terms = handshake::read_message(&mut stream)?;
         let peer = format!("parameter server {server}");
-        self.link(connection, &peer, true, &terms, deadline, go_on)
+        self.link(connections, &peer, true, &terms, deadline, go_on)
     }
 
-    /// A link over a connection of one that offers `theirs`, by the terms of a server.
+    /// A link over connections of one that offers `theirs`, by the terms of a server.
     pub(super) fn respond(
         &self,
-        mut connection: Connection,
+        mut connections: Vec<Connection>,
         peer: &str,
         theirs: Vec<String>,
         pairs: usize,
@@ -86,28 +90,29 @@ impl Linker {
             transports: self.transports(),
             pairs,
         };
-        let mut stream = DeadlineStream::new(&mut connection, deadline);
+        let mut stream = DeadlineStream::new(&mut connections[0], deadline);
         handshake::write_message(&mut stream, &terms)?;
         let terms = Terms {
             transports: theirs,
             ..terms
         };
-        self.link(connection, peer, false, &terms, deadline, &mut || true)
+        self.link(connections, peer, false, &terms, deadline, &mut || true)
     }
 
     fn link(
         &self,
-        connection: Connection,
+        connections: Vec<Connection>,
         peer: &str,
         initiator: bool,
         theirs: &Terms,
         deadline: Instant,
         go_on: GoOn<'_>,
     ) -> Result<PeerLink> {
-        let ends = (connection.tcp().local_addr(), connection.tcp().peer_addr());
+        let first = connections[0].tcp();
+        let ends = (first.local_addr(), first.peer_addr());
         let is_near = matches!(ends, (Ok(own), Ok(other)) if own.ip() == other.ip());
         let mut introduction = Introduction {
-            connections: vec![connection],
+            connections,
             name: &self.name,
             initiator,
             doorbell: self.doorbell.as_fd(),

@@ -79,7 +79,8 @@ impl Model {
     }
 
     /// Equal exactly for the same variables, optimizer and placement.
-    pub(crate) const fn fingerprint(&self) -> [u8; 32] {
+    #[must_use]
+    pub const fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint
     }
 

@@ -412,7 +412,7 @@ impl Core {
     }
 
     fn accept(&mut self, now: Instant) {
-        for (client, link) in self.access.arrived() {
+        for (client, link) in self.access.arrived(now) {
             let channel = MessageChannel::new(link, self.config.settings.checksum, now);
             match client {
                 ClientKind::Worker { index, process, .. } => {

@@ -9,10 +9,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use gradring_net::config::Config;
-use gradring_proto::error::{Error, ErrorKind, NotServed, Result};
+use gradring_net::link::tcp::connection::Connection;
+use gradring_net::session::connect::{Connector, Retry};
+use gradring_net::session::credentials::Credentials;
+use gradring_proto::error::{Breach, Error, ErrorKind, NotServed, Result, Unusable};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::{Late, Rules};
 use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
+use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose};
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Place, Server};
 use gradring_servers::worker::Worker;
@@ -74,6 +78,12 @@ fn with_transport(transport: &str) -> Config {
     config
 }
 
+fn with_streams(streams: usize) -> Config {
+    let mut config = with_transport("tcp");
+    config.settings.streams = streams;
+    config
+}
+
 fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
     serve_as(&config(), addresses, server, rules, directory)
 }
@@ -98,9 +108,13 @@ fn serve_as(
 }
 
 fn serve_all(addresses: &[String], rules: &Rules) -> Vec<Served> {
+    serve_all_as(&config(), addresses, rules)
+}
+
+fn serve_all_as(config: &Config, addresses: &[String], rules: &Rules) -> Vec<Served> {
     let servers = 0..addresses.len();
     servers
-        .map(|server| serve(addresses, server, rules, None))
+        .map(|server| serve_as(config, addresses, server, rules, None))
         .collect()
 }
 
@@ -110,15 +124,17 @@ fn worker(addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
 
 fn worker_as(config: &Config, addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
     let worker = Worker::new(index, addresses.to_vec(), config).unwrap();
+    worker.begin(model(optimizer, addresses.len())).unwrap();
+    worker
+}
+
+fn model(optimizer: Optimizer, servers: usize) -> Model {
     let variable = Variable {
         name: "table".into(),
         shape: vec![ROWS, WIDTH],
         decays: true,
     };
-    let placed = BTreeMap::new();
-    let model = Model::new(vec![variable], optimizer, &placed, addresses.len());
-    worker.begin(model).unwrap();
-    worker
+    Model::new(vec![variable], optimizer, &BTreeMap::new(), servers)
 }
 
 /// Takes the program's turn: what was pulled, or nothing where the initial weights were wanted.
@@ -171,13 +187,24 @@ fn expected(steps: usize) -> Vec<f32> {
 
 #[test]
 fn a_synchronous_training_has_the_bits_of_the_pure_code_and_ends_by_itself() {
+    train_synchronously(&config());
+}
+
+#[test]
+fn so_it_does_over_links_of_several_connections() {
+    for streams in [2, 16] {
+        train_synchronously(&with_streams(streams));
+    }
+}
+
+fn train_synchronously(config: &Config) {
     const STEPS: usize = 20;
     let addresses = addresses(2);
-    let served = serve_all(&addresses, &rules(2, Some(0)));
+    let served = serve_all_as(config, &addresses, &rules(2, Some(0)));
     let train = |index: usize| {
-        let addresses = addresses.clone();
+        let (addresses, config) = (addresses.clone(), config.clone());
         std::thread::spawn(move || {
-            let worker = worker(&addresses, index, ADAM);
+            let worker = worker_as(&config, &addresses, index, ADAM);
             for step in 0..STEPS {
                 pulled(&worker);
                 assert!(push(&worker, &values(2 * step + index)));
@@ -415,4 +442,100 @@ fn a_worker_and_a_server_that_offer_nothing_in_common_say_what_they_offer() {
         reason,
     };
     assert_eq!(error, expected);
+}
+
+#[test]
+fn processes_that_want_other_numbers_of_streams_hear_both() {
+    let addresses = addresses(1);
+    let served = serve_as(&with_streams(1), &addresses, 0, &rules(1, None), None);
+    let error = pull(&worker_as(&with_streams(2), &addresses, 0, SGD)).unwrap_err();
+    assert_eq!(error.kind.exception(), "ConfigError");
+    let (client, theirs, ours) = ("worker 0".into(), 2, 1);
+    let expected = NotServed::StreamsDiffer {
+        client,
+        theirs,
+        ours,
+    };
+    assert_eq!(kind(error), expected);
+    served.server.close();
+    served.thread.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn a_number_of_streams_that_no_link_can_have_is_refused_before_anything_is_connected() {
+    for streams in [0, 17] {
+        let config = with_streams(streams);
+        let place = Place {
+            server: 0,
+            addresses: addresses(1),
+        };
+        let worker = Worker::new(0, place.addresses.clone(), &config).unwrap();
+        let limit = Duration::from_secs(2);
+        let made = Server::new(place, &rules(1, None), None, limit, &config);
+        for error in [made.err(), worker.begin(model(SGD, 1)).err()] {
+            let error = error.expect("it is refused").kind;
+            let is_named = matches!(&error, ErrorKind::Config(Unusable::Value { name, .. })
+                if **name == *"streams");
+            assert!(is_named, "{error:?}");
+        }
+    }
+}
+
+/// Connects as a stream of a link that a process of worker 0 makes, of two streams.
+fn connect_stream(address: &str, process: u64, stream: usize) -> Result<Connection, ErrorKind> {
+    let credentials = Credentials::of(&config()).unwrap();
+    let retry = Retry::of_one_that_listens(Duration::from_secs(60));
+    let hello = |_: &mut _, _: &_| {
+        let client = ClientKind::Worker {
+            index: 0,
+            process: (process, 4711, "another host".into()),
+            model: model(SGD, 1).fingerprint(),
+        };
+        let purpose = Purpose::Parameters {
+            job: String::new(),
+            server: 0,
+            client,
+            transports: vec!["tcp".into()],
+            stream,
+            streams: 2,
+            attempt: 1,
+        };
+        Hello::new((0, 0), 0, purpose)
+    };
+    let mut check = || -> Result<()> { Ok(()) };
+    let connected = Connector::new(address, &credentials, retry)
+        .connect(&mut check, hello, |_| Ok(()))
+        .map_err(|failure| failure.error(address).kind)?;
+    Ok(connected.0)
+}
+
+#[test]
+fn a_link_that_is_half_made_takes_no_other_stream_and_ends_with_its_process() {
+    let addresses = addresses(1);
+    let config = with_streams(2);
+    let served = serve_as(&config, &addresses, 0, &rules(1, Some(0)), None);
+    let connect = |process, stream| connect_stream(&addresses[0], process, stream);
+    let wanted = "a stream that its link lacks".into();
+    let in_vain = ErrorKind::Protocol(Breach::Unexpected { wanted });
+    for stream in [2, 16, usize::MAX] {
+        assert_eq!(connect(7, stream).err(), Some(in_vain.clone()));
+    }
+    // Who was refused is not there.
+    let half = connect(8, 1).unwrap();
+    assert_eq!(connect(8, 1).err(), Some(in_vain));
+    let taken = NotServed::WorkerTaken {
+        worker: 0,
+        process: 4711,
+        host: "another host".into(),
+    };
+    assert_eq!(connect(7, 0).err(), Some(ErrorKind::Parameters(taken)));
+    drop(half);
+    let worker = worker_as(&config, &addresses, 0, SGD);
+    for step in 0..3 {
+        pulled(&worker);
+        assert!(push(&worker, &values(step)));
+    }
+    worker.leave(&mut || false).unwrap();
+    served.thread.join().unwrap().unwrap();
+    assert_eq!(served.server.stats().unwrap().version, 4);
 }

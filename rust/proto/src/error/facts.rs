@@ -297,6 +297,8 @@ facts! {
         RulesDiffer { theirs: Text, ours: Text },
         #[error("it offers {theirs} to make a link of, and this process {ours}: {reason}")]
         NoLink { theirs: Text, ours: Text, reason: Text },
+        #[error("{client} was started with streams={theirs}, and it with streams={ours}")]
+        StreamsDiffer { client: Text, theirs: usize, ours: usize },
         #[error("the address leads to parameter server {reached}")]
         OtherServer { reached: usize },
         #[error("the address is a rank's, not a parameter server's")]
@@ -553,6 +555,7 @@ impl NotServed {
             Self::WorkerTaken { .. }
             | Self::NoSuchWorker { .. }
             | Self::NoLink { .. }
+            | Self::StreamsDiffer { .. }
             | Self::OtherServer { .. }
             | Self::DirectoryTaken { .. }
             | Self::OtherDirectory { .. }
@@ -588,6 +591,9 @@ impl NotServed {
             Self::NoLink { .. } => {
                 "leave transport (GRADRING_TRANSPORT) at auto, which takes shared memory inside a host and \
                  TCP otherwise"
+            }
+            Self::StreamsDiffer { .. } => {
+                "give all workers and parameter servers the same streams (GRADRING_STREAMS)"
             }
             Self::OtherServer { .. } | Self::NotAServer | Self::OnlyParameters => {
                 "check the addresses of the parameter servers"

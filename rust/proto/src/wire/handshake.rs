@@ -26,7 +26,7 @@ pub const RACK_BYTES_MAX: usize = 24;
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub const PROTOCOL_VERSION: u32 = 19;
+pub const PROTOCOL_VERSION: u32 = 20;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -62,8 +62,8 @@ pub enum Purpose {
         /// The job, as in [`Member::job`].
         job: String,
     },
-    /// To push and pull, or to tell a parameter server what to do; to a parameter server, whatever
-    /// the ranks.
+    /// To push and pull, or to tell a parameter server what to do, as one of the streams of a link;
+    /// to a parameter server, whatever the ranks.
     Parameters {
         /// The job, as in [`Member::job`].
         job: String,
@@ -73,6 +73,12 @@ pub enum Purpose {
         client: ClientKind,
         /// What the initiator offers to make a link of, by name.
         transports: Vec<String>,
+        /// Its index.
+        stream: usize,
+        /// How many the link has.
+        streams: usize,
+        /// A random number, the same for all streams of one link.
+        attempt: u64,
     },
 }
 
