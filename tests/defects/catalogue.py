@@ -216,6 +216,13 @@ UPDATE_RULES = _of(
     ("worker.rs", "|push| terms.contains(push.base)", "|_| true", UPDATES),
 )
 
+SERVERS = _of(
+    "rust/servers/src/",
+    CORES_OWN,
+    ("gathering.rs", "self.client == *client && self.attempt", "self.attempt", "gathering::"),
+    ("gathering.rs", "!connections.any(Connection::is_readable)", "true", "gathering::"),
+)
+
 BINDINGS = [
     *_of(
         "rust/tensorflow/src/",
@@ -284,6 +291,7 @@ TENSORFLOW = _of(
         "if False:\n        valid",
         "test_empty_batches.py",
     ),
+    ("compat.py", "distributed._enable_get_next_as_optional = True", "", "test_empty_batches.py"),
     (
         "empty_batches.py",
         "value = tf.nest.map_structure(lambda v: zero(v)",
@@ -328,6 +336,17 @@ TENSORFLOW = _of(
     ),
 )
 
+HOROVOD = _of(
+    PACKAGE + "tensorflow/",
+    TESTS + "horovod/",
+    (
+        "compat_keras.py",
+        "_on_all(is_finite, functools.partial(add_up, outer.inner_optimizer))",
+        "is_finite",
+        "test_horovod_training.py",
+    ),
+)
+
 PAGES = [
     *_of(
         "docs/",
@@ -365,9 +384,11 @@ DEFECTS = [
     *FAILURES,
     *AGREEMENT,
     *UPDATE_RULES,
+    *SERVERS,
     *BINDINGS,
     *LAUNCHER,
     *CLUSTERS,
     *TENSORFLOW,
+    *HOROVOD,
     *PAGES,
 ]
