@@ -309,8 +309,8 @@ facts! {
         OtherDirectory { directory: Text, theirs: usize, servers: usize, server: usize },
         #[error("cannot {what} {path}: {error}")]
         Disk { what: Text, path: Text, error: Text },
-        #[error("no worker came to parameter server {server} within {} s", within.as_secs())]
-        NobodyCame { server: usize, within: Duration },
+        #[error("no worker came to parameter server {server} within {} s{turned_away}", within.as_secs())]
+        NobodyCame { server: usize, within: Duration, turned_away: Text },
         #[error("all workers of parameter server {server} were lost and none had left: {workers:?}")]
         AllLost { server: usize, workers: Vec<usize> },
         #[error("{call} was called out of turn: each pull() is followed by one push(), and begin() comes first")]
