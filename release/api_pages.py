@@ -342,7 +342,7 @@ def _value(function: Any, default: Any) -> Any:
 
 
 def _described(one: Any) -> Iterator[str]:
-    """The docstring, and for a class that of its `__init__`."""
+    """The docstring, and for a class that of its `__init__`; examples come last."""
     made = one.members.get("__init__") if one.is_class else None
     stars = {each.name: STARS.get(each.kind, "") for each in getattr(one, "parameters", ())}
     for documented in (one, made):
@@ -357,11 +357,10 @@ def _described(one: Any) -> Iterator[str]:
             elif kind in SECTIONS:
                 yield from ["", f"**{section.title or SECTIONS[kind]}**", ""]
                 yield from _items(kind, section.value, stars)
-            elif kind == "examples":
-                yield from _shown("\n\n".join(text for _, text in section.value))
             elif kind == "admonition":
                 said = section.value
                 yield from ["", f"**{section.title or said.kind}**", "", _marked(said.contents)]
+    yield from _shown(_example(one))
 
 
 def _items(kind: str, values: Any, stars: dict[str, str]) -> Iterator[str]:

@@ -50,9 +50,11 @@ class AlgorithmStats(TypedDict):
 
     Examples:
         >>> x = comm.all_reduce(np.ones(2, np.float32))
-        >>> each: gradring.stats.AlgorithmStats = comm.stats()["algorithms"]["one_shot"]
-        >>> each["count"], each["bytes"], each["chosen"]
-        (1, 8, 'up to 1 KiB: one packet...')
+        >>> stats = comm.stats()
+        >>> used = stats["collectives"]["all_reduce"]["algorithm"]  # such as one_shot
+        >>> each: gradring.stats.AlgorithmStats = stats["algorithms"][used]
+        >>> each["count"], each["bytes"]
+        (1, 8)
     """
 
     count: int
@@ -107,8 +109,8 @@ class RankStats(CollectiveStats):
     Examples:
         >>> comm.barrier()
         >>> stats: gradring.stats.RankStats = comm.stats()
-        >>> stats["transport"], stats["streams"], stats["checksum"], list(stats["lateness_s"])
-        ('shm', 1, False, [1])
+        >>> stats["count"], list(stats["collectives"]), list(stats["lateness_s"])
+        (1, ['barrier'], [1])
     """
 
     collectives: dict[str, CollectiveStats]

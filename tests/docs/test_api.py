@@ -57,6 +57,12 @@ def test_nothing_of_a_docstring_is_lost() -> None:
     assert not re.search(r"\*\*(?:Returns|Yields)\*\*\n\n[^A-Z`]", TEXT)
 
 
+def test_examples_stand_below_what_they_show() -> None:
+    for entry in re.split(r"^##+ ", TEXT, flags=re.MULTILINE)[1:]:
+        parts = re.findall(r"^\*\*(\w+)\*\*$", entry, re.MULTILINE)
+        assert "Example" not in parts[:-1], entry
+
+
 def test_a_page_is_markdown_and_names_nothing_private() -> None:
     assert not re.search(r"^(?:=== *|:+$)", TEXT, re.MULTILINE)
     assert not re.search(r"= (?:\w+\.)?[A-Z]+_[A-Z_]+[,)]", TEXT)

@@ -17,6 +17,8 @@ REFERENCE = api_pages.Reference()
 NUMPY = {"np": "numpy"}
 TENSORFLOW = {**NUMPY, "tf": "tensorflow", "keras": "keras"}
 HOROVOD = "gradring.horovod.tensorflow"
+#: What statistics tell of.
+OTHER_SETTINGS = {"TRANSPORT": "tcp", "STREAMS": "2", "CHECKSUM": "1", "ALGORITHM": "ring"}
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +53,14 @@ def test_every_public_name_has_an_example() -> None:
 def test_examples_print_what_they_say(page: str, names: dict[str, str]) -> None:
     found = sessions(*(module for module, at in api_pages.MODULES.items() if at == page))
     assert run_ranks(on_a_rank, 2, found, names) == [[], []]
+
+
+def test_examples_of_statistics_print_the_same_with_other_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in OTHER_SETTINGS.items():
+        monkeypatch.setenv(f"GRADRING_{name}", text)
+    assert run_ranks(on_a_rank, 2, sessions("gradring.stats"), NUMPY) == [[], []]
 
 
 def test_examples_of_horovods_names_print_what_they_say() -> None:

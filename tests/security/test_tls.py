@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -354,25 +355,26 @@ def connect_alone(tls: TlsFiles) -> Any:
 
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
     one, other = authority.certify("one", LOCAL), authority.certify("other", LOCAL)
-    ca, cert, key = (str(path) for path in (authority.path, one.path, one.key))
-    empty = tmp_path / "empty.pem"
+    ca, cert, key = authority.path, one.path, one.key
+    empty, missing = tmp_path / "empty.pem", tmp_path / "missing.pem"
     empty.touch()
     # Nobody else reads what is taken for a key.
-    one.path.chmod(0o600)
-    for files, named in [
-        ((str(empty), cert, key), "GRADRING_TLS_CA=.*empty.pem cannot be read"),
-        ((ca, str(tmp_path / "missing.pem"), key), "GRADRING_TLS_CERT=.*missing.pem cannot be"),
-        ((ca, cert, cert), "GRADRING_TLS_KEY=.*one.pem cannot be read"),
-        ((ca, cert, str(other.key)), "GRADRING_TLS_CERT=.*one.pem cannot be used"),
+    cert.chmod(0o600)
+    for files, name, wrong, problem in [
+        ((empty, cert, key), "ca", empty, "read"),
+        ((ca, missing, key), "cert", missing, "read"),
+        ((ca, cert, cert), "key", cert, "read"),
+        ((ca, cert, other.key), "cert", cert, "used"),
     ]:
-        with pytest.raises(errors.ConfigError, match=named):
-            connect_alone(TlsFiles(*files))
+        said = f"tls.{name} (GRADRING_TLS_{name.upper()}): {wrong} cannot be {problem}"
+        with pytest.raises(errors.ConfigError, match=re.escape(said)):
+            connect_alone(TlsFiles(*map(str, files)))
 
 
 def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
     certificate = authority.certify("all", LOCAL)
     certificate.key.chmod(0o644)
-    with pytest.raises(errors.ConfigError, match=r"GRADRING_TLS_KEY=.* chmod 600"):
+    with pytest.raises(errors.ConfigError, match=r"^GRADRING_TLS_KEY=.* chmod 600"):
         Settings.from_environ(certificate.variables())
-    with pytest.raises(errors.ConfigError, match=r"GRADRING_TLS_KEY=.* chmod 600"):
+    with pytest.raises(errors.ConfigError, match=r"^tls.key=.* chmod 600"):
         connect_alone(certificate.files())

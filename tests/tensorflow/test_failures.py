@@ -24,6 +24,8 @@ NEEDS_TF_KERAS = pytest.mark.skipif(
     importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras"
 )
 SLOW = pytest.mark.slow
+#: How TensorFlow begins to say where in the program an op was made.
+TRACE = "Graph execution error"
 
 
 def mismatched() -> Any:
@@ -34,7 +36,11 @@ def mismatched() -> Any:
 
     comm = join()
     x = tf.ones([98 if comm.rank == 0 else 102])
-    reduce = tf.function(lambda t: all_reduce(t, "sum", "dense/kernel", comm))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def reduce(x: Any) -> Any:
+        return all_reduce(x, "sum", "dense/kernel", comm)
+
     return caught(lambda: reduce(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
 
 
@@ -62,7 +68,11 @@ def closed() -> Any:
     from gradring.tensorflow import all_reduce
 
     comm = join()
-    reduce = tf.function(lambda t: all_reduce(t, "sum", "x", comm))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def reduce(x: Any) -> Any:
+        return all_reduce(x, "sum", "x", comm)
+
     reduce(tf.ones([2]))
     comm.close()
     return caught(lambda: reduce(tf.ones([2])))
@@ -246,6 +256,8 @@ def described(error: BaseException) -> Any:
 def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
     for in_graph, eager in run_ranks(mismatched, 2):
         assert "[98]" in in_graph[1] and "[102]" in in_graph[1]
+        # The call may be wrong, so TensorFlow says where it is.
+        assert "in reduce" in in_graph[1].partition(TRACE)[2], in_graph[1]
         for names, message, facts in (in_graph, eager):
             assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
             assert "MismatchError" in message and "rank 1 " in message
@@ -266,6 +278,7 @@ def test_a_function_traced_with_a_closed_communicator_says_so() -> None:
     for names, message, _ in run_ranks(closed, 2):
         assert {"AbortedError", "GradringError"} <= set(names)
         assert "traced with a communicator that is closed" in message
+        assert "in reduce" in message.partition(TRACE)[2], message
 
 
 def rewrapped() -> Any:
@@ -379,9 +392,11 @@ def test_a_rank_that_fails_while_an_op_waits_for_it_is_named(
         assert ("OpError" in classes) == (way != "trace"), (way, classes)
         assert says in message and facts["rank"] == 1 and facts["host"], (way, message)
         assert f"(collective #{facts['sequence']})" in message, way
+        # Where this rank's op was made explains nothing of another rank's end.
+        assert kind == "MismatchError" or TRACE not in message, (way, message)
     classes, message, facts = next(iter(seen.values()))
     assert {"AbortedError", "OpError"} <= set(classes)
-    # The sentence comes before TensorFlow's trace.
+    # The sentence comes before what TensorFlow says.
     assert "GradringWait" in message and f"gradring {kind}: " in message.splitlines()[0]
     assert facts["collective"].startswith("all_reduce(sum)")
     assert facts["elapsed_s"] > 0

@@ -53,6 +53,7 @@ def job(optimizers: list[str]) -> dict[str, Any]:
             "counted": counted(comm),
             "began": began(comm),
             "seen": seen(comm),
+            "found": found(comm),
             "refused": refused(comm),
         }
 
@@ -196,6 +197,24 @@ def seen(comm: Any) -> Any:
         )
         strategy.leave()
     return lines.getvalue(), rows[-1], own, of_servers
+
+
+def found(comm: Any) -> Any:
+    """Whether calls that name no group mean the program's, beside a strategy that has none."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow.ops import current_communicator
+
+    with served(comm, ASYNCHRONOUS) as strategy:
+        with strategy.scope():
+            weight, optimizer = tf.Variable([1.0]), keras.optimizers.SGD(RATE)
+            inside = current_communicator() is strategy.communicator
+        strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+    outside = current_communicator() is comm
+    with comm.split(0), pytest.raises(ConfigError, match="2 communicators are open"):
+        current_communicator()
+    return inside, outside
 
 
 def began(comm: Any) -> Any:
@@ -368,6 +387,10 @@ def test_staleness_queue_and_drops_are_seen(ranks: Any) -> None:
             assert families["gradring_gradient_staleness"].type == "histogram"
             fates = {one.labels["fate"] for one in families["gradring_gradients"].samples}
             assert fates == {"applied", "late", "overflow", "lost"}
+
+
+def test_calls_that_name_no_group_mean_that_of_the_program(ranks: Any) -> None:
+    assert [rank["found"] for rank in ranks] == [(True, True)] * 3
 
 
 def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> None:

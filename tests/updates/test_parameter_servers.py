@@ -453,6 +453,19 @@ def test_links_with_certificates_let_nobody_in_without(tmp_path: Path) -> None:
             worker.leave()
 
 
+def test_a_server_says_whom_it_has_turned_away_when_nobody_else_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    addresses = free_addresses(1)
+    made = server(addresses, 0, 1, timeout=5)
+    with serving([made]) as raised, pytest.raises(errors.AuthenticationError):
+        client(addresses, 0, token=b"another", timeout=1).pull([np.zeros(8, np.float32)])
+    why = "turned away 127.0.0.1: a process and rank 0 have different tokens"
+    assert why in caplog.text
+    assert isinstance(raised[0], errors.RendezvousError)
+    assert why.replace("away ", "away: ") in str(raised[0]), raised
+
+
 def test_a_server_ends_when_nobody_comes_and_when_all_are_lost() -> None:
     addresses = free_addresses(1)
     with pytest.raises(errors.RendezvousError, match="no worker came"):

@@ -45,8 +45,8 @@ class TlsFiles:
         >>> gradring.Communicator(rank, 2, "node-a:29500", tls=files)
         Traceback (most recent call last):
             ...
-        gradring.errors.ConfigError: GRADRING_TLS_CA=ca.pem cannot be read as PEM: I/O error: No
-        such file or directory ...; correct the setting and start again
+        gradring.errors.ConfigError: tls.ca (GRADRING_TLS_CA): ca.pem cannot be read as PEM: I/O
+        error: No such file or directory ...; correct the setting and start again
     """
 
     ca: str
@@ -69,7 +69,7 @@ def check_token(rank: int, world_size: int, token: bytes | None, required: bool 
     if world_size > 1 and not token and _read(os.environ, READ["require_auth"], required):
         raise ConfigError(
             f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {rank} has no token; "
-            "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE"
+            "give every rank the same token (GRADRING_TOKEN or GRADRING_TOKEN_FILE)"
         )
 
 
@@ -252,7 +252,9 @@ def _check_private(path: Path, name: str) -> None:
 
 
 def _tls(environ: Mapping[str, str], given: object) -> TlsFiles | None:
+    key_name = "tls.key"
     if given is None:
+        key_name = TLS_VARIABLES[-1]
         paths = {name: environ.get(name, "").strip() for name in TLS_VARIABLES}
         missing = [name for name, path in paths.items() if not path]
         if len(missing) == len(paths):
@@ -266,7 +268,7 @@ def _tls(environ: Mapping[str, str], given: object) -> TlsFiles | None:
         given = TlsFiles(*paths.values())
     if not isinstance(given, TlsFiles):
         raise ConfigError(f"tls={parse.shown(given)} is not a gradring.TlsFiles; give one")
-    _check_private(Path(given.key), TLS_VARIABLES[-1])
+    _check_private(Path(given.key), key_name)
     return given
 
 

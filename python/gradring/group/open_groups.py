@@ -95,11 +95,13 @@ class Use(Generic[G]):
         membership: How `init` has joined it; None for a group that was made otherwise.
         users: Those to whom `init` gave it, each of whom closes it.
         kept: The group itself, where it has to stay until it is closed; see `OpenGroups.keep`.
+        is_stand_in: Whether the program has not asked for it: a strategy has it in place of one.
     """
 
     membership: Membership | None = None
     users: int = 1
     kept: G | None = None
+    is_stand_in: bool = False
 
 
 class OpenGroups(Generic[G]):
@@ -124,6 +126,10 @@ class OpenGroups(Generic[G]):
     def __contains__(self, group: G) -> bool:
         """Whether nobody has closed it."""
         return group in self._uses
+
+    def unnamed(self) -> list[G]:
+        """Those that a call may mean that names none: a stand-in only where there is no other."""
+        return [group for group in self if not self.use_of(group).is_stand_in] or list(self)
 
     def use_of(self, group: G) -> Use[G]:
         """What an open group is used for; one that is closed, for nothing."""

@@ -73,6 +73,7 @@ def alone() -> Communicator:
     global _alone
     if _alone is None or _alone not in open_groups:
         _alone = Communicator(rank=0, world_size=1)
+        open_groups.use_of(_alone).is_stand_in = True
     return _alone
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring import _native
-from gradring.errors import ConfigError, GradringError
+from gradring.errors import AbortedError, ConfigError, GradringError, PeerLostError
 
 _FACTS = ("rank", "host", "collective", "sequence", "elapsed_s")
 
@@ -23,6 +23,8 @@ _MARK = "gradring"
 
 #: How TensorFlow begins a message that says where in the program a graph's op was made.
 _TRACE = "Graph execution error"
+#: With a rank to blame, they come from what it did: no op of this rank's graph explains them.
+_DONE_BY_A_RANK = (PeerLostError, AbortedError)
 
 #: How XLA refuses a graph with a collective; the message names neither that nor the rank.
 _REFUSED_BY_XLA = re.compile(r"No registered 'Gradring\w+' OpKernel for XLA")
@@ -117,17 +119,20 @@ def _failure_in(message: Any) -> GradringError | None:
 
 
 def _sentence_first(message: str) -> str:
-    """The message with gradring's sentence before TensorFlow's trace of some forty lines."""
+    """The message with gradring's sentence before TensorFlow's trace of some sixty lines.
+
+    The trace is left out where a rank has ended or aborted, and no call may be wrong.
+    """
     if _REFUSED_BY_XLA.search(message):
         # The trace comes before a message that had the sentence already.
         return f"{_WITHOUT_XLA}\n\n{message.replace(_WITHOUT_XLA, '').lstrip()}"
     failure = _failure_in(message) if message.startswith(_TRACE) else None
     trace, sentence, rest = message.partition(f"{type(failure).__name__}: {failure}")
-    return (
-        f"gradring {sentence}{rest}\n\n{trace.removesuffix('gradring ').rstrip()}"
-        if sentence
-        else message
-    )
+    if not sentence:
+        return message
+    if isinstance(failure, _DONE_BY_A_RANK) and failure.rank is not None:
+        return f"gradring {sentence}{rest}"
+    return f"gradring {sentence}{rest}\n\n{trace.removesuffix('gradring ').rstrip()}"
 
 
 def _set_message(error: Any, message: str) -> None:

@@ -341,7 +341,7 @@ def current_communicator() -> Communicator:
         communicator = communicator_of(tf.distribute.get_strategy())
         if communicator is not None:
             return communicator
-    candidates = list(open_groups)
+    candidates = open_groups.unnamed()
     if len(candidates) > 1:
         raise ConfigError(
             f"{len(candidates)} communicators are open in this process of rank "

@@ -6,12 +6,16 @@ use std::time::Instant;
 
 use super::gathering::Gathering;
 use super::link::{Linker, PeerLink};
+use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_net::session::connect::resolve;
 use gradring_net::session::credentials::Credentials;
-use gradring_net::session::listener::{AccessPolicy, ListenOptions, Listener, Service, bind};
+use gradring_net::session::listener::{
+    AccessPolicy, Initiator, ListenOptions, Listener, Service, bind,
+};
+use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{Breach, Error, NotServed, Result};
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{self, ClientKind, Hello, Purpose};
@@ -29,6 +33,9 @@ pub(crate) struct ClientAccess {
     pub(crate) arrived: Mutex<Arrived>,
     /// Wakes the server.
     pub(crate) owner: Arc<WakeUp>,
+    /// Those who were not let in before the first worker.
+    pub(crate) turned_away: TurnedAway,
+    pub(crate) on_warning: fn(String),
     pub(super) linker: Linker,
     /// Between how many pairs of workers and servers there are links.
     pub(super) pairs: usize,
@@ -49,7 +56,18 @@ pub(crate) struct Present {
 pub(crate) type Arrived = VecDeque<(ClientKind, PeerLink)>;
 
 /// All the same at all times: workers that have lost their connection come back.
-impl AccessPolicy for ClientAccess {}
+impl AccessPolicy for ClientAccess {
+    fn turned_away(&self, initiator: &Initiator, error: &Error) {
+        // Once a worker is there, nobody is missing without a word.
+        if lock(&self.present).model.is_some() {
+            return;
+        }
+        if let Some(said) = self.turned_away.note(initiator, error) {
+            let (server, host) = (self.server, host_name());
+            (self.on_warning)(format!("parameter server {server} on {host} {said}"));
+        }
+    }
+}
 
 impl Service for ClientAccess {
     fn serves(&self, purpose: &Purpose) -> bool {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use gradring_proto::error::{NotServed, Result};
+use gradring_net::session::turned_away::TurnedAway;
+use gradring_proto::error::{NotServed, Result, Text};
 
 /// Which workers are there, have left, or are away.
 pub(super) struct WorkerLiveness {
@@ -55,7 +56,12 @@ impl WorkerLiveness {
     }
 
     /// Whether nobody is there and nobody will come.
-    pub(super) fn is_over(&self, server: usize, now: Instant) -> Result<bool> {
+    pub(super) fn is_over(
+        &self,
+        server: usize,
+        turned_away: &TurnedAway,
+        now: Instant,
+    ) -> Result<bool> {
         let are_there = self.workers as usize - self.away.len() - self.left.len();
         let mut away = self.away.values();
         let is_late =
@@ -72,7 +78,13 @@ impl WorkerLiveness {
             if now.saturating_duration_since(self.since) < within {
                 return Ok(false);
             }
-            return Err(NotServed::NobodyCame { server, within }.into());
+            let turned_away = Text::of(turned_away);
+            return Err(NotServed::NobodyCame {
+                server,
+                within,
+                turned_away,
+            }
+            .into());
         }
         let workers = self.away.keys().map(|it| *it as usize).collect();
         Err(NotServed::AllLost { server, workers }.into())

@@ -20,6 +20,7 @@ use gradring_net::link::forks::Process;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::Listener;
+use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{Abort, Error, NotServed, Result};
 use gradring_proto::lock::lock;
 use gradring_proto::parameters::floats::forget_kept;
@@ -129,6 +130,8 @@ impl Server {
             present: Mutex::default(),
             arrived: Mutex::default(),
             owner: Arc::clone(&wake_up),
+            turned_away: TurnedAway::default(),
+            on_warning: config.on_warning,
             linker: Linker::new(
                 format!("parameter server {}", place.server),
                 config,
@@ -383,7 +386,8 @@ impl Core {
                 self.liveness.have_been_there();
             }
             let server = self.place.server;
-            if self.ending.is_none() && self.liveness.is_over(server, now)? {
+            let turned_away = &self.access.turned_away;
+            if self.ending.is_none() && self.liveness.is_over(server, turned_away, now)? {
                 self.ending = Some(now);
             }
             if let Some(since) = self.ending

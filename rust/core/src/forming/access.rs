@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::forming::peers::initiates;
-use crate::forming::turned_away::TurnedAway;
 use crate::observe::own_state::OwnState;
 use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_net::session::credentials::Credentials;
 pub(crate) use gradring_net::session::listener::{AccessPolicy, Initiator, Limits};
+use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{Breach, Error, NotFormed, Result};
 use gradring_proto::wire::handshake::{self, Hello, Purpose};
 

@@ -14,4 +14,3 @@ pub(crate) mod on_demand;
 pub(crate) mod peers;
 pub mod rendezvous;
 pub(crate) mod roster;
-pub(crate) mod turned_away;

@@ -65,8 +65,8 @@ macro_rules! facts {
     )* };
 }
 
-const ALL_OR_NONE: &str =
-    "set GRADRING_TLS_CA, GRADRING_TLS_CERT and GRADRING_TLS_KEY on every rank or on none";
+const ALL_OR_NONE: &str = "give certificates (tls=, or GRADRING_TLS_CA, GRADRING_TLS_CERT and \
+                           GRADRING_TLS_KEY) on every rank or on none";
 
 facts! {
     /// Why a setting cannot be used.
@@ -137,10 +137,10 @@ facts! {
         NoSharedMemory { rank: usize, reason: Text },
         #[error("cannot listen on {address}: {error}; choose an address of this host")]
         NotAnAddressOfThisHost { address: Text, error: Text },
-        #[error("{variable}={path} cannot be read as PEM: {error}")]
-        NotPem { variable: Text, path: Text, error: Text },
-        #[error("{variable}={path} cannot be used: {error}")]
-        Certificate { variable: Text, path: Text, error: Text },
+        #[error("{setting}: {path} cannot be read as PEM: {error}")]
+        NotPem { setting: Text, path: Text, error: Text },
+        #[error("{setting}: {path} cannot be used: {error}")]
+        Certificate { setting: Text, path: Text, error: Text },
         #[error("{host:?} is no name that a certificate can be for")]
         NotAName { host: Text },
         #[error("it takes TLS only; the rank that connects to it does not speak it; {ALL_OR_NONE}")]
@@ -311,8 +311,8 @@ facts! {
         OtherDirectory { directory: Text, theirs: usize, servers: usize, server: usize },
         #[error("cannot {what} {path}: {error}")]
         Disk { what: Text, path: Text, error: Text },
-        #[error("no worker came to parameter server {server} within {} s", within.as_secs())]
-        NobodyCame { server: usize, within: Duration },
+        #[error("no worker came to parameter server {server} within {} s{turned_away}", within.as_secs())]
+        NobodyCame { server: usize, within: Duration, turned_away: Text },
         #[error("all workers of parameter server {server} were lost and none had left: {workers:?}")]
         AllLost { server: usize, workers: Vec<usize> },
         #[error("{call} was called out of turn: each pull() is followed by one push(), and begin() comes first")]
@@ -332,13 +332,14 @@ facts! {
         TokensDiffer { initiator: Option<usize>, responder: usize, tokenless: bool },
         #[error("it presents no certificate")]
         NoCertificate,
-        #[error("its certificate does not lead to an authority in GRADRING_TLS_CA")]
+        #[error("its certificate does not lead to an authority in tls.ca (GRADRING_TLS_CA)")]
         UnknownAuthority,
         #[error("its certificate is refused: {reason}")]
         Certificate { reason: Text },
         #[error(
-            "it does not accept this rank's certificate (alert {alert}); this rank's GRADRING_TLS_CERT \
-             must be valid now and lead to an authority in the other's GRADRING_TLS_CA"
+            "it does not accept this rank's certificate (alert {alert}); this rank's tls.cert \
+             (GRADRING_TLS_CERT) must be valid now and lead to an authority in the other's tls.ca \
+             (GRADRING_TLS_CA)"
         )]
         OwnCertificate { alert: Text },
     }

@@ -260,8 +260,8 @@ impl Error {
                  and that no firewall is between them"
             }
             ErrorKind::Authentication(_) => {
-                "give every rank the same GRADRING_TOKEN or GRADRING_TOKEN_FILE, and with TLS a \
-                 certificate for its own name or address from a common authority"
+                "give every rank the same token (GRADRING_TOKEN or GRADRING_TOKEN_FILE), and with TLS \
+                 a certificate for its own name or address from a common authority"
             }
             ErrorKind::Mismatch { .. } => {
                 "make every rank call the same collectives, with the same shapes, in the same order"

@@ -28,9 +28,10 @@ use crate::config::TlsFiles;
 use gradring_proto::error::{Error, Result, Text, Unusable};
 use gradring_proto::wire::handshake;
 
-const CA: &str = "GRADRING_TLS_CA";
-const CERTIFICATE: &str = "GRADRING_TLS_CERT";
-const KEY: &str = "GRADRING_TLS_KEY";
+/// What messages call the files: as an argument and as a variable, of which a user gave one.
+const CA: &str = "tls.ca (GRADRING_TLS_CA)";
+const CERTIFICATE: &str = "tls.cert (GRADRING_TLS_CERT)";
+const KEY: &str = "tls.key (GRADRING_TLS_KEY)";
 
 /// What a rank needs for TLS.
 #[derive(Debug, Clone)]
@@ -187,8 +188,8 @@ fn broken(error: &io::Error) -> Error {
     }
 }
 
-fn certificates(variable: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let unreadable = |error| unreadable(variable, path, &error);
+fn certificates(setting: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let unreadable = |error| unreadable(setting, path, &error);
     let found: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)
         .map_err(unreadable)?;
@@ -198,18 +199,18 @@ fn certificates(variable: &str, path: &Path) -> Result<Vec<CertificateDer<'stati
     Ok(found)
 }
 
-fn unreadable(variable: &str, path: &Path, error: &pem::Error) -> Error {
+fn unreadable(setting: &str, path: &Path, error: &pem::Error) -> Error {
     Unusable::NotPem {
-        variable: variable.into(),
+        setting: setting.into(),
         path: Text::of(path.display()),
         error: Text::of(error),
     }
     .into()
 }
 
-fn unusable(variable: &str, path: &Path, error: &impl Display) -> Error {
+fn unusable(setting: &str, path: &Path, error: &impl Display) -> Error {
     Unusable::Certificate {
-        variable: variable.into(),
+        setting: setting.into(),
         path: Text::of(path.display()),
         error: Text::of(error),
     }

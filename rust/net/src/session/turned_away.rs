@@ -1,10 +1,10 @@
-//! Initiators turned away while the group formed, for error messages.
+//! Initiators turned away before all have come, for error messages.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Mutex;
 
-use gradring_net::session::listener::Initiator;
+use super::listener::Initiator;
 use gradring_proto::error::{Breach, Error, ErrorKind};
 use gradring_proto::lock::lock;
 
@@ -35,7 +35,7 @@ struct Visits {
 /// What those who were turned away would like the user to know. As text it is empty, or the end of
 /// a sentence.
 #[derive(Default)]
-pub(crate) struct TurnedAway {
+pub struct TurnedAway {
     /// By the reason; that of a stranger is without its numbers, which a stranger may choose.
     visits: Mutex<BTreeMap<(Sort, String), Visits>>,
 }
@@ -55,7 +55,7 @@ impl Sort {
 impl TurnedAway {
     /// Notes a visit; returns what people should hear of it, the first time that it is for this
     /// reason.
-    pub(crate) fn note(&self, initiator: &Initiator, error: &Error) -> Option<String> {
+    pub fn note(&self, initiator: &Initiator, error: &Error) -> Option<String> {
         let (initiator_name, reason) = (initiator.to_string(), error.to_string());
         let sort = Sort::of(initiator, error);
         let (kind, reasons_max) = match sort {
