@@ -128,7 +128,7 @@ fn a_bit_that_changes_in_the_rank_of_a_welcome_is_refused_on_both_sides() {
         let damaging = &mut Damaging(listener.accept().unwrap().0, 5);
         respond(damaging, 2, b"secret", |_| panic!("it was let in"))
     });
-    // Whoever inquires means no rank, and so would believe any.
+    // An inquiry means no rank, and so would believe any.
     let hello = Hello::new((0, 0), 0, Purpose::Inquiry).unwrap();
     let initiated = initiate(stream, hello, b"secret").unwrap_err();
     for error in [initiated, responding.join().unwrap().unwrap_err()] {
