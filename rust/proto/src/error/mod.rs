@@ -435,4 +435,49 @@ mod tests {
         let at_once = error.after(Duration::ZERO).to_string();
         assert!(at_once.contains("the other side; look"), "{at_once}");
     }
+
+    #[test]
+    fn an_error_of_a_part_says_who_its_ranks_are_in_the_world() {
+        let part = Arc::new(Part {
+            name: "group 'odd'".into(),
+            world_ranks: (0..100).map(|rank| 2 * rank + 1).collect(),
+        });
+        let error = Error::from(Lost::Left).blaming(1, "node-b");
+        assert_eq!(error.blamed_of_world(), Some(1));
+        let error = error.within(Some(&part));
+        assert_eq!(error.blamed_of_world(), Some(3));
+        let text = error.to_string();
+        assert!(text.starts_with("rank 1 on node-b: "), "{text}");
+        let whose = " (in group 'odd', whose ranks from 0 on are ranks 1, 3, 5, ";
+        assert!(text.contains(whose), "{text}");
+        assert!(text.contains(", 127, ... of the world); "), "{text}");
+    }
+
+    #[test]
+    fn what_the_system_is_out_of_is_named_with_the_limit_to_raise() {
+        let limits = [
+            (libc::EMFILE, "(ulimit -n)"),
+            (libc::ENFILE, "(sysctl fs.file-max)"),
+            (libc::ENOMEM, "(ulimit -v, or the limit of its container)"),
+            (libc::ENOBUFS, "(ulimit -v, or the limit of its container)"),
+        ];
+        for (code, limit) in limits {
+            let refused = io::Error::from_raw_os_error(code);
+            let error = Error::out_of_resources(&refused, "cannot listen").unwrap();
+            let text = error.to_string();
+            assert!(text.starts_with("cannot listen: "), "{text}");
+            assert!(text.contains(limit), "{text}");
+            assert_eq!(error.kind.exception(), "ConfigError");
+            assert_eq!(Error::no_wake_up(&refused).kind.exception(), "ConfigError");
+        }
+        let others = io::Error::from_raw_os_error(libc::EACCES);
+        assert!(Error::out_of_resources(&others, "cannot listen").is_none());
+        let text = Error::no_wake_up(&others).to_string();
+        assert!(
+            text.ends_with("seccomp profile of the container or sandbox"),
+            "{text}"
+        );
+        let unknown = io::Error::other("no number");
+        assert!(Error::out_of_resources(&unknown, "cannot listen").is_none());
+    }
 }
