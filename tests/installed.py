@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,4 +31,6 @@ def environment_with_start_hook(directory: Path, *options: str, pip: bool = Fals
     behind = [ROOT / "python"] if pip else [ROOT / "python", sysconfig.get_path("purelib")]
     (packages / "developer.pth").write_text("".join(f"{path}\n" for path in behind))
     shutil.copy(START, packages)
+    if not pip and "COVERAGE_PROCESS_CONFIG" in os.environ:  # in `make coverage`
+        (packages / "measured.pth").write_text("import coverage; coverage.process_startup()\n")
     return directory / "bin" / "python"
