@@ -97,7 +97,7 @@ def calls() -> Found:
                 "each": {name: run.run(result, fed) for name, result in results.items()},
                 "rows": run.run(tf.convert_to_tensor(hvd.allreduce(slices)), fed),
                 "fed result": run.run(results["allreduce"] + 1, {results["allreduce"]: x_like()}),
-                "callable": run.make_callable(results["broadcast"], [x])(fed[x]),
+                "callables": callables(run, results["broadcast"], x, fed[x]),
             }
             with pytest.raises(NotImplementedError, match=r"use Session\.run"):
                 handle = run.partial_run_setup([results["allreduce"]], [x])
@@ -112,6 +112,24 @@ def calls() -> Found:
             with pytest.raises(tf.errors.InvalidArgumentError, match="executed_by_Session_run"):
                 run.run(reduced, {x.name: x_like()})
     return found
+
+
+def callables(run: Any, broadcast: Any, x: Any, fed: Any) -> list[Any]:
+    """What each kind of callable returns: with a feed, without, and that of Keras' old backend."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions
+
+    import gradring.horovod.tensorflow as hvd
+
+    total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
+    options = CallableOptions(fetch=[broadcast.name, "doubled:0"], feed=[x.name])
+    tf.multiply(x, 2, "doubled")
+    keras = run._make_callable_from_options(options)
+    return [
+        run.make_callable(broadcast, [x])(fed),
+        run.make_callable(total)(),
+        *[keras(fed.astype("float32")) for _ in range(2)],
+    ]
 
 
 def x_like() -> Any:
@@ -465,7 +483,12 @@ def test_what_a_session_runs_is_what_horovod_defines(ranks: list[Any]) -> None:
         for name, expected in EXPECTED.items():
             np.testing.assert_array_equal(found["results"][name], expected(rank), name)
             np.testing.assert_array_equal(found["each"][name], expected(rank), name)
-        np.testing.assert_array_equal(found["callable"], X[1])
+        fed, alone, *keras = found["callables"]
+        np.testing.assert_array_equal(fed, X[1])
+        assert alone.tolist() == [3.0]
+        for shared, own in keras:
+            np.testing.assert_array_equal(shared, X[1])
+            np.testing.assert_array_equal(own, 2 * X[rank])
         np.testing.assert_array_equal(found["fed result"], np.ones([2, 2]))
         rows = np.zeros([4, 2])
         rows[0], rows[1], rows[3] = X[0][0] / 2, X[1][0] / 2, (X[0][1] + X[1][1]) / 2
