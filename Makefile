@@ -308,6 +308,8 @@ $(VENV)/created: pyproject.toml | prerequisites
 	touch $@
 
 # Editable, so that changes of Python files need no new build; optimised, so that speed is real.
+# Keras 2 (tf_keras) asks for the package tensorflow, which would come beside tensorflow-cpu.
 $(VENV)/installed: $(VENV)/created $(RUST_SOURCES) pyproject.toml
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps 'tf_keras<2.22'
 	touch $@

@@ -238,7 +238,7 @@ def state() -> Found:
     }
 
 
-@pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["keras", "tf_keras"])
 def ranks(request: pytest.FixtureRequest) -> list[Found]:
     if request.param == "keras":
         return run_ranks(train_all, 2)

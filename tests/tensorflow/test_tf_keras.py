@@ -1,7 +1,7 @@
 """Keras 2 (`tf_keras`) under the strategy, which needs no repair.
 
-`tf_keras` wants the package `tensorflow`; beside `tensorflow-cpu`, install it with
-`pip install --no-deps tf_keras`. Without it there is nothing to test.
+`tf_keras` wants the package `tensorflow`; beside `tensorflow-cpu`, `make setup` installs it with
+`--no-deps`. Without it there is nothing to test.
 """
 
 import importlib.util
