@@ -68,8 +68,8 @@ def check_token(rank: int, world_size: int, token: bytes | None, required: bool 
     """
     if world_size > 1 and not token and _read(os.environ, READ["require_auth"], required):
         raise ConfigError(
-            f"GRADRING_REQUIRE_AUTH asks for authentication, but rank {rank} has no token; "
-            "give every rank the same token (GRADRING_TOKEN or GRADRING_TOKEN_FILE)"
+            f"require_auth (GRADRING_REQUIRE_AUTH) asks for authentication, but rank {rank} has "
+            "no token; give every rank the same token (GRADRING_TOKEN or GRADRING_TOKEN_FILE)"
         )
 
 

@@ -122,10 +122,8 @@ def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwa
 
 
 def _follow_iterators(epochs: Any) -> None:
-    communicator, dataset = (
-        communicator_of(epochs._distribute_strategy),
-        epochs._distributed_dataset,
-    )
+    communicator = communicator_of(epochs._distribute_strategy)
+    dataset = epochs._distributed_dataset
     if communicator is None or not compat.is_undivided(dataset):
         return
     epochs._num_batches = None
