@@ -217,7 +217,7 @@ def test_a_required_token_that_is_missing_is_an_error(
     join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = {"rank": 1, "world_size": 2, "rendezvous": "127.0.0.1:1"}
-    with pytest.raises(ConfigError, match="^require_auth .*rank 1 has no token"):
+    with pytest.raises(ConfigError, match=r"^require_auth .*rank 1 has no token"):
         join(**place, require_auth=True)
     monkeypatch.setenv("GRADRING_REQUIRE_AUTH", "1")
     with pytest.raises(ConfigError, match="rank 1 has no token"):
