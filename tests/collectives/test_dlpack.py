@@ -160,6 +160,13 @@ class Stubborn(Old):
         raise BufferError("it needs a gradient")
 
 
+class Copying(New):
+    """Lends a copy, as an array that its library never lets anybody write to."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**{**options, "copy": True})
+
+
 class Negated(New):
     """A tensor of torch whose memory has the other sign, as that of ``x.conj().imag``."""
 
@@ -286,6 +293,7 @@ def test_what_has_such_a_meaning_no_more_is_reduced() -> None:
         (Old(np.ones(3), shape=_shape(-3)), ValueError, "cannot be memory"),
         (Old(np.ones(3), shape=_shape(1 << 60)), ValueError, "cannot be memory"),
         (Old(np.ones((2, 2)), shape=_shape(1 << 33, 1 << 33)), ValueError, "cannot be memory"),
+        (Copying(np.ones(3)), ValueError, "Copying.* lends a copy only"),
         (Stubborn(np.ones(3)), ValueError, "does not lend its memory.*needs a gradient"),
         (Old(np.frombuffer(bytearray(9), np.uint8)[1:].view(np.int64)), ValueError, "not aligned"),
         ([np.ones(3), Old(np.ones(3, np.int32))], TypeError, "same dtype"),
