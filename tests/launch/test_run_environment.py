@@ -1,6 +1,7 @@
 """The variables that each rank is given."""
 
 import json
+import signal
 import socket
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_other_variables_are_inherited() -> None:
     inherited = {"GRADRING_TRANSPORT": "tcp", "GRADRING_STREAMS": "4", "SLURM_JOB_ID": "7"}
     (environ,) = rank_environments(inherited, 1)
     assert inherited.items() <= environ.items()
+
+
+def test_a_rank_does_not_ignore_what_python_ignores_for_itself() -> None:
+    # A writer whose reader has gone would else go on for ever.
+    endless = "while :; do echo on; done | head -1; grep SigIgn /proc/self/status"
+    done = gradring("run", "-np", 1, "bash", "-c", endless)
+    first, ignored = done.stdout.splitlines()
+    mask = int(ignored.split()[-1], 16)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        assert not mask >> (signum - 1) & 1
+    assert first == "[0] on" and done.stderr == ""
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"])

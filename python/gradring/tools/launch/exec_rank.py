@@ -1,7 +1,8 @@
 """The first instructions of a rank process, run as a script: ``exec_rank.py LAUNCHER_PID CMD...``.
 
 It asks the kernel to kill this process when the launcher dies, and becomes the command. The request
-survives the exec. It imports nothing of gradring: it has to start in milliseconds.
+survives the exec, and so would signals that are ignored: those that Python ignores for itself are
+given back. It imports nothing of gradring: it has to start in milliseconds.
 """
 
 import ctypes
@@ -18,6 +19,8 @@ def main() -> None:
     """Ties this process to its launcher and executes the command in its place."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
     die_with(launcher)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:
