@@ -109,6 +109,7 @@ def test_a_file_can_be_a_pipe() -> None:
         ),
         (["--hosts", "a", "--ssh-port", "0"], "port=0 is not a whole number from 1 to 65535"),
         (["--hosts", "a", "--ssh-identity-file", "missing"], "there is no file 'missing'"),
+        (["--hosts", "a", "--ssh-identity-file", "~noone/x"], "there is no file '~noone/x'"),
         (["--hosts", "a:3000"], "3000 ranks are too many; a group has at most 2048"),
     ],
 )

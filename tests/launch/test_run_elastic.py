@@ -565,6 +565,7 @@ def test_a_signal_ends_the_launcher_while_it_waits_for_hosts(tmp_path: Path) -> 
         (["-np", "2", "--max-np", "1"], "--min-np 2, -np 2 and --max-np 1 must grow"),
         (["--min-np", "2"], "give -np N"),
         (["-np", "2", "--host-discovery-script", "none"], "there is no file 'none'"),
+        (["-np", "2", "--host-discovery-script", "x" * 300], f"there is no file '{'x' * 300}'"),
     ],
 )
 def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:

@@ -401,6 +401,7 @@ def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:
         ("--trace", ".", "this is a directory; name a file in it"),
         ("--trace", "file/x", "this file cannot be written (file: File exists); name"),
         ("--trace", "/proc/x", "this file cannot be written (/proc/x: No such file or directory)"),
+        ("--trace", "x" * 300, f"this file cannot be written ({'x' * 300}: File name too long)"),
         ("--log-dir", "file", "this is a file; name a directory"),
         ("--log-dir", "/proc/x", "this directory cannot be made (No such file or directory)"),
     ],

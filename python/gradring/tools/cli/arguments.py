@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -162,9 +163,10 @@ def check_file(option: str, file: Path) -> None:
     Raises:
         ConfigError: It cannot be written; names the option.
     """
-    if file.is_dir():
+    # Unlike methods of a Path, these raise nothing.
+    if os.path.isdir(file):
         raise ConfigError(f"{option} {file}: this is a directory; name a file in it")
-    new = not file.exists()
+    new = not os.path.exists(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("ab").close()

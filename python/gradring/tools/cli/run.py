@@ -300,7 +300,8 @@ def _ranks(text: str) -> list[int]:
 
 
 def _existing_file(text: str) -> Path:
-    path = Path(text).expanduser().absolute()
-    if not path.is_file():
-        raise ValueError(f"there is no file {text!r}")
+    # Unlike methods of a Path, these raise nothing.
+    path = Path(os.path.expanduser(text)).absolute()
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {text!r} that can be read")
     return path
