@@ -1,10 +1,13 @@
 """Lines of many ranks: whole, prefixed, complete."""
 
+import fcntl
 import io
 import os
 import pty
 import re
 import subprocess
+import sys
+import termios
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from launching import DEADLINE_S, IN_A_GROUP, command_line, gradring, script
 
 from gradring.tools.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
 from gradring.tools.launch.report import last_words
+from waiting import wait_until
 
 
 def test_lines_of_concurrent_writers_stay_whole(tmp_path: Path) -> None:
@@ -125,6 +129,30 @@ def test_a_reader_that_goes_away_ends_the_ranks(tmp_path: Path) -> None:
     assert launcher.wait(DEADLINE_S) == 128 + 13
     assert b"Exception" not in launcher.stderr.read()
     launcher.stderr.close()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_slow_reader_gets_all_though_the_stream_does_not_block(
+    unbuffered: str, tmp_path: Path
+) -> None:
+    # A rank at the same terminal may have made it so; PYTHONUNBUFFERED is that of the launcher.
+    program = script(tmp_path, "print('word\\n' * 50_000)")
+    full, target = os.pipe()
+    os.set_blocking(target, False)
+    launcher = subprocess.Popen(
+        command_line("run", "-np", 1, *program),
+        stdout=target,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(target)
+    with open(full, "rb") as reader:
+        wait_until(lambda: _unread(full) > 40_000, "the pipe is full")
+        assert reader.read().count(b"word") == 50_000
+    assert launcher.wait(DEADLINE_S) == 0
+
+
+def _unread(pipe: int) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_a_progress_bar_shows_its_newest_state_now_and_then() -> None:

@@ -22,7 +22,7 @@ from gradring.config.words import counted
 from gradring.observe import paths, step_log
 from gradring.tools.launch import tracing
 from gradring.tools.launch.exec_rank import CANNOT_START
-from gradring.tools.launch.output import Logs, say
+from gradring.tools.launch.output import Logs, say, write
 from gradring.tools.launch.processes import RankProcesses, shell_exit_code
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import blame_left, last_words, missing_module, room_for_failures
@@ -208,8 +208,7 @@ class _Job:
         name = self.policy.name(number)
         say(f"{name} on {first.host} failed first ({first.ending}){elsewhere}; {words}")
         with contextlib.suppress(OSError):
-            sys.stderr.buffer.write(b"".join(err.prefix + line + b"\n" for line in lines))
-            sys.stderr.buffer.flush()
+            write(sys.stderr.buffer, b"".join(err.prefix + line + b"\n" for line in lines))
         if module := missing_module(lines):
             python = self.world.python_of(number)
             if sentence := self.program.advice_without(module, first.host, python):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 from collections import deque
 from pathlib import Path
@@ -234,8 +235,7 @@ class RankOutput:
 
     def _write(self, data: bytes) -> None:
         try:
-            self._target.write(data)
-            self._target.flush()
+            write(self._target, data)
         except BrokenPipeError:
             raise
         except OSError:  # a full disk loses lines; it must not end the ranks
@@ -266,8 +266,34 @@ def say(sentence: str) -> None:
     """Prints a sentence of the launcher's own."""
     begin = "" if RankOutput.asking is None else "\n"
     RankOutput.asking = None
+    text = f"{begin}gradring run: {sentence}\n"
     with contextlib.suppress(OSError):  # a full disk must not end the ranks
-        print(f"{begin}gradring run: {sentence}", file=sys.stderr, flush=True)
+        write(sys.stderr.buffer, text.encode(sys.stderr.encoding, "backslashreplace"))
+
+
+def write(target: IO[bytes], data: bytes) -> None:
+    """Writes all of it, however much its reader takes at once.
+
+    An unbuffered stream (PYTHONUNBUFFERED) leaves the rest when a signal arrives, and one that does
+    not block when it is full: a rank at the same terminal may have made it so.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    rest = memoryview(data)
+    while rest:
+        try:
+            written = target.write(rest) or 0
+        except BlockingIOError as full:
+            written = full.characters_written
+        rest = rest[written:]
+        if rest:
+            select.select([], [target], [])
+    while True:
+        try:
+            return target.flush()
+        except BlockingIOError:
+            select.select([], [target], [])
 
 
 def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:
