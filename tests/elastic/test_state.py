@@ -1,5 +1,6 @@
 """Commits, and how ranks come to have the newest one."""
 
+import collections
 import copy
 import os
 import signal
@@ -70,6 +71,8 @@ class Quantity(np.ndarray[Any, Any]):
         # JSON would give back another value.
         (1, 2),
         {"seen": {1: 2}},
+        collections.defaultdict(int),
+        {"seen": collections.Counter("aab")},
         np.ma.array([1, 2], mask=[True, False]),
         np.ones(2).view(Quantity),
     ],

@@ -127,8 +127,9 @@ def _check_plain(name: str, array: Any) -> None:
 
 def _is_plain(value: Any) -> bool:
     """Whether JSON gives it back as it is, and no list for a tuple or text for a key."""
-    if isinstance(value, dict):
+    # It would give back a plain one for any other, which has no default or count of what is new.
+    if type(value) is dict:
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
-    if isinstance(value, list):
+    if type(value) is list:
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | int | float)
