@@ -178,8 +178,16 @@ def raise_an_exception(faulty: int) -> None:
         comm.all_reduce(np.ones(3))
 
 
-def test_an_exception_on_one_rank_tells_the_others_its_reason() -> None:
-    for error in survivors(raise_an_exception, 2, 3, 2):
+def raise_in_a_program_that_does_not_close(faulty: int) -> None:
+    comm = gradring.init()
+    if comm.rank == faulty:
+        raise RuntimeError("the data set is gone")
+    comm.all_reduce(np.ones(3))
+
+
+@pytest.mark.parametrize("fails", [raise_an_exception, raise_in_a_program_that_does_not_close])
+def test_an_exception_on_one_rank_tells_the_others_its_reason(fails: Callable[..., None]) -> None:
+    for error in survivors(fails, 2, 3, 2):
         assert isinstance(error, errors.AbortedError)
         assert error.rank == 2
         assert "RuntimeError: the data set is gone" in str(error)

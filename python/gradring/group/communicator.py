@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import os
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -654,12 +655,16 @@ os.register_at_fork(
 
 @atexit.register
 def _close_all() -> None:
-    """Says goodbye for programs that end without closing, so that peers see a clean leave.
+    """Says goodbye for programs that end without closing; peers see a clean leave, or the error.
 
     Daemon threads may be inside collectives: they are let out first, and no more come in.
     """
     _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
+    # At a prompt, it is that of an earlier line.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for communicator in open_groups:
         open_groups.use_of(communicator).users = 1
+        if error is not None:
+            communicator.abort(f"its program raised {described(error)}")
         communicator.close()
     _native.await_others()

@@ -74,6 +74,7 @@ def main(call_path: str, report_path: str) -> None:
     except BaseException as error:
         _write(report_path, _failure(error, dumps))
         traceback.print_exc()
+        sys.last_value = error  # as of a program that ends by it
         sys.exit(1)
     _write(report_path, Report(value, None, "", time.monotonic()))
 
