@@ -13,6 +13,7 @@ import ssh_stand_in
 from launching import (
     DEADLINE_S,
     command_line,
+    executable,
     gradring,
     is_running,
     script,
@@ -25,6 +26,7 @@ from test_run_orphans import sleepers
 from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
 from gradring.tools.launch.ranks import KEPT_MEMORY
 from gradring.tools.launch.ssh import forwarded
+from waiting import wait_until
 
 HOSTS = "127.0.0.2:2,127.0.0.3"
 
@@ -292,6 +294,28 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, ssh: dict[str, s
     done = gradring("run", "--hosts", HOSTS, *program, **ssh, SSH_STAND_IN_DOWN="127.0.0.3")
     assert done.returncode == 1 and done.stdout == ""
     assert "host 127.0.0.3 cannot run ranks" in done.stderr and "No route to host" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_launcher_while_a_host_does_not_answer(
+    tmp_path: Path, signum: int
+) -> None:
+    text = (
+        f"#!/bin/sh\necho $$ > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nexec sleep 300\n"
+    )
+    executable(tmp_path / "bin" / "ssh", text)
+    launcher = subprocess.Popen(
+        command_line("run", "--hosts", "127.0.0.2", "true"),
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+    )
+    try:
+        wait_until((tmp_path / "pid").exists, "the host is asked")
+        launcher.send_signal(signum)
+        assert launcher.wait(DEADLINE_S / 2) == 128 + signum  # it would be asked for a minute
+    finally:
+        launcher.kill()
+        launcher.wait()
+    wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
 def test_a_host_may_greet_in_any_encoding(tmp_path: Path, ssh: dict[str, str]) -> None:

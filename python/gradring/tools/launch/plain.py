@@ -26,7 +26,7 @@ class Plain(Policy):
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
         """Starts all ranks."""
         super().begin(job, environ)
-        for rank, environment in enumerate(job.world.environments(environ)):
+        for rank, environment in enumerate(job.environments(environ)):
             job.start(rank, environment)
 
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:

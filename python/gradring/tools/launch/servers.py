@@ -45,7 +45,7 @@ class Servers(Policy):
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
         """Starts all workers and servers."""
         super().begin(job, environ)
-        self._environments = job.world.environments(environ)
+        self._environments = job.environments(environ)
         for number, environment in enumerate(self._environments):
             job.start(number, environment)
 

@@ -147,6 +147,14 @@ class Supervisor:
         """Where this process leaves what ended it."""
         return self.failures / f"rank-{number}.json"
 
+    def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
+        """As `World.environments`; there are none if a signal arrives while hosts are asked."""
+        return self.world.environments(environ, self.processes.guardian, self._goes_on)
+
+    def _goes_on(self) -> bool:
+        self.watch.wait(CLOSING_TICK_S)
+        return self.stopped_by is None
+
     def start(
         self, number: int, environ: Mapping[str, str], program: Program | None = None
     ) -> None:

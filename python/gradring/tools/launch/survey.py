@@ -6,16 +6,20 @@ Run as ``python -m gradring.tools.launch.survey COUNT`` on each host, it prints 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
 
 import gradring
 from gradring.config.parse import MAX_PORT, integer, shown
 from gradring.machine.ports import free_ports
+from gradring.tools.launch.guardian import Guardian
 from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.ssh import Ssh, last_line, run
+from gradring.tools.launch.question import Question
+from gradring.tools.launch.ssh import Ssh, last_line
 
 ANY_ADDRESS = "0.0.0.0"
 LIMIT_S = 60.0
@@ -26,19 +30,49 @@ class SurveyError(OSError):
     """A host cannot run ranks; the message names it."""
 
 
-def survey(hosts: Sequence[Host], ssh: Ssh) -> dict[Host, list[int]]:
+def survey(
+    hosts: Sequence[Host], ssh: Ssh, guardian: Guardian, goes_on: Callable[[], bool]
+) -> dict[Host, list[int]]:
     """Free ports on each host, one for each of its slots; all hosts are asked at once.
 
     Args:
         hosts: Where to look.
         ssh: How to get to those that are not this machine.
+        guardian: Ends the ssh clients when this process is killed.
+        goes_on: Waits for a moment; False when the answers are no longer wanted.
+
+    Returns:
+        The ports, in the order of the hosts; nothing if they are no longer wanted.
 
     Raises:
         SurveyError: A host cannot be reached, or gradring cannot run there.
     """
-    with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
-        found = threads.map(lambda host: _ports_of(host, ssh), hosts)
-        return dict(zip(hosts, found, strict=True))
+    found: dict[Host, list[int]] = {}
+    asked: dict[Host, Question] = {}
+    try:
+        for host in hosts:
+            if host.is_local:
+                found[host] = free_ports(host.slots, ANY_ADDRESS)
+            else:
+                now = time.monotonic()
+                words = command(host, ssh)
+                asked[host] = Question(words, os.environ, guardian, now=now, limit_s=LIMIT_S)
+        while asked:
+            if not goes_on():
+                return {}
+            for host, question in list(asked.items()):
+                del asked[host]  # it ends with its answer, or an error
+                printed = question.answer(time.monotonic())
+                if printed is None:
+                    asked[host] = question
+                else:
+                    found[host] = ports_in(printed, host)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SurveyError(problem(error, host, ssh)) from None
+    finally:
+        for question in asked.values():
+            question.close()
+    return {host: found[host] for host in hosts}
 
 
 def command(host: Host, ssh: Ssh) -> list[str]:
@@ -69,7 +103,7 @@ def problem(error: Exception, host: Host, ssh: Ssh) -> str:
     """Says why a host that was asked cannot run ranks."""
     if isinstance(error, SurveyError):
         return str(error)
-    if isinstance(error, FileNotFoundError):
+    if not host.is_local and shutil.which("ssh") is None:
         return "there is no program 'ssh'; install an ssh client"
     if isinstance(error, subprocess.TimeoutExpired):
         trial = ssh.trial(host)
@@ -83,15 +117,6 @@ def problem(error: Exception, host: Host, ssh: Ssh) -> str:
         )
     trial = "" if host.is_local else f"; try: {ssh.trial(host)}"
     return f"host {host.target} cannot run ranks: {error}{trial}"
-
-
-def _ports_of(host: Host, ssh: Ssh) -> list[int]:
-    if host.is_local:
-        return free_ports(host.slots, ANY_ADDRESS)
-    try:
-        return ports_in(run(command(host, ssh), LIMIT_S), host)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise SurveyError(problem(error, host, ssh)) from None
 
 
 def main() -> None:

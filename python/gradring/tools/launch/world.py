@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from gradring.clusters.own_host import address_towards
 from gradring.config.parse import joined_address
 from gradring.config.values import Settings
 from gradring.tools.launch.collect import collect, new_job
+from gradring.tools.launch.guardian import Guardian
 from gradring.tools.launch.hosts import Host
 from gradring.tools.launch.processes import (
     DEVNULL,
@@ -80,8 +81,15 @@ class World:
         ranks = len(self._placed) - self._servers
         return f"ps {number - ranks}" if self._servers and number >= ranks else f"rank {number}"
 
-    def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    def environments(
+        self, environ: Mapping[str, str], guardian: Guardian, goes_on: Callable[[], bool]
+    ) -> list[dict[str, str]]:
         """The variables of each rank and then of each server, with ports that are free now.
+
+        Args:
+            environ: From which they are made.
+            guardian: As of `survey`.
+            goes_on: As of `survey`; there are none if it says that they are no longer wanted.
 
         Raises:
             OSError: A host cannot be used, or has too few free ports.
@@ -91,7 +99,10 @@ class World:
             return rank_environments(environ, ranks, servers=self._servers)
         needed = Counter(self._placed)
         asked = [replace(host, slots=ranks) for host, ranks in needed.items()]
-        ports = dict(zip(needed, survey(asked, self.ssh).values(), strict=True))
+        found = survey(asked, self.ssh, guardian, goes_on)
+        if not found:
+            return []
+        ports = dict(zip(needed, found.values(), strict=True))
         addresses = [joined_address(self._name(h), ports[h].pop()) for h in self._placed]
         own, others = addresses[:ranks], addresses[ranks:]
         return environments_at(with_token(environ), own, ranks, servers=others)
