@@ -34,15 +34,15 @@ class Plain(Policy):
         return [process for process in ended if process.exit_code != 0]
 
     def outcome(self) -> tuple[int, str | None]:
-        """Success; says so where no rank was in a group, for nobody meant that."""
+        """Success; says so where no rank was in a group, which few mean."""
         ranks = range(len(self.ranks))
         # By the file that gradring makes then; a full disk may leave it empty.
         if len(ranks) == 1 or any(self._job.failure_of(rank).exists() for rank in ranks):
             return 0, None
         return 0, (
-            f"no rank joined a group, so each of the {len(ranks)} processes ran alone; call "
-            "gradring.init(), or make a gradring.tensorflow.CustomCollectiveStrategy, in the "
-            "program"
+            f"no rank joined a group, so each of the {len(ranks)} processes ran alone, unless they "
+            "met without gradring, as by a MultiWorkerMirroredStrategy; call gradring.init(), or "
+            "make a gradring.tensorflow.CustomCollectiveStrategy, in the program"
         )
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
