@@ -365,6 +365,13 @@ def test_ranks_fill_the_hosts_in_order() -> None:
         place_ranks([a, b], 5)
 
 
+def test_a_variable_that_is_to_travel_and_is_not_set_is_named(ssh: dict[str, str]) -> None:
+    program = ["sh", "-c", "echo ${RATE-none} ${SEED-none}"]
+    done = gradring("run", "--hosts", "127.0.0.2", "-x", "RATE", "-x", "SEED=1", *program, **ssh)
+    assert (done.returncode, done.stdout) == (0, "[0] none 1\n")
+    assert done.stderr.startswith("gradring run: -x RATE: this variable is not set here")
+
+
 def test_only_some_variables_travel_unasked() -> None:
     environ = {"GRADRING_TIMEOUT_S": "5", "TF_X": "1", "SECRET": "s", "LANG": "C"}
     assert forwarded(environ, ["LANG", "NEW=1", "ABSENT"]) == {

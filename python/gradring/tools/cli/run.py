@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -210,6 +211,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trace is not None:
         check_file("--trace", arguments.trace)
     _warn_of_outer_launcher(world_size)
+    _warn_of_unset(arguments.forward)
     if not hosts and arguments.host_script is None:
         hosts = [replace(THIS_HOST, slots=world_size)]
     policy: Policy
@@ -275,6 +277,17 @@ def _warn_of_outer_launcher(world_size: int) -> None:
             f"with {counted(world_size, 'rank')}; to make them one group, leave out gradring run",
             file=sys.stderr,
         )
+
+
+def _warn_of_unset(forward: Sequence[str]) -> None:
+    """Says which variables are to travel and are not there, such as one that no shell exported."""
+    for entry in forward:
+        if "=" not in entry and entry not in os.environ:
+            print(
+                f"gradring run: -x {entry}: this variable is not set here, so no rank gets it; "
+                f"export it, or give -x {entry}=VALUE",
+                file=sys.stderr,
+            )
 
 
 def _misused(problem: str) -> int:
