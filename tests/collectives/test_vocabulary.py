@@ -12,7 +12,7 @@ import pytest
 import gradring
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import on_threads
+from pairs import Pair, on_threads
 
 NEW_RESULTS = ["reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"]
 ROOTED = ["reduce", "gather", "scatter", "broadcast"]
@@ -250,3 +250,26 @@ def test_an_input_that_another_work_uses_is_left_alone() -> None:
         x = np.ones(2)
         with pytest.raises(ValueError, match="share memory"):
             comm.all_to_all(x, out=x)
+
+
+#: How many elements go in where four come out, on rank 0 of two.
+ELEMENTS = {
+    "reduce": 4,
+    "reduce_scatter": 8,
+    "all_gather": 2,
+    "gather": 2,
+    "scatter": 8,
+    "all_to_all": 4,
+}
+
+
+@pytest.mark.parametrize("ending", ["", "_async"])
+@pytest.mark.parametrize("name", NEW_RESULTS)
+def test_memory_of_a_work_under_way_takes_no_other_result(name: str, ending: str) -> None:
+    with Pair() as pair:
+        busy = np.ones(4)
+        work = pair.comm.all_reduce_async(busy)
+        with pytest.raises(ValueError, match="shares memory with one of an asynchronous"):
+            getattr(pair.comm, name + ending)(np.full(ELEMENTS[name], 7.0), out=busy)
+        # Nothing was written there, and no other rank waits for what was refused.
+        assert pair.peer.all_reduce(np.ones(4)).tolist() == work.wait().tolist() == [2] * 4

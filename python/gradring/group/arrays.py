@@ -309,7 +309,8 @@ def check_out(
 
     Raises:
         TypeError: ``out`` is no numpy array, or has another dtype.
-        ValueError: It has another shape, is read-only or is not C-contiguous.
+        ValueError: It has another shape, is read-only or is not C-contiguous; or a work under way
+            uses its memory.
     """
     _check_plain(out, of)
     if out.dtype != dtype:
@@ -324,6 +325,7 @@ def check_out(
         raise ValueError(f"{of}: out is read-only; pass a writable array")
     if not out.flags.c_contiguous:
         raise ValueError(f"{of}: out is not C-contiguous; pass a contiguous array")
+    _native.check_unused(out)  # before anything is written there, or travels
 
 
 def _check_plain(out: object, of: str) -> None:
