@@ -34,17 +34,21 @@ def test_functions_of_a_test_file_and_objects_are_carried() -> None:
     assert run_ranks(ranks.moved, 2, ranks.Point(1, 2)) == [ranks.Point(1, 2), ranks.Point(2, 2)]
 
 
-def test_a_script_can_run_its_own_functions(tmp_path: Path) -> None:
-    script = tmp_path / "my script.py"
+@pytest.mark.parametrize("name", ["my script.py", "my script", "my program/__main__.py"])
+def test_a_script_can_run_its_own_functions(tmp_path: Path, name: str) -> None:
+    script = tmp_path / name
+    script.parent.mkdir(exist_ok=True)
     script.write_text(
         "import os\nfrom gradring.testing import run_ranks\n"
         "class Mine:\n    def __init__(self, rank): self.rank = rank\n"
         "def work(given): return type(given)(int(os.environ['GRADRING_RANK']))\n"
         "if __name__ == '__main__':\n"
+        "    assert 'GRADRING_RANK' not in os.environ\n"
         "    results = run_ranks(work, 2, Mine(7))\n"
         "    print([isinstance(r, Mine) and r.rank for r in results])\n"
     )
-    command = [sys.executable, str(script)]
+    program = script.parent if script.name == "__main__.py" else script
+    command = [sys.executable, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 

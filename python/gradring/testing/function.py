@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,7 +58,8 @@ class FunctionName:
         spec = getattr(module, "__spec__", None)
         if module.__name__ != "__main__":
             return cls(module.__name__, path, name)
-        if spec is not None:  # started with python -m
+        # Started with python -m; a directory's program has a name that means others.
+        if spec is not None and spec.name != "__main__":
             return cls(spec.name, path, name, is_main=True)
         if path is None:
             raise TypeError(f"{name} was typed in, and no other interpreter can find it")
@@ -92,7 +94,11 @@ class FunctionName:
 
     def _module_by_path(self) -> ModuleType:
         assert self.path is not None
+        # By its ending, if it has one that Python knows: a script need not.
         spec = importlib.util.spec_from_file_location(self.module, self.path)
+        if spec is None:
+            loader = SourceFileLoader(self.module, self.path)
+            spec = importlib.util.spec_from_file_location(self.module, self.path, loader=loader)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[self.module] = module
