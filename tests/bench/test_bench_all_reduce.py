@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,16 @@ def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -
     assert [(row["dtype"], row["wrong"]) for row in rows] == [(dtype, 0)] * 2
     for row in rows:
         assert row["busbw_gbps"] == pytest.approx(row["algbw_gbps"] * 4 / 3, rel=1e-3, abs=2e-9)
+
+
+def test_a_reader_that_goes_away_ends_the_measurement() -> None:
+    command = [sys.executable, "-m", "gradring", *BENCH, "--sizes", "4,4KiB,64KiB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
+        assert bench.stdout is not None and bench.stderr is not None
+        while b"median us" not in bench.stdout.readline():
+            assert bench.poll() is None
+        bench.stdout.close()
+        assert (bench.stderr.read(), bench.wait()) == (b"", 128 + signal.SIGPIPE)
 
 
 def test_a_wrong_result_is_counted_and_ends_with_exit_code_1(

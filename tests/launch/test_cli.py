@@ -126,7 +126,12 @@ def test_wrong_usage_is_two_lines_with_the_nearest_right_word(
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [(["doctor", "--help"], 0), (["env"], 128 + 13), (["simulate", "--world-size", "2..8"], 141)],
+    [
+        (["doctor", "--help"], 0),
+        (["env"], 128 + 13),
+        (["simulate", "--world-size", "2..8"], 141),
+        (["bench", "link"], 141),
+    ],
 )
 def test_a_reader_that_goes_away_is_no_error(command: list[str], code: int) -> None:
     reading, writing = os.pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
 import subprocess
@@ -107,13 +108,29 @@ def _following(show: Callable[[list[Measurement]], None]) -> Iterator[Path]:
         path = Path(directory) / "measured.jsonl"
         path.touch()
         ended = threading.Event()
-        follower = threading.Thread(target=_follow, args=(path, ended, show), daemon=True)
+        gone: list[BrokenPipeError] = []
+
+        def follow() -> None:
+            try:
+                _follow(path, ended, show)
+            except BrokenPipeError as error:  # nobody reads any more: there is nothing to measure
+                gone.append(error)
+                _thread.interrupt_main()
+
+        follower = threading.Thread(target=follow, daemon=True)
         follower.start()
         try:
-            yield path
-        finally:
-            ended.set()
-            follower.join()
+            try:
+                yield path
+            finally:
+                ended.set()
+                follower.join()
+            if gone:
+                raise gone[0]
+        except KeyboardInterrupt:
+            if gone:
+                raise gone[0] from None
+            raise
 
 
 def _follow(path: Path, ended: threading.Event, show: Callable[[list[Measurement]], None]) -> None:

@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
     try:
         wrong = measure(arguments)
+    except BrokenPipeError:
+        raise
     except (RankFailure, OSError) as error:
         print(f"gradring bench: {error}", file=sys.stderr)
         return 1
