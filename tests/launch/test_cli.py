@@ -143,6 +143,16 @@ def test_a_reader_that_goes_away_is_no_error(command: list[str], code: int) -> N
     assert (done.returncode, done.stderr) == (code, b"")
 
 
+@pytest.mark.parametrize("name", ["env", "doctor"])
+def test_a_full_disk_is_told_in_one_line(name: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command_line(name), stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S
+        )
+    told = b"gradring: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
 @pytest.mark.parametrize("closed", [1, 2])
 @pytest.mark.parametrize("command", [["run", "-np", "1", "echo", "x"], ["env"]])
 def test_a_closed_stream_is_no_error(command: list[str], closed: int) -> None:

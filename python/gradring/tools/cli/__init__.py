@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -55,10 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(arguments)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as in gradring doctor | head -1
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        if error.errno == errno.EPIPE:  # the reader has gone, as in gradring doctor | head -1
+            return 128 + signal.SIGPIPE
+        print(f"gradring: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(arguments: Sequence[str]) -> int:
