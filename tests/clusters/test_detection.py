@@ -374,6 +374,8 @@ def test_a_pod_calls_rank_0_by_the_name_of_the_headless_service(
         ({"GRADRING_RENDEZVOUS": ":29500"}, "is not host:port"),
         ({"GRADRING_RENDEZVOUS": "\udcff:29500"}, "is not host:port"),
         ({"GRADRING_RENDEZVOUS": "fd00::7:29500"}, "is not host:port"),
+        ({"GRADRING_RENDEZVOUS": "node-a..svc:29500"}, "is not host:port"),
+        ({"GRADRING_RENDEZVOUS": f"{'a' * 64}.svc:29500"}, "is not host:port"),
         ({"GRADRING_RENDEZVOUS": "node-a:70000"}, "no port between 1 and 65535"),
         ({"GRADRING_RENDEZVOUS": "node-a:0"}, "no port between 1 and 65535"),
     ],

@@ -144,7 +144,7 @@ def address(text: object, name: str) -> str:
     """
     host, colon, port = text.strip().rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
-    named = host not in ("", "[]") and not any(c in " /\0" or _is_no_text(c) for c in host)
+    named = host not in ("", "[]") and _is_name(host)
     if not (colon and named and (bracketed or ":" not in host)):
         raise ConfigError(f"{name}={shown(text)} is not host:port (or [ipv6]:port); correct it")
     plausible = is_digits(port) and len(port) <= MAX_DIGITS
@@ -153,9 +153,13 @@ def address(text: object, name: str) -> str:
     return f"{host}:{int(port)}"
 
 
-def _is_no_text(character: str) -> bool:
-    """Whether it stands for a byte of a variable that is no UTF-8."""
-    return "\ud800" <= character <= "\udfff"
+def _is_name(host: str) -> bool:
+    """Whether the system can be asked for it, which is in bytes and by parts of at most 63."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return not any(character in " /\0" for character in host)
 
 
 def ports(given: object, name: str) -> tuple[int, int]:
