@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import io
 import json
+import os
 import re
 import socket
 import threading
@@ -208,6 +209,26 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def served_again_beside_a_fork(port: int) -> list[bool]:
+    """Whether each of two groups has served, while a fork of the first one lives."""
+    served: list[bool] = []
+    reading, writing = os.pipe()
+    for rendezvous in free_ports(2):
+        with gradring.init(rendezvous=f"127.0.0.1:{rendezvous}") as comm:
+            if not served and os.fork() == 0:
+                os.close(writing)
+                os.read(reading, 1)  # until the rank ends
+                os._exit(0)
+            served.append("gradring_info" in ask(port + comm.local_rank))
+    return served
+
+
+def test_a_fork_does_not_keep_the_port() -> None:
+    (port,) = free_ports(1)
+    variables = {"GRADRING_PROMETHEUS_PORT": str(port)}
+    assert run_ranks(served_again_beside_a_fork, 1, port, env=variables) == [[True, True]]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ password nor encryption: where these are wanted, an agent or a tunnel on each ma
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
@@ -64,6 +66,7 @@ class MetricsServer:
 
         server = _ServerOfIPv6 if ":" in address else _Server
         self._server = server((address, port), Handler)
+        _listening.add(self._server)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="gradring-metrics", daemon=True
         )
@@ -79,6 +82,12 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _leave_to_parent() -> None:
+    """A forked child, which answers nobody, must not keep the port from who comes after."""
+    for server in list(_listening):
+        server.server_close()
 
 
 # Not `http.server.HTTPServer`: it asks for the host's name, and a name server may be slow.
@@ -118,6 +127,10 @@ class _ServerOfIPv6(_Server):
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
+
+
+_listening: weakref.WeakSet[_Server] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def serve(
