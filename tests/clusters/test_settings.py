@@ -172,6 +172,7 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
+        ({"GRADRING_TRACE": "/"}, "GRADRING_TRACE='/' names no file"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str], named: str) -> None:
@@ -192,6 +193,9 @@ def test_an_impossible_number_of_streams_is_named(streams: int) -> None:
         ({"interface": 1}, "interface=1 is neither an IP address nor one of this host's"),
         ({"timeout": 10**400}, "timeout=1000.* is not a number of seconds"),
         ({"stall_warning": 10**5000}, "stall_warning=a number of more than 80 digits is not"),
+        ({"prometheus_port": 70000}, "prometheus_port=70000 is not a whole number from 1 to 65535"),
+        ({"prometheus_port": "9100"}, "prometheus_port='9100' is not a whole number from 1 to"),
+        ({"log": 1.5}, "log=1.5 is not one of DEBUG"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_named(arguments: dict[str, Any], named: str) -> None:

@@ -195,6 +195,12 @@ def test_what_has_no_communicator_is_refused() -> None:
         gradring.Monitor(comm, every_steps=0)
 
 
+@pytest.mark.parametrize("port", [0, -5, 70000, "9100", 9100.0, True])
+def test_a_port_for_metrics_that_is_none_is_refused(port: Any) -> None:
+    with gradring.init() as comm, pytest.raises(errors.ConfigError, match="prometheus_port="):
+        gradring.Monitor(comm, prometheus_port=port)
+
+
 def test_the_verdict_says_what_limits_the_steps() -> None:
     def verdict(comm_s: float, wait_s: float) -> str:
         totals = {rank: Totals(10, 1.0, comm_s, wait_s) for rank in range(2)}

@@ -113,7 +113,7 @@ def _one_of(name: str, found: object, setting: Setting) -> str:
 
 
 def _number(name: str, found: Any, setting: Setting) -> int:
-    least, most = map(int, setting.choices)
+    least, most = map(int, setting.choices or (1, parse.MAX_PORT))
     read = parse.whole_number if name == setting.variable else parse.integer
     return read(found, name, minimum=least, maximum=most)
 
@@ -140,7 +140,10 @@ def _text(name: str, found: object, setting: Setting) -> str:
 
 def _path(name: str, found: Any, setting: Setting) -> Path:
     # A program may change its directory before the path is used.
-    return Path(found).absolute()
+    path = Path(found).absolute()
+    if setting.kind == "file" and not path.name:
+        raise ConfigError(f"{name}={parse.shown(found)} names no file; correct it")
+    return path
 
 
 def _addresses(name: str, found: object, setting: Setting) -> tuple[str, ...]:
@@ -154,10 +157,6 @@ def _addresses(name: str, found: object, setting: Setting) -> tuple[str, ...]:
     return (first, *(parse.address(each, name) for each in given[1:]))
 
 
-def _port(name: str, found: Any, setting: Setting) -> int:
-    return parse.whole_number(found, name, minimum=1, maximum=parse.MAX_PORT)
-
-
 def _interface(name: str, found: Any, setting: Setting) -> str | None:
     if found in ("", setting.default):
         return found or None
@@ -167,8 +166,9 @@ def _interface(name: str, found: Any, setting: Setting) -> str | None:
 
 
 def _level(name: str, found: Any, setting: Setting) -> int:
-    plausible = parse.is_digits(found) and len(found) <= parse.MAX_DIGITS
-    level = int(found) if plausible else logging.getLevelName(found.upper())
+    text = str(found)
+    plausible = parse.is_digits(text) and len(text) <= parse.MAX_DIGITS
+    level = int(text) if plausible else logging.getLevelName(text.upper())
     if isinstance(level, int):
         return level
     raise ConfigError(
@@ -189,7 +189,7 @@ _READERS: dict[str, Callable[[str, Any, Setting], Any]] = {
     "name or IP": _interface,
     "names": _text,
     "one of": _one_of,
-    "port": _port,
+    "port": _number,
     "port or range": lambda name, found, _: parse.ports(found, name),
     "seconds": _seconds,
     "text": _text,

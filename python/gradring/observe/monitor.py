@@ -112,8 +112,8 @@ class Monitor:
                 are numbered from there.
 
         Raises:
-            ConfigError: ``of`` has no communicator, an interval is not above 0, or
-                ``prometheus_address`` is no address.
+            ConfigError: ``of`` has no communicator, an interval is not above 0,
+                ``prometheus_port`` is no port, or ``prometheus_address`` is no address.
         """
         communicator = of if isinstance(of, Communicator) else getattr(of, "communicator", None)
         if not isinstance(communicator, Communicator):
@@ -123,6 +123,10 @@ class Monitor:
         every_steps = parse.integer(every_steps, "every_steps", minimum=1)
         if not every_s > 0:
             raise ConfigError(f"every_s={every_s} must be above 0")
+        if prometheus_port is not None:
+            prometheus_port = parse.integer(
+                prometheus_port, "prometheus_port", minimum=1, maximum=parse.MAX_PORT
+            )
         if prometheus_address is not None:
             from gradring.machine.interfaces import address_of  # most programs need none
 
