@@ -423,7 +423,7 @@ def test_checking_the_target_of_a_timeline_leaves_no_empty_file(tmp_path: Path) 
     done = gradring("run", "-np", 1, "--trace", trace, "true")
     assert done.returncode == 0
     assert done.stderr == (
-        f"gradring run: there is no timeline {trace}: no rank has closed a communicator\n"
+        f"gradring run: there is no timeline {trace}: no rank has left a part by close()\n"
     )
     assert list(trace.parent.iterdir()) == []
 

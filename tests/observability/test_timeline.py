@@ -225,6 +225,16 @@ def test_a_timeline_that_cannot_be_written_ends_no_program(
     assert "cannot be written" in caplog.text
 
 
+def test_a_recording_that_the_program_has_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRADRING_TRACE", str(tmp_path / "timeline.json"))
+    with gradring.init() as comm:
+        comm.trace_start(tmp_path / "part.json")
+        comm.trace_stop()
+    assert "leaves no part of" in caplog.text and "trace_stop() has ended" in caplog.text
+
+
 def test_a_limit_that_makes_no_sense_is_refused() -> None:
     with gradring.init() as comm, pytest.raises(errors.ConfigError, match="limit=0"):
         comm.trace_start("x", limit=0)

@@ -159,6 +159,11 @@ def _tracing(communicator: Communicator, path: Path) -> Iterator[None]:
     trace = core_of(communicator).take_trace()
     yield
     if trace is None:
+        _log.warning(
+            "GRADRING_TRACE: rank %d leaves no part of %s: trace_stop() has ended the recording",
+            communicator.rank,
+            path,
+        )
         return
     try:
         part.parent.mkdir(parents=True, exist_ok=True)

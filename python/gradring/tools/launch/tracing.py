@@ -18,7 +18,7 @@ def merge(trace: Path) -> str:
         found = records.read(parts)
         timeline.write(trace, found)
     except ConfigError as error:
-        why = error if any(written(parts)) else "no rank has closed a communicator"
+        why = error if any(written(parts)) else "no rank has left a part by close()"
         return f"there is no timeline {trace}: {why}"
     except OSError as error:
         return f"the timeline {trace} cannot be written ({error.strerror}); {parts} holds its parts"
