@@ -6,6 +6,7 @@ import shutil
 import signal
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -229,6 +230,33 @@ def test_jobs_on_this_machine_are_found_with_their_token(tmp_path: Path) -> None
         assert f"job at {address}: 3 ranks\n" in report.stdout
         assert re.search(r"problem: rank 1 on \S+ keeps the others waiting", report.stdout)
         assert TOKEN not in report.stdout + report.stderr
+
+
+def test_a_job_is_found_whose_token_is_in_a_file_of_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    (port,) = free_ports(1)
+    program = "import gradring, time; comm = gradring.init(); time.sleep(60)"
+    cluster = {
+        "GRADRING_WORLD_SIZE": "2",
+        "GRADRING_RENDEZVOUS": f"127.0.0.1:{port}",
+        "GRADRING_TOKEN_FILE": "token",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, **cluster, "GRADRING_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        doctor_until("all ranks answer", f"127.0.0.1:{port}")
+        assert f"job at 127.0.0.1:{port}: 2 ranks\n" in gradring("doctor").stdout
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_a_wrong_token_is_explained(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradring.clusters import detect
-from gradring.config.values import Settings, TlsFiles
+from gradring.config.values import TLS_VARIABLES, Settings, TlsFiles
 from gradring.errors import ConfigError
 from gradring.machine import resources
 
 NATIVE_MODULE = b"gradring/_native"
+_FILES = ("GRADRING_TOKEN_FILE", *TLS_VARIABLES)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,12 @@ def _environments() -> Iterator[tuple[int, Mapping[str, str]]]:
             if NATIVE_MODULE not in (directory / "maps").read_bytes():
                 continue
             entries = (directory / "environ").read_bytes().split(b"\0")
+            place = (directory / "cwd").readlink()
         except OSError:  # it has ended, or belongs to somebody else
             continue
         pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-        yield process, {name: text for name, _, text in pairs}
+        environ = {name: text for name, _, text in pairs}
+        for name in _FILES:
+            if environ.get(name, "").strip():  # it may be relative to where that process is
+                environ[name] = str(place / environ[name].strip())
+        yield process, environ
