@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
@@ -12,15 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from launching import DEADLINE_S, command_line, completed, gradring, script
 
+from gradring.clusters import detect
+from gradring.errors import ConfigError
 from gradring.machine.ports import free_ports
+from gradring.tools.doctor import group
 from gradring.tools.doctor.endpoint import probe
-from gradring.tools.doctor.group import link_lines, problems_of
+from gradring.tools.doctor.group import link_lines, listening, problems_of
 from gradring.tools.doctor.job import Entered, JobState, RankState, ask_job
-from gradring.tools.doctor.link_check import LinkMeasurement
+from gradring.tools.doctor.link_check import CONNECT_S, LinkMeasurement, initiate
 from waiting import wait_until
 
 TOKEN = "doctors-token"
@@ -278,6 +283,47 @@ def test_under_the_launcher_every_pair_is_measured() -> None:
     assert all(" is slow: " in problem for problem in problems), problems
     assert done.returncode == (1 if problems else 0), done.stdout + done.stderr
     assert problems or "all 3 ranks reach each other" in done.stdout
+
+
+def test_links_are_measured_through_the_ports_that_are_allowed() -> None:
+    (first,) = free_ports(1)
+    with (
+        listening("127.0.0.1", (first, first + 9)) as one,
+        listening("127.0.0.1", (first, first + 9)) as other,
+        listening("127.0.0.1", (first, first)) as outside,
+    ):
+        ports = [server.getsockname()[1] for server in (one, other, outside)]
+    assert first <= ports[0] < ports[1] <= first + 9 and ports[2] != first
+
+
+@pytest.mark.parametrize("readings", [0, 3])
+def test_a_link_that_ends_while_it_is_measured_is_a_problem(readings: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def end_early() -> None:
+            end, _ = server.accept()
+            for _ in range(readings):
+                end.recv(1)
+                end.sendall(bytes(8))
+            end.recv(1)
+            end.close()
+
+        ending = threading.Thread(target=end_early)
+        ending.start()
+        address, port = server.getsockname()
+        found = initiate((address, port), same_host=True, bandwidth=True)
+        ending.join()
+    assert found.problem == f"{address}:{port}: the other rank has closed its connection"
+
+
+def test_a_pair_that_cannot_connect_ends_no_group_that_had_little_time_to_form() -> None:
+    with (
+        mock.patch("gradring.init", side_effect=ConfigError("asked")) as init,
+        pytest.raises(ConfigError, match="asked"),
+    ):
+        group.examine(detect(), 1.0, print)
+    assert init.call_args.kwargs["timeout"] == 1
+    assert init.call_args.kwargs["stall_timeout"] > 2 * CONNECT_S  # which one of the pair waits
 
 
 def test_a_group_that_does_not_form_names_the_missing_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import socket
@@ -13,10 +14,11 @@ from typing import Any
 import gradring
 from gradring.clusters import Cluster
 from gradring.clusters.own_host import address_towards
+from gradring.config.values import Settings
 from gradring.group.collectives import all_gather_bytes
 from gradring.group.communicator import Communicator
 from gradring.tools.doctor import here
-from gradring.tools.doctor.link_check import LinkMeasurement, initiate, respond
+from gradring.tools.doctor.link_check import CONNECT_S, LinkMeasurement, initiate, respond
 
 #: With more ranks, the bandwidth is measured between neighbours of the ring only.
 MOST_RANKS_FOR_ALL_BANDWIDTHS = 8
@@ -33,7 +35,9 @@ def examine(cluster: Cluster, timeout_s: float, say: Say) -> bool:
     Raises:
         GradringError: The group does not form; the message names the rank that is missing.
     """
-    with gradring.init(timeout=timeout_s, stall_timeout=timeout_s) as comm:
+    # Those that are not at turn wait for a pair that cannot reach each other.
+    stall_timeout_s = max(timeout_s, 3 * CONNECT_S)
+    with gradring.init(timeout=timeout_s, stall_timeout=stall_timeout_s) as comm:
         facts = _gather(comm, _facts(comm, cluster))
         measured = _measure_links(comm, cluster, facts)
         collected: dict[str, LinkMeasurement] = {}
@@ -67,9 +71,8 @@ def _measure_links(
     """One pair after the other, so that they do not share a link; the others sleep meanwhile."""
     host = cluster.rendezvous.rpartition(":")[0].strip("[]")
     own = address_towards(host)
-    family = socket.AF_INET6 if ":" in own else socket.AF_INET
     measured: dict[str, LinkMeasurement] = {}
-    with socket.create_server((own, 0), family=family) as server:
+    with listening(own, Settings.from_environ().port) as server:
         addresses = _gather(comm, [own, server.getsockname()[1]])
         for low, high in itertools.combinations(range(comm.world_size), 2):
             options = {
@@ -83,6 +86,16 @@ def _measure_links(
                 respond(server, **options)
             comm.barrier()
     return measured
+
+
+def listening(own: str, ports: tuple[int, int] | None) -> socket.socket:
+    """A socket for the others: at one of the ports that a firewall lets through, if one is left."""
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    first, last = ports or (0, -1)
+    for port in range(first, last + 1):
+        with contextlib.suppress(OSError):
+            return socket.create_server((own, port), family=family)
+    return socket.create_server((own, 0), family=family)
 
 
 def _neighbours(low: int, high: int, world_size: int) -> bool:

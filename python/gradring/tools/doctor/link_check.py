@@ -82,7 +82,7 @@ def _read_clock(end: socket.socket) -> float:
     for _ in range(CLOCK_READINGS):
         sent = time.time_ns()
         end.sendall(b"?")
-        (there,) = struct.unpack("<q", end.recv(8, socket.MSG_WAITALL))
+        there = _number(end)
         received = time.time_ns()
         best = min(best, (received - sent, (there - (sent + received) / 2) / 1e6))
     return best[1]
@@ -92,6 +92,13 @@ def _send_clock(end: socket.socket) -> None:
     for _ in range(CLOCK_READINGS):
         end.recv(1)
         end.sendall(struct.pack("<q", time.time_ns()))
+
+
+def _number(end: socket.socket) -> int:
+    sent = end.recv(8, socket.MSG_WAITALL)
+    if len(sent) < 8:
+        raise ConnectionError("the other rank has closed its connection")
+    return int.from_bytes(sent, "little", signed=True)
 
 
 def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
@@ -109,7 +116,7 @@ def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
         volume_bytes = min(max(fitting, FIRST_VOLUME_BYTES), MOST_BYTES)
         end.sendall(struct.pack("<q", volume_bytes))
     else:
-        (volume_bytes,) = struct.unpack("<q", end.recv(8, socket.MSG_WAITALL))
+        volume_bytes = _number(end)
     return round(max(_exchange(link, volume_bytes) for _ in range(TIMES)), 3)
 
 
