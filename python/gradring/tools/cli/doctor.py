@@ -84,16 +84,17 @@ def _examine_group(timeout_s: float) -> int:
 
 
 def _look_at(addresses: list[str]) -> int:
-    from gradring.tools.doctor.endpoint import probe
+    from gradring.tools.doctor.endpoint import is_same, probe
     from gradring.tools.doctor.running import RunningJob, running_jobs
 
     own = Settings.from_environ()
-    known = {job.rendezvous: job for job in running_jobs()}
+    known = running_jobs()
     well = True
     for address in addresses:
         found = probe(address)
         say(_endpoint_line(found))
-        job = known.get(address, RunningJob(address))
+        here = (job for job in known if is_same(job.rendezvous, address))
+        job = next(here, RunningJob(address))
         if found.problem is None:
             job = replace(job, token=own.token or job.token, tls=own.tls or job.tls)
             well &= _report_job(job)

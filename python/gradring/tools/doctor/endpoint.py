@@ -26,16 +26,31 @@ class Endpoint:
     problem: str | None
 
 
+def is_same(address: str, other: str) -> bool:
+    """Whether two ``host:port`` are one place, as seen from here."""
+    if address == other:
+        return True
+    try:
+        return not set(_resolved(address)).isdisjoint(_resolved(other))
+    except OSError:
+        return False
+
+
+def _resolved(address: str) -> list[tuple[str, int]]:
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((str(entry[4][0]), int(port)) for entry in found))
+
+
 def probe(address: str) -> Endpoint:
     """Resolves and connects to ``host:port``."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        resolved = [ip for ip, _ in _resolved(address)]
     except OSError as error:
         problem = f"the name {host!r} has no address here ({error.strerror}); check DNS, /etc/hosts"
         return Endpoint(address, [], None, problem)
-    resolved = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     problem = "no address accepts connections"
     for ip in resolved:
         start = time.perf_counter()
