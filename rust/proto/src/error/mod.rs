@@ -378,18 +378,23 @@ pub const SURVIVABLE: [&str; 4] = [
 
 impl std::error::Error for Error {}
 
-/// The first `TEXT_BYTES_MAX` bytes of a text, on one line as far as it was on one.
+/// The beginning and the end of a text, of at most `TEXT_BYTES_MAX` bytes together, on one line as far
+/// as it was on one: of a long list of shapes, the last may be what differs.
 pub fn shortened(text: &str) -> String {
-    let end = (0..=text.len().min(TEXT_BYTES_MAX))
-        .rev()
-        .find(|&end| text.is_char_boundary(end))
-        .unwrap_or(0);
+    const GAP: &str = " ... ";
     let printable = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
-    let mut short: String = text[..end].chars().map(printable).collect();
-    if end < text.len() {
-        short.push_str(" ...");
+    if text.len() <= TEXT_BYTES_MAX {
+        return text.chars().map(printable).collect();
     }
-    short
+    let half = (TEXT_BYTES_MAX - GAP.len()) / 2;
+    let end = (0..=half).rev().find(|&end| text.is_char_boundary(end));
+    let start = (text.len() - half..).find(|&start| text.is_char_boundary(start));
+    let (head, tail) = (
+        &text[..end.unwrap_or_default()],
+        &text[start.unwrap_or(text.len())..],
+    );
+    let parts = head.chars().chain(GAP.chars()).chain(tail.chars());
+    parts.map(printable).collect()
 }
 
 /// What a panic said.
@@ -413,11 +418,14 @@ mod tests {
         let ErrorKind::Aborted(Abort::ByProgram { reason }) = &error.kind else {
             panic!("the kind stays");
         };
-        assert!(reason.len() <= TEXT_BYTES_MAX + 4 && reason.starts_with("?[2Jx?[2J"));
+        assert!(reason.len() <= TEXT_BYTES_MAX && reason.starts_with("?[2Jx?[2J"));
         assert_eq!(error.blamed.unwrap().host, "h?");
         assert_eq!(shortened("two\nlines \u{e9}"), "two\nlines \u{e9}");
         let cut = shortened(&"\u{e9}".repeat(100_000));
-        assert!(cut.len() <= TEXT_BYTES_MAX + 4 && cut.ends_with("\u{e9} ..."));
+        assert!(cut.len() <= TEXT_BYTES_MAX && cut.contains("\u{e9} ... \u{e9}"));
+        assert_eq!(shortened(&cut), cut);
+        let shapes = format!("{}[7]", "[3,3,512,512] ".repeat(500));
+        assert!(shortened(&shapes).ends_with("[3,3,512,512] [7]"));
     }
 
     #[test]
