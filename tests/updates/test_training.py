@@ -75,6 +75,7 @@ def scenarios(
         "all_reduce": lambda: {kind: by_fit(kind, updates.AllReduce()) for kind in kinds},
         "every step": lambda: {kind: by_fit(kind, updates.LocalSGD(1)) for kind in kinds},
         "accumulated": lambda: {name: accumulated(*small[name]) for name in accumulating},
+        "parts": parts,
         "rounds": lambda: {name: rounds(comm, *which) for name, which in by_hand.items()},
         "fit": lambda: local_fit(comm, os.path.join(directory, f"rank-{comm.rank}.weights.h5")),
         "epochs": lambda: {str(rule): epochs(rule) for rule in RULES_OF_EPOCHS},
@@ -125,6 +126,28 @@ def accumulated(rule: Any, kind: str) -> Any:
     data = tf.data.Dataset.from_tensor_slices(samples(kind == "embedding")).batch(size)
     model.fit(data, verbose=0)
     return state_of(model, model.optimizer)
+
+
+def parts() -> list[float]:
+    """Two variables that one optimizer is applied to in turn, and one that has few gradients."""
+    import keras
+    import tensorflow as tf
+
+    strategy = strategy_by(updates.AllReduce(sync_every=2))
+    with strategy.scope():
+        variables = [tf.Variable(0.0) for _ in range(3)]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(variables)
+
+    def replica_step(step: int) -> None:
+        one = tf.constant(0.5)  # as of a loss that is divided by the number of replicas
+        first, second, third = variables
+        optimizer.apply([one], [first])
+        optimizer.apply([one, None if step % 2 else one], [second, third])
+
+    for step in range(4):
+        strategy.run(replica_step, args=(step,))
+    return [float(variable.numpy()) for variable in variables]
 
 
 def rounds(comm: Any, outer: updates.Nesterov | None, eager: bool) -> Any:
@@ -430,6 +453,11 @@ def test_sync_every_k_steps_is_training_with_batches_of_k_times_the_size(
         for part in ("weights", "optimizer"):
             assert_same(ours[part], theirs[part], 2e-5)
         assert ours["optimizer"][0] == STEPS // ACCUMULATED
+
+
+def test_gradients_of_some_variables_are_added_up_apart_from_those_of_others(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["parts"] == [-2.0, -2.0, -1.0]
 
 
 @pytest.mark.parametrize("kind", marked(KINDS, QUICK))
