@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -39,6 +40,7 @@ ACCUMULATED = 3
 EVERY = 5
 OUTER = updates.Nesterov(0.7, 0.9)
 RATE = 0.125
+RULES_OF_EPOCHS = (updates.AllReduce(), updates.Primary(), updates.LocalSGD(EVERY))
 
 
 def job(directory: str, kinds: list[str], whom: list[str]) -> dict[str, Any]:
@@ -73,8 +75,10 @@ def scenarios(
         "all_reduce": lambda: {kind: by_fit(kind, updates.AllReduce()) for kind in kinds},
         "every step": lambda: {kind: by_fit(kind, updates.LocalSGD(1)) for kind in kinds},
         "accumulated": lambda: {name: accumulated(*small[name]) for name in accumulating},
+        "parts": parts,
         "rounds": lambda: {name: rounds(comm, *which) for name, which in by_hand.items()},
         "fit": lambda: local_fit(comm, os.path.join(directory, f"rank-{comm.rank}.weights.h5")),
+        "epochs": lambda: {str(rule): epochs(rule) for rule in RULES_OF_EPOCHS},
         "looked at": lambda: looked_at(comm, os.path.join(directory, "saved.weights.h5")),
         "checked": lambda: checked(comm),
         "elastic": lambda: elastic(comm),
@@ -122,6 +126,28 @@ def accumulated(rule: Any, kind: str) -> Any:
     data = tf.data.Dataset.from_tensor_slices(samples(kind == "embedding")).batch(size)
     model.fit(data, verbose=0)
     return state_of(model, model.optimizer)
+
+
+def parts() -> list[float]:
+    """Two variables that one optimizer is applied to in turn, and one that has few gradients."""
+    import keras
+    import tensorflow as tf
+
+    strategy = strategy_by(updates.AllReduce(sync_every=2))
+    with strategy.scope():
+        variables = [tf.Variable(0.0) for _ in range(3)]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(variables)
+
+    def replica_step(step: int) -> None:
+        one = tf.constant(0.5)  # as of a loss that is divided by the number of replicas
+        first, second, third = variables
+        optimizer.apply([one], [first])
+        optimizer.apply([one, None if step % 2 else one], [second, third])
+
+    for step in range(4):
+        strategy.run(replica_step, args=(step,))
+    return [float(variable.numpy()) for variable in variables]
 
 
 def rounds(comm: Any, outer: updates.Nesterov | None, eager: bool) -> Any:
@@ -213,6 +239,25 @@ def local_fit(comm: Any, path: str) -> Any:
         "predicted": predicted,
         "momenta": sum("outer_momentum" in v.path for v in model.optimizer.variables),
     }
+
+
+def epochs(rule: updates.Rule) -> tuple[list[str], Any]:
+    """What the log says of several epochs, and the weights afterwards.
+
+    The last gradients of an epoch are not applied in it.
+    """
+    import keras
+
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradring").addHandler(handler)
+    keras.utils.set_random_seed(1)
+    options = {"gradient_accumulation_steps": EVERY} if rule == updates.AllReduce() else {}
+    model = compiled(strategy_by(rule), "mlp", "Adam", **options)
+    model.fit(dataset(), epochs=3, verbose=0)
+    logging.getLogger("gradring").removeHandler(handler)
+    return said, [np.asarray(weight) for weight in model.get_weights()]
 
 
 def looked_at(comm: Any, path: str) -> Any:
@@ -410,6 +455,11 @@ def test_sync_every_k_steps_is_training_with_batches_of_k_times_the_size(
         assert ours["optimizer"][0] == STEPS // ACCUMULATED
 
 
+def test_gradients_of_some_variables_are_added_up_apart_from_those_of_others(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["parts"] == [-2.0, -2.0, -1.0]
+
+
 @pytest.mark.parametrize("kind", marked(KINDS, QUICK))
 def test_averaging_after_every_step_of_sgd_is_all_reduce(ranks: Any, kind: str) -> None:
     for rank in ranks:
@@ -434,6 +484,16 @@ def test_replicas_of_fit_differ_inside_rounds_and_agree_after_epochs(ranks: Any)
     assert_same(first["weights"], second["weights"])
     assert_same(first["saved"], second["weights"])
     assert_same([first["predicted"]], [second["predicted"]])
+
+
+@pytest.mark.parametrize("rule", RULES_OF_EPOCHS, ids=str)
+def test_states_of_optimizers_that_differ_by_a_rule_end_no_fit_and_are_no_warning(
+    ranks: Any, rule: updates.Rule
+) -> None:
+    for rank in ranks:
+        said, weights = rank["epochs"][str(rule)]
+        assert said == []
+        assert_same(weights, ranks[0]["epochs"][str(rule)][1])
 
 
 @pytest.mark.parametrize("what", ["model", "checkpoint", "module"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -61,15 +61,12 @@ def check_replicas(
     comm = communicator or current_communicator()
     arrays = {}
     variables = list(variables_of(model) if _is_model(model) else model)
-    rule = rule_of(variables)
-    rule.sync(variables)
-    unsynchronised = {id_of(variable) for variable in rule.unsynchronised()}
-    for index, variable in enumerate(variables):
-        if id_of(variable) not in unsynchronised and not _is_own(variable):
-            value = tf.convert_to_tensor(of_tensorflow(variable))
-            if value.dtype == tf.string:
-                value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
-            arrays[f"{index}/{name_of(variable)}"] = value.numpy()
+    rule_of(variables).sync(variables)
+    for index, variable in _common(variables):
+        value = tf.convert_to_tensor(of_tensorflow(variable))
+        if value.dtype == tf.string:
+            value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
+        arrays[f"{index}/{name_of(variable)}"] = value.numpy()
     check_equal(comm, arrays, "variables")
 
 
@@ -100,24 +97,42 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
 def assigned_unlike(variables: Iterable[Variable], communicator: Communicator) -> list[str]:
     """Names of variables that each rank has assigned by itself, and that differ now.
 
-    Every rank must call it, between two steps. Integers are left out: counters, and states of
-    random numbers, which are assigned in that way and may differ.
+    Every rank must call it, between two steps, and gets the same answer. Integers are left out:
+    counters, and states of random numbers, which are assigned in that way and may differ.
     """
-    known = {}
-    hashes = {}
-    for index, variable in enumerate(variables):
-        inner = of_tensorflow(variable)
-        if compat.is_assigned_alone(inner) and not inner.dtype.is_integer:
-            known[str(index)] = name_of(variable)
-            hashes[str(index)] = hash_of(tf.convert_to_tensor(inner).numpy())
-    name = "variables that replicas assign"
-    texts = gather_if_different(communicator, json.dumps(hashes).encode(), name)
-    found = [json.loads(text) for text in texts or ()]
+    parts = {
+        str(index): (name_of(variable), part)
+        for index, variable in _common(list(variables))
+        if not (part := of_tensorflow(variable)).dtype.is_integer
+    }
+
+    def compared(chosen: Collection[str]) -> tuple[dict[str, int], list[dict[str, int]]]:
+        own = {
+            index: hash_of(tf.convert_to_tensor(part).numpy())
+            for index, (_, part) in parts.items()
+            if index in chosen
+        }
+        name = "variables that replicas assign"
+        texts = gather_if_different(communicator, json.dumps(own).encode(), name)
+        return own, [json.loads(text) for text in texts or ()]
+
+    own, found = compared([i for i, (_, part) in parts.items() if compat.is_assigned_alone(part)])
+    # One rank alone may have assigned some, as the chief does by `gradring.updates.Primary`.
+    if any(theirs.keys() != own.keys() for theirs in found):
+        own, found = compared(set().union(*found))
     return [
-        known[index]
-        for index in known
-        if any(theirs.get(index) != hashes[index] for theirs in found)
+        parts[index][0]
+        for index, digest in own.items()
+        if any(theirs.get(index) != digest for theirs in found)
     ]
+
+
+def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:
+    """Those of the variables, with their places, that all ranks have in common after a `sync`."""
+    unsynchronised = {id_of(variable) for variable in rule_of(variables).unsynchronised()}
+    for index, variable in enumerate(variables):
+        if id_of(variable) not in unsynchronised and not _is_own(variable):
+            yield index, variable
 
 
 def _is_model(model: Any) -> bool:

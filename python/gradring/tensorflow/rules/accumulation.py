@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.tensorflow import compat
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -20,25 +21,56 @@ from gradring.tensorflow.rules.updates import (
     Updates,
     UpdatesInRounds,
     beside,
+    id_of,
     when,
 )
 
 
-class _Sums(Round):
-    """What the steps of a round have added up."""
+class _Sum:
+    """What the steps of a round have added up for variables that are applied together."""
 
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer)
+    def __init__(self) -> None:
         self._sums: dict[int, tf.Variable] = {}
+        self.steps = compat.plain_variable(0, "steps", tf.int64)
 
-    def of(self, variable: Any) -> tf.Variable:
-        if id(variable) not in self._sums:
-            self._sums[id(variable)] = beside(variable, "sum_of_gradients")
-        return self._sums[id(variable)]
+    def add(self, variable: Any, gradient: Gradient) -> None:
+        if gradient is None:
+            return
+        if id_of(variable) not in self._sums:
+            self._sums[id_of(variable)] = beside(variable, "sum_of_gradients")
+        total = self._sums[id_of(variable)]
+        if isinstance(gradient, tf.IndexedSlices):
+            total.scatter_add(gradient)
+        else:
+            total.assign_add(gradient)
+
+    def mean(self, variable: Any, steps: int) -> Gradient:
+        """None where no step had a gradient."""
+        total = self._sums.get(id_of(variable))
+        return None if total is None else total / steps
 
     def clear(self) -> None:
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
+        self.steps.assign(0)
+
+
+class _Sums(Round):
+    """Of an optimizer: a program may apply it to some variables, and then to the others."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        self._sums: dict[tuple[int, ...], _Sum] = {}
+
+    def of(self, variables: Sequence[Any]) -> _Sum:
+        key = tuple(id_of(variable) for variable in variables)
+        if key not in self._sums:
+            self._sums[key] = _Sum()
+        return self._sums[key]
+
+    def clear(self) -> None:
+        for each in self._sums.values():
+            each.clear()
 
 
 class AccumulatedUpdates(UpdatesInRounds):
@@ -62,22 +94,17 @@ class AccumulatedUpdates(UpdatesInRounds):
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
         """Adds the gradients up, and in the last step of a round applies their mean."""
-        round = self.round_of(optimizer)
-        pairs = list(zip(gradients, variables, strict=True))
-        for gradient, variable in pairs:
-            if isinstance(gradient, tf.IndexedSlices):
-                round.of(variable).scatter_add(gradient)
-            elif gradient is not None:
-                round.of(variable).assign_add(gradient)
-        round.steps.assign_add(1)
+        total = self.round_of(optimizer).of(variables)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            total.add(variable, gradient)
+        total.steps.assign_add(1)
 
         def update() -> None:
-            means = [None if grad is None else round.of(v) / self._steps for grad, v in pairs]
+            means = [total.mean(variable, self._steps) for variable in variables]
             self._inner.apply(optimizer, apply, means, variables)
-            round.clear()
-            round.steps.assign(0)
+            total.clear()
 
-        when(round.steps >= self._steps, update)
+        when(total.steps >= self._steps, update)
 
     def sync(self, variables: Iterable[Any]) -> None:
         """As `inner`: sums that are not complete touch no variable."""
