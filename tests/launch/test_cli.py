@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, command_line, gradring
 
+from documents import ROOT
 from gradring.config.settings import SETTINGS
 from gradring.tools.cli import COMMANDS
 from gradring.tools.cli.arguments import DOCUMENTATION
+from gradring.tools.launch.ssh import FORWARDED_PREFIXES
 
 
 def test_no_command_prints_the_help_and_exits_with_2() -> None:
@@ -98,6 +100,20 @@ def test_the_help_of_run_has_groups_and_defaults() -> None:
     # Where a text says nothing of it, it is added.
     assert "how they are reduced (default sum)" in gradring("bench", "all-reduce", "--help").stdout
     assert "between hosts, such as 20us (default 20us)" in gradring("simulate", "--help").stdout
+
+
+def test_the_variables_that_travel_are_in_the_help_and_on_the_page() -> None:
+    words = " ".join(gradring("run", "--help").stdout.split())
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    for prefix in FORWARDED_PREFIXES:
+        assert f" {prefix}*" in words and f"`{prefix}*`" in page
+
+
+@pytest.mark.parametrize("option", ["--host-failures", "--host-cooldown"])
+def test_options_of_elastic_jobs_are_refused_elsewhere(option: str) -> None:
+    done = gradring("run", "-np", "2", option, "5", "train.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"gradring run: {option} is for an elastic job; give --min-np")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 from gradring.clusters import outer_place
 from gradring.config.parse import MAX_WORLD_SIZE, is_digits
 from gradring.config.values import Settings
-from gradring.config.words import counted
+from gradring.config.words import counted, listed
 from gradring.tools.cli.arguments import (
     check_file,
     count,
@@ -33,7 +33,7 @@ from gradring.tools.launch.plain import Plain
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.servers import Servers
 from gradring.tools.launch.slots import HOST_FAILURES, Limits
-from gradring.tools.launch.ssh import Ssh
+from gradring.tools.launch.ssh import FORWARDED_PREFIXES, Ssh
 from gradring.tools.launch.supervisor import Policy
 from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 
@@ -134,8 +134,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = partial(option, parser.add_argument_group("ranks on other hosts, by ssh"))
     add("-x NAME[=VALUE]", action="append", default=[], dest="forward")(
-        "a variable for ranks on other hosts; GRADRING_*, TF_*, KERAS_*, OMP_* and PYTHON* travel "
-        "anyway"
+        f"a variable for ranks on other hosts; {listed(f'{it}*' for it in FORWARDED_PREFIXES)} "
+        "travel anyway"
     )
     add("--python PATH", default=sys.executable)(
         "the interpreter on other hosts (default: the path of this one)"
@@ -196,6 +196,16 @@ def run(arguments: argparse.Namespace) -> int:
             "--stdin goes without --min-np, --max-np and --host-discovery-script: ranks of an "
             "elastic job may move to other machines"
         )
+    if not is_elastic:
+        for name, value in (
+            ("--host-failures", arguments.host_failures != HOST_FAILURES),
+            ("--host-cooldown", arguments.host_cooldown is not None),
+        ):
+            if value:
+                return _misused(
+                    f"{name} is for an elastic job; give --min-np, --max-np or "
+                    "--host-discovery-script too, or omit it"
+                )
     if arguments.input_unprotected and not arguments.input_workers:
         return _misused(f"{UNPROTECTED} is for --input-workers K; give both, or none")
     chosen = {
