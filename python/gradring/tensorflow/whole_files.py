@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import shutil
@@ -68,7 +69,8 @@ def save(
             result = original(saved, *args, **{**kwargs, named: str(written)})
         else:
             result = original(saved, str(written), *args[1:], **kwargs)
-        put(written.parent, destination.parent)
+        with _alone_in(destination.parent):
+            put(written.parent, destination.parent)
     return tf.constant(str(path)) if isinstance(result, tf.Tensor) else result
 
 
@@ -94,6 +96,17 @@ def beside(destination: Path) -> Iterator[Path]:
         yield directory / destination.name
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Inside, no other rank of this machine moves files there: data of one, index of another."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # not all directories can be read, or have locks
+            descriptor = os.open(directory, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def put(workspace: Path, directory: Path) -> None:
