@@ -115,7 +115,6 @@ class AccumulatedUpdates(UpdatesInRounds):
         variables = list(variables)
         for round in self.about(variables):
             round.clear()
-        super().forget(variables)
         self._inner.forget(variables)
 
     def unsynchronised(self) -> Iterator[Any]:
