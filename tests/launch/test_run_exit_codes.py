@@ -430,7 +430,7 @@ def test_checking_the_target_of_a_timeline_leaves_no_empty_file(tmp_path: Path) 
 
 def test_a_damaged_part_of_a_timeline_is_named(tmp_path: Path) -> None:
     trace = tmp_path / "timeline.json"
-    part = part_of(trace, 0)
+    part = part_of(trace, 0, group=1)
     part.parent.mkdir()
     part.write_text("{")
     assert merge(trace).startswith(f"there is no timeline {trace}: {part} cannot be read (")

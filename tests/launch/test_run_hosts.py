@@ -197,8 +197,9 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     program = script(
         tmp_path,
         "import gradring, numpy as np\n"
-        "with gradring.init() as comm:\n"
-        "    for _ in range(5): assert comm.all_reduce(np.ones(3), name='w')[0] == 4.0\n",
+        "for group in range(2):\n"
+        "    with gradring.init() as comm:\n"
+        "        for _ in range(5): assert comm.all_reduce(np.ones(3), name='w')[0] == 4.0\n",
     )
     trace = tmp_path / "timeline.json"
     options = ["--hosts", "localhost,127.0.0.2:2,127.0.0.3", "--trace", trace]
@@ -207,7 +208,8 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     assert f"the timeline is {trace}; open it" in done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     called = [(e["pid"], e["args"]["sequence"]) for e in events if e["ph"] == "X" and "args" in e]
-    assert sorted(called) == [(rank, sequence) for rank in range(4) for sequence in range(1, 6)]
+    # Those of the second group follow.
+    assert sorted(called) == [(rank, sequence) for rank in range(8) for sequence in range(1, 6)]
     # Nothing stays behind, here or there.
     assert not trace.with_name("timeline.json.parts").exists()
     assert [list(far.iterdir()) for far in tmp_path.glob("tmp-*")] == [[], []]

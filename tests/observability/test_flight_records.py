@@ -247,6 +247,19 @@ def test_records_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_next_group_of_a_process_leaves_the_record_of_one_that_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADRING_FLIGHT_DIR", str(tmp_path))
+    for reason in ("the first", "the second"):
+        comm = gradring.init()
+        comm.abort(reason)
+    with gradring.init():
+        assert cli.main(["explain", str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "The group failed" in line]
+    assert ["the first" in said[0], "the second" in said[1]] == [True, True]
+
+
 def leave() -> None:
     with gradring.init() as comm:
         comm.barrier()

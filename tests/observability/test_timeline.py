@@ -187,6 +187,36 @@ def reduce_some() -> None:
             comm.all_reduce(np.ones(10, np.float32))
 
 
+def test_each_group_of_a_process_is_in_the_timeline(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, gradring\n"
+        "from gradring.machine.ports import free_ports\n"
+        "with gradring.init() as comm:\n"
+        "    address = comm.broadcast_object(f'127.0.0.1:{free_ports(1)[0]}')\n"
+        "    place = {'rank': comm.rank, 'world_size': 2, 'rendezvous': address}\n"
+        "    with gradring.init(**place) as other:\n"
+        "        other.all_reduce(np.ones(3), name='other')\n"
+        "    comm.all_reduce(np.ones(3), name='first')\n"
+        "with gradring.init() as again:\n"
+        "    again.all_reduce(np.ones(3), name='again')\n"
+    )
+    trace = tmp_path / "timeline.json"
+    assert cli.main(["run", "-np", "2", "--trace", str(trace), str(program)]) == 0
+    events = accepted(trace)
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    groups = [(named[pid].split()[1], named[pid].partition(" of ")[2]) for pid in sorted(named)]
+    assert groups == [(rank, of) for of in ("", "group 2", "group 3") for rank in "01"]
+    called = {
+        (event["pid"], name)
+        for event in events
+        for name in ("first", "other", "again")
+        if "args" in event and f"'{name}'" in event["name"]
+    }
+    places = {"first": (0, 1), "other": (2, 3), "again": (4, 5)}
+    assert called == {(pid, name) for name, pids in places.items() for pid in pids}
+
+
 def clock_of(comm: gradring.Communicator) -> dict[str, int] | None:
     comm.trace_start("unused")
     clock: dict[str, int] | None = json.loads(comm._native.take_trace() or b"{}")["clock"]

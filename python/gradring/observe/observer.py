@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from gradring.group.communicator import (
     core_of,
     open_groups,
 )
-from gradring.observe.paths import part_of
+from gradring.observe import paths
 
 if TYPE_CHECKING:
     from gradring.observe.metrics import MetricsServer
@@ -52,6 +53,8 @@ class Observer:
     input_made_s: Callable[[], float] | None = None
 
 
+#: Of the groups of this process that leave records: they must not take each other's files.
+_numbers = itertools.count(1)
 _observers: weakref.WeakKeyDictionary[Communicator, Observer] = weakref.WeakKeyDictionary()
 
 
@@ -66,15 +69,19 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     observer.log_dir = settings.log_dir
     observer.metrics_address = settings.prometheus_address
     if settings.flight_dir is not None or settings.trace is not None:
-        _record(communicator, settings)
-        at_new_group(communicator, lambda group: _record(group, settings))
+        number = next(_numbers)
+        _record(communicator, settings, number)
+        at_new_group(communicator, lambda group: _record(group, settings, number))
     if settings.prometheus_port is not None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
-        part = part_of(settings.trace, communicator.rank)
-        with contextlib.suppress(OSError):  # what cannot be written is told at the end
-            part.unlink()
-        around_close(communicator, _tracing(communicator, settings.trace))
+        part = paths.part_of(settings.trace, communicator.rank, number)
+        # What an earlier run has left, perhaps of more groups; what stays is told at the end.
+        for path in paths.written(part.parent):
+            if path.name == part.name:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        around_close(communicator, _tracing(communicator, settings.trace, number))
 
 
 def observe_worker(
@@ -95,13 +102,13 @@ def observe_worker(
         serve_metrics(communicator, settings.prometheus_port)
 
 
-def _record(communicator: Communicator, settings: Settings) -> None:
-    """Begins the records of a group."""
+def _record(communicator: Communicator, settings: Settings, number: int) -> None:
+    """Begins the records of a group, the one of this number in this process."""
     core = core_of(communicator)
     if settings.flight_dir is not None:
         # Records of different groups of an elastic job say nothing about each other.
         later = core.generation > 0
-        directory = settings.flight_dir
+        directory = paths.of_group(settings.flight_dir, number)
         core.write_records_to(directory / f"generation-{core.generation}" if later else directory)
     if settings.trace is not None:
         core.start_trace(TRACE_LIMIT)
@@ -150,12 +157,12 @@ def _serving(observer: Observer, server: MetricsServer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _tracing(communicator: Communicator, path: Path) -> Iterator[None]:
+def _tracing(communicator: Communicator, path: Path, number: int) -> Iterator[None]:
     """Writes this rank's part of the timeline when the group has been left in good order.
 
     In an elastic job that is the last group, in which this process may have another rank.
     """
-    part = part_of(path, communicator.rank)
+    part = paths.part_of(path, communicator.rank, number)
     trace = core_of(communicator).take_trace()
     yield
     if trace is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+_NUMBERED = re.compile(r"(attempt|generation|group)-\d+", re.ASCII)
 
 
 def flight_of(log_dir: Path) -> Path:
@@ -11,17 +14,19 @@ def flight_of(log_dir: Path) -> Path:
     return log_dir / "flight"
 
 
-def attempts(directory: Path) -> list[Path]:
-    """Where the records are: in subdirectories if ``gradring run --max-restarts`` has made some.
+def directories(directory: Path) -> list[Path]:
+    """Where the records are: each attempt, and each group of a process, has a directory.
 
     Args:
         directory: That of the flight records, of a timeline's parts, or of ``--log-dir``.
     """
     if flight_of(directory).is_dir() and not any(written(directory)):
         directory = flight_of(directory)
-    numbered = [path for path in directory.glob("attempt-*") if path.name[8:].isdecimal()]
-    held = [path for path in numbered if any(path.glob("rank-*.json"))]
-    return sorted(held, key=lambda path: int(path.name[8:])) or [directory]
+
+    def numbers(held: Path) -> list[int]:
+        return [int(part.rpartition("-")[2]) for part in held.relative_to(directory).parts]
+
+    return sorted({path.parent for path in written(directory)}, key=numbers) or [directory]
 
 
 def of_attempt(directory: Path, attempt: int) -> Path:
@@ -29,10 +34,17 @@ def of_attempt(directory: Path, attempt: int) -> Path:
     return directory / f"attempt-{attempt}"
 
 
+def of_group(directory: Path, number: int) -> Path:
+    """The directory for the records of one group of a process, which are numbered from 1."""
+    return directory if number == 1 else directory / f"group-{number}"
+
+
 def written(directory: Path) -> Iterator[Path]:
-    """All records in a directory, of all attempts."""
-    for pattern in ("rank-*.json", "attempt-*/rank-*.json"):
-        yield from directory.glob(pattern)
+    """All records in a directory, of all attempts and groups."""
+    yield from directory.glob("rank-*.json")
+    for part in directory.glob("*-*/"):
+        if _NUMBERED.fullmatch(part.name):
+            yield from written(part)
 
 
 def forget(directory: Path) -> None:
@@ -41,9 +53,9 @@ def forget(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def part_of(trace: Path, rank: int) -> Path:
-    """Where a rank leaves its part of the timeline that is to be the file ``trace``."""
-    return parts_of(trace) / f"rank-{rank}.json"
+def part_of(trace: Path, rank: int, group: int) -> Path:
+    """Where a rank of a group leaves its part of the timeline that is to be the file ``trace``."""
+    return of_group(parts_of(trace), group) / f"rank-{rank}.json"
 
 
 def parts_of(trace: Path) -> Path:

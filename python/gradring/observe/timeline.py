@@ -1,10 +1,11 @@
 """The records of all ranks as one timeline, in Chrome's trace format (JSON).
 
-One process per rank. On its track ``collectives`` lies a slice for each collective, and inside it
-one for waiting for the last peer and one for moving bytes: collectives of a rank run one after the
-other, so slices never overlap. Above it, as asynchronous slices because they do overlap: the time a
-collective was ``queued`` before its turn came, and the time the program ``awaited`` it. An
-arrow leads from the start of the rank that was late to where a rank that waited for it goes on.
+One process per rank of each group. On its track ``collectives`` lies a slice for each collective,
+and inside it one for waiting for the last peer and one for moving bytes: collectives of a rank run
+one after the other, so slices never overlap. Above it, as asynchronous slices because they do
+overlap: the time a collective was ``queued`` before its turn came, and the time the program
+``awaited`` it. An arrow leads from the start of the rank that was late to where a rank that waited
+for it goes on.
 On the track ``program``, ``compute`` is whenever it did not stand still for a collective. What two
 ranks send each other alone is on a track for each partner and direction.
 """
@@ -27,34 +28,48 @@ COLLECTIVES, PROGRAM, CHANNELS = 0, 1, 2
 Event = dict[str, Any]
 
 
-def write(path: Path, records: Sequence[Record]) -> None:
-    """Writes the timeline; there is at least one record.
+def write(path: Path, *groups: Sequence[Record]) -> None:
+    """Writes the timeline of one or several groups; each has at least one record.
 
     Raises:
         OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(timeline(records), separators=(",", ":")))
+    path.write_text(json.dumps(timeline(*groups), separators=(",", ":")))
 
 
-def timeline(records: Sequence[Record]) -> dict[str, Any]:
+def timeline(*groups: Sequence[Record]) -> dict[str, Any]:
     """The timeline as a JSON object: times in microseconds from the first call of any rank."""
-    calls = [call.launched_ns for record in records for _, call in _calls(record)]
+    calls = [call.launched_ns for group in groups for record in group for _, call in _calls(record)]
     start_ns = min(calls, default=0)
-    events = [event for record in records for event in _events(record)]
-    events += _arrows(records)
-    for event in events:
-        event["ts"] = (event["ts"] - start_ns) / 1000
+    names: list[Event] = []
+    events: list[Event] = []
+    named: dict[str, Record] = {}
+    ranks = 0
+    for number, records in enumerate(groups, start=1):
+        suffix = "" if number == 1 else f" of group {number}"
+        named |= {f"rank {record.rank}{suffix}": record for record in records}
+        own_names = [event for record in records for event in _names(record, suffix)]
+        own = [event for record in records for event in _events(record)]
+        own += _arrows(records)
+        for event in own:
+            event["ts"] = (event["ts"] - start_ns) / 1000
+            if "id" in event:
+                event["id"] = f"{number}.{event['id']}"
+        for event in own_names + own:
+            event["pid"] += ranks
+        ranks += records[0].world_size
+        names += own_names
+        events += own
     # Slices that begin together are nested, the longer one outside.
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    names = [event for record in records for event in _names(record)]
     clocks = {
-        f"rank {record.rank}": "not compared"
+        name: "not compared"
         if record.clock_within_ns is None
         else f"within {record.clock_within_ns / 1000:.0f} us of rank 0"
-        for record in records
+        for name, record in named.items()
     }
-    forgotten = {f"rank {record.rank}": record.forgotten for record in records if record.forgotten}
+    forgotten = {name: record.forgotten for name, record in named.items() if record.forgotten}
     return {
         "traceEvents": names + events,
         "displayTimeUnit": "ms",
@@ -62,9 +77,9 @@ def timeline(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _names(record: Record) -> Iterator[Event]:
+def _names(record: Record, suffix: str) -> Iterator[Event]:
     for kind, argument in (
-        ("process_name", {"name": f"rank {record.rank} {record.host}"}),
+        ("process_name", {"name": f"rank {record.rank} {record.host}{suffix}"}),
         ("process_sort_index", {"sort_index": record.rank}),
     ):
         yield {"ph": "M", "pid": record.rank, "tid": 0, "name": kind, "args": argument}

@@ -29,17 +29,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
     from gradring.observe import explanation, paths, records, timeline
 
-    attempts = paths.attempts(arguments.directory)
-    for directory in attempts:
-        if len(attempts) > 1:
+    directories = paths.directories(arguments.directory)
+    groups = []
+    for directory in directories:
+        if len(directories) > 1:
             print(f"{directory}:")
-        # Of several, the timeline is that of the last.
         found = records.read(directory)
+        groups.append(found)
         for sentence in explanation.explain(found):
             print(sentence)
     if arguments.trace is not None:
         try:
-            timeline.write(arguments.trace, found)
+            timeline.write(arguments.trace, *groups)
         except OSError as error:
             print(f"gradring explain: {arguments.trace}: {error.strerror}", file=sys.stderr)
             return 1

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gradring.observe.paths import parts_of
+from gradring.config.parse import shown
+from gradring.observe.paths import parts_of, written
 from gradring.tools.launch.hosts import Host
 from gradring.tools.launch.ssh import Ssh
 
@@ -75,9 +76,12 @@ def _bring(host: Host, ssh: Ssh, job: str, parts: Path) -> str | None:
     try:
         packed = ssh.ask(host, __name__, job, limit_s=LIMIT_S)
         found = json.loads(zlib.decompress(base64.b64decode(packed)))
-        parts.mkdir(parents=True, exist_ok=True)
         for name, text in found.items():
-            parts.joinpath(Path(name).name).write_text(text)
+            part = parts / name
+            if parts.resolve() not in part.resolve().parents:
+                raise ValueError(f"{shown(name)} is no name of a part")
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(text)
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines()
         return f"the timeline's parts on {host.name} cannot be had: {said[-1] if said else error}"
@@ -89,7 +93,8 @@ def _bring(host: Host, ssh: Ssh, job: str, parts: Path) -> str | None:
 def main() -> None:
     """Prints the parts on this host in one line, and removes them."""
     trace = trace_of(sys.argv[1])
-    found = {path.name: path.read_text() for path in sorted(parts_of(trace).glob("rank-*.json"))}
+    parts = parts_of(trace)
+    found = {str(path.relative_to(parts)): path.read_text() for path in written(parts)}
     print(json.dumps(base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()))
     shutil.rmtree(trace.parent, ignore_errors=True)
 

@@ -6,23 +6,29 @@ import shutil
 from pathlib import Path
 
 from gradring.errors import ConfigError
-from gradring.observe.paths import parts_of, written
+from gradring.observe import paths
 
 
 def merge(trace: Path) -> str:
     """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
     from gradring.observe import records, timeline
 
-    parts = parts_of(trace)
+    parts = paths.parts_of(trace)
     try:
-        found = records.read(parts)
-        timeline.write(trace, found)
+        groups = [records.read(directory) for directory in paths.directories(parts)]
+        timeline.write(trace, *groups)
     except ConfigError as error:
-        why = error if any(written(parts)) else "no rank has left a part by close()"
+        why = error if any(paths.written(parts)) else "no rank has left a part by close()"
         return f"there is no timeline {trace}: {why}"
     except OSError as error:
         return f"the timeline {trace} cannot be written ({error.strerror}); {parts} holds its parts"
     shutil.rmtree(parts, ignore_errors=True)
-    missing = sorted(set(range(found[0].world_size)) - {record.rank for record in found})
+    missing = sorted(
+        {
+            rank
+            for found in groups
+            for rank in set(range(found[0].world_size)) - {record.rank for record in found}
+        }
+    )
     without = f", without rank {', '.join(map(str, missing))}" if missing else ""
     return f"the timeline is {trace}{without}; open it at ui.perfetto.dev"
