@@ -51,3 +51,17 @@ def test_daemon_threads_inside_collectives_do_not_abort_a_program_that_ends(
                 [sys.executable, str(program)], capture_output=True, text=True, timeout=100
             )
             assert (ended.returncode, ended.stderr) == (0, ""), (call, ended)
+
+
+def test_the_exception_of_the_program_is_its_last_word(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parents[1])
+    program = tmp_path / "program.py"
+    for call in CALLS:
+        text = PROGRAM.format(tests=tests, call=call, failed="raise")
+        program.write_text(f"{text}raise ValueError('the cause')\n")
+        ended = subprocess.run(
+            [sys.executable, str(program)], capture_output=True, text=True, timeout=100
+        )
+        assert ended.returncode == 1
+        assert ended.stderr.endswith("\nValueError: the cause\n"), (call, ended)
+        assert ended.stderr.count("Traceback") == 1, (call, ended)

@@ -8,6 +8,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from gradring import _native
 from gradring.config import parse
 from gradring.config.settings import takes_settings
 from gradring.config.values import Settings, TlsFiles, check_token
-from gradring.errors import AbortedError, ConfigError
+from gradring.errors import AbortedError, ConfigError, GradringError
 from gradring.group import arrays, forks
 from gradring.group.collectives import Collectives, all_gather_bytes
 from gradring.group.open_groups import OpenGroups
@@ -653,6 +654,13 @@ os.register_at_fork(
 )
 
 
+def _unless_gradrings(
+    show: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], object]:
+    """Shows what ends a thread, but for errors of gradring."""
+    return lambda end: None if issubclass(end.exc_type, GradringError) else show(end)
+
+
 @atexit.register
 def _close_all() -> None:
     """Says goodbye for programs that end without closing; peers see a clean leave, or the error.
@@ -662,6 +670,9 @@ def _close_all() -> None:
     _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
     # At a prompt, it is that of an earlier line.
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    if error is not None:
+        # They end because of it, and must not have the last word.
+        threading.excepthook = _unless_gradrings(threading.excepthook)
     for communicator in open_groups:
         open_groups.use_of(communicator).users = 1
         if error is not None:
