@@ -1,5 +1,7 @@
 """A process that joins its group again gets the one it has, with the settings that this one has."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -51,6 +53,26 @@ def join_again(elsewhere: str) -> dict[str, Any]:
     found["after failure"] = after is not again and total(after)
     found["closed"] = again in gradring.group.communicator.open_groups
     return found
+
+
+def join_at_once(threads: int) -> float:
+    together = threading.Barrier(threads)
+
+    def join(_: int) -> gradring.Communicator:
+        together.wait()
+        return gradring.init()
+
+    with ThreadPoolExecutor(threads) as pool:
+        comm, *others = pool.map(join, range(threads))
+    assert all(other is comm for other in others)
+    for _ in others:
+        comm.close()
+    with comm:
+        return total(comm)
+
+
+def test_threads_that_join_at_once_get_one_group() -> None:
+    assert run_ranks(join_at_once, 2, 8) == [2.0, 2.0]
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from gradring.clusters import Cluster, detect
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gradring._native import Options
+
+#: By rank, world size and rendezvous. Of several threads that join one group, the first forms it.
+_turns: dict[tuple[int, int, str], AbstractContextManager[bool]] = {}
+# Whatever thread may hold one, it is not in a forked child.
+os.register_at_fork(after_in_child=_turns.clear)
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
@@ -141,6 +147,19 @@ def init(
     wanted = Settings.from_environ(os.environ, **given)
     if job_id is not None:
         cluster = replace(cluster, job_id=job_id)
+    turn = _turns.setdefault((cluster.rank, cluster.world_size, cluster.rendezvous), RLock())
+    with turn:
+        return _joined(cluster, wanted, given, listen, announce)
+
+
+def _joined(
+    cluster: Cluster,
+    wanted: Settings,
+    given: Collection[str],
+    listen: str | None,
+    announce: str | None,
+) -> Communicator:
+    """The group, which may be open already; by one thread at a time."""
     present = _existing(cluster)
     if present is not None:
         membership, communicator = present
