@@ -170,6 +170,8 @@ SHORTENED = "9" * 79 + r"\.\.\."
             {"GRADRING_ALGORITHM": "\udcff"},
             r"GRADRING_ALGORITHM='\\udcff' is no text; give names su",
         ),
+        ({"GRADRING_ALGORITHM": "foo"}, '^GRADRING_ALGORITHM="foo": "foo" is no algorithm; give'),
+        ({"GRADRING_RACK": "r" * 25}, "^GRADRING_RACK=rrr.* is not a name of at most 24 bytes"),
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
         ({"GRADRING_TRACE": "/"}, "GRADRING_TRACE='/' names no file"),

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +90,20 @@ def _read(environ: Mapping[str, str], setting: Setting, given: object = None) ->
         except (TypeError, ValueError) as error:  # an array, which has no truth, or the like
             wrong = parse.shown(given)
             raise ConfigError(f"{setting.name}={wrong} is no value for it; correct it") from error
-    text = environ.get(setting.variable, "").strip() or setting.default
-    return _READERS[setting.kind](setting.variable, text, setting) if text else None
+    said = environ.get(setting.variable, "").strip()
+    text = said or setting.default
+    found = _READERS[setting.kind](setting.variable, text, setting) if text else None
+    if said and setting.reader == "Group":
+        _check_by_core(setting, found)
+    return found
+
+
+def _check_by_core(setting: Setting, found: object) -> None:
+    """Refuses what a variable says and the core cannot use: its messages name the argument."""
+    try:
+        replace(DEFAULTS, **{setting.name: found}).for_core()
+    except ConfigError as error:
+        raise ConfigError(f"{setting.variable}{str(error).removeprefix(setting.name)}") from None
 
 
 def _flag(name: str, found: object, setting: Setting) -> bool:
