@@ -72,10 +72,10 @@ def test_a_malformed_line_is_named(tmp_path: Path, text: str, problem: str) -> N
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"missing cannot be read \(No such file or directory\)"):
+    with pytest.raises(ValueError, match=r"missing' cannot be read \(No such file or directory\)"):
         read_hosts(tmp_path / "missing")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x80")
-    with pytest.raises(ValueError, match="binary is no text"):
+    with pytest.raises(ValueError, match="binary' is no text"):
         read_hosts(tmp_path / "binary")
 
 
@@ -101,8 +101,8 @@ def test_a_file_can_be_a_pipe() -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--hostfile", "missing"], "missing cannot be read (No such file or directory)"),
-        (["--hostfile", "/dev/null"], "/dev/null names no host"),
+        (["--hostfile", "none"], "--hostfile: 'none' cannot be read (No such file or directory)"),
+        (["--hostfile", "/dev/null"], "--hostfile: '/dev/null' names no host"),
         (
             ["--hosts", "a", "--hostfile", "/proc/sys/kernel/hostname"],
             "not allowed with argument --hosts",

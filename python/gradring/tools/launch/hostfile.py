@@ -33,7 +33,7 @@ def read_hosts(path: Path) -> list[Host]:
     """
     hosts = hosts_in(_lines(path), str(path))
     if not hosts:
-        raise ValueError(f"{path} names no host; write a line such as node-a slots=2 for each")
+        raise ValueError(f"'{path}' names no host; write a line such as node-a slots=2 for each")
     return hosts
 
 
@@ -58,9 +58,9 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text; write a line such as node-a slots=2") from None
+        raise ValueError(f"'{path}' is no text; write a line such as node-a slots=2") from None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); correct the path") from None
+        raise ValueError(f"'{path}' cannot be read ({error.strerror}); correct the path") from None
 
 
 def _add(hosts: dict[str, Host], host: Host) -> None:
