@@ -280,6 +280,16 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
         assert printed.err == f"gradring bench: --json {path}: {reason}\n"
 
 
+def test_more_iterations_than_anybody_waits_for_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for text in ("9" * 23, "9" * 5000):
+        with pytest.raises(SystemExit, match="2"):
+            main([*BENCH, "--iterations", text])
+        assert f"'{text[:79]}" in (said := capsys.readouterr().err)
+        assert " iterations are too many (" in said
+
+
 def test_a_record_stays_until_there_is_another_one(tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text("{}")

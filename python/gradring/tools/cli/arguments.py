@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gradring.config.parse import is_digits, is_numeral
+from gradring.config.parse import MAX_DIGITS, is_digits, is_numeral, shown
 from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.errors import ConfigError
 
@@ -122,6 +122,8 @@ def count(what: str, *, least: int = 1) -> Callable[[str], int]:
     """The type of an argument that is a number of ``what``."""
 
     def parsed(text: str) -> int:
+        if is_digits(text) and len(text) > MAX_DIGITS:
+            raise ValueError(f"{shown(text)} {what} are too many")
         if not is_digits(text) or int(text) < least:
             raise ValueError(f"{text!r} is not a number of {what} of at least {least}")
         return int(text)
