@@ -8,6 +8,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gradring import errors
 from gradring.observe import monitor, step_report
 from gradring.observe.step_report import Totals
 from gradring.testing import run_ranks
+from waiting import wait_until
 
 LINE = re.compile(
     r"step (\d+) \| ([\d.]+) ms = compute ([\d.]+) \+ comm ([\d.]+) \+ wait ([\d.]+) \| "
@@ -104,6 +106,33 @@ def test_a_rank_without_a_monitor_is_only_missing_in_the_table() -> None:
     assert second == ""
     assert "no monitor" in first
     assert "Rank 1 on " in first.splitlines()[-1]
+
+
+def train_twice() -> str:
+    output = io.StringIO()
+    monitor.FAREWELL_S = 30.0
+    with gradring.init() as comm:
+        for steps in (5, 2):
+            with gradring.Monitor(comm, stream=output) as watch:
+                for _ in range(1 + steps):
+                    comm.barrier()
+                    watch.step()
+                if comm.rank == 1:
+                    wait_until(partial(has_done, comm, steps), "rank 0 makes its table")
+    return output.getvalue()
+
+
+def has_done(comm: gradring.Communicator, steps: int) -> bool:
+    """Whether rank 0 has ended its monitor after so many steps."""
+    notes = [gossip["note"] for gossip in comm._native.gossip() if gossip["rank"] == 0]
+    totals = [Totals.from_note(note) for note in notes]
+    return any(total is not None and total.ended and total.steps == steps for total in totals)
+
+
+def test_a_second_table_has_no_row_of_the_monitor_before() -> None:
+    first, _ = run_ranks(train_twice, 2)
+    rows = [line.split() for line in first.splitlines() if re.match(r" +\d ", line)]
+    assert [(row[0], row[2]) for row in rows] == [("0", "5"), ("1", "5"), ("0", "2"), ("1", "2")]
 
 
 def test_steps_are_numbered_from_where_a_restart_goes_on() -> None:

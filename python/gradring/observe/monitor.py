@@ -154,6 +154,12 @@ class Monitor:
         self._shown = Totals()
         self._shown_ranks: dict[int, Totals] = {}
         self._first_late: dict[int, float] = {}
+        #: By rank, the last note of a monitor before this one.
+        self._earlier = {
+            rank: note
+            for rank, note in self._notes().items()
+            if (total := Totals.from_note(note)) is not None and total.ended and total.steps
+        }
         self._step = first_step
         self._has_begun = False
         self._since: tuple[float, ...] | None = None
@@ -375,9 +381,14 @@ class Monitor:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=self._stream, flush=True)
 
+    def _notes(self) -> dict[int, bytes]:
+        return {gossip["rank"]: gossip["note"] for gossip in core_of(self._communicator).gossip()}
+
     def _all_totals(self) -> dict[int, Totals]:
-        notes = {gossip["rank"]: gossip["note"] for gossip in core_of(self._communicator).gossip()}
-        totals = {rank: Totals.from_note(note) for rank, note in notes.items()}
+        notes = self._notes().items()
+        totals = {
+            rank: Totals.from_note(note) for rank, note in notes if note != self._earlier.get(rank)
+        }
         totals[self._communicator.rank] = self._total
         return {rank: total for rank, total in sorted(totals.items()) if total is not None}
 
