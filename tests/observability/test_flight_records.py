@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,9 @@ import pytest
 import gradring
 from faults.actor import belongings
 from gradring.errors import AbortedError
+from gradring.observe import observer
 from gradring.observe.explanation import explain
+from gradring.observe.paths import part_of
 from gradring.observe.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
 from gradring.tools import cli
@@ -258,6 +261,21 @@ def test_the_next_group_of_a_process_leaves_the_record_of_one_that_failed(
         assert cli.main(["explain", str(tmp_path)]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "The group failed" in line]
     assert ["the first" in said[0], "the second" in said[1]] == [True, True]
+
+
+def test_a_process_that_is_to_join_leaves_the_files_of_the_jobs_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / "rank-0.json", part_of(tmp_path / "timeline.json", 0, group=1)]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("of the job")
+    monkeypatch.setenv("GRADRING_FLIGHT_DIR", str(tmp_path))
+    monkeypatch.setenv("GRADRING_TRACE", str(tmp_path / "timeline.json"))
+    monkeypatch.setattr(observer, "_numbers", itertools.count(1))
+    with gradring.init(join="127.0.0.1:1"):
+        assert [file.read_text() for file in files] == ["of the job"] * 2
+    assert [file.read_text() for file in files] == ["of the job"] * 2
 
 
 def leave() -> None:

@@ -78,7 +78,7 @@ def observe(communicator: Communicator, settings: Settings) -> None:
         part = paths.part_of(settings.trace, communicator.rank, number)
         # What an earlier run has left, perhaps of more groups; what stays is told at the end.
         for path in paths.written(part.parent):
-            if path.name == part.name:
+            if path.name == part.name and not open_groups.yet_to_join(communicator):
                 with contextlib.suppress(OSError):
                     path.unlink()
         around_close(communicator, _tracing(communicator, settings.trace, number))
@@ -109,6 +109,9 @@ def _record(communicator: Communicator, settings: Settings, number: int) -> None
         # Records of different groups of an elastic job say nothing about each other.
         later = core.generation > 0
         directory = paths.of_group(settings.flight_dir, number)
+        if open_groups.yet_to_join(communicator):
+            # Alone it is rank 0, whose file is that of the job's.
+            directory /= "joining"
         core.write_records_to(directory / f"generation-{core.generation}" if later else directory)
     if settings.trace is not None:
         core.start_trace(TRACE_LIMIT)
@@ -162,6 +165,9 @@ def _tracing(communicator: Communicator, path: Path, number: int) -> Iterator[No
 
     In an elastic job that is the last group, in which this process may have another rank.
     """
+    if open_groups.yet_to_join(communicator):
+        yield
+        return
     part = paths.part_of(path, communicator.rank, number)
     trace = core_of(communicator).take_trace()
     yield
