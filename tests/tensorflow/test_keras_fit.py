@@ -225,3 +225,41 @@ def test_an_epoch_may_have_more_steps_than_the_first() -> None:
     """As of a dataset that is read by input workers; Keras takes no more than the first had."""
     (steps,) = run_ranks(fit_on_growing_data, 1)
     assert [later - sooner for sooner, later in itertools.pairwise(steps)] == [1, 1, 1]
+
+
+def fit_on_generators() -> dict[str, Any]:
+    """How often each element was in a batch, by what gave them; each step adds up its elements."""
+    import keras
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    count, size = 32, 4
+    one_hot, target = np.eye(count, dtype=np.float32), np.full((size, 1), 100, np.float32)
+
+    def batches() -> Any:
+        for begin in range(0, count, size):
+            yield one_hot[begin : begin + size], target
+
+    def endless() -> Any:
+        while True:
+            yield from batches()
+
+    sources = {"finite": (batches(), None), "endless": (endless(), count // size)}
+    found = {}
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        for name, (source, steps) in sources.items():
+            with strategy.scope():
+                dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+                model = keras.Sequential([keras.Input([count]), dense])
+                model.compile(keras.optimizers.SGD(1.0), "mean_absolute_error")
+            model.fit(source, steps_per_epoch=steps, verbose=0)
+            found[name] = (model.get_weights()[0].ravel() * size).tolist()
+    return found
+
+
+@needs_fit
+def test_every_element_of_a_generator_is_in_one_step() -> None:
+    """Building the model takes none of its batches, of which other ranks may take more."""
+    for found in run_ranks(fit_on_generators, 2, timeout=120):
+        assert found == {name: [1.0] * 32 for name in ("finite", "endless")}

@@ -173,6 +173,8 @@ def symbolic_build(
 ) -> None:
     """Builds from this replica's part of the first batch, where Keras takes the mean over all.
 
+    Where Python makes the batches, as in a generator, it builds from what Keras knows of them.
+
     Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
 
     A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
@@ -180,7 +182,11 @@ def symbolic_build(
     """
     if type(model).call is sys.modules["keras"].Model.call:
         return
-    if iterator is not None:
+    signature = getattr(getattr(iterator, "data_adapter", None), "_output_signature", None)
+    if signature is not None:
+        # What a generator has given, also ahead of the first batch, it does not give again.
+        data_batch = signature
+    elif iterator is not None:
         # In older versions the iterator itself cannot be iterated.
         epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
         for *_, batches in epoch:
