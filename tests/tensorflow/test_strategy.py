@@ -226,6 +226,7 @@ def semantics() -> Any:
                 "text": refused(lambda: strategy.gather(tf.constant(["text"]), axis=0)),
                 "axis": refused(lambda: strategy.gather(tf.ones([2]), axis=1)),
                 "scalar": refused(lambda: strategy.gather(tf.constant(1.0), axis=0)),
+                "rows": refused(lambda: strategy.gather(tf.ragged.constant([[1.0]]), axis=0)),
             },
             "gather": strategy.gather(tf.fill([1, comm.rank + 1], rank), axis=1),
             "local": strategy.experimental_local_results(strategy.run(lambda: rank)),
@@ -381,6 +382,7 @@ def test_what_cannot_be_reduced_or_gathered_is_refused_in_words(ranks: Ranks) ->
         assert "string has no fixed width" in said["text"]
         assert "axis=1" in said["axis"] and "(2,)" in said["axis"]
         assert "axis=0" in said["scalar"] and "()" in said["scalar"]
+        assert "gather" in said["rows"] and "RaggedTensor" in said["rows"]
 
 
 def test_variables_aggregate_as_they_say(ranks: Ranks) -> None:

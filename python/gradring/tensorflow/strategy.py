@@ -36,6 +36,7 @@ from gradring.tensorflow import (
 )
 from gradring.tensorflow.broadcast_update import broadcast_update
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
+from gradring.tensorflow.dtypes import as_tensor
 from gradring.tensorflow.moving_statistics import MovingStatistics
 from gradring.tensorflow.ops import broadcast_labelled
 from gradring.tensorflow.rules.factory import make
@@ -523,6 +524,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: Any, options: Any
     ) -> Any:
+        if not isinstance(value, compat.DistributedValues):
+            value = as_tensor(value, "gather")
         destinations = self._somewhere(destinations)
         return super()._gather_to_implementation(value, destinations, axis, options)
 
