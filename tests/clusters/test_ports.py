@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 import gradring
 from gradring.config import parse
 from gradring.errors import ConfigError, RendezvousError
-from gradring.machine.ports import free_ports
+from gradring.machine import ports
+from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 from gradring.tools.launch.ranks import rank_environments
 from proc import LISTEN, tcp_sockets
@@ -106,3 +109,38 @@ def test_gradring_run_puts_rank_0_at_the_first_port() -> None:
         assert environ["GRADRING_RENDEZVOUS"] == "127.0.0.1:29500"
         assert '"127.0.0.1:29500"' in environ["TF_CONFIG"]
     assert rank_environments({}, 2)[0]["GRADRING_RENDEZVOUS"] != "127.0.0.1:29500"
+
+
+@pytest.mark.parametrize(
+    ("held_at", "wanted_at"), [(LOOPBACK, LOOPBACK), ("0.0.0.0", LOOPBACK), (LOOPBACK, "0.0.0.0")]
+)
+def test_a_port_of_one_job_is_not_chosen_for_another(
+    monkeypatch: pytest.MonkeyPatch, held_at: str, wanted_at: str
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setattr(ports, "_candidates", lambda: [port])
+    with ExitStack() as held:
+        assert free_ports(1, held_at, held=held) == [port]
+        assert free_ports(1, wanted_at) != [port]
+        for _ in range(2):  # a rank, and its replacement
+            with socket.create_server((wanted_at, port)):
+                assert free_ports(1, held_at) != [port]
+    assert free_ports(1, wanted_at) == [port]
+
+
+def take_the_rendezvous_before_it_is_used() -> str:
+    rendezvous = os.environ["GRADRING_RENDEZVOUS"]
+    with socket.socket() as other:
+        try:
+            other.bind((LOOPBACK, int(rendezvous.rpartition(":")[2])))
+        except OSError as error:
+            taken = os.strerror(error.errno or 0)
+        else:
+            taken = "free"
+    with gradring.init() as comm:
+        comm.barrier()
+    return taken
+
+
+def test_the_rendezvous_of_ranks_is_held_until_they_listen() -> None:
+    assert run_ranks(take_the_rendezvous_before_it_is_used, 1) == ["Address already in use"]

@@ -113,3 +113,23 @@ def test_free_ports_differ_and_can_be_bound() -> None:
     for port in ports:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", "1")])
+def test_no_other_job_takes_the_port_of_a_rank_that_does_not_listen_yet(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    text = """\
+import errno, socket, gradring
+port = int(os.environ.get("GRADRING_PORT") or os.environ["GRADRING_RENDEZVOUS"].split(":")[1])
+with socket.socket() as other:
+    print(other.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED)
+with socket.socket() as other:
+    try:
+        other.bind(("127.0.0.1", port))
+    except OSError as error:
+        print(error.errno == errno.EADDRINUSE)
+gradring.init().close()
+"""
+    done = gradring("run", "-np", 1, *options, *script(tmp_path, text))
+    assert done.stdout == "[0] True\n[0] True\n", done.stderr

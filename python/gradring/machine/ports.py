@@ -16,30 +16,52 @@ ATTEMPTS = 1000
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+def free_ports(
+    count: int, host: str = LOOPBACK, *, held: contextlib.ExitStack | None = None
+) -> list[int]:
     """Different ports on ``host`` that no process listens on now.
 
     They lie below the range from which the kernel takes ports for outgoing connections, so that
     no process gets one by chance before the rank binds it.
+
+    Args:
+        count: How many.
+        host: The address of this machine at which they are to be free.
+        held: Until it is closed, no other job chooses them, while ranks can listen on them.
 
     Raises:
         OSError: There are not enough free ports.
     """
     ports: list[int] = []
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as tried:
         for candidate in [*_candidates(), *[0] * count]:
             if len(ports) == count:
                 break
-            holder = held.enter_context(socket.socket(family))
+            holder = tried.enter_context(socket.socket(family))
             try:
                 holder.bind((host, candidate))
             except OSError:
                 continue
             ports.append(holder.getsockname()[1])
+            if held is not None and _lets_listen(holder, host, ports[-1]):
+                held.enter_context(holder.dup())
     if len(ports) < count:
         raise OSError(f"only {len(ports)} of {count} ports on {host} are free; end other jobs")
     return ports
+
+
+def _lets_listen(holder: socket.socket, host: str, port: int) -> bool:
+    """Whether this kernel lets others listen on a port that is bound, as Linux does.
+
+    Both have to allow the reuse of addresses; who looks for a free port does not.
+    """
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        socket.create_server((host, port), family=holder.family).close()
+    except OSError:
+        return False
+    return True
 
 
 def _candidates() -> list[int]:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,8 +134,8 @@ def call_on_ranks(
         raise ValueError(
             f"world_size={world_size} must be at least 1 and timeout={timeout} above 0"
         )
-    with tempfile.TemporaryDirectory(prefix="gradring-ranks-") as directory:
-        world = _World(Path(directory), call, world_size, env or {}, hosts)
+    with tempfile.TemporaryDirectory(prefix="gradring-ranks-") as directory, ExitStack() as held:
+        world = _World(Path(directory), call, world_size, env or {}, hosts, held)
         world.run(float("inf") if timeout is None else timeout, stop_at_failure=check, hear=hear)
         outcomes = world.outcomes()
     if world.unfinished:
@@ -158,11 +159,12 @@ class _World:
         world_size: int,
         env: Mapping[str, str],
         hosts: Sequence[Host],
+        held: ExitStack,
     ) -> None:
         self._directory = directory
         self._call = directory / "call.pickle"
         self._call.write_bytes(pickle.dumps(call))
-        self._environments = rank_environments(os.environ, world_size, tf_config=False)
+        self._environments = rank_environments(os.environ, world_size, tf_config=False, held=held)
         self._hosts = hosts
         for environment in self._environments:
             if hosts:

@@ -206,7 +206,8 @@ class Elastic(Policy):
         for host in self._slots.to_ask(now):
             try:
                 if host.is_local:
-                    self._answered(host, free_ports(host.slots, ANY_ADDRESS))
+                    held = self._job.world.ports
+                    self._answered(host, free_ports(host.slots, ANY_ADDRESS, held=held))
                 else:
                     question = self._ask(command(host, self._job.world.ssh), now, LIMIT_S)
                     self._hosts_asked[host.name] = (host, question)

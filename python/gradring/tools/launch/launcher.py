@@ -97,7 +97,7 @@ def launch(
         return CANNOT_START
     job = _Job(program, policy, world, log_dir, grace_s, shown)
     environ = _recording(environ, log_dir, trace)
-    with signals_as_bytes() as wakeup:
+    with world.ports, signals_as_bytes() as wakeup:
         exit_code = job.run(environ, wakeup)
         if trace is not None:
             for sentence in [*world.collect_parts(), tracing.merge(trace)]:

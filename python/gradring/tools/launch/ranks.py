@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from gradring.clusters import without_cluster_variables
 from gradring.clusters.tf_config import SERVER
@@ -33,7 +34,12 @@ def new_token() -> str:
 
 
 def rank_environments(
-    environ: Mapping[str, str], world_size: int, *, tf_config: bool = True, servers: int = 0
+    environ: Mapping[str, str],
+    world_size: int,
+    *,
+    tf_config: bool = True,
+    servers: int = 0,
+    held: ExitStack | None = None,
 ) -> list[dict[str, str]]:
     """One environment per rank for a world on this machine, and then per parameter server.
 
@@ -45,12 +51,13 @@ def rank_environments(
         tf_config: Whether to set an agreeing ``TF_CONFIG``, for scripts that use TensorFlow's own
             strategies; its worker 0 is at the rendezvous.
         servers: Number of parameter servers.
+        held: As of `free_ports`.
 
     Raises:
         OSError: There are not enough free ports.
     """
     listening = world_size if tf_config else 1
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(listening + servers)]
+    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(listening + servers, held=held)]
     base = {**thread_counts(world_size), **environ}
     own, others = addresses[:listening], addresses[listening:]
     return environments_at(base, own, world_size, tf_config=tf_config, servers=others)

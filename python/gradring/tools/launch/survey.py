@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import gradring
 from gradring.config.parse import MAX_PORT, integer, shown
@@ -31,7 +32,12 @@ class SurveyError(OSError):
 
 
 def survey(
-    hosts: Sequence[Host], ssh: Ssh, guardian: Guardian, goes_on: Callable[[], bool]
+    hosts: Sequence[Host],
+    ssh: Ssh,
+    guardian: Guardian,
+    goes_on: Callable[[], bool],
+    *,
+    held: ExitStack,
 ) -> dict[Host, list[int]]:
     """Free ports on each host, one for each of its slots; all hosts are asked at once.
 
@@ -40,6 +46,7 @@ def survey(
         ssh: How to get to those that are not this machine.
         guardian: Ends the ssh clients when this process is killed.
         goes_on: Waits for a moment; False when the answers are no longer wanted.
+        held: As of `free_ports`, on this machine.
 
     Returns:
         The ports, in the order of the hosts; nothing if they are no longer wanted.
@@ -52,7 +59,7 @@ def survey(
     try:
         for host in hosts:
             if host.is_local:
-                found[host] = free_ports(host.slots, ANY_ADDRESS)
+                found[host] = free_ports(host.slots, ANY_ADDRESS, held=held)
             else:
                 now = time.monotonic()
                 words = command(host, ssh)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,8 @@ class World:
             reader: The rank that reads this process's standard input; the others read nothing.
         """
         self.reader = reader
+        #: Holds the ports of this machine until another job may choose them.
+        self.ports = ExitStack()
         self._placed = [*placed, *servers]
         self._servers = len(servers)
         self._helpers = helpers
@@ -94,12 +97,13 @@ class World:
         Raises:
             OSError: A host cannot be used, or has too few free ports.
         """
+        self.ports.close()
         ranks = len(self._placed) - self._servers
         if not self.remote:
-            return rank_environments(environ, ranks, servers=self._servers)
+            return rank_environments(environ, ranks, servers=self._servers, held=self.ports)
         needed = Counter(self._placed)
         asked = [replace(host, slots=ranks) for host, ranks in needed.items()]
-        found = survey(asked, self.ssh, guardian, goes_on)
+        found = survey(asked, self.ssh, guardian, goes_on, held=self.ports)
         if not found:
             return []
         ports = dict(zip(needed, found.values(), strict=True))
