@@ -12,6 +12,7 @@ from launching import DEADLINE_S, command_line, gradring
 
 from documents import ROOT
 from gradring.config.settings import SETTINGS
+from gradring.tools import cli
 from gradring.tools.cli import COMMANDS
 from gradring.tools.cli.arguments import DOCUMENTATION
 from gradring.tools.launch.ssh import FORWARDED_PREFIXES
@@ -49,6 +50,29 @@ def test_env_prints_the_cluster_and_the_reason() -> None:
     assert rows["found in"] == "GRADRING_* variables"
     assert rows["because"] == "GRADRING_RANK=1 and GRADRING_WORLD_SIZE=2 are set."
     assert rows["token"] == "set" and "do-not-print" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rank", "ports", "place"),
+    [
+        ("0", None, "127.0.0.1:29500"),
+        ("1", None, "a free port"),
+        ("1", "29501", "port 29501"),
+        ("1", "29501-29509", "a free port from 29501 to 29509"),
+    ],
+)
+def test_env_says_where_the_rank_would_listen(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    ports: str | None,
+    place: str,
+) -> None:
+    place_of = {"RANK": rank, "WORLD_SIZE": "2", "RENDEZVOUS": "127.0.0.1:29500"}
+    for name, value in {**place_of, **({"PORT": ports} if ports else {})}.items():
+        monkeypatch.setenv(f"GRADRING_{name}", value)
+    assert cli.main(["env"]) == 0
+    assert re.search(f"^listens at +{place}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_env_explains_a_wrong_configuration_and_exits_with_2() -> None:

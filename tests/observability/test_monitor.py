@@ -264,6 +264,12 @@ def test_line_and_verdict_say_whose_input_is_slow() -> None:
     assert "40% of the time is spent reading data" in said and "--input-workers" in said
 
 
+def test_the_table_of_a_worker_says_how_long_it_waits_for_servers() -> None:
+    _, row, said = step_report.table({0: Totals(10, 1.0, wait_s=0.4)}, ["a"], worker=3).splitlines()
+    assert row.split()[:3] == ["3", "a", "10"]
+    assert said == "Worker 3 is in pulls, and waits for servers, 40% of its time."
+
+
 def test_the_table_says_what_input_workers_took_and_what_ranks_waited() -> None:
     totals = {
         0: Totals(10, 1.0, input_s=0.3, made_s=1.5),

@@ -179,6 +179,8 @@ def test_parts_of_ranks_without_a_launcher_are_merged_by_hand(
     said = capsys.readouterr().out
     assert "is in no collective; it finished all_reduce(sum) float32[10] (#5)" in said
     check(trace, 2)
+    assert cli.main(["explain", f"{trace}.parts", "--trace", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"gradring explain: {tmp_path}: Is a directory\n"
 
 
 def reduce_some() -> None:
