@@ -269,6 +269,7 @@ def refused(comm: Any) -> Any:
             def step() -> None:
                 ours.run(lambda: optimizer.apply_gradients([(tf.ones_like(weight), weight)]))
 
+            step.weight = weight  # type: ignore[attr-defined]
             return step
 
         says("optimizer", ConfigError, training(keras.optimizers.RMSprop()))
@@ -277,6 +278,11 @@ def refused(comm: Any) -> Any:
         step = training(keras.optimizers.SGD())
         step()
         says("second", ConfigError, training(keras.optimizers.SGD()))
+        pulled = step.weight.numpy()
+        step.weight.assign(pulled + 1)
+        says("set", ConfigError, step)
+        says("set in a graph", ConfigError, tf.function(step))
+        step.weight.assign(pulled)
         ours.leave()
         says("left", AbortedError, step)
         os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"].replace(
@@ -416,6 +422,8 @@ def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> 
         ("average", "use_ema=True of"),
         ("dtype", "servers keep float32"),
         ("second", "is a second optimizer under update=ParameterServer"),
+        ("set", ": Variable was set since the last step, and the servers do not have what it was"),
+        ("set in a graph", "set or load weights before the first step of a job"),
         ("left", "closed"),
         ("rule", "this process is ps 0 of TF_CONFIG, and update=Primary(sync_every=1) has no par"),
     ],

@@ -7,8 +7,11 @@ so that is where the errors of gradring are told apart, by the words of the mess
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +38,8 @@ _WITHOUT_XLA = (
 )
 
 _installed = False
+#: Of Python code inside an op, newest first. The core remembers those of its own ops.
+_remembered: deque[GradringError] = deque(maxlen=8)
 
 
 def install() -> None:
@@ -47,6 +52,16 @@ def install() -> None:
     if not _installed:
         tf.errors.OpError.__new__ = _make
         _installed = True
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """For Python code inside an op, of whose errors TensorFlow passes on the words alone."""
+    try:
+        yield
+    except GradringError as error:
+        _remembered.appendleft(error)
+        raise
 
 
 def failure_of(error: BaseException) -> GradringError | None:
@@ -112,6 +127,9 @@ def _failure_in(message: Any) -> GradringError | None:
         return ConfigError(_WITHOUT_XLA)
     if _MARK not in message:
         return None
+    for error in _remembered:
+        if str(error) in message:
+            return error
     failure = _native.tensorflow_failure(message)
     if failure is not None and not isinstance(failure, GradringError):
         raise failure  # Ctrl-C that came meanwhile

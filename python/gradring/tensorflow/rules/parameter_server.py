@@ -21,6 +21,7 @@ import tensorflow as tf
 from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
+from gradring.tensorflow import failures
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.dtypes import map_values
 from gradring.tensorflow.placement import server_of
@@ -38,6 +39,10 @@ from gradring.tensorflow.sparse import summed
 from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")
+
+#: So many values of each variable show whether a program has set it; all would take as long as
+#: half a pull.
+SHOWN_VALUES = 256
 
 _Known = tuple[str, dict[str, type]]
 _ADAM: _Known = ("adam", {"beta_1": float, "beta_2": float, "epsilon": float, "amsgrad": bool})
@@ -62,6 +67,7 @@ class PushedUpdates(Updates):
             gradring.errors.ConfigError: There are no servers, or too few for its
                 placement or replicas.
         """
+        failures.install()
         self._rule = rule
         self._workers = served.place.world_size
         servers = served.servers.addresses
@@ -78,6 +84,10 @@ class PushedUpdates(Updates):
         self._optimizer: Any = None
         self._trained: list[Any] = []
         self._client: _native.ParameterClient | None = None
+        #: The first values of each variable, as they were pulled.
+        self._pulled: list[np.ndarray[Any, Any]] = []
+        #: What they are in this step.
+        self._found: list[tf.Tensor] = []
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Refuses what the servers cannot do.
@@ -110,6 +120,8 @@ class PushedUpdates(Updates):
                 f"{self._name}: {optimizer.name} is a second optimizer under update={self._rule}, "
                 "and the servers have one for each job; train one model with one optimizer"
             )
+        # The optimizer may let them decay before it comes to `step`.
+        self._found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self._trained]
         factor = self._workers if self._multiplies(optimizer) else 1
         apply([times(gradient, factor) for gradient in gradients])
 
@@ -121,7 +133,11 @@ class PushedUpdates(Updates):
         variables: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        """Pushes, pulls, and assigns."""
+        """Pushes, pulls, and assigns.
+
+        Raises:
+            gradring.errors.ConfigError: The program has set a variable since the last step.
+        """
         by_id = {id_of(v): grad for v, grad in zip(variables, gradients, strict=True)}
         found = [by_id.get(id_of(variable)) for variable in self._trained]
         if self._rule.is_sum and self._multiplies(optimizer):
@@ -135,9 +151,11 @@ class PushedUpdates(Updates):
                 arrays.append(gradient)
         decay = float(optimizer.weight_decay or 0.0)
 
+        @failures.remembered()
         def exchange(rate: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
             # What has no dimensions comes as a number.
             left = map(np.asarray, arrays)
+            self._check_unset([next(left) for _ in self._trained])
             pushed = [
                 (next(left), next(left))
                 if isinstance(gradient, tf.IndexedSlices)
@@ -153,6 +171,7 @@ class PushedUpdates(Updates):
 
         rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
         kinds = [tf.float32] * len(self._trained)
+        arrays = self._found + arrays
         # One tensor alone is no list, eagerly.
         pulled = tf.nest.flatten(tf.numpy_function(exchange, [rate, *arrays], kinds))
         for variable, value in zip(self._trained, pulled, strict=True):
@@ -243,7 +262,17 @@ class PushedUpdates(Updates):
         # Servers that have lost everything want initial values, too.
         while client.pull(into) is None:
             client.push_initial(self._values())
+        self._pulled = [each.reshape(-1)[:SHOWN_VALUES].copy() for each in into]
         return into
+
+    def _check_unset(self, found: Sequence[np.ndarray[Any, Any]]) -> None:
+        for variable, now, pulled in zip(self._trained, found, self._pulled, strict=True):
+            if not np.array_equal(now, pulled, equal_nan=True):
+                raise ConfigError(
+                    f"{self._name}: {_path(variable)} was set since the last step, and the servers "
+                    "do not have what it was set to; set or load weights before the first step of "
+                    "a job, or let the servers go on from snapshots"
+                )
 
     def _leave_at_exit(self) -> None:
         try:
