@@ -77,8 +77,9 @@ def observe(communicator: Communicator, settings: Settings) -> None:
     if settings.trace is not None:
         part = paths.part_of(settings.trace, communicator.rank, number)
         # What an earlier run has left, perhaps of more groups; what stays is told at the end.
-        for path in paths.written(part.parent):
-            if path.name == part.name and not open_groups.yet_to_join(communicator):
+        earlier = () if open_groups.yet_to_join(communicator) else paths.written(part.parent)
+        for path in earlier:
+            if path.name == part.name:
                 with contextlib.suppress(OSError):
                     path.unlink()
         around_close(communicator, _tracing(communicator, settings.trace, number))
@@ -106,13 +107,11 @@ def _record(communicator: Communicator, settings: Settings, number: int) -> None
     """Begins the records of a group, the one of this number in this process."""
     core = core_of(communicator)
     if settings.flight_dir is not None:
-        # Records of different groups of an elastic job say nothing about each other.
-        later = core.generation > 0
         directory = paths.of_group(settings.flight_dir, number)
         if open_groups.yet_to_join(communicator):
             # Alone it is rank 0, whose file is that of the job's.
             directory /= "joining"
-        core.write_records_to(directory / f"generation-{core.generation}" if later else directory)
+        core.write_records_to(paths.of_generation(directory, core.generation))
     if settings.trace is not None:
         core.start_trace(TRACE_LIMIT)
 

@@ -39,6 +39,11 @@ def of_group(directory: Path, number: int) -> Path:
     return directory if number == 1 else directory / f"group-{number}"
 
 
+def of_generation(directory: Path, generation: int) -> Path:
+    """The directory for those of a group of an elastic job: they say nothing about each other."""
+    return directory if generation == 0 else directory / f"generation-{generation}"
+
+
 def written(directory: Path) -> Iterator[Path]:
     """All records in a directory, of all attempts and groups."""
     yield from directory.glob("rank-*.json")

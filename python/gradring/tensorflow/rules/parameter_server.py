@@ -40,8 +40,8 @@ from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")
 
-#: So many values of each variable show whether a program has set it; all would take as long as
-#: half a pull.
+#: So many values of each variable show whether a program has set it. To compare all, each step
+#: would read all weights twice.
 SHOWN_VALUES = 256
 
 _Known = tuple[str, dict[str, type]]
