@@ -165,3 +165,69 @@ impl GroupAccess {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gradring_proto::wire::handshake::GroupId;
+
+    const RANKS: usize = 4;
+
+    /// What rank 2 of four in generation 1 answers to who says this.
+    fn answer(hello: Hello, has_group: bool) -> String {
+        let config = Config {
+            generation: 1,
+            ..Config::new(2, RANKS, "")
+        };
+        let credentials = Arc::new(Credentials::of(&config).unwrap());
+        let own_state = Arc::new(OwnState::new(2, RANKS, 1));
+        if has_group {
+            own_state.has_agreed(predecessor().group);
+        }
+        let access = GroupAccess::new(&config, &credentials, &own_state);
+        match access.check(&hello, Instant::now()) {
+            Ok(()) => "welcome".into(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// What its predecessor says.
+    fn predecessor() -> Hello {
+        Hello {
+            responder: 2,
+            world_size: RANKS,
+            generation: 1,
+            ..Hello::sample(Purpose::Control)
+        }
+    }
+
+    #[test]
+    fn who_has_no_business_with_a_rank_is_told_why() {
+        type Change = fn(&mut Hello);
+        assert_eq!(answer(predecessor(), true), "welcome");
+        let cases: [(Change, &str); 8] = [
+            (|hello| hello.generation = 2, "has formed already"),
+            (|hello| hello.generation = 0, "that of generation 1"),
+            (|hello| hello.world_size = 3, "world size 3, rank 2 with 4"),
+            (|hello| hello.responder = 3, "to rank 3 and reached rank 2"),
+            (|hello| hello.rank = 4, "to rank 2 as rank 4 of 4"),
+            (|hello| hello.rank = 2, "to rank 2 as rank 2 of 4"),
+            (|hello| hello.rank = 0, "rank 0"),
+            (
+                |hello| hello.group = GroupId::NONE,
+                "another group than rank 2",
+            ),
+        ];
+        for (change, reason) in cases {
+            let mut hello = predecessor();
+            change(&mut hello);
+            let answer = answer(hello, true);
+            assert!(answer.contains(reason), "{answer}");
+        }
+        let answer = answer(predecessor(), false);
+        assert!(
+            answer.contains("rank 2 has not heard of a group yet"),
+            "{answer}"
+        );
+    }
+}

@@ -70,9 +70,7 @@ mod tests {
         credentials.check_job("slurm 1", (3, 0)).unwrap();
         let error = credentials.check_job("slurm 2", (3, 0)).unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.contains("slurm 1") && text.contains("slurm 2"),
-            "{text}"
-        );
+        assert!(text.contains("slurm 1"), "{text}");
+        assert!(text.contains("slurm 2"), "{text}");
     }
 }

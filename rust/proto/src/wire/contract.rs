@@ -250,13 +250,15 @@ mod tests {
         assert_ne!(base, call.header(0, 1, 1));
         let sent = with_endpoints(base, 2, 513);
         assert_eq!(endpoints(&sent), (2, 513));
-        assert!(is_header(&sent) && sent != with_endpoints(base, 513, 2));
+        assert!(is_header(&sent));
+        assert_ne!(sent, with_endpoints(base, 513, 2));
         assert_eq!(base, changed(|call| call.name.shown = "v".into()));
         for (index, other) in others.iter().enumerate() {
             assert!(is_header(other));
             let (mut foreign, mut kindless) = (*other, *other);
             (foreign[0], kindless[4]) = (!foreign[0], KIND_MAX + 1);
-            assert!(!is_header(&foreign) && !is_header(&kindless));
+            assert!(!is_header(&foreign));
+            assert!(!is_header(&kindless));
             assert_ne!(&base, other);
             assert!(others[..index].iter().all(|earlier| earlier != other));
         }
@@ -315,9 +317,8 @@ mod tests {
         assert_eq!(called("w"), "send(dest=3) 'w' float32");
         let long = called(&"\u{e9}".repeat(200));
         let told = ", 6 elements of float32 under another name";
-        assert!(
-            long.starts_with("send(dest=3) '\u{e9}") && long.ends_with(&format!("{CUT}{told}"))
-        );
+        assert!(long.starts_with("send(dest=3) '\u{e9}"));
+        assert!(long.ends_with(&format!("{CUT}{told}")));
         // As much as fits, and not less.
         let around = "send(dest=3) '' float32".len();
         assert!(called(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));

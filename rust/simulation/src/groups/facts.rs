@@ -631,3 +631,47 @@ impl fmt::Display for Cell {
         write!(f, "{phase:?}, rank {faulty} of {world_size}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What contradicts a row that says this of a killed rank.
+    fn contradiction(change: impl Fn(&mut Row)) -> Option<String> {
+        let mut row = rows().into_iter().next()?;
+        change(&mut row);
+        let cell = row.cells().last()?;
+        let run = group::run(cell.scenario(&row, false), Random::new(0), false);
+        cell.problem(&row, &run)
+    }
+
+    #[test]
+    fn what_a_row_says_wrongly_is_contradicted() {
+        type Change = fn(&mut Row);
+        assert_eq!(contradiction(|_| ()), None);
+        let wrong: [(Change, &str); 5] = [
+            (|row| row.error = TIMEOUT, "got another error"),
+            (|row| row.error = None, "ended with Failed"),
+            (
+                |row| row.blames = |_, _| BTreeSet::new(),
+                "got another error",
+            ),
+            (|row| row.within = STALL, "was ready after"),
+            (
+                |row| {
+                    row.strikes = |cell| Fault::Exits {
+                        trigger: Trigger {
+                            number: 9,
+                            ..cell.trigger()
+                        },
+                    };
+                },
+                "the fault did not strike",
+            ),
+        ];
+        for (change, problem) in wrong {
+            let found = contradiction(change).expect(problem);
+            assert!(found.contains(problem), "{found}");
+        }
+    }
+}

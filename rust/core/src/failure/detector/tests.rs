@@ -1,5 +1,6 @@
 use super::*;
 use crate::observe::flight_recorder::FlightRecorder;
+use gradring_proto::wire::gossip::Gossip;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -129,4 +130,46 @@ fn of_two_ranks_that_lose_each_other_the_one_that_noticed_first_speaks_first() {
         detector.keep_time(later + Timing::USUAL.link_grace);
     }
     assert_eq!((blamed(&first), blamed(&second)), (None, Some(1)));
+}
+
+#[test]
+fn what_is_said_of_ranks_that_do_not_exist_or_in_this_ranks_name_changes_nothing() {
+    let now = Instant::now();
+    let mut detector = detector(1, now);
+    let gossip = |rank| {
+        Message::Gossip(Gossip {
+            rank,
+            number: 1,
+            collectives: 3,
+            moves_in: None,
+            late: Vec::new(),
+            note: Vec::new(),
+        })
+    };
+    let line = |rank| {
+        let text = String::from("a line");
+        Message::LogLine(LogLine {
+            rank,
+            number: 1,
+            text,
+        })
+    };
+    let broken = |rank, peer| Message::LinkBroken { rank, peer };
+    let untrue = [
+        gossip(1),
+        gossip(4),
+        line(1),
+        line(4),
+        broken(4, 0),
+        broken(0, 4),
+    ];
+    for message in untrue {
+        detector.hear(message, 0, now);
+    }
+    assert_eq!(detector.take_messages().count(), 0, "nobody is told of it");
+    for message in [gossip(3), line(3), broken(3, 0)] {
+        detector.hear(message, 0, now);
+    }
+    assert_eq!(detector.take_messages().count(), 3);
+    assert_eq!(blamed(&detector), None);
 }
