@@ -239,6 +239,22 @@ fn who_connects_must_reconfigure_if_the_next_of_the_ring_has_promised_to_others(
 }
 
 #[test]
+fn who_forms_a_new_group_and_is_in_none_of_this_ones_places_is_named_by_address() {
+    let mut job = Job::new(3);
+    let base = job.members[0].view().cloned();
+    let envelope = gather(9, ballot(9, 9), base.expect("it is at a roster"));
+    let reply = job.members[0].answer(&envelope, job.now);
+    assert!(matches!(reply, Reply::Busy));
+    let call = job.members[0].reconfigured_by();
+    assert_eq!(
+        call.as_deref(),
+        Some("the process at h9:1 forms a new group")
+    );
+    job.reform();
+    assert_eq!(job.members[0].reconfigured_by(), None);
+}
+
+#[test]
 fn half_of_the_members_stop_with_an_error_that_names_the_others() {
     let mut job = Job::new(4);
     job.silent.extend([3, 4]);
