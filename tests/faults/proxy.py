@@ -178,11 +178,18 @@ class _Connection:
         self._hung = threading.Event()
 
     def pump(self, flow: Flow, source: socket.socket, target: socket.socket, first: bytes) -> None:
-        """Carries one direction until it ends."""
+        """Carries one direction until it ends.
+
+        An end that can be sent nothing may have said something before: what it has said is carried
+        by the other pump, so its socket stays as it is.
+        """
         try:
             piece = first or source.recv(PIECE_BYTES)
             while piece and not self._hung.is_set():
-                self._carry(flow, source, target, piece)
+                try:
+                    self._carry(flow, source, target, piece)
+                except OSError:
+                    return
                 piece = source.recv(PIECE_BYTES)
             if not self._hung.is_set():
                 target.shutdown(socket.SHUT_WR)
@@ -190,8 +197,7 @@ class _Connection:
             if not self._hung.is_set():
                 _reset(target)
         except OSError:
-            with contextlib.suppress(OSError):
-                source.shutdown(socket.SHUT_RDWR)
+            _end(target)
 
     def _carry(
         self, flow: Flow, source: socket.socket, target: socket.socket, piece: bytes
