@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gradring.tools.bench import all_reduce, options, rank, systems, table, valu
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.network import network
 from gradring.tools.bench.options import Options, format_size, parse_sizes
+from gradring.tools.bench.systems import tensorflow
 from gradring.tools.cli import main
 
 KEYS = [
@@ -247,6 +249,49 @@ def test_a_peer_that_cannot_reduce_this_is_left_out(capsys: pytest.CaptureFixtur
     if _missing("mpi") is None:
         assert "mpi does not all-reduce float16; choose one of float32, " in " ".join(reasons)
     assert not {"mpi", "tensorflow"} & set(options_.peers)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "ranks", "reason"),
+    [
+        ("uint8", "sum", 2, "TensorFlow does not all-reduce uint8; choose one of "),
+        ("float32", "max", 2, "TensorFlow's strategy has no all-reduce with op max; choose sum or"),
+        ("float32", "mean", 3, "TensorFlow rounds the mean of 3 ranks in float32 differently, so"),
+        ("int32", "mean", 4, "TensorFlow rounds the mean of 4 ranks in int32 differently, so tha"),
+        ("float32", "mean", 4, None),
+        ("float32", "sum", 3, None),
+    ],
+)
+def test_tensorflow_is_left_out_where_it_computes_something_else(
+    dtype: str, op: str, ranks: int, reason: str | None
+) -> None:
+    found = tensorflow.refusal(dtype, op, ranks, 1)
+    assert found is None if reason is None else (found or "").startswith(reason)
+
+
+def test_the_version_is_that_of_the_package_that_brings_tensorflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = {"tensorflow-cpu": "2.20.0"}
+
+    def version(package: str) -> str:
+        if package not in installed:
+            raise metadata.PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert tensorflow.version() == "tensorflow 2.20.0"
+    installed["tensorflow"] = "2.21.0"
+    assert tensorflow.version() == "tensorflow 2.21.0"
+    installed.clear()
+    assert tensorflow.version() == "tensorflow"
+
+
+def test_bfloat16_needs_the_package_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert values.dtype_of("float16") == np.float16
+    with pytest.raises(ConfigError, match="no bfloat16 of its own; run: pip install ml_dtypes"):
+        values.dtype_of("bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from gradring.machine import resources
 from gradring.testing import run_ranks
 from gradring.tools.bench import raw_link
 from gradring.tools.bench.options import format_size
-from gradring.tools.bench.systems.link import Exchange, open_ring
+from gradring.tools.bench.systems import link
+from gradring.tools.bench.systems.link import Exchange, Link, open_ring
 from gradring.tools.bench.table import Columns
 from gradring.tools.cli import main
 
@@ -98,3 +100,23 @@ def _exchange(count: int) -> tuple[int, bool]:
         spoiled = not np.any(exchange.result() == exchange.expected)
         comm.barrier()
         return wrong, spoiled
+
+
+def test_a_ring_that_stands_still_or_has_lost_a_rank_says_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "TIMEOUT_S", 0.01)
+    buffer = memoryview(bytearray(8))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as own,
+        server.accept()[0] as other,
+        own.dup() as previous,
+    ):
+        # One of two ranks has one connection for both directions.
+        ends = Link(own, previous, same_host=False)
+        with pytest.raises(TimeoutError, match=r"has been silent for 0\.01 s"):
+            ends.exchange(buffer, buffer, 8)
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError, match="the rank before this one has closed its link"):
+            ends.exchange(buffer, buffer, 8)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gradring.machine import packages
 from gradring.tools.bench.options import ALGORITHMS
 from gradring.tools.cli import main
 from gradring.tools.simulate.options import parse_world_sizes
@@ -192,6 +193,20 @@ def test_a_picture_shows_time_over_ranks(tmp_path: Path) -> None:
     picture = tmp_path / "new" / "ranks.png"
     assert main(["simulate", "--world-size", "2..16", "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_what_draws_it_is_refused_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packages, "missing", list)
+    picture = tmp_path / "ranks.png"
+    assert main(["simulate", "--world-size", "2", "--picture", str(picture)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == (
+        f"gradring simulate: --picture needs matplotlib; type: {packages.advice(['matplotlib'])}, "
+        "or omit --picture\n"
+    )
+    assert not picture.exists()
 
 
 def test_where_nothing_costs_anything_no_time_passes(tmp_path: Path) -> None:

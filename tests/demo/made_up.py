@@ -1,11 +1,16 @@
-"""Results that no training has produced."""
+"""Results and output that no training has produced."""
 
-from dataclasses import replace
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gradring.observe.step_report import Totals
+from gradring.tools.demo import story
 from gradring.tools.demo.results import RankResult, Results
 
 
@@ -39,3 +44,24 @@ def results(**changes: Any) -> Results:
         others={"gradring": 0.02, "MultiWorkerMirrored": 0.03, "single process": 0.01},
     )
     return replace(whole, **changes)
+
+
+@dataclass
+class Printed:
+    """Takes the place of a training, and prints what one has printed."""
+
+    text: str
+    exit_code: int | None = 0
+    started: list[Any] = field(default_factory=list)
+
+    def __call__(self, *arguments: Any) -> int | None:
+        *how, hear = arguments
+        self.started.append(how)
+        for line in self.text.splitlines(keepends=True):
+            hear(line)
+        return self.exit_code
+
+    def instead_of(self, demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Printed:
+        monkeypatch.setattr(demo, "require_packages", lambda: None)
+        monkeypatch.setattr(story, "run_script", self)
+        return self

@@ -1,16 +1,20 @@
 """Messages to a user of the demo when it cannot work."""
 
+import errno
 import importlib.util
 import io
+import signal
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import results
 
 from gradring.tools import cli
-from gradring.tools.demo import story
-from gradring.tools.demo.results import GRADRING, Variant
+from gradring.tools.demo import rules, story, trouble
+from gradring.tools.demo.results import GRADRING, MIRRORED, RankResult, Variant
 from gradring.tools.demo.story import LiveLine, TrainingError
 
 
@@ -90,6 +94,82 @@ def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(story, "train", fail)
     with pytest.raises(TrainingError, match="gradring failed"):
         story.demo(tmp_path, stream=io.StringIO())
+
+
+def test_without_tensorflows_own_strategy_the_demo_says_why_and_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(story, "require_packages", lambda: None)
+    whole = results()
+
+    def train(variant: Variant, *_: object) -> tuple[tuple[RankResult, ...], float]:
+        if variant == MIRRORED:
+            raise TrainingError("the training failed (exit code 1). The end of it:\nTraceback")
+        return (whole.gradring if variant == GRADRING else (whole.single,)), 0.0
+
+    monkeypatch.setattr(story, "_run", train)
+    output = io.StringIO()
+    assert story.demo(tmp_path / "report", stream=output) == 0
+    said = " ".join(output.getvalue().split())
+    why = "MultiWorkerMirroredStrategy: the training failed (exit code 1). The single process"
+    assert f"There is no comparison with {why}" in said and "Traceback" not in said
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "the training failed (exit code 1)" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], "demo()"),
+        (["--slow-rank", "1"], "show_slow_rank(1)"),
+        (["--kill", "3"], "show_killed_rank(3)"),
+        (["--update", "diloco"], "show_rule('diloco')"),
+    ],
+)
+def test_an_option_shows_something_instead_of_the_comparison(
+    options: list[str], shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called = []
+
+    def instead(name: str) -> Callable[..., int]:
+        def show(*arguments: object) -> int:
+            *given, report = arguments
+            assert report == tmp_path
+            called.append(f"{name}({', '.join(map(repr, given))})")
+            return 7
+
+        return show
+
+    places = {trouble: ["show_slow_rank", "show_killed_rank"], story: ["demo"]}
+    for module, names in {**places, rules: ["show_rule"]}.items():
+        for name in names:
+            monkeypatch.setattr(module, name, instead(name))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli.main(["demo", "--report", str(tmp_path), *options]) == 7
+        # It ends the trainings, too.
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.value.code == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert called == [shown]
+
+
+def test_a_report_for_which_there_is_no_room_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: Path) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(story, "demo", full)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli.main(["demo", "--report", str(tmp_path)]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "gradring demo: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("trouble", [[], ["--slow-rank", "1"], ["--kill", "1"]])

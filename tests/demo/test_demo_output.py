@@ -1,9 +1,11 @@
 """The demo's results as text, and its line of progress."""
 
 import io
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_up import rank_result, results
 
@@ -51,8 +53,13 @@ def test_the_comparison_states_the_ratio_and_no_speed_up() -> None:
     assert "a ratio of 2.0" in said
     assert "72% and 44%" in said
     assert "the same hash" in said
+    other = tuple(replace(rank, weights=(np.ones(3),)) for rank in results().mirrored)
+    unlike = " ".join(report.comparison(results(mirrored=other), None).split())
+    assert f"Its weights have the hash {other[0].weights_hash}. " in unlike
     assert "share this machine's 2 cores" in said
     assert "ratio of 0.89 shows overhead, not scaling" in said
+    more = " ".join(report.comparison(results(cores=8), None).split())
+    assert "Both kinds may use 2 threads in all on this machine's 8 cores, so" in more
     assert "gradring 9.00 / 12.50 / 30.00, MultiWorkerMirrored 18.00 / 20.00 / 45.00, " in said
 
 
@@ -68,6 +75,7 @@ def test_a_missing_comparison_is_explained() -> None:
     said = report.comparison(results(mirrored=()), "it never ended")
     assert "no comparison with MultiWorkerMirroredStrategy: it never ended" in said
     assert said.count("MultiWorkerMirrored") == 1
+    assert "comparison" not in report.comparison(results(mirrored=()), None)
 
 
 def test_failed_checks_stand_out() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
+from made_up import Printed
 
 from gradring.tools.demo import story, trouble
 
@@ -66,27 +65,6 @@ def test_a_job_that_did_not_survive_is_told_so(
     assert problem in found
 
 
-@dataclass
-class Printed:
-    """Takes the place of a training, and prints what one has printed."""
-
-    text: str
-    started: list[Any] = field(default_factory=list)
-
-    def __call__(self, *arguments: Any) -> int:
-        *how, hear = arguments
-        self.started.append(how)
-        for line in self.text.splitlines(keepends=True):
-            hear(line)
-        return 0
-
-    @classmethod
-    def instead(cls, text: str, monkeypatch: pytest.MonkeyPatch) -> Printed:
-        monkeypatch.setattr(trouble, "require_packages", lambda: None)
-        monkeypatch.setattr(story, "run_script", printed := cls(text))
-        return printed
-
-
 @pytest.mark.parametrize(
     ("line", "exit_code", "said"),
     [
@@ -98,7 +76,7 @@ class Printed:
 def test_a_line_of_the_training_names_the_slow_rank(
     line: str, exit_code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training, output = Printed.instead(line, monkeypatch), io.StringIO()
+    training, output = Printed(line).instead_of(trouble, monkeypatch), io.StringIO()
     assert trouble.show_slow_rank(1, tmp_path, stream=output) == exit_code
     assert f"{line}\n{said}" in output.getvalue()
     ((workers, launch, options),) = training.started
@@ -109,11 +87,23 @@ def test_a_line_of_the_training_names_the_slow_rank(
 def test_the_lines_of_an_elastic_training_are_shown_with_the_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training, output = Printed.instead(TOLD, monkeypatch), io.StringIO()
+    training, output = Printed(TOLD).instead_of(trouble, monkeypatch), io.StringIO()
     assert trouble.show_killed_rank(1, tmp_path, stream=output) == 0
     assert f"{TOLD}\nRank 1 was killed after step 57." in output.getvalue()
     launch = ["--log-dir", str(tmp_path), "--min-np", "2"]
     assert training.started == [[4, launch, ["--kill", "1"]]]
+
+
+def test_a_training_that_does_not_end_is_told_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Printed("[0] step 1\n", None).instead_of(trouble, monkeypatch)
+    output = io.StringIO()
+    assert trouble.show_killed_rank(1, tmp_path, stream=output) == 1
+    assert output.getvalue().endswith(
+        f"[0] step 1\nThe training has not ended within {story.DEADLINE_S:g} s and is stopped.\n\n"
+        "The training did not come to its end; the lines above say why.\n"
+    )
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,52 @@ def test_an_error_of_any_kind_while_writing_is_told_and_ends_no_writing(
     checkpoints.write(commit(2))
     checkpoints.flush()
     assert os.listdir(tmp_path) == ["commit-000000000002.gradring"]
+
+
+def test_a_system_without_room_for_a_thread_keeps_the_commit_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        checkpoints.write(commit(1))
+        with pytest.raises(OSError, match=r"can't start new thread \(1 in a row\); make room"):
+            checkpoints.flush()
+    assert f"commit 1 could not be written to {tmp_path} (RuntimeError: can't" in caplog.text
+    checkpoints.write(commit(2))
+    checkpoints.flush()
+    assert os.listdir(tmp_path) == ["commit-000000000002.gradring"]
+
+
+def test_a_commit_for_which_there_is_no_memory_is_not_passed_over_for_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = written(tmp_path, 1, 2)
+
+    def values(self: Commit) -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr(Commit, "values", values)
+    with pytest.raises(MemoryError):
+        checkpoints.newest()
+
+
+def test_however_many_commits_fail_none_ends_a_program_that_has_said_so(tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    state = State(step=0)
+    # Without a directory there is nothing to wait for.
+    state.flush()
+    state.checkpoint_to(directory, max_failures=None)
+    with gradring.init(rank=0, world_size=1) as comm:
+        state.sync(comm)
+        shutil.rmtree(directory)
+        for number in range(1, 4):
+            state.commit()
+            with pytest.raises(SaveError, match=rf"\({number} in a row\)"):
+                state.flush()
 
 
 def test_settings_that_keep_nothing_are_refused(tmp_path: Path) -> None:

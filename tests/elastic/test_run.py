@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import re
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from gradring.errors import AbortedError, ConfigError, MismatchError, Rendezvous
 from gradring.group.communicator import core_of
 from gradring.testing import Outcome, run_ranks, simulated_hosts
 from gradring.testing.network import why_unavailable
-from pairs import Pair
+from pairs import Pair, on_threads
 from waiting import wait_until
 
 STEPS = 5
@@ -309,6 +310,83 @@ def test_a_group_that_has_failed_says_so_when_it_is_to_be_elastic() -> None:
         pair.peer.abort("has had enough")
         with pytest.raises(AbortedError, match="has had enough"):
             gradring.elastic.run(pair.comm)(lambda _: None)(State(step=0))
+
+
+@pytest.fixture
+def terminated() -> Iterator[list[int]]:
+    """How often the program's own handler of SIGTERM has been called."""
+    called: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, _: called.append(signum))
+    handler = signal.getsignal(signal.SIGTERM)
+    yield called
+    assert signal.getsignal(signal.SIGTERM) == handler, "the program has its own back"
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_is_the_programs_too_and_ends_it_at_its_next_commit(terminated: list[int]) -> None:
+    state = State(step=0)
+    with gradring.init() as comm:
+
+        @gradring.elastic.run(comm)
+        def train(state: State) -> None:
+            while True:
+                state.step += 1
+                if state.step == STEPS:
+                    signal.raise_signal(signal.SIGTERM)
+                    assert terminated == [signal.SIGTERM]
+                state.commit()
+
+        with pytest.raises(SystemExit) as left:
+            train(state)
+    assert left.value.code == 128 + signal.SIGTERM
+    assert state.step == STEPS, "that commit is its last"
+
+
+def test_sigterm_ends_a_process_at_once_that_waits_for_others(terminated: list[int]) -> None:
+    class WhileItWaits(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waits for others to join its first group" in record.getMessage():
+                signal.raise_signal(signal.SIGTERM)
+
+    log, handler = logging.getLogger("gradring"), WhileItWaits()
+    log.addHandler(handler)
+    try:
+        with gradring.init() as comm, pytest.raises(SystemExit) as left:
+            gradring.elastic.run(comm, min_workers=2)(lambda _: None)(State())
+    finally:
+        log.removeHandler(handler)
+    assert left.value.code == 128 + signal.SIGTERM
+    assert terminated == [signal.SIGTERM]
+
+
+def test_threads_train_too_and_leave_signals_to_the_program(
+    terminated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    real = gradring.Communicator.all_reduce
+
+    def all_reduce(self: Any, x: Any, op: gradring.ReduceOp = "sum", *, name: str = "") -> Any:
+        if name == "elastic/ended" and self.rank == 1:
+            self.abort("when all have returned")
+        return real(self, x, op, name=name)
+
+    monkeypatch.setattr(gradring.Communicator, "all_reduce", all_reduce)
+
+    def trained(comm: gradring.Communicator) -> float:
+        @gradring.elastic.run(comm, min_workers=2)
+        def train(state: State) -> float:
+            assert signal.getsignal(signal.SIGTERM) == handler
+            while state.step < STEPS:
+                state.weight += comm.all_reduce(comm.rank + 1.0)
+                state.step += 1
+                state.commit()
+            return float(state.weight)
+
+        return float(train(State(weight=0.0, step=0)))
+
+    # Who hears of a loss after that takes nothing back.
+    assert on_threads(2, trained) == [3.0 * STEPS] * 2
+    assert terminated == []
 
 
 def test_a_process_whose_training_ends_before_the_others_is_named_by_all(stage: Stage) -> None:

@@ -2,7 +2,9 @@
 
 import collections
 import copy
+import itertools
 import os
+import re
 import signal
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 import gradring
 from gradring.elastic import State
 from gradring.elastic import commit as commits
-from gradring.errors import GradringError, MismatchError
+from gradring.errors import GradringError, MismatchError, ProtocolError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from pairs import on_threads
 
 #: The 80 kB of weights travel in 81 pieces.
 PIECES_BEFORE_THE_LOSS = 40
@@ -195,3 +198,39 @@ def test_a_transfer_goes_on_from_another_rank_where_it_was_broken() -> None:
         # 81 pieces in all: the payload is a bit longer than the weights. Those that were on their
         # way to the last rank when the source was killed may not have got there.
         assert second == 81 - (begun - 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [("elastic/piece", r"bytes 100 to 200 of a commit"), ("elastic/hashes", "hashes of a commit")],
+)
+def test_what_changes_on_its_way_is_never_taken(
+    changed: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = gradring.Communicator.broadcast
+    monkeypatch.setattr(commits, "PIECE_BYTES", 100)
+    pieces = itertools.count()
+
+    def broadcast(self: Any, x: Any, root: int = 0, *, name: str = "") -> Any:
+        received = real(self, x, root, name=name)
+        # The second piece, or all hashes.
+        if self.rank == 1 and name == changed and (name != "elastic/piece" or next(pieces) == 1):
+            received.reshape(-1).view(np.uint8)[0] ^= 1
+        return received
+
+    monkeypatch.setattr(gradring.Communicator, "broadcast", broadcast)
+
+    def fetched(comm: gradring.Communicator) -> tuple[str, float]:
+        state = State(weights=np.full(100, float(comm.rank)))
+        if comm.rank == 0:
+            state.commit()
+        with pytest.raises(GradringError) as caught:
+            state.sync(comm)
+        if comm.rank == 1:
+            assert isinstance(caught.value, ProtocolError) and caught.value.rank == 0
+            assert str(caught.value).endswith("; use checksum=True")
+        return str(caught.value), float(state.weights[0])
+
+    for rank, (said, weight) in enumerate(on_threads(2, fetched)):
+        assert re.search(f"{what} changed on their way from rank 0", said)
+        assert weight == rank, "it has what it had"

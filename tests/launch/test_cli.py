@@ -1,8 +1,10 @@
 """The command line around ``gradring run``."""
 
+import errno
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -246,3 +248,35 @@ def test_a_shell_completes_commands_and_options(line: str, wanted: str, tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert wanted in answer.read_text()
+
+
+def test_ctrl_c_is_told_in_one_line_and_other_errors_of_the_system_are_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    def broken(_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("gradring.tools.cli.env.run", interrupted)
+    try:
+        assert cli.main(["env"]) == 128 + signal.SIGINT
+    except KeyboardInterrupt:  # it would end all tests
+        pytest.fail("an interruption is no error of the command line")
+    assert capsys.readouterr().err == "gradring env: interrupted\n"
+    monkeypatch.setattr("gradring.tools.cli.env.run", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        cli.main(["env"])
+
+
+def test_a_script_of_hosts_that_cannot_be_executed_is_told_how_it_could_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "my hosts"
+    script.touch()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--min-np", "1", "--host-discovery-script", str(script), "true"])
+    assert ended.value.code == 2
+    said = f"'{script}' cannot be executed; type: chmod +x '{script}'"
+    assert said in capsys.readouterr().err

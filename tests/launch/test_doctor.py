@@ -1,5 +1,6 @@
 """``gradring doctor``: it names who is stuck, what cannot be reached, and what differs."""
 
+import errno
 import os
 import re
 import shutil
@@ -13,15 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from launching import DEADLINE_S, command_line, completed, gradring, script
 
 from gradring.clusters import detect
-from gradring.errors import ConfigError
+from gradring.errors import AuthenticationError, ConfigError, RendezvousError
 from gradring.machine.ports import free_ports
-from gradring.tools.doctor import group
+from gradring.tools import cli
+from gradring.tools.doctor import group, running
 from gradring.tools.doctor.endpoint import probe
 from gradring.tools.doctor.group import link_lines, listening, problems_of
 from gradring.tools.doctor.job import Entered, JobState, RankState, ask_job
@@ -393,6 +396,171 @@ def test_a_rank_of_another_group_is_not_taken_for_one_of_this(
     state = ask_job("127.0.0.1:0", None)
     assert sorted(state.states) == [0, 2]
     assert "another group" in state.silent[1] and "127.0.0.1:1" in state.silent[1]
+
+
+@pytest.mark.parametrize(
+    ("answers", "silent"),
+    [
+        (RendezvousError("no answer in time"), "h, 127.0.0.1:1: no answer in time"),
+        ({"formed": False}, "a process of another group, or another rank, answers at 127.0.0.1:1"),
+    ],
+)
+def test_a_rank_that_does_not_answer_as_one_of_the_group_hides_no_other(
+    answers: Any, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_rank = dict.fromkeys(("entered", "ended", "failed", "beside"))
+    head = {"rank": 0, "world_size": 2, "host": "h", "process_id": 7, "formed": True, "awaited": []}
+    members = [("127.0.0.1:0", "h"), ("127.0.0.1:1", "h")]
+
+    def inquire(address: str, *_: object) -> Any:
+        if address == "127.0.0.1:0":
+            return {**of_rank, **head, "members": members, "group": "a"}
+        if isinstance(answers, Exception):
+            raise answers
+        return answers
+
+    monkeypatch.setattr("gradring._native.inquire", inquire)
+    found = ask_job("127.0.0.1:0", None)
+    assert found.silent == {1: silent}
+    assert [str(each) for each in found.states.values()] == [
+        "rank 0 on h (process 7) is in no collective"
+    ]
+    well, (sentence,) = found.verdict()
+    assert not well and sentence == (
+        f"rank 1 does not answer ({silent}): it has ended, is stopped, or its host cannot be "
+        "reached"
+    )
+
+
+def test_a_certificate_that_one_rank_does_not_accept_is_none_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = {"rank": 0, "world_size": 2, "formed": True, "host": "h", "process_id": 7}
+    first |= dict.fromkeys(("entered", "ended", "failed", "beside")) | {"awaited": []}
+    members = [("127.0.0.1:0", "h"), ("127.0.0.1:1", "h")]
+
+    def inquire(address: str, *_: object) -> Any:
+        if address == members[0][0]:
+            return {**first, "members": members}
+        raise AuthenticationError("another certificate")
+
+    monkeypatch.setattr("gradring._native.inquire", inquire)
+    with pytest.raises(AuthenticationError, match="another certificate"):
+        ask_job(members[0][0], None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "well", "said"),
+    [
+        ({"missing": None, "runs": False}, False, "this process waits to join an elastic job, and"),
+        ({"missing": None, "runs": True}, False, "this process of an elastic job is between two g"),
+        ({"missing": []}, True, "the group is about to form: all ranks have joined"),
+        ({"missing": [1, 2]}, False, "the group is still forming: ranks 1 and 2 of 3 have not joi"),
+    ],
+)
+def test_a_process_without_a_group_says_what_it_waits_for(
+    answer: dict[str, Any], well: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {"world_size": 3, "formed": False, **answer}
+    monkeypatch.setattr("gradring._native.inquire", lambda *_: whole)
+    found, (sentence,) = ask_job("127.0.0.1:0", None).verdict()
+    assert found == well and sentence.startswith(said)
+
+
+def test_a_group_that_has_failed_says_why_and_no_more() -> None:
+    failed = replace(state(1, 7, 6), failed="rank 2 on h: its process has ended")
+    job = JobState(3, {0: state(0, 7, 6), 1: failed}, {2: "refuses"})
+    assert job.verdict() == (False, [f"the group has failed: {failed.failed}"])
+
+
+def test_a_collective_that_all_have_entered_is_long_or_its_network_is_stuck() -> None:
+    waiting = [replace(state(rank, 7, 6), awaited=(1 - rank,)) for rank in range(2)]
+    well, (sentence,) = JobState(2, dict(enumerate(waiting)), {}).verdict()
+    assert not well
+    assert sentence.startswith("ranks 0 and 1 wait in #7 barrier, which all ranks have entered: it")
+
+
+def test_a_job_that_has_called_nothing_yet_is_well() -> None:
+    idle = replace(state(0, None, 1), ended=None)
+    said = "all ranks answer; no collective has been called yet"
+    assert JobState(1, {0: idle}, {}).verdict() == (True, [said])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "127.0.0.1 does not answer within 5 s; a firewall may drop its packets"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "127.0.0.1: No route to host"),
+    ],
+)
+def test_what_keeps_an_address_from_answering_is_told_apart(
+    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(*_: object) -> socket.socket:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(running, "running_jobs", list)
+    assert cli.main(["doctor", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().out == f"127.0.0.1:1 (127.0.0.1): {said}\n"
+
+
+def test_without_any_job_the_doctor_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "running_jobs", list)
+    assert cli.main(["doctor"]) == 0
+    said = "no gradring job of this user runs on this machine\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("processes", "said"),
+    [
+        ({}, "something listens there, but does not answer as rank 0 of a gradring job would: no"),
+        ({1: 77}, "rank 0 of a job should answer here, but: no answer in time"),
+    ],
+)
+def test_a_place_that_does_not_answer_is_rank_0s_if_ranks_of_the_job_run_here(
+    processes: dict[int, int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def inquire(*_: object) -> Any:
+        raise RendezvousError("no answer in time; start rank 0")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        found = running.RunningJob(address, processes=processes)
+        monkeypatch.setattr(running, "running_jobs", lambda: [found])
+        monkeypatch.setattr("gradring._native.inquire", inquire)
+        assert cli.main(["doctor", address]) == 1
+    assert f"{address}: {said}" in capsys.readouterr().out
+
+
+def test_a_rank_that_finds_no_group_says_what_it_sees_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (port,) = free_ports(1)
+    place = {"RANK": "1", "WORLD_SIZE": "2", "RENDEZVOUS": f"127.0.0.1:{port}"}
+    for name, value in place.items():
+        monkeypatch.setenv(f"GRADRING_{name}", value)
+    with mock.patch("gradring.init", side_effect=RendezvousError("nobody is there")):
+        assert cli.main(["doctor"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"rank 1 on \S+ is not in the group: nobody is there", first)
+    assert second.startswith(f"rank 1: 127.0.0.1:{port} (127.0.0.1): 127.0.0.1 refuses: no process")
+    with mock.patch("gradring.init", side_effect=ConfigError("of two jobs")):
+        assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "gradring doctor: of two jobs\n"
+
+
+def test_a_pair_that_cannot_reach_each_other_has_no_numbers() -> None:
+    _, line, _ = link_lines(
+        {"0-1": LinkMeasurement(problem="10.0.0.3:5: No route"), "0-2": LinkMeasurement(9.0)}
+    )
+    assert line.split(maxsplit=2) == ["0-1", "unreachable", "10.0.0.3:5: No route"]
 
 
 def test_short_waits_are_no_problem() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gradring.errors import ConfigError
+from gradring.tools.launch import elastic
 from gradring.tools.launch.hosts import Host, place_ranks
 from gradring.tools.launch.input_workers import InputWorkers
 from gradring.tools.launch.plain import Plain
@@ -243,3 +246,29 @@ def test_a_watch_reads_what_is_there_until_it_is_to_ignore_it(tmp_path: Path) ->
     watch.close()
     os.close(reading)
     os.close(writing)
+
+
+def test_a_service_that_others_could_use_is_allowed_by_the_users_word() -> None:
+    job = InputWorkers(Plain(place_ranks(HOSTS, 2), restarts=0), 1, HOSTS)
+    with pytest.raises(ConfigError, match=r"there may be processes on other hosts.*; give --inp"):
+        job.check({}, unprotected=False)
+    job.check({}, unprotected=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (subprocess.TimeoutExpired(["./hosts"], 60.0), "./hosts has not ended within 60 s"),
+        (
+            subprocess.CalledProcessError(3, ["./hosts"], "", "usage\nno such queue\n"),
+            "./hosts ended with exit code 3 and said: no such queue",
+        ),
+        (
+            subprocess.CalledProcessError(3, ["./hosts"], "a:2", ""),
+            "./hosts ended with exit code 3 and said: nothing",
+        ),
+        (ValueError("'a:x' has 'x' ranks"), "'a:x' has 'x' ranks"),
+    ],
+)
+def test_what_a_script_of_hosts_has_done_wrong_is_named(error: Exception, said: str) -> None:
+    assert elastic._why(error) == said

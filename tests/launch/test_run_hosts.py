@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from launching import (
 from launching import pids_noted as _pids_noted
 from test_run_orphans import sleepers
 
+import gradring as gradring_package
 from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
 from gradring.tools.launch.ranks import KEPT_MEMORY
-from gradring.tools.launch.ssh import forwarded
+from gradring.tools.launch.ssh import Ssh, forwarded
+from gradring.tools.launch.survey import SurveyError, ports_in, problem
 from waiting import wait_until
 
 HOSTS = "127.0.0.2:2,127.0.0.3"
@@ -382,3 +385,46 @@ def test_only_some_variables_travel_unasked() -> None:
         "LANG": "C",
         "NEW": "1",
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            subprocess.TimeoutExpired("ssh", 60.0),
+            "host me@a did not answer within 60 s; try: ssh -p 7 me@a true",
+        ),
+        (
+            subprocess.CalledProcessError(255, "ssh", "", "Welcome\nPermission denied\n"),
+            "host me@a cannot run ranks: ssh ended with exit code 255 and said: Welcome | "
+            "Permission denied (ssh must work without a password: ssh -p 7 me@a true; and "
+            "/there/python must have gradring: --python names another interpreter)",
+        ),
+        (
+            subprocess.CalledProcessError(1, "ssh", "", ""),
+            "ssh ended with exit code 1 and said: nothing (ssh must work",
+        ),
+        (OSError("no space"), "host me@a cannot run ranks: no space; try: ssh -p 7 me@a true"),
+    ],
+)
+def test_what_a_host_answers_to_no_question_says_what_to_try(error: Exception, said: str) -> None:
+    (host,), ssh = parse_hosts("me@a:2"), Ssh("/there/python", 7)
+    assert said in problem(error, host, ssh)
+
+
+def test_a_machine_without_ssh_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    (host,) = parse_hosts("a")
+    said = "there is no program 'ssh'; install an ssh client"
+    assert problem(FileNotFoundError(2, "No such file"), host, Ssh()) == said
+
+
+def test_a_host_with_another_gradring_or_a_greeting_alone_is_named() -> None:
+    (host,) = parse_hosts("a")
+    answer = {"version": gradring_package.__version__, "ports": [7, 65535]}
+    assert ports_in(f"Welcome\n{json.dumps(answer)}\n", host) == [7, 65535]
+    with pytest.raises(SurveyError, match=r"host a has gradring '0\.0', this one .*; install the"):
+        ports_in(json.dumps({**answer, "version": "0.0"}), host)
+    for other in ("[3]", '{"ports": [7]}', json.dumps({**answer, "ports": 7})):
+        with pytest.raises(ValueError, match=r"it printed .*, which names no ports"):
+            ports_in(other, host)

@@ -10,12 +10,22 @@ import sys
 import termios
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 from launching import DEADLINE_S, IN_A_GROUP, command_line, gradring, script
 
-from gradring.tools.launch.output import MAX_LINE_BYTES, PROGRESS_S, LineBuffer
-from gradring.tools.launch.report import last_words
+from gradring.tools.launch.output import (
+    MAX_LINE_BYTES,
+    PROGRESS_S,
+    LineBuffer,
+    Logs,
+    RankOutput,
+    Tracebacks,
+    write,
+)
+from gradring.tools.launch.processes import describe_exit
+from gradring.tools.launch.report import MAX_LINES, last_words
 from waiting import wait_until
 
 
@@ -160,7 +170,8 @@ def test_a_progress_bar_shows_its_newest_state_now_and_then() -> None:
     assert buffer.feed(b"10%\r20%\r30%", 0.0) == [b"30%"]
     assert buffer.feed(b"\r40%", PROGRESS_S / 2) == []
     assert buffer.feed(b"\r50%\r", PROGRESS_S) == [b"50%"]
-    assert buffer.feed(b"\r100%\r\n", PROGRESS_S * 1.5) == [b"100%"]
+    assert buffer.feed(b"50%\r", PROGRESS_S * 2) == []
+    assert buffer.feed(b"\r100%\r\n", PROGRESS_S * 2.5) == [b"100%"]
     assert buffer.feed(b"done\r", PROGRESS_S * 4) == [b"done"]
     assert buffer.feed(b"\nnext\n", PROGRESS_S * 4) == [b"next"]
     assert buffer.flush() == []
@@ -207,3 +218,64 @@ def test_an_older_traceback_is_not_repeated() -> None:
     )
     lines = stream.read().splitlines()
     assert last_words(lines, []) == [b"Traceback (most recent call last):", b"NewError"]
+
+
+def test_of_a_long_traceback_the_middle_is_left_out() -> None:
+    begin = b"Traceback (most recent call last):"
+    calls = [b"  call %d" % number for number in range(2 * MAX_LINES)]
+    found = last_words([begin, *calls, b"RecursionError"], [])
+    half = MAX_LINES // 2
+    left_out = b"... %d lines left out ..." % (2 * MAX_LINES + 2 - 2 * half)
+    assert found == [begin, *calls[: half - 1], left_out, *calls[1 - half :], b"RecursionError"]
+
+
+def test_of_ranks_that_are_all_interrupted_one_traceback_is_shown() -> None:
+    first, second, quiet = (cast(RankOutput, object()) for _ in range(3))
+    tracebacks = Tracebacks()
+    begin = b"Traceback (most recent call last):"
+    assert tracebacks.shown(second, [begin, b"of before"]) == [begin, b"of before"]
+    tracebacks.one = True
+    assert tracebacks.shown(first, [b"step 3", begin]) == [b"step 3", begin]
+    assert tracebacks.shown(first, [b"KeyboardInterrupt"]) == [b"KeyboardInterrupt"]
+    assert tracebacks.shown(quiet, [b"saved"]) == [b"saved"]
+    assert tracebacks.shown(second, [b"step 3", begin]) == [b"step 3"]
+    assert tracebacks.shown(second, [b"  in fit", b"KeyboardInterrupt"]) == []
+    assert tracebacks.hidden == {second: 3}
+
+
+def test_the_first_log_that_cannot_be_written_ends_the_job_and_a_later_one_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-1.log").mkdir()
+    with Logs(tmp_path, anew=True) as logs:
+        with pytest.raises(IsADirectoryError):
+            logs.open("rank 1")
+        assert logs.open("rank 0") is not None
+        assert logs.open("rank 1") is None
+        assert logs.open("rank 1") is None
+    said = f"gradring run: rank 1 has no log: {tmp_path / 'rank-1.log'}: Is a directory\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_stream_that_is_full_when_it_is_flushed_is_flushed_again() -> None:
+    reading, writing = os.pipe()
+
+    class Full(io.FileIO):
+        refusals = 1
+
+        def flush(self) -> None:
+            if self.refusals and not self.closed:
+                self.refusals -= 1
+                raise BlockingIOError
+            super().flush()
+
+    with Full(writing, "w") as target, open(reading, "rb", buffering=0) as reader:
+        write(target, b"line\n")
+        assert (target.refusals, reader.read(5)) == (0, b"line\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "exit code 3"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")]
+)
+def test_an_end_by_a_signal_without_a_name_has_words_too(code: int, words: str) -> None:
+    assert describe_exit(code) == words

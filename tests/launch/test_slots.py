@@ -317,3 +317,13 @@ def test_ports_that_are_known_already_are_asked_for_again() -> None:
     slots = Slots(Limits(2, 2, 2, 300.0), parsed("a:2"), 0.0, discovers=False)
     slots.answered(slots.to_ask(0.0)[0], [5, 5])
     assert slots.to_ask(0.0) == [Host("a", 1)]
+
+
+def test_an_answer_of_a_host_that_is_no_longer_listed_is_for_nobody() -> None:
+    slots = Slots(Limits(2, 1, 2, 300.0, host_failures=1), parsed("a,b"), 0.0, discovers=True)
+    a, b = slots.to_ask(0.0)
+    slots.answered(a, [5])
+    slots.offer([a], 1.0)
+    slots.answered(b, [5])
+    assert slots.unanswered(b, 1.0) == "it is no longer listed"
+    assert [start.host.name for start in slots.to_start(1.0)] == ["a"]

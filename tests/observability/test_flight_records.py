@@ -412,6 +412,24 @@ def test_who_waits_for_a_partner_is_not_said_to_have_stayed_away() -> None:
     )
 
 
+@pytest.mark.usefixtures("utc")
+def test_who_waits_for_nobody_is_said_to_be_in_no_collective() -> None:
+    done, begun, waits = record(
+        0, (1, "send(dest=1)", "done"), (2, "send(dest=2)", "running"), (3, "recv(source=2)", "run")
+    ).collectives
+    waits = replace(waits, state="running", place="a.py:3")
+    # It has sent, and what it has begun in advance keeps it from nothing.
+    first = replace(
+        record(0, (1, "b", "done")), channels=(Channel(1, (done,)), Channel(2, (begun,)))
+    )
+    second = replace(record(1), channels=(Channel(2, (waits,)),))
+    assert explain([first, second, record(2)]) == [
+        "rank 0 on host-0 is in no collective; it finished b (#1) at 00:00:03.000.",
+        "rank 2 on host-2 is in no collective; it had finished no collective.",
+        "rank 1 on host-1 was in recv(source=2) since 00:00:02.000, for 7.0 s (a.py:3).",
+    ]
+
+
 def test_a_rank_that_has_gone_on_is_mentioned() -> None:
     ahead = record(0, (7, "b", "done"))
     sentences = explain([ahead, record(1, (7, "b", "running")), record(2, (6, "b", "done"))])
@@ -449,3 +467,21 @@ def test_records_of_an_earlier_group_of_an_elastic_job_are_left_out(
         (tmp_path / f"rank-{rank}.json").write_bytes(text)
     assert [(record.rank, record.world_size) for record in read(tmp_path)] == [(0, 2), (1, 2)]
     assert "rank-2.json is left out: it is of an earlier group" in caplog.text
+
+
+def test_records_of_another_version_or_of_several_jobs_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, world_size in ((0, 2), (1, 3)):
+        text = file_of(ROW, rank=rank, world_size=world_size)
+        (tmp_path / f"rank-{rank}.json").write_bytes(text)
+    assert cli.main(["explain", str(tmp_path)]) == 2
+    several = f"{tmp_path} holds records of several jobs; remove the older files\n"
+    assert capsys.readouterr().err == f"gradring explain: {several}"
+    newer = tmp_path / "rank-1.json"
+    newer.write_bytes(file_of(ROW, rank=1, world_size=2, format=FORMAT + 1))
+    assert cli.main(["explain", str(tmp_path)]) == 2
+    assert (
+        f"{newer} cannot be read (format {FORMAT + 1} was written by another version); remove"
+        in (capsys.readouterr().err)
+    )

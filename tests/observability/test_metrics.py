@@ -22,9 +22,10 @@ import pytest
 from prometheus_client import parser
 
 import gradring
+from gradring.config.values import Settings
 from gradring.machine.ports import free_ports
 from gradring.observe import metrics
-from gradring.observe.observer import observer_of
+from gradring.observe.observer import observe_worker, observer_of
 from gradring.stats import Stats
 from gradring.testing import run_ranks
 from gradring.tools.launch.hosts import parse_hosts
@@ -268,6 +269,70 @@ def test_clients_that_say_nothing_cannot_exhaust_a_rank(monkeypatch: pytest.Monk
         idle.close()
         wait_until(lambda: threading.active_count() <= threads, "their places are free")
         assert "gradring_info" in parsed(ask(port))
+
+
+def test_a_client_for_whom_there_is_no_thread_takes_no_others_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (port,) = free_ports(1)
+    with gradring.init() as comm:
+        gradring.Monitor(comm, prometheus_port=port, stream=io.StringIO())
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            for _ in range(metrics.CLIENTS + 1):
+                with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+                    ask(port)
+        assert "gradring_info" in parsed(ask(port))
+
+
+def test_a_rank_that_serves_already_goes_on_at_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, other = free_ports(2)
+    monkeypatch.setenv("GRADRING_PROMETHEUS_PORT", str(port))
+    with gradring.init() as comm:
+        monitor = gradring.Monitor(comm, prometheus_port=other, stream=io.StringIO())
+        for _ in range(2):
+            monitor.step(metrics={"loss": 0.25, "gradient_norm": 3})
+        monitor.pause()
+        found = parsed(ask(port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", other), timeout=20)
+    assert found["gradring_batch_metric"] == {
+        (("name", "loss"),): 0.25,
+        (("name", "gradient_norm"),): 3.0,
+    }
+
+
+def test_a_worker_of_parameter_servers_serves_at_a_port_of_its_own() -> None:
+    port = two_free_ports()
+    settings = Settings.from_environ({"GRADRING_PROMETHEUS_PORT": str(port)})
+    counted = {"version": 7, "pushes": 6, "waited_s": 0.5}
+    with gradring.init() as comm:
+        observe_worker(comm, settings, 1, lambda: counted)
+        text = ask(port + 1)
+    found = parsed(text)
+    assert 'gradring_info{rank="1",' in text
+    names = ("version", "pushes_total", "pull_seconds_total")
+    assert [found[f"gradring_{name}"] for name in names] == [{(): 7}, {(): 6}, {(): 0.5}]
+
+
+def test_what_became_of_gradients_is_told_by_the_first_server_alone() -> None:
+    stats: Any = {"server": 1, "version": 3, "bytes_sent": 40, "bytes_received": 80}
+    bytes_moved = (
+        'gradring_server_bytes_total{server="1",direction="sent"} 40.0',
+        'gradring_server_bytes_total{server="1",direction="received"} 80.0',
+    )
+    samples = [line for line in metrics.render_server(stats).splitlines() if line[0] != "#"]
+    assert samples == ['gradring_version{server="1"} 3.0', *bytes_moved]
+    fates = {"pushes": 5, "dropped_late": 1, "dropped_overflow": 0, "dropped_lost": 2}
+    of_all: Any = {"members": [0, 3], "updates": 3, "queue": 0, "staleness": {0: 4, 2: 1}, **fates}
+    text = metrics.render_server(stats | of_all | {"server": 0})
+    assert 'gradring_workers{server="0"} 2.0\n' in text
+    assert 'gradring_gradients_total{server="0",fate="lost"} 2.0\n' in text
+    assert 'gradring_gradient_staleness_bucket{server="0",le="1"} 4.0\n' in text
+    assert 'gradring_gradient_staleness_sum{server="0"} 2.0\n' in text
 
 
 def test_an_address_of_another_host_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:

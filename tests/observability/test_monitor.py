@@ -20,6 +20,7 @@ from gradring import errors
 from gradring.observe import monitor, step_report
 from gradring.observe.step_report import Totals
 from gradring.testing import run_ranks
+from pairs import Pair
 from waiting import wait_until
 
 LINE = re.compile(
@@ -159,6 +160,39 @@ def test_a_pause_is_no_step() -> None:
     assert float(row[3]) < 100
 
 
+def test_a_rank_that_says_nothing_is_not_waited_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "FAREWELL_S", 0.0)
+    with Pair() as pair:
+        watch = gradring.Monitor(pair.comm, stream=io.StringIO())
+        watch.resume()  # before the first step, nothing has been paused
+        for _ in range(3):
+            watch.step()
+        _, own, other, _ = watch.finish().splitlines()
+    assert own.split()[0::2][:2] == ["0", "2"]
+    assert other.split()[0] == "1" and other.endswith("no monitor")
+
+
+def test_an_error_in_a_pause_is_no_half_step_of_the_group() -> None:
+    def reduced() -> list[float]:
+        works = [each.all_reduce_async(np.ones(1)) for each in (pair.comm, pair.peer)]
+        return [float(work.wait()[0]) for work in works]
+
+    lines = io.StringIO()
+    with Pair() as pair:
+        with (
+            pytest.raises(ValueError, match="in the evaluation"),
+            gradring.Monitor(pair.comm, stream=lines) as watch,
+        ):
+            watch.step()
+            assert reduced() == [2.0, 2.0]
+            watch.pause()
+            raise ValueError("in the evaluation")
+        assert reduced() == [2.0, 2.0], "the group goes on"
+    assert lines.getvalue() == ""
+
+
 def measure_batches(norms: list[float]) -> tuple[str, list[dict[str, Any]]]:
     output = io.StringIO()
     rows: list[dict[str, Any]] = []
@@ -220,8 +254,12 @@ def test_metrics_that_could_not_travel_are_refused(metrics: dict[str, float]) ->
 def test_what_has_no_communicator_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match=r"needs a gradring\.Communicator"):
         gradring.Monitor(object())
-    with gradring.init() as comm, pytest.raises(errors.ConfigError, match="every_steps=0"):
-        gradring.Monitor(comm, every_steps=0)
+    with gradring.init() as comm:
+        with pytest.raises(errors.ConfigError, match="every_steps=0"):
+            gradring.Monitor(comm, every_steps=0)
+        for every_s in (0.0, -1.0, float("nan")):
+            with pytest.raises(errors.ConfigError, match=f"every_s={every_s} must be above 0"):
+                gradring.Monitor(comm, every_s=every_s)
 
 
 @pytest.mark.parametrize("port", [0, -5, 70000, "9100", 9100.0, True])

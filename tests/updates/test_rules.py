@@ -55,6 +55,7 @@ def test_rules_show_what_they_are_and_are_values() -> None:
         (lambda: updates.ParameterServer(overflow="x"), "ParameterServer: overflow='x' is not"),  # type: ignore[arg-type]
         (lambda: updates.ParameterServer(late=1), "ParameterServer: late=1 is not one of w"),  # type: ignore[arg-type]
         (lambda: updates.ParameterServer(placement={"a": -1}), "ParameterServer: placement={'a'"),
+        (lambda: updates.ParameterServer(placement=["a"]), "ParameterServer: placement=['a'] does"),  # type: ignore[arg-type]
         (lambda: updates.ParameterServer(snapshot_every=0), "ParameterServer: snapshot_every=0"),
         (lambda: updates.ParameterServer(replicas=-1), "ParameterServer: replicas=-1 is not"),
         (

@@ -58,22 +58,18 @@ def initiate(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> L
         return LinkMeasurement(problem=f"{address[0]}:{address[1]}: {error}")
 
 
-def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> str | None:
-    """The higher rank's part; returns why it failed, or None."""
+def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> None:
+    """The higher rank's part; the lower one says why it failed."""
     server.settimeout(2 * CONNECT_S)
-    try:
-        with contextlib.ExitStack() as closing:
-            end = closing.enter_context(server.accept()[0])
-            end.settimeout(CONNECT_S)
-            link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
-            _send_clock(end)
-            for _ in range(ROUND_TRIPS):
-                link.round_trip(1, 2)
-            if bandwidth:
-                _measure_bandwidth(link, end, False)
-        return None
-    except OSError as error:
-        return str(error)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+        end = closing.enter_context(server.accept()[0])
+        end.settimeout(CONNECT_S)
+        link = Link(end, closing.enter_context(end.dup()), same_host=same_host)
+        _send_clock(end)
+        for _ in range(ROUND_TRIPS):
+            link.round_trip(1, 2)
+        if bandwidth:
+            _measure_bandwidth(link, end, False)
 
 
 def _read_clock(end: socket.socket) -> float:

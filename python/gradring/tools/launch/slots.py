@@ -261,7 +261,7 @@ class Slots:
                 f"{host.name} is given up{for_so_long} after {self._limits.host_failures} failures "
                 "in a row, and the worker is started again where there is room"
             )
-        if host.name not in self._hosts or self._hosts[host.name].given_up:
+        if self._hosts[host.name].given_up:
             slot.place = None
             return "it is started again where there is room"
         return f"it is started again in {pause:g} s, to join the others"
@@ -271,9 +271,7 @@ class Slots:
         for slot in self._slots:
             if slot.is_on(name) and not slot.running:
                 slot.place = None
-        known = self._hosts.get(name)
-        if known is None:
-            return ""
+        known = self._hosts[name]
         known.given_up, known.times = True, known.times + 1
         if self._limits.cooldown_s is None:
             known.back_at = float("inf")
