@@ -88,6 +88,8 @@ def train_all(names: tuple[str, ...]) -> Any:
     """By name: a case, one in a loop, or a training."""
     import keras
 
+    from gradring.tensorflow import CustomCollectiveStrategy
+
     results = {}
     with join() as comm:
 
@@ -108,6 +110,9 @@ def train_all(names: tuple[str, ...]) -> Any:
             for train in TRAININGS:
                 if train.__name__ in names:
                     record(train.__name__, train, comm)
+            if comm.world_size == 1 and "on_batches" in names:
+                one = CustomCollectiveStrategy(communicator=comm)
+                record("one worker, on_batches", on_batches, comm, one)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
             if CLIPS_FIRST:
@@ -149,9 +154,9 @@ def overflow(comm: Any) -> Any:
     }
 
 
-def on_batches(comm: Any) -> Any:
-    """`train_on_batch` with each rank's own part, and what the model predicts and scores then."""
-    model = compiled(strategy_of(comm), "mlp", "Adam")
+def on_batches(comm: Any, strategy: Any = None) -> Any:
+    """`train_on_batch` with each rank's own part, and what the model scores then."""
+    model = compiled(strategy or strategy_of(comm), "mlp", "Adam")
     x, y = samples()
     share = BATCH // comm.world_size
     logs = []
@@ -159,6 +164,8 @@ def on_batches(comm: Any) -> Any:
         start = step * BATCH + comm.rank * share
         mine = slice(start, start + share)
         logs.append(model.train_on_batch(x[mine], y[mine], return_dict=True)["loss"])
+    last = slice(4 * BATCH + comm.rank * share, 4 * BATCH + (comm.rank + 1) * share)
+    logs.append(model.test_on_batch(x[last], y[last], return_dict=True)["loss"])
     return {**state_of(model, model.optimizer), "logs": {"loss": [float(v) for v in logs]}}
 
 
@@ -408,8 +415,8 @@ def test_two_workers_train_as_one_process(trained: Any, case: str) -> None:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", marked(EMBEDDINGS, QUICK[:1]))
-def test_one_worker_clips_an_embedding_as_two_do(trained: Any, case: str) -> None:
+@pytest.mark.parametrize("case", marked((*EMBEDDINGS, "on_batches"), (QUICK[0], "on_batches")))
+def test_one_worker_trains_as_two_do(trained: Any, case: str) -> None:
     workers, alone = trained
     assert_trained_alike(
         [worker[case] for worker in workers], alone[f"one worker, {case}"], TOLERANCE

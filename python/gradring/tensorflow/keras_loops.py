@@ -96,9 +96,11 @@ def make_step(
     original(model, *args, **kwargs)
     function = getattr(model, name)
     if not isinstance(function, _StepFunction):
-        take = _as_it_is if name == "predict_function" else sample_shares.own_batches
-        communicator = model.distribute_strategy.communicator
-        setattr(model, name, _StepFunction(function, communicator, take))
+        strategy = model.distribute_strategy
+        # One replica weighs nothing: `sample_shares.make_function` leaves its steps as they are.
+        is_weighed = name != "predict_function" and strategy.num_replicas_in_sync > 1
+        take = sample_shares.own_batches if is_weighed else _as_it_is
+        setattr(model, name, _StepFunction(function, strategy.communicator, take))
     return getattr(model, name)
 
 
