@@ -358,6 +358,11 @@ def test_what_needs_all_elements_is_refused() -> None:
     for name, dataset in refused.items():
         with pytest.raises(ConfigError, match=rf"it has .*\b{name}\b.* its own elements alone"):
             check(dataset.prefetch(1))
+    python = numbers.map(lambda x: tf.numpy_function(abs, [x], tf.int64))
+    with pytest.raises(
+        ConfigError, match=r"fit: the dataset calls Python \(PyFunc, .* behind fit,"
+    ):
+        check(python, what="fit")
     # There, one input worker has all of them.
     check(numbers.interleave(lambda n: tf.data.Dataset.range(n).take(1)).batch(2).repeat(2))
 

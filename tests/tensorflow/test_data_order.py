@@ -26,11 +26,16 @@ SAME_IN_EACH_EPOCH = (
     "in a function",
     "in a nested function",
     "in any order",
+    "seeded in a function",
+    "of each element",
 )
 #: Tried with global seeds that differ, too.
 MAIN = ("shuffle", "a seed for each rank", "in a function", "tensor", "files")
-#: In every run of the tests: those, and what caches, captures or has a policy.
-QUICK = (*MAIN, "cache", "captures", "files, FILE")
+#: In every run of the tests: those, and what caches, captures, has a policy, or any order.
+QUICK = (
+    *(*MAIN, "cache", "captures", "files, FILE"),
+    *("in any order", "options", "seeded in a function", "of each element"),
+)
 #: So many that two epochs have the same order of files less often than once in a million runs.
 FILES = 13
 
@@ -71,6 +76,12 @@ def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
         last = tf.minimum(start + 100, COUNT)
         return data.range(start, last).shuffle(100)
 
+    def seeded_blocks(start: Any) -> Any:
+        return data.range(start, tf.minimum(start + 100, COUNT)).shuffle(100, seed=rank + 1)
+
+    def permuted_block(start: Any) -> Any:
+        return tf.random.shuffle(tf.range(start, tf.minimum(start + 100, COUNT)))
+
     starts = data.range(0, COUNT, 100)
     whole = data.range(COUNT)
     return {
@@ -106,6 +117,8 @@ def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
         "in a nested function": lambda: (
             data.range(1).flat_map(lambda _: starts.interleave(blocks)).batch(BATCH)
         ),
+        "seeded in a function": lambda: starts.interleave(seeded_blocks).batch(BATCH),
+        "of each element": lambda: starts.map(permuted_block).unbatch().batch(BATCH),
         "tensor": lambda: data.range(1).map(permuted).unbatch().batch(BATCH),
         "in any order": lambda: starts.interleave(
             blocks, cycle_length=4, num_parallel_calls=4, deterministic=False

@@ -115,6 +115,7 @@ def train_all(names: tuple[str, ...]) -> Any:
                 record("one worker, on_batches", on_batches, comm, one)
         if comm.world_size > 1:
             results["empty batch"] = empty_batch(comm)
+            results["masked"] = masked_statistics(comm)
             if CLIPS_FIRST:
                 results["refusal"] = refusal(comm)
     return results
@@ -361,6 +362,22 @@ def empty_batch(comm: Any) -> Any:
     return np.asarray(layer.moving_mean).tolist(), np.asarray(layer.moving_variance).tolist()
 
 
+def masked_statistics(comm: Any) -> Any:
+    """Those of a synchronised normalisation, by steps that a mask leaves: 1 and 2, and 6."""
+    import keras
+    import tensorflow as tf
+
+    strategy = strategy_of(comm)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.0, synchronized=True, epsilon=0.0)
+        layer.build((None, 3, 1))
+    steps = tf.constant([[1.0, 2.0, 50.0], [6.0, 60.0, 70.0]])[comm.rank, None, :, None]
+    mask = tf.constant([[True, True, False], [True, False, False]])[comm.rank, None]
+    outputs = strategy.run(lambda: layer(steps, training=True, mask=mask))
+    moving = float(np.asarray(layer.moving_mean)[0]), float(np.asarray(layer.moving_variance)[0])
+    return *moving, outputs.numpy().ravel().tolist()[: (2, 1)[comm.rank]]
+
+
 TRAININGS = (
     overflow,
     on_batches,
@@ -457,6 +474,15 @@ def test_an_empty_batch_does_not_count_in_the_statistics(trained: Any) -> None:
     workers, _ = trained
     for worker in workers:
         assert worker["empty batch"] == ([2.0, 4.0], [1.0, 4.0])
+
+
+def test_a_masked_synchronised_normalisation_counts_the_steps_of_all_workers(trained: Any) -> None:
+    workers, _ = trained
+    deviation = np.sqrt(14 / 3)
+    for worker, steps in zip(workers, ([1.0, 2.0], [6.0]), strict=True):
+        mean, variance, outputs = worker["masked"]
+        assert (mean, variance) == pytest.approx((3.0, 14 / 3), rel=1e-5)
+        assert outputs == pytest.approx([(step - 3.0) / deviation for step in steps], rel=1e-4)
 
 
 @needs_fit
