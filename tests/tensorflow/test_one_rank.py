@@ -161,6 +161,7 @@ def callbacks(comm: Any, directory: Path) -> Found:
     found: Found = {}
     for name, it in (("a live line elsewhere", LiveLine()), ("a check elsewhere", CheckReplicas())):
         found[name] = said(partial(elsewhere.fit, data, verbose=0, callbacks=[it]))
+    found["steps before the refusals"] = int(elsewhere.optimizer.iterations)
 
     strategy = CustomCollectiveStrategy(communicator=comm)
     model = model_in(strategy.scope())
@@ -320,6 +321,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_says_what_is_wrong(found: Found, name: str) -> None:
     assert REFUSED[name] in found[name]
+
+
+def test_what_cannot_watch_a_model_says_so_before_it_trains(found: Found) -> None:
+    assert found["steps before the refusals"] == 0
 
 
 def test_a_collective_without_init_joins_the_group(found: Found) -> None:

@@ -199,7 +199,12 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._batch = -1
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Steps are counted from here."""
+        """Steps are counted from here.
+
+        Raises:
+            gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`.
+        """
+        _communicator_of(self)
         self._steps = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
