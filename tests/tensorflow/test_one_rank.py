@@ -34,6 +34,8 @@ REFUSED = {
     "a constraint": "ConfigError: weight has a constraint, which no server keeps to under update=",
     "no servers": "ConfigError: worker 0 of 1 cannot train under update=ParameterServer(",
     "a checkpoint below a file": "NotADirectoryError: ",
+    "an optimizer beside no model": "an optimizer without variables, Adam, and 0 models, so it is",
+    "an optimizer beside two models": "an optimizer without variables, SGD, and 2 models, so it is",
     "a gradient after the group": "LookupError: the communicator of this reduction is gone, so",
 }
 
@@ -199,9 +201,10 @@ def callbacks(comm: Any, directory: Path) -> Found:
 
 
 def files(comm: Any, directory: Path) -> Found:
+    import keras
     import tensorflow as tf
 
-    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow import CustomCollectiveStrategy, restore, save
 
     strategy = CustomCollectiveStrategy(communicator=comm)
     with strategy.scope():
@@ -222,10 +225,32 @@ def files(comm: Any, directory: Path) -> Found:
     (directory / "model" / "variables").write_text("mine")
     refused = said(lambda: tf.saved_model.save(checkpoint, str(directory / "model")))
 
+    def trained(steps: int) -> Any:
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+        for _ in range(steps):
+            gradients = [tf.ones_like(each) for each in model.trainable_variables]
+            pairs = list(zip(gradients, model.trainable_variables, strict=True))
+            strategy.run(lambda pairs=pairs, it=optimizer: it.apply_gradients(pairs))
+        return tf.train.Checkpoint(model=model, optimizer=optimizer)
+
+    save(trained(2), directory / "trained")
+    fresh = trained(0)
+    restore(fresh, directory / "trained")
+    weight.assign(1.0)
+    beside_none = tf.train.Checkpoint(weight=weight, optimizer=keras.optimizers.Adam())
+    beside_two = tf.train.Checkpoint(first=trained(0), second=trained(0))
+    momentums = [np.unique(np.asarray(each)).tolist() for each in fresh.optimizer.variables[2:]]
     return {
         "read back": read_back,
         "a directory over a file": refused.partition(":")[0],
         "the file": (directory / "model" / "variables").read_text(),
+        **{
+            f"an optimizer beside {name}": said(partial(restore, it, directory / "trained"))
+            for name, it in (("no model", beside_none), ("two models", beside_two))
+        },
+        "an optimizer beside its model": (int(fresh.optimizer.iterations.numpy()), momentums),
     }
 
 
@@ -359,6 +384,10 @@ def test_files_that_are_not_replaced_are_written_as_tensorflow_does(found: Found
 def test_a_directory_does_not_replace_a_file(found: Found) -> None:
     assert found["a directory over a file"] == "NotADirectoryError"
     assert found["the file"] == "mine"
+
+
+def test_the_state_of_an_optimizer_beside_a_sequential_model_is_restored(found: Found) -> None:
+    assert found["an optimizer beside its model"] == (2, [[-0.75], [-0.75]])
 
 
 def test_a_restored_model_leaves_gradients_of_other_weights_out(found: Found) -> None:

@@ -29,15 +29,19 @@ def check_built(model: Any, before: str) -> None:
         )
 
 
+def is_built(optimizer: Any) -> bool:
+    """Whether an optimizer has its variables, or is of a kind that makes them by itself."""
+    # The sign of tf_keras is not there before.
+    built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
+    return bool(built) or not hasattr(optimizer, "build")
+
+
 def build(optimizer: Any, model: Any, variables: Iterable[Any] = ()) -> None:
     """Makes the variables of an optimizer, unless there is none, or it has them.
 
     It is built for what is trained of `model`, or if that is None, of `variables`.
     """
-    # The sign of tf_keras is not there before.
-    if getattr(optimizer, "built", getattr(optimizer, "_built", False)):
-        return
-    if not hasattr(optimizer, "build"):
+    if is_built(optimizer):
         return
     those = [variable for variable in variables if variable.trainable]
     trained = those if model is None else model.trainable_variables

@@ -20,7 +20,13 @@ from gradring.gradients.names import name_of
 from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
 from gradring.tensorflow.cross_device_ops import alone
-from gradring.tensorflow.model_variables import build, check_built, local_parts, variables_of
+from gradring.tensorflow.model_variables import (
+    build,
+    check_built,
+    is_built,
+    local_parts,
+    variables_of,
+)
 from gradring.tensorflow.ops import broadcast_variables, current_communicator
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of, sync
@@ -57,7 +63,8 @@ def restore(
 
     Args:
         model: What has the variables, the same on every rank. Its variables must exist: a Keras
-            model must be built. Optimizers of Keras are built if they are not.
+            model must be built. Optimizers of Keras are built if they are not; in a checkpoint of
+            several models, or none, the program has to build them.
         path: As for `save`.
         only: Restore these variables alone, the others keep their values: variables, or patterns of
             their names such as `"*/body/*"` (`fnmatch.fnmatchcase`), or one pattern. All must be in
@@ -164,7 +171,7 @@ def _check_sendable(model: Any, variables: list[Any]) -> None:
     texts = [part for part in variables if tf.as_dtype(part.dtype) == tf.string]
     parts = []
     if isinstance(model, tf.train.Checkpoint):
-        parts = list(tf.train.TrackableView(model).descendants())
+        parts = _parts_of(model)
     states = [f"a {type(part).__name__}" for part in parts if isinstance(part, _STATES)]
     unsent = [f"the variable {name_of(text)} of strings" for text in texts] + states
     if unsent:
@@ -175,14 +182,34 @@ def _check_sendable(model: Any, variables: list[Any]) -> None:
 
 
 def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:
-    """The optimizers of the models in it, or beside one, get their variables."""
-    parts = list(tf.train.TrackableView(checkpoint).descendants())
+    """The optimizers of the models in it, or beside one, get their variables.
+
+    Raises:
+        gradring.errors.ConfigError: It cannot be known which those of an optimizer are. They would
+            be restored when they are made, and by the rank alone that reads.
+    """
+    parts = _parts_of(checkpoint)
     models = [part for part in parts if hasattr(part, "load_weights")]
     for model in models:
         build(getattr(model, "optimizer", None), model)
+    # Models have models in them, as every `Sequential` of Keras 3 has.
+    inner = {id(part) for model in models for part in _parts_of(model)[1:]}
+    whole = [model for model in models if id(model) not in inner]
     for part in parts:
-        if len(models) == 1 and hasattr(part, "apply_gradients"):
-            build(part, models[0])
+        if not hasattr(part, "apply_gradients") or is_built(part):
+            continue
+        if len(whole) != 1:
+            raise ConfigError(
+                f"the checkpoint has an optimizer without variables, {type(part).__name__}, and "
+                f"{len(whole)} models, so it is not known what it trains; call its "
+                "build(variables) before it is restored"
+            )
+        build(part, whole[0])
+
+
+def _parts_of(model: Any) -> list[Any]:
+    """All that a checkpoint of it would have, itself first."""
+    return list(tf.train.TrackableView(model).descendants())
 
 
 def _chosen(variables: list[Any], only: str | Sequence[Any]) -> list[Any]:
