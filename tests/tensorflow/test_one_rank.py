@@ -105,6 +105,8 @@ def strategies(comm: Any) -> Found:
         resolver = kinds.SimpleClusterResolver(cluster, task_type=place[0], task_id=place[1])
         return CustomCollectiveStrategy(resolver, communicator=comm)
 
+    empty = kinds.TFConfigClusterResolver()
+    by_empty = [CustomCollectiveStrategy(empty, communicator=comm), CustomCollectiveStrategy(empty)]
     strategy = CustomCollectiveStrategy(communicator=comm)
     with strategy.scope():
         weight = tf.Variable(1.0)
@@ -123,6 +125,9 @@ def strategies(comm: Any) -> Found:
         "another place": said(lambda: placed("worker", 1, 2)),
         "a task of no worker": said(lambda: placed("master", 0, 2)),
         "the same place": placed("worker", 0, 1).cluster_resolver.cluster_spec().as_dict(),
+        "told nothing": [
+            (each.cluster_resolver.task_type, each.cluster_resolver.task_id) for each in by_empty
+        ],
         "sums of nothing": [strategy.reduce("SUM", nest, axis=None) for nest in nothing],
         "a chief's update": (float(doubled), float(weight.numpy())),
         "losses of samples": strategy.run(lambda: per_sample(labels, outputs)).numpy().tolist(),
@@ -354,6 +359,10 @@ def test_what_cannot_watch_a_model_says_so_before_it_trains(found: Found) -> Non
 
 def test_a_collective_without_init_joins_the_group(found: Found) -> None:
     assert found["without init"] == ([1.0, 2.0], 1, True)
+
+
+def test_a_resolver_that_names_no_tasks_leaves_the_place_to_the_environment(found: Found) -> None:
+    assert found["told nothing"] == [("worker", 0)] * 2
 
 
 def test_a_resolver_that_agrees_with_the_communicator_is_kept(found: Found) -> None:

@@ -43,13 +43,18 @@ class Served:
         return f"worker {self.place.rank} of {self.place.world_size}"
 
 
+def unless_empty(resolver: ClusterResolver | None) -> ClusterResolver | None:
+    """The user's resolver, unless it names no tasks, as one of TF_CONFIG without TF_CONFIG."""
+    return resolver if resolver is not None and resolver.cluster_spec().as_dict() else None
+
+
 def servers_of(resolver: ClusterResolver | None) -> Servers:
     """The parameter servers that the user's resolver names, or else TF_CONFIG.
 
     Raises:
         gradring.errors.ConfigError: TF_CONFIG is malformed.
     """
-    if resolver is None or not resolver.cluster_spec().as_dict():
+    if resolver is None:
         return servers_in(os.environ)
     cluster = compat.normalize_cluster_spec(resolver.cluster_spec()).as_dict()
     own = resolver.task_id if resolver.task_type == SERVER else None
@@ -62,7 +67,7 @@ def served_of(resolver: ClusterResolver | None) -> Served:
     Raises:
         gradring.errors.ConfigError: The resolver, or the environment, tells no place.
     """
-    if resolver is None or not resolver.cluster_spec().as_dict():
+    if resolver is None:
         found = resolve(os.environ)
         return Served(Place(found.rank, found.world_size), servers_of(resolver))
     return Served(Place(*_place_in(resolver)), servers_of(resolver))
@@ -98,7 +103,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
     """Joins the group that the user's resolver describes, unless this process is in it.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
-    Without a resolver, or with an empty one, the environment describes the group.
+    Without a resolver, the environment describes the group.
 
     Raises:
         gradring.errors.ConfigError: The resolver names no task for this process.
@@ -113,7 +118,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
 
 def _arguments(resolver: ClusterResolver | None) -> dict[str, Any]:
     """What `gradring.init` is told."""
-    if resolver is None or not resolver.cluster_spec().as_dict():
+    if resolver is None:
         return {}
     rank, world_size = _place_in(resolver)
     place = {"rank": rank, "world_size": world_size}

@@ -87,8 +87,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """Joins the group, unless `communicator` has done so.
 
         Args:
-            cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`; default: what
-                `gradring.init()` finds, such as TF_CONFIG.
+            cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`; default, and where
+                it names no tasks: what `gradring.init()` finds, such as TF_CONFIG.
             communication_options: Accepted for compatibility; gradring has its own choices.
             communicator: A `gradring.Communicator` to use; default: a new one.
             devices: The local devices, such as `["CPU:0", "CPU:1"]`, with one replica on each; as
@@ -115,6 +115,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """
         checks.check(check_gradients)
         buckets.check(bucket_bytes)
+        cluster_resolver = cluster.unless_empty(cluster_resolver)
         served = None
         servers = cluster.servers_of(cluster_resolver) if communicator is None else None
         if servers is not None and servers.own is not None:
