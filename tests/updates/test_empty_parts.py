@@ -19,7 +19,7 @@ pytestmark = needs_fit
 BATCH, COUNT, VALIDATED = 16, 33, 17
 
 
-def fitted(strategy: Any) -> Any:
+def fitted(strategy: Any, steps_per_execution: int = 1) -> Any:
     """What `fit` logs, and the validated metric of each batch's part for each rank."""
     import keras
     import tensorflow as tf
@@ -33,7 +33,12 @@ def fitted(strategy: Any) -> Any:
         # TensorFlow's kernel of this convolution fails without samples.
         parts = [layers.SeparableConv2D(3, 3), layers.GlobalAveragePooling2D(), layers.Dense(1)]
         model = keras.Sequential([layers.Input((8, 8, 2)), *parts])
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[far])
+        model.compile(
+            keras.optimizers.SGD(0.05),
+            "mse",
+            metrics=[far],
+            steps_per_execution=steps_per_execution,
+        )
     x = np.random.default_rng(0).normal(size=(COUNT, 8, 8, 2)).astype(np.float32)
     y = x[:, 0, 0, :1]
     validated = x[:VALIDATED], y[:VALIDATED]
@@ -55,8 +60,11 @@ def job() -> dict[str, Any]:
     with join() as comm:
         rule = updates.LocalSGD(every=2)
         local = fitted(CustomCollectiveStrategy(communicator=comm, update=rule))
-        with served(comm, updates.ParameterServer()) as strategy:
-            return {"local": local, "servers": fitted(strategy)}
+        found = {"local": local}
+        for steps in (1, 3):
+            with served(comm, updates.ParameterServer()) as strategy:
+                found[f"servers, {steps} steps at once"] = fitted(strategy, steps)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +72,10 @@ def ranks() -> Any:
     return run_ranks(job, 2, timeout=280)
 
 
-@pytest.mark.parametrize("rule", ["local", "servers"])
+@pytest.mark.parametrize("rule", ["local", "servers, 1 steps at once", "servers, 3 steps at once"])
 def test_a_batch_without_samples_counts_for_nothing_in_logs(ranks: Any, rule: str) -> None:
     for rank, found in enumerate(ranks):
         logs, of_parts = found[rule]
         assert all(np.isfinite(values).all() for values in logs.values()), logs
-        counted = of_parts[rank] if rule == "servers" else [*of_parts[0], *of_parts[1]]
+        counted = of_parts[rank] if rule != "local" else [*of_parts[0], *of_parts[1]]
         np.testing.assert_allclose(logs["val_far"][-1], np.mean(counted), rtol=1e-4)
