@@ -99,6 +99,16 @@ def test_servers_that_do_not_notice_the_end_are_ended(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_workers_that_form_no_group_have_no_timeline_and_the_launcher_says_why(
+    tmp_path: Path,
+) -> None:
+    trace = tmp_path / "timeline.json"
+    ended = gradring("run", "-np", 2, "--ps", 1, "--trace", trace, *program(tmp_path, ""))
+    assert ended.returncode == 0, ended.stderr
+    said = f"there is no timeline {trace}: workers of parameter servers form no group"
+    assert said in ended.stderr
+
+
 @pytest.mark.parametrize("option", [("--min-np", 1), ("--max-np", 4)])
 def test_servers_and_elastic_groups_exclude_each_other(option: tuple[str, int]) -> None:
     ended = gradring("run", "-np", 2, "--ps", 1, *option, "train.py")

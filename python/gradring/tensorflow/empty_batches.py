@@ -56,8 +56,16 @@ def may_come(_: Any = None) -> bool:
     if context is None:
         return False
     if communicator_of(context.strategy) is not None:
-        return bool(context.num_replicas_in_sync > 1)
+        return may_come_in(context.strategy)
     return may_come_outside()
+
+
+def may_come_in(strategy: Any) -> bool:
+    """Whether a replica of a strategy of ours may get an empty batch.
+
+    A worker of parameter servers evaluates as the only replica, also its part of a batch in `fit`.
+    """
+    return bool(strategy.num_replicas_in_sync > 1 or strategy.extended.servers > 0)
 
 
 def may_come_outside(_: Any = None) -> bool:

@@ -152,6 +152,9 @@ def warn_of_training_alone(
 def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Evaluates one model, and not that of each rank, where a rule lets them differ."""
     sync_model(model)
+    # `fit` has divided what it validates, and its iterators say so.
+    if kwargs.get("_use_cached_eval_dataset"):
+        return original(model, *args, **kwargs)
     with model.distribute_strategy.extended.whole_data():
         return original(model, *args, **kwargs)
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.context import holding
-from gradring.tensorflow.empty_batches import first_rows_of, unless
+from gradring.tensorflow.empty_batches import first_rows_of, may_come_in, unless
 from gradring.tensorflow.rules.replicas import updates_of
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -128,7 +128,7 @@ def _total_of(strategy: Any) -> tf.Variable:
 def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any], Any]) -> Any:
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1:
+    if not may_come_in(strategy):
         return original(model, step)
 
     @functools.wraps(step)
@@ -136,8 +136,10 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
         is_own = isinstance(data, OwnBatch)
         data = data.data if is_own else data
         own = first_rows_of(data)
-        if own is None or updates_of(strategy).are_local:
+        if own is None:
             return step(data)
+        if updates_of(strategy).are_local:
+            return step(data) if isinstance(own, int) and own else counted(own, data)
         has_equal_shapes = not tf.executing_eagerly() and not is_own
         if isinstance(own, int) and has_equal_shapes:
             with holding(_step, _Step(tf.ones([], tf.float64), True, True)):
@@ -149,10 +151,13 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
             total = _total_of(strategy).read_value()
         known = _Step(_share(own, total), False, has_equal_shapes)
         with holding(_step, known):
-            # The mean over no samples is a NaN, which counts for nothing.
-            logs = unless(tf.equal(own, 0), model.metrics_variables, lambda: step(data))
+            logs = counted(own, data)
         # Parts of a mean over the replicas.
         return tf.nest.map_structure(functools.partial(_part, known.share), logs)
+
+    def counted(own: Any, data: Any) -> Any:
+        # The mean over no samples is a NaN, which counts for nothing.
+        return unless(tf.equal(own, 0), model.metrics_variables, lambda: step(data))
 
     return original(model, weighted)
 

@@ -100,7 +100,8 @@ def launch(
     with world.ports, signals_as_bytes() as wakeup:
         exit_code = job.run(environ, wakeup)
         if trace is not None:
-            for sentence in [*world.collect_parts(), tracing.merge(trace)]:
+            unreached = world.collect_parts()
+            for sentence in [*unreached, tracing.merge(trace, served=bool(policy.servers))]:
                 say(sentence)
     return exit_code
 

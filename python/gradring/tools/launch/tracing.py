@@ -9,8 +9,13 @@ from gradring.errors import ConfigError
 from gradring.observe import paths
 
 
-def merge(trace: Path) -> str:
-    """Writes the timeline of all ranks that left a part; returns a sentence that says so."""
+def merge(trace: Path, *, served: bool = False) -> str:
+    """Writes the timeline of all ranks that left a part; returns a sentence that says so.
+
+    Args:
+        trace: The file.
+        served: Whether the ranks are workers of parameter servers, which form no group.
+    """
     from gradring.observe import records, timeline
 
     parts = paths.parts_of(trace)
@@ -18,7 +23,10 @@ def merge(trace: Path) -> str:
         groups = [records.read(directory) for directory in paths.directories(parts)]
         timeline.write(trace, *groups)
     except ConfigError as error:
-        why = error if any(paths.written(parts)) else "no rank has left a part by close()"
+        nothing = "no rank has left a part by close()"
+        if served:
+            nothing = "workers of parameter servers form no group, and so have no collectives"
+        why = error if any(paths.written(parts)) else nothing
         return f"there is no timeline {trace}: {why}"
     except OSError as error:
         return f"the timeline {trace} cannot be written ({error.strerror}); {parts} holds its parts"
