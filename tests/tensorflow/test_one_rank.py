@@ -110,6 +110,7 @@ def strategies(comm: Any) -> Found:
     strategy = CustomCollectiveStrategy(communicator=comm)
     with strategy.scope():
         weight = tf.Variable(1.0)
+        optimizer = keras.optimizers.SGD(0.25)
 
     def assigning(x: Any) -> Any:
         weight.assign_add(x)
@@ -129,7 +130,8 @@ def strategies(comm: Any) -> Found:
             (each.cluster_resolver.task_type, each.cluster_resolver.task_id) for each in by_empty
         ],
         "sums of nothing": [strategy.reduce("SUM", nest, axis=None) for nest in nothing],
-        "a chief's update": (float(doubled), float(weight.numpy())),
+        "a chief's update": (float(doubled), float(weight)),
+        "numbers": (int(weight), float(optimizer.learning_rate), int(optimizer.iterations)),
         "losses of samples": strategy.run(lambda: per_sample(labels, outputs)).numpy().tolist(),
         "an endless dataset": batch.get_value().numpy().tolist(),
     }
@@ -372,6 +374,7 @@ def test_a_resolver_that_agrees_with_the_communicator_is_kept(found: Found) -> N
 def test_a_strategy_of_one_does_what_one_of_many_does(found: Found) -> None:
     assert found["sums of nothing"] == [[], {}, ()]
     assert found["a chief's update"] == (6.0, 4.0)
+    assert found["numbers"] == (4, 0.25, 0)
     assert found["losses of samples"] == [4.0, 9.0]
     assert found["an endless dataset"] == [1.0, 1.0]
     assert found["a gradient"] == [6.0]

@@ -350,6 +350,15 @@ def note_own_assignments() -> None:
     kind._update_replica = update
 
 
+def let_variables_be_numbers() -> None:
+    """From now on, `int` and `float` take variables of strategies, as they take all others."""
+    kind = distribute_values.DistributedVariable
+    for number in (int, float):
+        name = f"__{number.__name__}__"
+        if not hasattr(kind, name):
+            setattr(kind, name, lambda self, number=number: number(self.numpy()))
+
+
 def is_assigned_alone(variable: Any) -> bool:
     """Whether a replica has assigned a mirrored variable without an aggregation.
 

@@ -47,6 +47,7 @@ from gradring.tensorflow.start_wait import eager_step
 data_order.remember()
 iterators.let_leave()
 compat.note_own_assignments()
+compat.let_variables_be_numbers()
 
 DEFAULT_RULE = updates.AllReduce()
 
