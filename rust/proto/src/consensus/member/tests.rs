@@ -877,16 +877,21 @@ fn a_roster_is_accepted_by_its_members_that_have_promised_its_ballot_and_no_high
 
 #[test]
 fn an_excluded_process_asks_where_it_was_and_where_others_said_that_they_are() {
+    let asked = |member: Member, now| {
+        let member = member.rejoining(peer(103).id, now);
+        let Phase::Joining(joining) = member.phase else {
+            panic!("it joins");
+        };
+        joining.asked.into_keys().collect::<Vec<_>>()
+    };
     let (mut member, now) = reforming();
     state(&mut member)
         .elsewhere
         .insert(peer(9).id, at(7, &[8, 9], true));
-    let member = member.rejoining(peer(103).id, now);
-    let Phase::Joining(joining) = &member.phase else {
-        panic!("it joins");
-    };
-    let asked: Vec<_> = joining.asked.keys().map(String::as_str).collect();
-    assert_eq!(asked, ["h1:1", "h2:1", "h4:1", "h8:1", "h9:1"]);
+    let addresses = ["h1:1", "h2:1", "h4:1", "h8:1", "h9:1"];
+    assert_eq!(asked(member, now), addresses);
+    let connected = Job::new(4).members.swap_remove(2);
+    assert_eq!(asked(connected, now), addresses[..3]);
 }
 
 #[test]
