@@ -97,8 +97,8 @@ def make_step(
     function = getattr(model, name)
     if not isinstance(function, _StepFunction):
         strategy = model.distribute_strategy
-        # One replica weighs nothing: `sample_shares.make_function` leaves its steps as they are.
-        is_weighed = name != "predict_function" and strategy.num_replicas_in_sync > 1
+        # Where no batch may be empty, `sample_shares.make_function` leaves the steps as they are.
+        is_weighed = name != "predict_function" and empty_batches.may_come_in(strategy)
         take = sample_shares.own_batches if is_weighed else _as_it_is
         setattr(model, name, _StepFunction(function, strategy.communicator, take))
     return getattr(model, name)
