@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,14 @@ def let_signals_mean_what_they_mean() -> None:
     ):
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, usual)
+
+
+def pytest_sessionfinish() -> None:
+    """Saves what `make coverage` measures: pytest-xdist kills a worker that ends too slowly."""
+    if "coverage" in sys.modules:
+        current = sys.modules["coverage"].Coverage.current()
+        if current is not None:
+            current.save()
 
 
 class SkippedProcess(subprocess.Popen):  # type: ignore[type-arg]
