@@ -202,11 +202,12 @@ fn impossible_numbers_of_streams_are_config_errors() {
 fn a_different_shape_blames_the_odd_rank_on_all() {
     // Of five, the right ones are the majority even if one or two are late.
     for odd in 0..5 {
+        let failed = Barrier::new(5);
         let errors = group(5, move |rank, communicator| {
             let mut values = vec![1.0; if rank == odd { 7 } else { 6 }];
             let error = all_reduce(&communicator, &mut values).unwrap_err();
             // The others still need this rank's voice.
-            thread::sleep(Duration::from_millis(300));
+            failed.wait();
             error
         });
         for error in errors {
@@ -247,17 +248,20 @@ fn a_rank_that_closes_early_is_named_on_all_others() {
 fn an_abort_reaches_all_ranks_with_its_reason() {
     let address = free_address();
     let configs = (0..4).map(|rank| config(rank, 4, &address));
-    let errors = members(configs.collect(), |rank, communicator| {
+    let failed = Barrier::new(4);
+    let errors = members(configs.collect(), move |rank, communicator| {
         // A rank that is slow to connect learns of the abort there.
-        let error = communicator.and_then(|communicator| {
-            if rank == 3 {
-                communicator.abort("the disk is full");
-            }
-            let result = all_reduce(&communicator, &mut [1.0; 6]);
-            thread::sleep(Duration::from_millis(300));
-            result
-        });
-        error.unwrap_err()
+        let result = communicator
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|communicator| {
+                if rank == 3 {
+                    communicator.abort("the disk is full");
+                }
+                all_reduce(communicator, &mut [1.0; 6])
+            });
+        failed.wait();
+        result.unwrap_err()
     });
     for error in errors {
         assert!(matches!(error.kind, ErrorKind::Aborted { .. }), "{error}");

@@ -2,12 +2,12 @@
 //! all go on when a worker or a server is lost.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use common::free_address;
 use gradring_net::config::Config;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_net::session::connect::{Connector, Retry};
@@ -22,6 +22,8 @@ use gradring_servers::server::{Place, Server};
 use gradring_servers::worker::Worker;
 use mean::apply_mean;
 
+#[path = "../../core/tests/common/mod.rs"]
+mod common;
 #[path = "../../proto/tests/mean/mod.rs"]
 mod mean;
 
@@ -53,11 +55,7 @@ fn rules(workers: u32, staleness: Option<u64>) -> Rules {
 }
 
 fn addresses(count: usize) -> Vec<String> {
-    let free: Vec<_> = (0..count)
-        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    let address = |it: &TcpListener| it.local_addr().unwrap().to_string();
-    free.iter().map(address).collect()
+    (0..count).map(|_| free_address()).collect()
 }
 
 fn config() -> Config {

@@ -1,9 +1,17 @@
 //! Helpers that tests over real sockets share.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::net::TcpListener;
 
-/// An address of this machine that nobody listened at a moment ago.
+/// An address of this machine that nobody listened at a moment ago. Its port is none of those that
+/// the system gives to connections, so nobody gets it by chance.
 pub(crate) fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
+    loop {
+        let port = 10_240 + RandomState::new().hash_one(()) % 20_000;
+        let address = format!("127.0.0.1:{port}");
+        if TcpListener::bind(&address).is_ok() {
+            return address;
+        }
+    }
 }
