@@ -6,12 +6,12 @@ import array
 import copy
 import gc
 import mmap
+import os
 import pickle
 import queue
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import gradring
 from gradring.stats import AlgorithmStats, CollectiveStats, Stats
 from gradring.testing import run_ranks
 from pairs import Pair, on_threads
+from rank_states import rank_0_waits
 from waiting import wait_until
 
 
@@ -590,25 +591,22 @@ def test_a_closed_communicator_says_so() -> None:
         comm.all_reduce(np.ones(2))
 
 
-def others_run_while_one_waits() -> int:
-    """Counts in Python while another thread waits inside a collective."""
+def others_run_while_one_waits(gate: Path) -> None:
+    """Rank 1 comes once a thread of rank 0 has run beside one that waits in the collective."""
     with gradring.init() as comm:
-        if comm.rank == 1:
-            time.sleep(1.0)
-            comm.all_reduce(np.ones(3))
-            return 1
         waiting = threading.Thread(target=comm.all_reduce, args=(np.ones(3),))
-        waiting.start()
-        turns = 0
-        while waiting.is_alive():
-            turns += 1
-            time.sleep(0.001)
+        if comm.rank == 1:
+            wait_until(gate.exists, "rank 0 has waited")
+            waiting.start()
+        else:
+            waiting.start()
+            wait_until(rank_0_waits, "rank 0 waits")
+            gate.touch()
         waiting.join()
-        return turns
 
 
-def test_the_interpreter_is_free_while_a_collective_waits() -> None:
-    assert run_ranks(others_run_while_one_waits, world_size=2)[0] > 10
+def test_the_interpreter_is_free_while_a_collective_waits(tmp_path: Path) -> None:
+    run_ranks(others_run_while_one_waits, 2, tmp_path / "gate")
 
 
 def interrupted(gate: Path) -> str:
@@ -618,8 +616,13 @@ def interrupted(gate: Path) -> str:
     """
     comm = gradring.init()
     if comm.rank == 0:
-        threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+
+        def interrupt() -> None:
+            wait_until(rank_0_waits, "rank 0 waits")
+            os.kill(os.getpid(), signal.SIGINT)
+
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=interrupt).start()
     else:
         wait_until(gate.exists, "rank 0 was interrupted")
     try:

@@ -29,7 +29,7 @@ from gradring.errors import (
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
-from rank_states import wait_until_all_others_wait, waits
+from rank_states import state, wait_until_all_others_wait, waits
 from waiting import wait_until
 
 
@@ -328,7 +328,8 @@ def waits_in_vain(sends: bool) -> Any:
     """Rank 1 lives, but does not take part."""
     with gradring.init(stall_timeout=2.0) as comm:
         if comm.rank == 1:
-            time.sleep(3)
+            own, _ = state()["members"][1]
+            wait_until(lambda: state(own)["failed"] is not None, "this rank has heard of it")
         with pytest.raises(CollectiveTimeoutError) as caught:
             if comm.rank == 1:
                 comm.barrier()
@@ -395,7 +396,7 @@ def test_a_recv_can_be_interrupted_and_its_rank_is_named(tmp_path: Path) -> None
 
 def all_send_first() -> Any:
     """Each rank sends to the next one, and nobody receives."""
-    with gradring.init(stall_timeout=2.0) as comm:
+    with gradring.init(stall_timeout=5.0) as comm:
         with pytest.raises(CollectiveTimeoutError) as caught:
             comm.send(np.ones(3), (comm.rank + 1) % comm.world_size)
         return str(caught.value)
@@ -487,6 +488,9 @@ def a_chain_waits(directory: Path) -> Any:
         try:
             if comm.rank == 1:
                 comm.recv(np.ones(3), 2)
+            elif comm.rank == 0:
+                address, _ = state()["members"][1]
+                wait_until(lambda: waits(address, "recv"), "rank 1 waits for rank 2")
             comm.barrier()
         except CollectiveTimeoutError as error:
             return error.rank

@@ -85,7 +85,7 @@ def test_a_system_call_that_fails_is_survived_or_a_typed_error(
                     "GRADRING_RANK": str(rank),
                     "GRADRING_WORLD_SIZE": "2",
                     "GRADRING_RENDEZVOUS": f"127.0.0.1:{port}",
-                    "GRADRING_TIMEOUT": str(TIMEOUT_S),
+                    "GRADRING_TIMEOUT_S": str(TIMEOUT_S),
                     "GRADRING_TRANSPORT": transport,
                 },
                 stdout=subprocess.PIPE,

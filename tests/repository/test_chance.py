@@ -31,13 +31,11 @@ ANY_MOMENT = "any moment is as good"
 NOTHING_HAPPENS = "for so long, nothing may happen"
 
 SLEEPS = {
-    "collectives/test_communicator.py::others_run_while_one_waits": LATE,
     "collectives/test_point_to_point.py::closes_beside_one_that_is_stopped": (
         "the look at a silent partner begins by time, and shows nowhere"
     ),
     "collectives/test_point_to_point.py::differing": LATE,
     "collectives/test_point_to_point.py::end": ANY_MOMENT,
-    "collectives/test_point_to_point.py::waits_in_vain": LATE,
     "collectives/test_point_to_point.py::waits_with_patience": LATE,
     "collectives/test_streams.py::leave_first": LATE,
     "elastic/test_run.py::calls_before_it_tells_why": LATE,

@@ -13,7 +13,6 @@ import os
 import queue
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ import numpy as np
 from gradring import TlsFiles, _native, errors
 from gradring._native import ParameterClient, ParameterServer
 from gradring.config.values import Settings
+from gradring.machine.ports import free_ports
 
 SGD = '{"sgd": {"momentum": 0.0, "nesterov": false}}'
 INITIAL = 1000.0
@@ -126,12 +126,7 @@ def stats_of(servers: Sequence[subprocess.Popen[str]]) -> list[Any]:
 
 
 def free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [f"127.0.0.1:{it.getsockname()[1]}" for it in sockets]
-    finally:
-        for it in sockets:
-            it.close()
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 @contextmanager

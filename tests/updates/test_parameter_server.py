@@ -103,10 +103,6 @@ def rows(comm: Any) -> Any:
     """Embeddings on a server of their own, with all that an optimizer may have; and by fit."""
     import keras
 
-    def options() -> dict[str, Any]:
-        schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)
-        return {"run": None, "learning_rate": schedule, "amsgrad": True}
-
     def fitted(strategy: Any) -> Any:
         keras.utils.set_random_seed(1)
         with strategy.scope():
