@@ -1,7 +1,8 @@
 """A process of an elastic job that trains with `fit`, until its group is whole again.
 
 Arguments: a directory, and which job. In "metrics", ranks 1 and 2 die in their first epoch, and two
-others join; in "mixed", rank 0 does, and another one takes its place.
+others join; in "mixed", rank 0 does, and another one takes its place. In "grows" one rank begins,
+and two join.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tensorflow as tf
 from gradring.tensorflow import CustomCollectiveStrategy, elastic
 
 DIRECTORY, JOB = Path(sys.argv[1]), sys.argv[2]
-VICTIMS = {"metrics": (1, 2), "mixed": (0,)}[JOB]
+VICTIMS = {"metrics": (1, 2), "mixed": (0,), "grows": ()}[JOB]
 RANKS, ROWS, GLOBAL_BATCH, CLASSES = 3, 96, 12, 3
 COMMIT_STEPS, DEATH_STEP = 3, 5
 
@@ -74,7 +75,9 @@ def compiled() -> Any:
             keras.layers.Dense(CLASSES, dtype="float32"),
         ]
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # By weights, what a replica has of a mean takes a reduction.
+    mean = "mean_with_sample_weight" if JOB == "grows" else "sum_over_batch_size"
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=mean)
     metrics = ["accuracy", Rows(), keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
     weighted = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True)]
     model.compile("adam", loss, metrics=metrics, weighted_metrics=weighted)

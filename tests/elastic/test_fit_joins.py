@@ -29,9 +29,10 @@ class Told:
         return [[fact for fact in facts if fact["what"] == what][-1] for facts in self.processes]
 
 
-def told_by(directory: Path, job: str) -> Told:
-    """Runs a job; every process that has been lost is replaced."""
-    command = ["run", "-np", str(RANKS), "--min-np", "1", "--max-np", str(RANKS)]
+def told_by(directory: Path, job: str, first: int = RANKS) -> Told:
+    """Runs a job of so many first ranks; every process that has been lost is replaced."""
+    command = ["run", "-np", str(first), "--min-np", "1", "--max-np", str(RANKS)]
+    command += ["--hosts", f"localhost:{RANKS}"]
     program = [sys.executable, str(JOB), str(directory), job]
     done = subprocess.run(
         [sys.executable, "-m", "gradring", *command, "--", *program],
@@ -57,9 +58,15 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return told_by(tmp_path_factory.mktemp("mixed"), "mixed")
 
 
-@pytest.fixture(params=["metrics", pytest.param("mixed", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def grows(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Rank 0 begins alone, and two join."""
+    return told_by(tmp_path_factory.mktemp("grows"), "grows", 1)
+
+
+@pytest.fixture(params=["metrics", "grows", pytest.param("mixed", marks=pytest.mark.slow)])
 def told(request: pytest.FixtureRequest) -> Told:
-    """Both."""
+    """Each."""
     found: Told = request.getfixturevalue(request.param)
     return found
 

@@ -17,7 +17,7 @@ from keras_models import needs_fit
 from tf_worker import take_one_thread
 
 from chosen import chosen, marked
-from gradring.errors import SaveError
+from gradring.errors import RestoreError, SaveError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 
@@ -232,7 +232,15 @@ def callbacks(rank: int, directory: Path, owners: list[str], stoppers: list[int]
     with pytest.raises(InterruptedError):
         train(None, *([kinds.BackupAndRestore(backup)] if rank == 0 else []), Fail())
     strategy.communicator.barrier()
-    found["resumed"] = train(0, kinds.BackupAndRestore(backup))[1]
+    with strategy.scope():
+        found["resumed"] = train(0, kinds.BackupAndRestore(backup))[1]
+    torn = kinds.BackupAndRestore(directory / "torn")
+    if rank == 0:
+        (directory / "torn").mkdir()
+        (directory / "torn" / "latest.weights.h5").write_bytes(b"torn")
+    with pytest.raises(RestoreError) as raised:
+        train(0, torn, traced=False)
+    found["torn"] = str(raised.value)
     for on in stoppers:
         found[f"stopped by {on}"] = train(on, Stop(), traced=False)[1]
     # Saved by the chief alone, restored by all.
@@ -267,7 +275,9 @@ def disagreements(rank: int) -> Any:
 
     said = []
     best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
-    for callback in (keras.callbacks.LearningRateScheduler(lambda _: 0.5), Stop(), best):
+    average = keras.callbacks.SwapEMAWeights()
+    rate = keras.callbacks.LearningRateScheduler(lambda _: 0.5)
+    for callback in (rate, Stop(), best, average):
         strategy = CustomCollectiveStrategy()
         with strategy.scope():
             model = make_model()
@@ -336,6 +346,12 @@ def test_all_resume_from_the_backup_of_a_chief_that_has_it_alone(ranks: Any) -> 
         assert resumed["weights"] == found["callbacks"]["plain"]["weights"]
 
 
+def test_a_backup_that_the_chief_cannot_read_is_an_error_on_all(ranks: Any) -> None:
+    for found in ranks:
+        said = found["callbacks"]["torn"]
+        assert said.startswith("rank 0 on ") and "could not restore a backup of fit: " in said
+
+
 @pytest.mark.parametrize("on", marked((0, 1), (1,)))
 def test_one_rank_can_stop_all_at_the_end_of_an_epoch(ranks: Any, on: int) -> None:
     for found in ranks:
@@ -349,9 +365,10 @@ def test_what_the_chief_saves_alone_is_restored_by_all(ranks: Any) -> None:
 
 def test_a_callback_that_changes_one_rank_alone_is_an_error_on_all(ranks: Any) -> None:
     for rank, found in enumerate(ranks):
-        rate, stopped, best = found["disagreements"]
+        rate, stopped, best, average = found["disagreements"]
         assert f"fit on rank {rank} of" in rate
         assert f"the learning rate is {0.25 if rank else 0.5} here, and from 0.25 to 0.5" in rate
         assert "a callback has set stop_training after batch 1" in stopped
         assert f"fit on rank {rank} of" in best
         assert "the ranks have [1, 0] EarlyStopping(restore_best_weights=True)" in best
+        assert "the ranks have [1, 0] SwapEMAWeights" in average

@@ -43,8 +43,6 @@ def worker(cases: list[str]) -> Any:
     with comm:
 
         def strategy_of() -> Any:
-            if comm.world_size == 1:
-                return tf.distribute.get_strategy()
             devices = [f"CPU:{i}" for i in range(DEVICES)]
             return CustomCollectiveStrategy(communicator=comm, devices=devices)
 
@@ -53,8 +51,12 @@ def worker(cases: list[str]) -> Any:
             train, arguments = CASES[name]
             keras.backend.clear_session()
             keras.utils.set_random_seed(comm.rank + 1)
-            results[name] = train(strategy_of(), **arguments)
-        if comm.world_size > 1:
+            strategy = tf.distribute.get_strategy() if comm.world_size == 1 else strategy_of()
+            results[name] = train(strategy, **arguments)
+        if comm.world_size == 1:
+            keras.utils.set_random_seed(1)
+            results["two replicas"] = train_by_fit(strategy_of(), **CASES["fit, clipped"][1])
+        else:
             results["eager"] = semantics(strategy_of(), lambda fn: fn)
             results["graph"] = semantics(strategy_of(), tf.function)
             results["refusals"] = refusals(comm)
@@ -137,10 +139,12 @@ def refusals(comm: Any) -> list[str]:
     from gradring.tensorflow import CustomCollectiveStrategy
 
     said = []
-    unequal = ["CPU:0", "CPU:1"][: comm.rank + 1]
-    for devices in ([], ["CPU:0", "CPU:0"], ["CPU:7"], unequal):
+    both = ["CPU:0", "CPU:1"]
+    unequal = both[: comm.rank + 1]
+    cases: list[tuple[Any, Any]] = [([], None), (["CPU:0", "CPU:0"], None), (["CPU:7"], None)]
+    for devices, check in (*cases, (both, "warn"), (unequal, None)):
         with pytest.raises(ConfigError) as raised:
-            CustomCollectiveStrategy(communicator=comm, devices=devices)
+            CustomCollectiveStrategy(communicator=comm, devices=devices, check_gradients=check)
         said.append(str(raised.value))
     return said
 
@@ -158,6 +162,10 @@ def alone(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("case", marked(CASES, QUICK))
 def test_four_replicas_train_as_one_process(ranks: Any, alone: Any, case: str) -> None:
     assert_trained_alike([rank[case] for rank in ranks], alone[case], TOLERANCE)
+
+
+def test_two_replicas_of_one_process_train_as_one(alone: Any) -> None:
+    assert_trained_alike([alone["two replicas"]], alone["fit, clipped"], TOLERANCE)
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -200,7 +208,8 @@ def test_the_strategy_reduces_and_gathers_the_replicas_of_all_devices(
 
 def test_wrong_devices_are_refused_on_every_rank(ranks: Any) -> None:
     for rank, result in enumerate(ranks):
-        none, twice, unknown, unequal = result["refusals"]
+        none, twice, unknown, checked, unequal = result["refusals"]
+        assert checked.startswith(f"check_gradients='warn' on rank {rank} of ")
         for said in (none, twice, unknown):
             assert f"rank {rank} of " in said and "/device:CPU:0, /device:CPU:1" in said
         assert f"rank {rank} of " in unequal and "[1, 2]" in unequal

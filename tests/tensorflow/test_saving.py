@@ -1,5 +1,6 @@
 """Saving and loading under the strategy: on every worker, on the chief only, and by `save`."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -112,6 +113,23 @@ def small_model(seed: int) -> Any:
     return keras.Sequential(
         [layers.Input((4,)), layers.Dense(3, "tanh", name="body"), layers.Dense(2, name="head")]
     )
+
+
+def pair_of_models() -> Any:
+    """A model that nobody calls, and an optimizer for each of its two parts, as a GAN has."""
+    import keras
+
+    class Pair(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [keras.layers.Dense(1), keras.layers.Dense(1)]
+            self.optimizers = [keras.optimizers.Adam(), keras.optimizers.SGD(momentum=0.5)]
+            for part, optimizer in zip(self.parts, self.optimizers, strict=True):
+                part.build((None, 2))
+                optimizer.build(part.trainable_variables)
+            self.built = True
+
+    return Pair()
 
 
 def saved_and_updated(directory: str, cases: list[Case]) -> Any:
@@ -313,9 +331,18 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
             fresh = small_model(7)
             fresh.compile(keras.optimizers.Adam(0.01), "mse")
         strategy.run(lambda: counter.assign(9.0))
-        restore(checkpoint_of(fresh, counter) if kind == "checkpoint" else fresh, own / kind)
+        with strategy.scope() if kind == "model.keras" else contextlib.nullcontext():
+            restore(checkpoint_of(fresh, counter) if kind == "checkpoint" else fresh, own / kind)
         found[kind] = same(state(model), state(fresh))
     found["sum over the ranks"] = float(counter.read_value())
+    with strategy.scope():
+        pairs = [pair_of_models(), pair_of_models()]
+    for optimizer in pairs[0].optimizers:
+        optimizer.iterations.assign(5)
+    save(pairs[0], shared / "pair.weights.h5")
+    comm.barrier()
+    restore(pairs[1], own / "pair.weights.h5")
+    found["steps of two optimizers"] = [int(each.iterations) for each in pairs[1].optimizers]
     with strategy.scope():
         averaged = tf.Variable(
             0.0,
@@ -446,6 +473,15 @@ def committed(comm: Any, directory: Path) -> Any:
     model.fit(rest, initial_epoch=state.epoch, epochs=2, verbose=0, callbacks=[commits])
     model.fit(batches, initial_epoch=state.epoch, epochs=3, verbose=0, callbacks=[commits])
     found["same bits"] = same(all_of(model), all_of(whole))
+
+    class StopFirst(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = comm.rank == 0
+
+    stopping = State(model=model, stopped=False)
+    whole_fit = {"epochs": 2, "verbose": 0, "callbacks": [StopFirst(), CommitState(stopping)]}
+    model.fit(batches, **whole_fit)
+    found["stopped"] = stopping.stopped
     model.set_weights([0 * weight for weight in model.get_weights()])
     state.restore()
     found["restored"] = same(all_of(model), all_of(whole))
@@ -566,6 +602,7 @@ def test_every_rank_restores_what_one_rank_has_saved(ranks: Any) -> None:
         assert found["sum over the ranks"] == 3.0
         assert found["mean over the ranks"] == 7.0
         assert found["builds"] == 1
+        assert found["steps of two optimizers"] == [5, 5]
         assert found["module"] == [1.0, 2.0]
 
 
@@ -620,4 +657,5 @@ def test_a_training_resumes_from_a_commit_in_the_middle_of_an_epoch_to_the_same_
         assert found["end"] == (3, 0)
         assert found["resumed"] == (1, 4)
         assert found["same bits"]
+        assert found["stopped"]
         assert found["restored"]

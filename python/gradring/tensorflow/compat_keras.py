@@ -1,4 +1,4 @@
-"""Repairs of Keras 3 under `CustomCollectiveStrategy`; the only file that replaces Keras' code.
+"""Repairs of Keras 3 under `CustomCollectiveStrategy`; `given_strategy.py` has those of scripts.
 
 Keras decides and computes some things from one replica's gradients or batch that depend on those of
 all replicas. Each function that `repair` names stands in for one method of Keras and gets the
@@ -43,15 +43,15 @@ _SUM = tf.distribute.ReduceOp.SUM
 _repaired = False
 _watched = False
 
-_saves: ContextVar[bool] = ContextVar("saves", default=False)
+_makes_example: ContextVar[bool] = ContextVar("makes_example", default=False)
 
 #: Of the loss that Keras computes.
 _mask: ContextVar[Any] = ContextVar("mask", default=None)
 
 
-def saves() -> bool:
-    """Whether Keras is saving: variables that it makes for that are gone afterwards."""
-    return _saves.get()
+def makes_example() -> bool:
+    """Whether Keras makes an object for a look at its attributes: its variables are gone then."""
+    return _makes_example.get()
 
 
 def repair() -> None:
@@ -124,7 +124,7 @@ def repair() -> None:
         add = "_aggregate_additional_loss"
         _replace(keras.Model, add, _additional_loss, _in_our_replica)
     saving = sys.modules["keras.src.saving.saving_lib"]
-    _replace(saving, "_save_state", _save_state, _in_our_scope)
+    _replace(saving, "get_attr_skipset", _attributes_of_all, _in_our_scope)
     legacy = sys.modules["keras.src.legacy.saving.legacy_h5_format"]
     _replace(saving, "save_model", whole_files.save, _always, traced=False)
     _replace(saving, "save_weights_only", whole_files.save, _always, traced=False)
@@ -269,6 +269,8 @@ def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
     """Applies gradients by the strategy's rule."""
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
     gradient_norm.note_own(optimizer, grads)
     summed_losses.check(optimizer)
     strategy = tf.distribute.get_strategy()
@@ -282,7 +284,7 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
     if getattr(optimizer, "_gradring_began", False):
         return
     optimizer._gradring_began = True
-    variables = list(variables or getattr(optimizer, "_trainable_variables", ()))
+    variables = variables or list(getattr(optimizer, "_trainable_variables", ()))
     communicator = communicator_of(strategy)
     if communicator is None or not strategy.extended._has_one_replica:
         return
@@ -430,11 +432,11 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None
     original(optimizer, variables)
 
 
-def _save_state(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Lets the chief save alone, also inside the strategy's scope.
+def _attributes_of_all(original: Callable[..., Any], kind: str) -> Any:
+    """Lets one rank save or load alone, also inside the strategy's scope.
 
     Keras makes an optimizer to see which attributes every optimizer has. Its variables would be
-    sent to the other workers, who may not be saving.
+    sent to the other workers, who may neither be saving nor loading.
     """
-    with holding(_saves, True):
-        original(*args, **kwargs)
+    with holding(_makes_example, True):
+        return original(kind)

@@ -12,12 +12,13 @@ from gradring import elastic
 from gradring.config import parse
 from gradring.elastic import run
 from gradring.errors import ConfigError
-from gradring.tensorflow.adoption import of_tensorflow
+from gradring.tensorflow.adoption import communicator_of, of_tensorflow
 from gradring.tensorflow.model_variables import (
     build,
     check_built,
     local_parts,
     optimizer_variables,
+    optimizers_of,
     variables_of,
 )
 from gradring.tensorflow.rules.replicas import rule_of
@@ -57,8 +58,9 @@ class State(elastic.State):
         """Takes variables and values, as the first commit.
 
         Args:
-            model: A Keras model that is built, or a `tf.Module`; with its optimizer, if it is
-                compiled. Its metrics are left out.
+            model: A Keras model that is built, or a `tf.Module`; with its optimizers: that
+                which it was compiled with, and its attributes, as of a GAN. Its metrics are left
+                out.
             optimizer: Of Keras, if the model does not have it; if it is not built, it is, for
                 `model`, or else for `variables`.
             variables: More variables.
@@ -75,7 +77,7 @@ class State(elastic.State):
         for each in (getattr(model, "optimizer", None), optimizer):
             build(each, model, variables)
         self._model = model
-        self._optimizer = getattr(model, "optimizer", None)
+        self._optimizers = [] if model is None else list(optimizers_of(model))
         parts = [] if model is None else list(variables_of(model))
         parts += [*optimizer_variables(optimizer), *variables]
         kept = {id(part): part for part in parts if not _is_added_up(part)}
@@ -105,20 +107,22 @@ class State(elastic.State):
         Raises:
             gradring.errors.ConfigError: It has.
         """
+        if self._model is None:
+            return
         known = {id(variable) for variable in self._variables}
-        present = getattr(self._model, "optimizer", None)
-        if present is not self._optimizer:
-            # That of another `compile`, as a program may do in each group.
-            known |= {id(variable) for variable in optimizer_variables(present)}
-        found = () if self._model is None else variables_of(self._model)
+        for optimizer in optimizers_of(self._model):
+            if not any(optimizer is each for each in self._optimizers):
+                # That of another `compile`, as a program may do in each group.
+                known |= {id(variable) for variable in optimizer_variables(optimizer)}
+        found = variables_of(self._model)
         late = [part for part in found if id(part) not in known and not _is_added_up(part)]
         if late:
             first = getattr(late[0], "path", late[0].name)
             more = f" and {len(late) - 1} more" if late[1:] else ""
             raise ConfigError(
                 f"the model has variables that it did not have when its State was made, and that a "
-                f"commit would lose: {first}{more}; have all of its layers built before, for "
-                "instance by calling it on a batch, as in training"
+                f"commit would lose: {first}{more}; have all of its layers and optimizers built "
+                "before: by calling it on a batch, as in training, and by `optimizer.build`"
             )
 
     def _kept(self) -> Sequence[str]:
@@ -207,7 +211,11 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
             gradring.errors.SaveError: As for `gradring.elastic.State.commit`.
         """
         self._before = self._committed = 0
-        self._note(epoch=epoch + 1, step=0, stopped=bool(self.model.stop_training))
+        stops = bool(self.model.stop_training)
+        communicator = communicator_of(self.model.distribute_strategy)
+        if communicator is not None:
+            stops = bool(communicator.all_reduce(int(stops), "max", name="CommitState: stopped"))
+        self._note(epoch=epoch + 1, step=0, stopped=stops)
         self._state.commit()
 
     def _note(self, **position: int) -> None:

@@ -1,17 +1,17 @@
 """Callbacks of Keras' `fit`, in which all ranks agree, whichever each of them has.
 
 A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
-ranks. So no callback has collectives of its own; the ranks meet where each of them comes by in any
-case: at the beginning and the end of `fit`, and at the end of an epoch. The functions that stand in
-for methods of Keras get the original first, as in `compat_keras.py`, which says where they are
-used.
+ranks. So no callback of Keras has collectives of its own; the ranks meet where each of them comes
+by in any case: at the beginning and the end of `fit`, and at the end of an epoch. The functions
+that stand in for methods of Keras get the original first, as in `compat_keras.py`, which says where
+they are used.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.errors import MismatchError
+from gradring.errors import MismatchError, RestoreError
 from gradring.group.together import agreed
 from gradring.tensorflow.context import holding
-from gradring.tensorflow.model_variables import variables_of
+from gradring.tensorflow.model_variables import build, variables_of
 from gradring.tensorflow.ops import broadcast_variables
 from gradring.tensorflow.replicas import assigned_unlike
-from gradring.tensorflow.rules.replicas import sync_model
+from gradring.tensorflow.rules.replicas import rule_of, sync_model
 
 _log = logging.getLogger("gradring")
 
@@ -43,6 +43,8 @@ class _Fit:
     chief_saves: bool = True
     #: Why this rank could not save, until all are told where they meet.
     unsaved: Exception | None = None
+    #: Why the chief could not restore, until all are told.
+    unrestored: Exception | None = None
     #: Whether the ranks still compare the variables that replicas assign.
     compares: bool = True
 
@@ -77,29 +79,38 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
     fit = _fit.get()
     saves = bool(those(keras.callbacks.ModelCheckpoint))
     stops = those(keras.callbacks.EarlyStopping)
-    restores = sum(callback.restore_best_weights for callback in stops)
-    _agree_on_callbacks(fit, saves, restores)
+    kinds = {
+        "EarlyStopping(restore_best_weights=True)": sum(it.restore_best_weights for it in stops),
+        "SwapEMAWeights": len(those(keras.callbacks.SwapEMAWeights)),
+    }
+    _agree_on_callbacks(fit, saves, kinds)
     backups = those(keras.callbacks.BackupAndRestore)
     _restored(fit.model, backups, lambda: original(callbacks, logs))
 
 
-def _agree_on_callbacks(fit: _Fit, saves: bool, restores: int) -> None:
+def _agree_on_callbacks(fit: _Fit, saves: bool, kinds: Mapping[str, int]) -> None:
     """Learns whether the chief saves.
 
+    Args:
+        fit: To be begun.
+        saves: Whether this rank does.
+        kinds: How many callbacks it has that give a model other weights.
+
     Raises:
-        gradring.errors.MismatchError: Some ranks alone would restore their best weights at the end.
+        gradring.errors.MismatchError: Another rank has not as many.
     """
     communicator = fit.model.distribute_strategy.communicator
-    found = communicator.all_gather(np.array([[saves, restores]]), name="fit: callbacks")
+    found = communicator.all_gather(np.array([[saves, *kinds.values()]]), name="fit: callbacks")
     fit.chief_saves = bool(found[CHIEF, 0])
-    if (found[:, 1] != restores).any():
-        raise MismatchError(
-            f"fit on rank {communicator.rank} of {communicator.host}: the ranks have "
-            f"{found[:, 1].tolist()} EarlyStopping(restore_best_weights=True), and those that have "
-            "one would end with other weights; give it to every rank, or to none",
-            rank=communicator.rank,
-            host=communicator.host,
-        )
+    for (kind, own), counts in zip(kinds.items(), found[:, 1:].T, strict=True):
+        if (counts != own).any():
+            raise MismatchError(
+                f"fit on rank {communicator.rank} of {communicator.host}: the ranks have "
+                f"{counts.tolist()} {kind}, and those that have one would end with other weights; "
+                "give it to every rank, or to none",
+                rank=communicator.rank,
+                host=communicator.host,
+            )
 
 
 def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:
@@ -220,22 +231,37 @@ def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> No
     """`BackupAndRestore.on_train_begin`: in `fit`, `begin` is around it; elsewhere all call it."""
     if is_in_fit(callback):
         if callback.model.distribute_strategy.communicator.rank == CHIEF:
-            original(callback, logs)
+            try:
+                original(callback, logs)
+            except Exception as error:
+                _fit.get().unrestored = error
     else:
         _restored(callback.model, [callback], lambda: on_chief(original, callback, logs))
 
 
 def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -> None:
     """Calls `restore`, and sends to all what the chief has loaded in it, if it has a backup."""
-    optimizer = model.optimizer
+    communicator = model.distribute_strategy.communicator
     is_there = _from_chief(model, any(map(_has_backup, backups)), "BackupAndRestore")
-    if is_there and optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    if is_there and model.optimizer is not None:
+        build(model.optimizer, model)
     restore()
     if is_there:
-        variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-        broadcast_variables(variables, CHIEF, model.distribute_strategy.communicator)
+        with agreed(communicator, "restore", "a backup of fit", RestoreError):
+            _raise_unrestored()
+        metrics = getattr(model, "metrics_variables", ())
+        variables = [*variables_of(model), *metrics]
+        broadcast_variables(variables, CHIEF, communicator)
+        rule_of(variables).forget(variables)
         model._initial_epoch = _from_chief(model, model._initial_epoch or 0, "BackupAndRestore")
+    else:
+        _raise_unrestored()
+
+
+def _raise_unrestored() -> None:
+    fit = _fit.get(None)
+    if fit is not None and fit.unrestored is not None:
+        raise fit.unrestored
 
 
 def _from_chief(model: Any, value: int, name: str) -> int:

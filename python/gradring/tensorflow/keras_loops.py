@@ -97,9 +97,8 @@ def make_step(
     function = getattr(model, name)
     if not isinstance(function, _StepFunction):
         strategy = model.distribute_strategy
-        # Where no batch may be empty, `sample_shares.make_function` leaves the steps as they are.
-        is_weighed = name != "predict_function" and empty_batches.may_come_in(strategy)
-        take = sample_shares.own_batches if is_weighed else _as_it_is
+        # Those of `sample_shares.make_function` are weighed.
+        take = _as_it_is if name == "predict_function" else sample_shares.own_batches
         setattr(model, name, _StepFunction(function, strategy.communicator, take))
     return getattr(model, name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,8 +50,27 @@ def build(optimizer: Any, model: Any, variables: Iterable[Any] = ()) -> None:
         optimizer.build(trained)
 
 
+def optimizers_of(model: Any) -> Iterator[Any]:
+    """The optimizers of a Keras model and of the models in it.
+
+    A model has that which it was compiled with, and each that is an attribute, as those of a GAN
+    are. Keras saves all of them.
+
+    Yields:
+        Each once, in an order that is the same on every rank.
+    """
+    found: dict[int, Any] = {}
+    for part in getattr(model, "_flatten_layers", lambda: [model])():
+        for value in (getattr(part, "optimizer", None), *vars(part).values()):
+            values = list(value.values()) if isinstance(value, Mapping) else value
+            for each in values if isinstance(values, (list, tuple)) else [values]:
+                if hasattr(each, "apply_gradients"):
+                    found.setdefault(id(each), each)
+    yield from found.values()
+
+
 def variables_of(model: Any) -> Iterator[Any]:
-    """Those of a Keras model and its optimizer without its metrics, of a module or a checkpoint.
+    """Those of a Keras model and its optimizers without its metrics, of a module or a checkpoint.
 
     Yields:
         Each once, in an order that is the same on every rank.
@@ -59,7 +78,8 @@ def variables_of(model: Any) -> Iterator[Any]:
     if hasattr(model, "load_weights"):
         metrics = {id(variable) for variable in getattr(model, "metrics_variables", ())}
         yield from (variable for variable in model.variables if id(variable) not in metrics)
-        yield from optimizer_variables(getattr(model, "optimizer", None))
+        for optimizer in optimizers_of(model):
+            yield from optimizer_variables(optimizer)
         return
     root = model if isinstance(model, tf.train.Checkpoint) else tf.train.Checkpoint(model)
     for part in tf.train.TrackableView(root).descendants():

@@ -36,7 +36,7 @@ def check_replicas(
     variable.
 
     Args:
-        model: A Keras model, with the optimizer that it was compiled with; a checkpoint or module;
+        model: A Keras model, with its optimizers; a checkpoint or module;
             or `tf.Variable`s or Keras variables of any shapes. The same on every rank. Variables
             that every replica has for itself until they are read (`ON_READ`, such as metrics, or
             moving statistics that are not synchronised) are left out, and so are the sums of

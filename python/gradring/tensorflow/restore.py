@@ -57,7 +57,7 @@ def restore(
 
     | `model` | `path` | what is restored |
     |---|---|---|
-    | Keras model | ends in `.keras` or `.h5` | its weights, and the state of its optimizer |
+    | Keras model | ends in `.keras` or `.h5` | its weights, and the state of its optimizers |
     | `tf.train.Checkpoint` | the prefix of its files | its variables |
     | `tf.Module` | a SavedModel directory | its variables |
 

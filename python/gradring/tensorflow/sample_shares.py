@@ -80,7 +80,7 @@ def _count(strategy: Any, has_values: tf.Tensor, optionals: list[Any]) -> tf.Ten
     if communicator_of(strategy) is None:
         return None
     own = tf.add_n([_rows_in(optional) for optional in optionals])
-    found = strategy.reduce(_SUM, tf.stack([tf.reshape(has_values, []), own]), axis=None)
+    found = _over_ranks(strategy, tf.stack([tf.reshape(has_values, []), own]))
     _assign(strategy, found[1])
     return found[0]
 
@@ -97,7 +97,13 @@ def _note(strategy: Any, batch: Any) -> None:
         # Where the number is fixed, all ranks have as many.
         _assign(strategy, own * communicator.world_size)
     else:
-        _assign(strategy, strategy.reduce(_SUM, own, axis=None))
+        _assign(strategy, _over_ranks(strategy, own))
+
+
+def _over_ranks(strategy: Any, own: tf.Tensor) -> tf.Tensor:
+    """The sum of what the processes have; TensorFlow takes one process' number for no sum."""
+    is_alone = strategy.communicator.world_size == 1
+    return own if is_alone else strategy.reduce(_SUM, own, axis=None)
 
 
 def _rows_in(optional: Any) -> tf.Tensor:
@@ -128,15 +134,14 @@ def _total_of(strategy: Any) -> tf.Variable:
 def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any], Any]) -> Any:
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
-    if not may_come_in(strategy):
-        return original(model, step)
 
     @functools.wraps(step)
     def weighted(data: Any) -> Any:
         is_own = isinstance(data, OwnBatch)
         data = data.data if is_own else data
         own = first_rows_of(data)
-        if own is None:
+        # An elastic job may have other replicas when this is traced anew.
+        if own is None or not may_come_in(strategy):
             return step(data)
         if updates_of(strategy).are_local:
             return step(data) if isinstance(own, int) and own else counted(own, data)

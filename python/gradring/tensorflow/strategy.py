@@ -107,10 +107,10 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Raises:
             gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
-                with `update`; or `update` is no rule, or needs one local device; or `bucket_bytes`
-                is not above 0; or `cluster_resolver` and `communicator` contradict each other; or
-                `devices` names none, one twice, one that does not exist, or not as many as on the
-                other ranks.
+                with `update`; or one of the two needs one local device; or `update` is no rule; or
+                `bucket_bytes` is not above 0; or `cluster_resolver` and `communicator` contradict
+                each other; or `devices` names none, one twice, one that does not exist, or not as
+                many as on the other ranks.
             gradring.errors.MismatchError: Another rank has another `update`.
             gradring.errors.RendezvousError: The group could not be formed; says who is missing.
         """
@@ -490,7 +490,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
                 if isinstance(value, compat.CheckpointInitialValue):
                     value = value.wrapped_value
                 value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-                if self._communicator.world_size == 1 or compat_keras.saves():
+                if self._communicator.world_size == 1 or compat_keras.makes_example():
                     return value
                 if self._begins_alone(kwargs.get("synchronization")):
                     return value

@@ -28,6 +28,12 @@ def make(
     Raises:
         gradring.errors.ConfigError: The rule cannot be combined with these.
     """
+    if check_gradients is not None and devices > 1:
+        raise ConfigError(
+            f"check_gradients={check_gradients!r} on rank {communicator.rank} of "
+            f"{communicator.host}, which has {devices} local devices: only gradients of one are "
+            "checked; start one process for each"
+        )
     if rule == updates.AllReduce():
         return Updates()
     if devices > 1:

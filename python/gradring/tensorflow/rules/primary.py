@@ -24,8 +24,6 @@ from gradring.tensorflow.rules.updates import (
 class PrimaryUpdates(UpdatesInRounds):
     """Sums, and broadcasts from the chief; the others' optimizers have a state at rest.
 
-    The sum is an all-reduce, because there is no reduction to one rank.
-
     A round lasts until `sync`, which gives the others the chief's state, as of Adam's moments.
     """
 
