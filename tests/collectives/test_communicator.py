@@ -268,7 +268,9 @@ def test_stats_tell_why_a_wish_was_not_granted() -> None:
 
 
 def test_stats_tell_the_congestion_control_and_why() -> None:
-    assert run_ranks(chosen, 2, "auto", "tcp")[0]["tcp_congestion"] == {"reno": "same host"}
+    for env in ({}, {"GRADRING_TCP_CONGESTION": ""}):
+        stats = run_ranks(chosen, 2, "auto", "tcp", env=env)[0]
+        assert stats["tcp_congestion"] == {"reno": "same host"}
     assert run_ranks(chosen, 2, "auto", "shm")[0]["tcp_congestion"] == {}
     system = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     env = {"GRADRING_TCP_CONGESTION": "system"}

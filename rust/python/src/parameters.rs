@@ -164,7 +164,8 @@ impl ParameterClient {
                 arrays.push(floats(array, shape, &what)?.readonly());
             }
             let slices: Result<Vec<_>, _> = arrays.iter().map(|it| it.as_slice()).collect();
-            let taken = self.inner.push_initial(&slices?);
+            let slices = slices?;
+            let taken = detached(py, || self.inner.push_initial(&slices));
             taken.map_err(|error| to_python(py, &error))
         })
     }
@@ -187,7 +188,8 @@ impl ParameterClient {
                 learning_rate,
                 weight_decay,
             };
-            let pushed = self.inner.push(&given?, hyper);
+            let given = given?;
+            let pushed = detached(py, || self.inner.push(&given, hyper));
             pushed.map_err(|error| to_python(py, &error))
         })
     }

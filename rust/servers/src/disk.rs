@@ -187,9 +187,14 @@ impl Files {
         let lock_path = directory.join("lock");
         let locked = File::create(&lock_path).map_err(|it| trouble("write", &lock_path, &it))?;
         let flocked = rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive);
-        if flocked.is_err() {
-            let directory = Text::of(directory.display());
-            return Err(NotServed::DirectoryTaken { directory }.into());
+        match flocked {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let directory = Text::of(directory.display());
+                return Err(NotServed::DirectoryTaken { directory }.into());
+            }
+            // Such as a network file system without locks.
+            Err(error) => return Err(trouble("lock", &lock_path, &error.into())),
         }
         let mut files = Self {
             directory: directory.into(),

@@ -199,7 +199,8 @@ impl<'a> Watched<'a> {
             deadline,
             &mut go_on,
         );
-        let agreed = agreed.map_err(|error| not_connected(config, &error))?;
+        let agreed =
+            agreed.map_err(|error| self.monitor.first_cause(not_connected(config, &error)))?;
         let mut agreed = agreed.map_err(|failed| {
             let error = match interrupted {
                 true => rendezvous::interrupted(config.rank),

@@ -339,7 +339,8 @@ pub(super) struct Plans {
 
 struct Key {
     count: usize,
-    dtype: DType,
+    /// Of the elements, which says how many are under way at a time, and as what they travel.
+    dtypes: (DType, DType),
     algorithm: Algorithm,
     collective: Collective,
 }
@@ -359,7 +360,7 @@ impl Plans {
         }
         let found = self.kept.iter().position(|(key, _)| {
             key.count == call.count
-                && key.dtype == dtype
+                && key.dtypes == (call.dtype, dtype)
                 && key.algorithm == algorithm
                 && key.collective == call.collective
         });
@@ -367,7 +368,7 @@ impl Plans {
             let plan = Plan::of(call, dtype, algorithm, rank, topology);
             let key = Key {
                 count: call.count,
-                dtype,
+                dtypes: (call.dtype, dtype),
                 algorithm,
                 collective: call.collective.clone(),
             };

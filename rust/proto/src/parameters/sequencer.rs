@@ -560,7 +560,8 @@ impl Leader {
     /// done is kept for them.
     fn may_append(&self, snapshot_every: Version) -> bool {
         let version = self.queue.version();
-        self.log.len() < IN_FLIGHT_MAX && version < self.saved() + 2 * snapshot_every
+        let unsaved = version.saturating_sub(self.saved());
+        self.log.len() < IN_FLIGHT_MAX && unsaved < snapshot_every.saturating_mul(2)
     }
 
     /// Of what all servers have a snapshot; only first copies have any.

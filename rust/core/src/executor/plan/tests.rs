@@ -7,15 +7,19 @@ use gradring_proto::schedule::choice::MESH_RANKS_MAX;
 
 const MIB: usize = 1 << 20;
 
-/// The plan of rank 1 for an all-reduce of so many bytes.
-fn plan(world_size: usize, bytes: usize, algorithm: Algorithm) -> (Plans, usize, usize) {
-    let call = Call {
+fn all_reduce(dtype: DType, count: usize) -> Call {
+    Call {
         collective: Collective::AllReduce { op: ReduceOp::Sum },
-        dtype: DType::F32,
-        count: bytes / 4,
+        dtype,
+        count,
         name: "x".into(),
         shapes: String::new(),
-    };
+    }
+}
+
+/// The plan of rank 1 for an all-reduce of so many bytes.
+fn plan(world_size: usize, bytes: usize, algorithm: Algorithm) -> (Plans, usize, usize) {
+    let call = all_reduce(DType::F32, bytes / 4);
     let mut plans = Plans::default();
     let topology = Topology::one_host(world_size);
     let plan = plans.get(&call, DType::F32, algorithm, 1, &topology);
@@ -126,10 +130,22 @@ fn memory_of_folds_does_not_grow_with_the_number_of_blocks() {
 }
 
 #[test]
+fn arrays_that_travel_as_another_type_have_a_plan_of_their_own() {
+    let (mut plans, topology) = (Plans::default(), Topology::one_host(2));
+    // Blocks are a part of what the program has, and not of what travels.
+    let operations = [DType::F32, DType::Bf16].map(|dtype| {
+        let call = all_reduce(dtype, 128 * MIB);
+        let plan = plans.get(&call, DType::Bf16, Algorithm::Ring, 1, &topology);
+        plan.operations.len()
+    });
+    assert!(operations[0] < operations[1], "{operations:?}");
+}
+
+#[test]
 fn plans_are_kept_as_long_as_they_are_few_and_short() {
     let key = |count| Key {
         count,
-        dtype: DType::F32,
+        dtypes: (DType::F32, DType::F32),
         algorithm: Algorithm::Ring,
         collective: Collective::Barrier,
     };

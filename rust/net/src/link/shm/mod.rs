@@ -46,9 +46,9 @@ const HOST_BYTES_MAX: usize = 256 << 20;
 /// What each ring holds on a host where so many pairs of ranks share memory: as much as leaves the
 /// whole host within its bound.
 fn ring_bytes(pairs: usize) -> usize {
-    let most = HOST_BYTES_MAX / (2 * pairs.max(1));
-    let power_of_two = 1 << most.ilog2();
-    power_of_two.clamp(RING_BYTES_MIN, RING_BYTES_MAX)
+    let most = HOST_BYTES_MAX / 2 / pairs.max(1);
+    let most = most.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+    1 << most.ilog2()
 }
 
 /// Memory of one host.

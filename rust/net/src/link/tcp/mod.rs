@@ -123,11 +123,11 @@ pub(super) fn congestion(stream: &TcpStream) -> std::io::Result<(String, String)
 
 /// The congestion control that a connection should use, if not the system's, and why.
 fn wished_congestion(inside_host: bool) -> (Option<String>, &'static str) {
-    match std::env::var(CONGESTION_VARIABLE) {
-        Ok(wish) if wish == "system" => (None, CONGESTION_VARIABLE),
-        Ok(wish) => (Some(wish), CONGESTION_VARIABLE),
-        Err(_) if inside_host => (Some(LOOPBACK_CONGESTION.into()), "same host"),
-        Err(_) => (None, "the system's, between hosts"),
+    match std::env::var(CONGESTION_VARIABLE).unwrap_or_default() {
+        wish if wish == "system" => (None, CONGESTION_VARIABLE),
+        wish if !wish.is_empty() => (Some(wish), CONGESTION_VARIABLE),
+        _ if inside_host => (Some(LOOPBACK_CONGESTION.into()), "same host"),
+        _ => (None, "the system's, between hosts"),
     }
 }
 

@@ -400,15 +400,19 @@ fn a_synchronous_update_after_a_restart_waits_for_those_that_come_back() {
 
 #[test]
 fn the_log_runs_a_few_entries_ahead_of_the_servers() {
-    let mut served = Served::new(Keepers {
-        servers: 1,
-        replicas: 0,
-    });
-    for number in 1..=6 {
-        served.submit(number, u64::from(number > 1));
+    // Who wants no snapshots asks for one in as many updates as there can be.
+    for every in [EVERY, 1 << 63, Version::MAX] {
+        let mut served = Served::new(Keepers {
+            servers: 1,
+            replicas: 0,
+        });
+        served.sequencer.timing.snapshot_every = every;
+        for number in 1..=6 {
+            served.submit(number, u64::from(number > 1));
+        }
+        let (_, waiting, version) = served.sequencer.counts().expect("it leads");
+        assert_eq!((waiting, version), (1, IN_FLIGHT_MAX as Version));
     }
-    let (_, waiting, version) = served.sequencer.counts().expect("it leads");
-    assert_eq!((waiting, version), (1, IN_FLIGHT_MAX as Version));
 }
 
 #[test]
