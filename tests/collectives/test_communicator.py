@@ -336,12 +336,6 @@ def _read_only() -> np.ndarray[Any, Any]:
         (np.array(["a"]), TypeError, "str"),
         (np.ones(3, object), TypeError, "object"),
         (np.ones(3, [("a", "f4"), ("b", "f4")]), TypeError, "void64"),
-        (
-            np.ma.masked_array(np.ones(3), mask=[False, True, False]),
-            TypeError,
-            "mask would be ignored",
-        ),
-        ([np.ones(3), np.ma.ones(3)], TypeError, "mask would be ignored"),
         ([np.ones(3), np.ones(3, np.int32)], TypeError, "same dtype"),
         ([np.ones(3), [1.0]], TypeError, "not a writable buffer"),
         (b"abc", ValueError, "read-only"),
@@ -382,13 +376,6 @@ def test_arrays_that_share_memory_are_refused() -> None:
         x = np.ones(10)
         with pytest.raises(ValueError, match="share memory"):
             comm.all_reduce([x[:6], x[5:]])
-
-
-def test_a_mask_is_not_ignored_by_any_collective() -> None:
-    with _alone() as comm:
-        for collective in (comm.reduce_scatter, comm.all_gather, comm.broadcast):
-            with pytest.raises(TypeError, match="mask would be ignored"):
-                collective(np.ma.ones(3))
 
 
 def test_kinds_of_arrays_that_are_plain_memory_are_reduced(tmp_path: Path) -> None:
@@ -575,14 +562,9 @@ def test_what_init_takes_a_communicator_takes_too() -> None:
         assert comm.stats()["checksum"] is True
 
 
-def test_unknown_ops_and_roots_are_value_errors() -> None:
-    with _alone() as comm:
-        with pytest.raises(ValueError, match='op="average" is none of sum, mean'):
-            comm.all_reduce(np.ones(2), op="average")  # type: ignore[arg-type]
-        for root in (1, -1, 2**70, None):
-            says = f"root={root} is not a rank of a world of 1; choose one from 0 to 0"
-            with pytest.raises(ValueError, match=says):
-                comm.broadcast(np.ones(2), root=root)  # type: ignore[arg-type]
+def test_an_unknown_op_is_a_value_error() -> None:
+    with _alone() as comm, pytest.raises(ValueError, match='op="average" is none of sum, mean'):
+        comm.all_reduce(np.ones(2), op="average")  # type: ignore[arg-type]
 
 
 def test_a_closed_communicator_says_so() -> None:

@@ -32,7 +32,7 @@ KILLS = [(n, ranks, over) for over in ("tcp", "shm") for n in (10, 5_000_000) fo
 QUICK_KILLS = [(5_000_000, 2, "tcp"), (10, 4, "shm")]
 #: One over each transport.
 QUICK_CLOSED = [(1, "shm"), (2, "tcp")]
-#: And what rank 1 calls then; only the last one is not in `test_vocabulary.py`, too.
+#: And what rank 1 calls then.
 DIFFERENCES = [
     ("shape", "all_reduce(sum) 'dense/kernel' float32[102]"),
     ("dtype", "all_reduce(sum) 'dense/kernel' float64[98]"),
@@ -86,52 +86,6 @@ def test_a_killed_rank_is_named_on_every_survivor(world_size: int, elements: int
         assert error.collective == f"all_reduce(mean) 'w' float32[{elements}]"
         assert error.sequence is not None
         assert error.elapsed_s is not None
-
-
-def die_in_the_middle(faulty: int) -> None:
-    """Dies while its own collective is under way, in another thread."""
-    with gradring.init() as comm:
-        x = np.ones(20_000_000, np.float32)
-        comm.barrier()
-        work = comm.all_reduce_async(x, name="big")
-        if comm.rank == faulty:
-            time.sleep(0.02)
-            os.kill(os.getpid(), signal.SIGKILL)
-        for _ in range(100):
-            work.wait()
-            work = comm.all_reduce_async(x, name="big")
-
-
-@pytest.mark.slow  # the matrix has a quick one
-@pytest.mark.usefixtures("transport")
-def test_a_rank_killed_in_the_middle_of_a_collective_is_named() -> None:
-    for error in survivors(die_in_the_middle, 0, 3, 0):
-        assert isinstance(error, errors.PeerLostError)
-        assert error.rank == 0
-
-
-def be_stopped(faulty: int, place: Path) -> None:
-    """Stops; rank 0 ends the stopped rank when all others have noticed."""
-    with gradring.init() as comm:
-        stopped = place.with_name("stopped")
-        if comm.rank == faulty:
-            stopped.write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
-        try:
-            for _ in range(100):
-                comm.all_reduce(np.ones(3))
-        finally:
-            meet(place, comm.world_size - 1)
-            if comm.rank == 0:
-                os.kill(int(stopped.read_text()), signal.SIGKILL)
-
-
-@pytest.mark.slow  # the matrix has a quick one
-def test_a_stopped_rank_is_named_by_its_silence(tmp_path: Path) -> None:
-    for error in survivors(be_stopped, 1, 3, 1, tmp_path / "noticed"):
-        assert isinstance(error, errors.PeerLostError)
-        assert error.rank == 1
-        assert "no sign of life" in str(error)
 
 
 def call_differently(faulty: int, difference: str) -> None:
@@ -239,26 +193,6 @@ def keep_what_is_closed() -> list[str]:
 @pytest.mark.usefixtures("transport")
 def test_a_closed_communicator_that_somebody_keeps_holds_nothing(world_size: int) -> None:
     assert run_ranks(keep_what_is_closed, world_size) == [[]] * world_size
-
-
-def never_enter(faulty: int, place: Path) -> None:
-    """The faulty rank comes when all others have got their errors."""
-    meet(place / "started", 3)
-    comm = gradring.init(stall_timeout=STALL_S)
-    if comm.rank == faulty:
-        meet(place / "told", 3)
-    try:
-        comm.all_reduce(np.ones(3), name="step")
-    finally:
-        meet(place / "told", 3)
-
-
-@pytest.mark.slow  # `test_flight_records.py` has a quick one
-def test_a_rank_that_never_enters_is_named_after_the_timeout(tmp_path: Path) -> None:
-    for error in survivors(never_enter, 1, 3, 1, tmp_path):
-        assert isinstance(error, errors.CollectiveTimeoutError)
-        assert error.rank == 1
-        assert "has not entered" in str(error)
 
 
 def stay_away(faulty: int, place: Path) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import gradring
 from gradring import errors
 from gradring.testing import network, run_ranks, simulated_hosts
-from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     network.why_unavailable() is not None, reason=str(network.why_unavailable())
@@ -46,28 +42,3 @@ def test_shared_memory_between_hosts_is_refused_with_the_reason() -> None:
     for outcome in outcomes:
         assert isinstance(outcome.exception, errors.ConfigError), outcome
         assert "cannot share memory" in str(outcome.exception)
-
-
-def reduce_until_lost(formed: Path) -> None:
-    with gradring.init() as comm:
-        comm.barrier()
-        (formed / str(comm.rank)).touch()
-        x = np.ones(300_000, np.float32)
-        for _ in range(1_000_000):
-            comm.all_reduce(x, op="mean", name="w")
-
-
-@pytest.mark.slow  # it takes 10 s of silence, as a quick cell of the matrix does
-def test_a_rank_whose_cable_is_pulled_is_named_by_the_others(tmp_path: Path) -> None:
-    with simulated_hosts(3) as hosts, ThreadPoolExecutor() as threads:
-
-        def cut() -> None:
-            wait_until(lambda: len(list(tmp_path.iterdir())) == 3, "the group has formed")
-            hosts[2].cut()
-
-        cutting = threads.submit(cut)
-        outcomes = run_ranks(reduce_until_lost, 3, tmp_path, hosts=hosts, check=False, timeout=120)
-        cutting.result()
-    for outcome in outcomes:
-        assert isinstance(outcome.exception, errors.PeerLostError), outcome
-    assert {outcome.exception.rank for outcome in outcomes[:2]} == {2}

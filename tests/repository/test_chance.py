@@ -41,7 +41,6 @@ SLEEPS = {
     "elastic/test_run.py::calls_before_it_tells_why": LATE,
     "elastic/test_run.py::stopped_for_a_moment": NOTHING_HAPPENS,
     "faults/test_collectives.py::struck": ANY_MOMENT,
-    "faults/test_faults.py::die_in_the_middle": ANY_MOMENT,
     "faults/test_forks.py::fork_in_every_way": NOTHING_HAPPENS,
     "faults/test_liveness.py::be_late": LATE,
     "launch/test_run_exit_codes.py::test_survivors_have_time_to_report_their_own_errors": LATE,
