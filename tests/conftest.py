@@ -6,6 +6,7 @@ import functools
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,9 @@ def pytest_sessionfinish() -> None:
     if "coverage" in sys.modules:
         current = sys.modules["coverage"].Coverage.current()
         if current is not None:
-            current.save()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a process that has run none of the package
+                current.save()
 
 
 class SkippedProcess(subprocess.Popen):  # type: ignore[type-arg]
