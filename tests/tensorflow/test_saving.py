@@ -479,8 +479,7 @@ def committed(comm: Any, directory: Path) -> Any:
             self.model.stop_training = comm.rank == 0
 
     stopping = State(model=model, stopped=False)
-    whole_fit = {"epochs": 2, "verbose": 0, "callbacks": [StopFirst(), CommitState(stopping)]}
-    model.fit(batches, **whole_fit)
+    model.fit(batches, epochs=2, verbose=0, callbacks=[StopFirst(), CommitState(stopping)])
     found["stopped"] = stopping.stopped
     model.set_weights([0 * weight for weight in model.get_weights()])
     state.restore()
