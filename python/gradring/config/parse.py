@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 import signal
 from collections.abc import Mapping
@@ -68,6 +70,21 @@ def integer(given: Any, name: str, *, minimum: int = 0, maximum: int | None = No
     if isinstance(given, bool) or number < minimum or (maximum is not None and number > maximum):
         wanted = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
         raise ConfigError(f"{name}={shown(given)} is not a whole number {wanted}; correct it")
+    return number
+
+
+def seconds(given: Any, name: str) -> float:
+    """``given`` when it is a number of seconds, perhaps infinitely many.
+
+    Raises:
+        ConfigError: It is not a number above 0.
+    """
+    try:
+        number = float(given) if isinstance(given, numbers.Real) else math.nan
+    except OverflowError:
+        number = math.nan
+    if not number > 0:
+        raise ConfigError(f"{name}={shown(given)} is not a number of seconds above 0; correct it")
     return number
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from gradring import _native, errors
+from gradring.config import parse
 from gradring.elastic.state import State
 from gradring.errors import ConfigError, GradringError, MismatchError, RendezvousError
 from gradring.group.collectives import all_gather_bytes, named
@@ -122,8 +123,7 @@ def run(
     for name, value in (("min_workers", min_workers), ("max_workers", most)):
         if not isinstance(value, int):
             raise ConfigError(f"elastic.run: {name}={value!r} is not a number of processes")
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise ConfigError(f"elastic.run: timeout={timeout!r} is not a number of seconds above 0")
+    timeout = parse.seconds(timeout, "elastic.run: timeout")
     if not 1 <= min_workers <= most:
         raise ConfigError(
             f"elastic.run: min_workers={min_workers!r} is not between 1 and max_workers={most!r}"

@@ -112,7 +112,7 @@ class Monitor:
                 are numbered from there.
 
         Raises:
-            ConfigError: ``of`` has no communicator, an interval is not above 0,
+            ConfigError: ``of`` has no communicator, an interval is not a number above 0,
                 ``prometheus_port`` is no port, or ``prometheus_address`` is no address.
         """
         communicator = of if isinstance(of, Communicator) else getattr(of, "communicator", None)
@@ -121,8 +121,7 @@ class Monitor:
                 f"Monitor needs a gradring.Communicator or a CustomCollectiveStrategy, not {of!r}"
             )
         every_steps = parse.integer(every_steps, "every_steps", minimum=1)
-        if not every_s > 0:
-            raise ConfigError(f"every_s={every_s} must be above 0")
+        every_s = parse.seconds(every_s, "every_s")
         if prometheus_port is not None:
             prometheus_port = parse.integer(
                 prometheus_port, "prometheus_port", minimum=1, maximum=parse.MAX_PORT
