@@ -94,7 +94,10 @@ def ports_in(printed: str, host: Host) -> list[int]:
         SurveyError: It has another gradring.
         ValueError: It has printed something else.
     """
-    answer = last_line(printed)
+    try:
+        answer = last_line(printed)
+    except ValueError:
+        answer = None
     is_whole = isinstance(answer, dict) and answer.keys() == {"version", "ports"}
     if not is_whole or not isinstance(answer["ports"], list):
         raise ValueError(f"it printed {shown(printed)}, which names no ports")
