@@ -264,8 +264,8 @@ def test_a_service_that_others_could_use_is_allowed_by_the_users_word() -> None:
             "./hosts ended with exit code 3 and said: no such queue",
         ),
         (
-            subprocess.CalledProcessError(3, ["./hosts"], "a:2", ""),
-            "./hosts ended with exit code 3 and said: nothing",
+            subprocess.CalledProcessError(-9, ["./hosts"], "a:2", ""),
+            "./hosts was killed by SIGKILL and said: nothing",
         ),
         (ValueError("'a:x' has 'x' ranks"), "'a:x' has 'x' ranks"),
     ],

@@ -303,5 +303,6 @@ def _why(error: Exception) -> str:
         return f"{error.cmd[0]} has not ended within {error.timeout:g} s"
     if isinstance(error, subprocess.CalledProcessError):
         said = error.stderr.strip().splitlines()[-1:] or ["nothing"]
-        return f"{error.cmd[0]} ended with {describe_exit(error.returncode)} and said: {said[0]}"
+        verb = "ended with" if error.returncode >= 0 else "was"
+        return f"{error.cmd[0]} {verb} {describe_exit(error.returncode)} and said: {said[0]}"
     return str(error)
