@@ -17,7 +17,7 @@ from gradring.config.values import DEFAULTS
 from gradring.tools.cli import run
 from settings_tables import PAGE, STUB, markdown, types, written_into
 
-TABLE = ROOT / "rust" / "core" / "src" / "config.rs"
+TABLE = ROOT / "rust" / "net" / "src" / "config.rs"
 #: Of this build and of tests, not of users.
 OF_TESTS = {"GRADRING_RAY_PYTHON"}
 #: What `init()` takes as an argument only.
@@ -35,6 +35,7 @@ def sources() -> Iterator[Path]:
 
 
 def test_the_code_reads_what_the_table_has() -> None:
+    assert TABLE.is_file()
     read = {
         name
         for file in sources()
