@@ -10,29 +10,26 @@ from gradring.gradients import buckets
 from gradring.gradients.buckets import Entry
 
 
-def indices(entries: list[Entry], **bounds: int) -> Any:
-    return [bucket.indices for bucket in buckets.pack(entries, **bounds)]
-
-
-def test_the_first_bucket_is_small_and_the_others_fill_up() -> None:
-    entries = [Entry("float32", 4)] * 6
-    assert indices(entries, bucket_bytes=12, first_bucket_bytes=4) == [(0,), (1, 2, 3), (4, 5)]
-
-
-def test_a_tensor_above_the_bound_travels_alone() -> None:
-    entries = [Entry("float32", size) for size in (2, 100, 2, 2)]
-    assert indices(entries, bucket_bytes=10, first_bucket_bytes=4) == [(0,), (1,), (2, 3)]
+@pytest.mark.parametrize(
+    ("sizes", "bound", "first", "expected"),
+    [
+        pytest.param([4] * 6, 12, 4, [(0,), (1, 2, 3), (4, 5)], id="the first is small"),
+        pytest.param([2, 100, 2, 2], 10, 4, [(0,), (1,), (2, 3)], id="above the bound is alone"),
+        pytest.param([1, None, 1], 8, 8, [(0,), (1,), (2,)], id="an unknown size fills one"),
+    ],
+)
+def test_tensors_fill_buckets_up_to_their_bounds(
+    sizes: list[int | None], bound: int, first: int, expected: list[tuple[int, ...]]
+) -> None:
+    entries = [Entry("float32", size) for size in sizes]
+    packed = buckets.pack(entries, bucket_bytes=bound, first_bucket_bytes=first)
+    assert [bucket.indices for bucket in packed] == expected
 
 
 def test_dtypes_do_not_mix_and_buckets_come_in_the_order_they_become_ready() -> None:
     entries = [Entry("float32", 4), Entry("float16", 2), Entry("float32", 4), Entry("float16", 2)]
     packed = buckets.pack(entries)
     assert [(b.dtype, b.indices) for b in packed] == [("float32", (0, 2)), ("float16", (1, 3))]
-
-
-def test_a_tensor_of_unknown_size_fills_its_bucket() -> None:
-    entries = [Entry("float32", 1), Entry("float32", None), Entry("float32", 1)]
-    assert indices(entries, bucket_bytes=8, first_bucket_bytes=8) == [(0,), (1,), (2,)]
 
 
 def test_nothing_makes_no_bucket() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
+from chosen import chosen, marked
 from pages import written_between
 from real_models.catalogue import MODELS
 from real_models.grid import BY_VERSION, NEEDED_GIB, QUICK, Cell, cells
@@ -16,30 +15,16 @@ from real_models.run import CELL_S, Result, run
 from real_models.ways import WAYS
 
 
-def marked(cell: Cell) -> ParameterSet:
-    """The cell, for `make test-all` only unless it is a quick one."""
-    slow = () if cell in QUICK else (pytest.mark.slow,)
-    return pytest.param(cell, id=cell.name, marks=slow)
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> dict[Cell, Result]:
     """Of all cells that this run of pytest has: a pair of processes goes through many."""
-    chosen: list[Any] = [
-        item.callspec.params["cell"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == TEST
-    ]
-    is_short = {*chosen} <= {*QUICK}
-    cells = [replace(cell, is_short=is_short) for cell in chosen]
-    return {result.cell: result for result in run(cells)}
-
-
-TEST = "test_two_ranks_train_as_one_process"
+    cells = chosen(request, "cell")
+    is_short = {*cells} <= {*QUICK}
+    return {result.cell: result for result in run([replace(c, is_short=is_short) for c in cells])}
 
 
 @pytest.mark.timeout(CELL_S * len(cells()))
-@pytest.mark.parametrize("cell", [marked(cell) for cell in cells()])
+@pytest.mark.parametrize("cell", marked(cells(), QUICK), ids=lambda cell: cell.name)
 def test_two_ranks_train_as_one_process(cell: Cell, results: dict[Cell, Result]) -> None:
     problems = results[cell].problems
     assert not problems, "\n".join(problems)

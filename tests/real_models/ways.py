@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -153,9 +154,9 @@ def loop_in_function(setup: Setup) -> list[float]:
 
     @tf.function  # type: ignore[untyped-decorator]
     def epoch(batches: Any) -> Any:
-        total = tf.zeros([], tf.float64)
+        total = _nothing()
         for batch in batches:
-            total += tf.cast(strategy_step(setup, batch), tf.float64)
+            total += _as_float64(strategy_step(setup, batch))
         return total
 
     return [float(epoch(_distributed(setup)))]
@@ -252,22 +253,17 @@ def loop_in_bfloat16(setup: Setup) -> list[float]:
         return loop(setup)
 
 
-def _experimental_options(options: dict[str, Any]) -> Any:
-    import contextlib
-
+@contextlib.contextmanager
+def _experimental_options(options: dict[str, Any]) -> Iterator[None]:
     import tensorflow as tf
 
-    @contextlib.contextmanager
-    def changed() -> Iterator[None]:
-        before = tf.config.optimizer.get_experimental_options()
-        tf.config.optimizer.set_experimental_options(options)
-        try:
-            yield
-        finally:
-            usual = {name: not value for name, value in options.items()} | before
-            tf.config.optimizer.set_experimental_options(usual)
-
-    return changed()
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(options)
+    try:
+        yield
+    finally:
+        usual = {name: not value for name, value in options.items()} | before
+        tf.config.optimizer.set_experimental_options(usual)
 
 
 def reducer(setup: Setup) -> list[float]:

@@ -58,12 +58,8 @@ def convolutions(calls: int = 1, **options: Any) -> Any:
     return keras.Model(inputs, keras.layers.Dense(5, activation="softmax")(x))
 
 
-def twice() -> Any:
-    return convolutions(calls=2)
-
-
-def synchronised() -> Any:
-    return convolutions(synchronized=True)
+twice = functools.partial(convolutions, calls=2)
+synchronised = functools.partial(convolutions, synchronized=True)
 
 
 def renormalised() -> Any:
@@ -170,29 +166,9 @@ class Case:
         return statistics_of(self.model), counts[-1] - counts[-2]
 
 
-def in_a_loop(comm: Any) -> Any:
-    return Case(comm).train(parts())
-
-
-def a_layer_called_twice(comm: Any) -> Any:
-    return Case(comm, twice).train(parts())
-
-
-def dense_layers_of_sequences(comm: Any) -> Any:
-    return Case(comm, sequences).train(parts())
-
-
-def synchronised_layers(comm: Any) -> Any:
-    return Case(comm, synchronised).train(parts())
-
-
 def whole_batches() -> Parts:
     together = [zip(*ranks, strict=True) for ranks in parts()]
     return [[(np.concatenate(images), np.concatenate(labels))] for images, labels in together]
-
-
-def renormalisation(comm: Any) -> Any:
-    return Case(comm, renormalised).train(parts())
 
 
 def eagerly(comm: Any) -> Any:
@@ -200,26 +176,18 @@ def eagerly(comm: Any) -> Any:
     return case.train(parts(), lambda *batch: case.strategy.run(case.step, batch))
 
 
-def a_function_in_the_step(comm: Any) -> Any:
-    """Traced with the first of two steps that call it."""
+def a_function_in_the_step(comm: Any, traced_before: bool = False) -> Any:
+    """Traced with the first of two steps that call it, or before and not again for them."""
     import tensorflow as tf
 
     case = Case(comm)
     case.forward = tf.function(case.forward)  # type: ignore[method-assign]
-    return case.train(parts())
-
-
-def a_function_traced_before(comm: Any) -> Any:
-    """It is not traced again for the step that the collectives belong to."""
-    import tensorflow as tf
-
-    case = Case(comm)
-    case.forward = tf.function(case.forward)  # type: ignore[method-assign]
-    images, _ = parts()[0][comm.rank]
-    before = statistics_of(case.model)
-    case.strategy.run(case.forward, (tf.convert_to_tensor(images),))
-    for variable, value in zip(followers(case.model), before, strict=True):
-        variable.assign(value)
+    if traced_before:
+        images, _ = parts()[0][comm.rank]
+        before = statistics_of(case.model)
+        case.strategy.run(case.forward, (tf.convert_to_tensor(images),))
+        for variable, value in zip(followers(case.model), before, strict=True):
+            variable.assign(value)
     return case.train(parts())
 
 
@@ -231,26 +199,16 @@ def a_function_that_runs_eagerly(comm: Any) -> Any:
     return case.train(parts(), lambda images, _: case.strategy.run(forward, (images,)))
 
 
-def accumulated(comm: Any) -> Any:
+def accumulating(rate: float) -> Any:
     import keras
 
-    def optimizer(rate: float) -> Any:
-        return keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
-
-    return Case(comm, optimizer=optimizer).train(parts())
+    return keras.optimizers.SGD(rate, gradient_accumulation_steps=2)
 
 
-def a_loss_scale(comm: Any) -> Any:
+def scaling(rate: float) -> Any:
     import keras
 
-    def optimizer(rate: float) -> Any:
-        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate))
-
-    return Case(comm, optimizer=optimizer).train(parts())
-
-
-def checked_gradients(comm: Any) -> Any:
-    return Case(comm, check_gradients="raise").train(parts())
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate))
 
 
 def a_loop_in_the_step(comm: Any) -> Any:
@@ -265,10 +223,7 @@ def a_loop_in_the_step(comm: Any) -> Any:
             case.forward(images)
         case.step(images, labels)
 
-    def three_calls(*batch: Any) -> None:
-        case.strategy.run(step, batch)
-
-    return case.train(parts(), tf.function(three_calls))
+    return case.train(parts(), tf.function(lambda *batch: case.strategy.run(step, batch)))
 
 
 def a_loop_around_the_steps(comm: Any) -> Any:
@@ -301,17 +256,9 @@ def a_conditional(comm: Any) -> Any:
     return case.train(parts())
 
 
-def rows_of_ending_data(step: int, rank: int) -> int:
+def ending_data() -> Parts:
     """Rank 1 has fewer steps, and the last one is empty on both."""
-    return BATCH * int(step < (STEPS - 1, 3)[rank])
-
-
-def ending_data(comm: Any) -> Any:
-    return Case(comm).train(parts(rows_of_ending_data))
-
-
-def local_steps(comm: Any) -> Any:
-    return Case(comm, update=updates.LocalSGD(every=2)).train(parts())
+    return parts(lambda step, rank: BATCH * int(step < (STEPS - 1, 3)[rank]))
 
 
 def frozen(comm: Any) -> Any:
@@ -342,7 +289,7 @@ def read_in_the_step(comm: Any) -> Any:
     return *found, np.asarray(seen[-1]), np.asarray(after)
 
 
-def in_fit(comm: Any, **options: Any) -> Any:
+def in_fit(comm: Any, options: dict[str, Any]) -> Any:
     import tensorflow as tf
 
     batches = [batch for ranks in parts() for batch in ranks]
@@ -356,43 +303,49 @@ def in_fit(comm: Any, **options: Any) -> Any:
     return statistics_of(case.model), 0
 
 
-def in_fit_of_several_steps(comm: Any) -> Any:
-    return in_fit(comm, steps_per_execution=4)
-
-
-def in_fit_that_runs_eagerly(comm: Any) -> Any:
-    return in_fit(comm, run_eagerly=True)
-
-
 @functools.cache
 def of_all_batches() -> list[np.ndarray]:
     return expected(parts())
 
 
-#: By case: collectives of a step, and the statistics that it should lead to.
-CASES: dict[Any, tuple[int, Callable[[], Any]]] = {
-    in_a_loop: (1, of_all_batches),
-    eagerly: (1, of_all_batches),
-    a_layer_called_twice: (1, lambda: expected(parts(), twice)),
+def case_of(*what: Any, steps: Callable[[], Parts] = parts, **options: Any) -> Any:
+    """A function that trains a `Case` of this in a loop."""
+    return lambda comm: Case(comm, *what, **options).train(steps())
+
+
+#: By case: what trains, collectives of a step, and the statistics that it should lead to.
+CASES: dict[str, tuple[Callable[[Any], Any], int, Callable[[], Any]]] = {
+    "in_a_loop": (case_of(), 1, of_all_batches),
+    "eagerly": (eagerly, 1, of_all_batches),
+    "a_layer_called_twice": (case_of(twice), 1, lambda: expected(parts(), twice)),
     # Of each layer, its moments and their gradient.
-    synchronised_layers: (5, lambda: expected(whole_batches())),
-    renormalisation: (1, lambda: expected(parts(), renormalised)),
-    a_function_in_the_step: (1, of_all_batches),
-    a_function_traced_before: (1, of_all_batches),
-    a_function_that_runs_eagerly: (1, of_all_batches),
-    a_loop_in_the_step: (1, lambda: expected(parts(), calls=3)),
-    a_loop_around_the_steps: (3, lambda: expected(parts(), calls=3)),
-    a_conditional: (1, lambda: expected(without_rank_1())),
-    ending_data: (1, lambda: expected(parts(rows_of_ending_data))),
+    "synchronised_layers": (case_of(synchronised), 5, lambda: expected(whole_batches())),
+    "renormalisation": (case_of(renormalised), 1, lambda: expected(parts(), renormalised)),
+    "a_function_in_the_step": (a_function_in_the_step, 1, of_all_batches),
+    "a_function_traced_before": (
+        functools.partial(a_function_in_the_step, traced_before=True),
+        1,
+        of_all_batches,
+    ),
+    "a_function_that_runs_eagerly": (a_function_that_runs_eagerly, 1, of_all_batches),
+    "a_loop_in_the_step": (a_loop_in_the_step, 1, lambda: expected(parts(), calls=3)),
+    "a_loop_around_the_steps": (a_loop_around_the_steps, 3, lambda: expected(parts(), calls=3)),
+    "a_conditional": (a_conditional, 1, lambda: expected(without_rank_1())),
+    "ending_data": (case_of(steps=ending_data), 1, lambda: expected(ending_data())),
     # Beside the gradients, of which every second step reduces some.
-    accumulated: (2, of_all_batches),
+    "accumulated": (case_of(optimizer=accumulating), 2, of_all_batches),
     # Whether all gradients are finite, in front of the gradients.
-    a_loss_scale: (3, of_all_batches),
-    checked_gradients: (2, of_all_batches),
-    dense_layers_of_sequences: (1, list),
-    local_steps: (1, of_all_batches),
+    "a_loss_scale": (case_of(optimizer=scaling), 3, of_all_batches),
+    "checked_gradients": (case_of(check_gradients="raise"), 2, of_all_batches),
+    "dense_layers_of_sequences": (case_of(sequences), 1, list),
+    "local_steps": (case_of(update=updates.LocalSGD(every=2)), 1, of_all_batches),
 }
-IN_FIT = (in_fit, in_fit_of_several_steps, in_fit_that_runs_eagerly)
+#: By case: options of `compile`.
+IN_FIT: dict[str, dict[str, Any]] = {
+    "in_fit": {},
+    "in_fit_of_several_steps": {"steps_per_execution": 4},
+    "in_fit_that_runs_eagerly": {"run_eagerly": True},
+}
 #: In every run of the tests: graphs, functions and loops in them, ranks without data, and `fit`.
 QUICK = (
     "in_a_loop",
@@ -414,11 +367,14 @@ def take_default_threads() -> None:
 def all_cases(names: list[str]) -> Any:
     """What the cases of these names find, and what they should, which that of a loop always is."""
     take_default_threads()
-    chosen = [case for case in CASES if case.__name__ in names]
-    in_fit = [case for case in IN_FIT if CAN_FIT and case.__name__ in names]
+    chosen = {case: train for case, (train, *_) in CASES.items() if case in names}
     with gradring.init() as comm:
-        found = {case.__name__: case(comm) for case in (*chosen, *in_fit, frozen, read_in_the_step)}
-    return found, {case.__name__: CASES[case][1]() for case in {in_a_loop, *chosen}}
+        found = {case: train(comm) for case, train in chosen.items()}
+        for case in IN_FIT if CAN_FIT else ():
+            if case in names:
+                found[case] = in_fit(comm, IN_FIT[case])
+        found |= {"frozen": frozen(comm), "read_in_the_step": read_in_the_step(comm)}
+    return found, {case: CASES[case][-1]() for case in {"in_a_loop", *chosen}}
 
 
 @pytest.fixture(scope="module")
@@ -431,7 +387,7 @@ def assert_close(found: list[np.ndarray], right: list[np.ndarray]) -> None:
         np.testing.assert_allclose(mine, other, TOLERANCE, TOLERANCE)
 
 
-@pytest.mark.parametrize("case", marked([case.__name__ for case in CASES], QUICK))
+@pytest.mark.parametrize("case", marked(CASES, QUICK))
 def test_statistics_are_the_mean_over_the_ranks_that_had_samples(found: Any, case: str) -> None:
     (first, right), (second, _) = found
     assert_close(first[case][0], right[case])
@@ -439,10 +395,10 @@ def test_statistics_are_the_mean_over_the_ranks_that_had_samples(found: Any, cas
         assert mine.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("case", marked([case.__name__ for case in CASES], QUICK))
+@pytest.mark.parametrize("case", marked(CASES, QUICK))
 def test_statistics_travel_with_the_gradients(found: Any, case: str) -> None:
-    counts = {case.__name__: count for case, (count, _) in CASES.items()}
-    assert [rank[case][1] for rank, _ in found] == [counts[case]] * RANKS
+    _, count, _ = CASES[case]
+    assert [rank[case][1] for rank, _ in found] == [count] * RANKS
 
 
 def test_a_frozen_layer_keeps_its_statistics(found: Any) -> None:
@@ -460,7 +416,7 @@ def test_a_layer_that_normalises_by_its_statistics_has_those_of_all_ranks(found:
 
 
 @needs_fit
-@pytest.mark.parametrize("case", marked([case.__name__ for case in IN_FIT], QUICK_IN_FIT))
+@pytest.mark.parametrize("case", marked(IN_FIT, QUICK_IN_FIT))
 def test_fit_has_the_statistics_of_a_loop(found: Any, case: str) -> None:
     for rank, right in found:
         assert_close(rank[case][0], right["in_a_loop"])
@@ -481,11 +437,10 @@ def two_devices() -> Any:
         step = tf.function(lambda *batch: case.strategy.run(case.step, batch))
         for replicas in steps:
             own = replicas[2 * comm.rank : 2 * comm.rank + 2]
-            values = [[batch[part] for batch in own] for part in range(2)]
             step(
                 *[
                     distribute(lambda at, of=of: of[at.replica_id_in_sync_group % 2])
-                    for of in values
+                    for of in zip(*own, strict=True)
                 ]
             )
         found = statistics_of(case.model)

@@ -59,13 +59,6 @@ def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
             tf.data.TextLineDataset(paths).map(lambda line: tf.strings.to_number(line, tf.int64))
         )
 
-    def policy(dataset: Any, name: str) -> Any:
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = getattr(
-            tf.data.experimental.AutoShardPolicy, name
-        )
-        return dataset.with_options(options)
-
     def generated() -> Any:
         yield from np.arange(COUNT)
 
@@ -84,6 +77,9 @@ def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
 
     starts = data.range(0, COUNT, 100)
     whole = data.range(COUNT)
+    unordered, by_file = tf.data.Options(), tf.data.Options()
+    unordered.deterministic = False
+    by_file.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     return {
         "shuffle": lambda: whole.shuffle(COUNT).batch(BATCH),
         "a seed for each rank": lambda: whole.shuffle(COUNT, seed=rank + 1).batch(BATCH),
@@ -127,28 +123,20 @@ def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
             whole.shuffle(COUNT)
             .map(lambda x: x, num_parallel_calls=4)
             .batch(BATCH)
-            .with_options(unordered())
+            .with_options(unordered)
         ),
         "files": lambda: (
             data.list_files(f"{directory}/*.txt").interleave(numbers).shuffle(100).batch(BATCH)
         ),
-        "files, FILE": lambda: policy(
+        "files, FILE": lambda: (
             data.from_tensor_slices(paths)
             .shuffle(FILES)
             .flat_map(tf.data.TextLineDataset)
             .map(lambda line: tf.strings.to_number(line, tf.int64))
-            .batch(BATCH),
-            "FILE",
+            .batch(BATCH)
+            .with_options(by_file)
         ),
     }
-
-
-def unordered() -> Any:
-    import tensorflow as tf
-
-    options = tf.data.Options()
-    options.deterministic = False
-    return options
 
 
 def worker(directory: str, seeded: bool, names: tuple[str, ...]) -> Any:
@@ -219,17 +207,6 @@ def fitted(strategy: Any, name: str) -> list[list[int]]:
     return seen
 
 
-class Heard(logging.Handler):
-    """What was logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def other_data() -> Any:
     """What a rank says whose data in memory, or whose pipeline, is another than the chief's."""
     import tensorflow as tf
@@ -245,8 +222,10 @@ def other_data() -> Any:
         with pytest.raises(gradring.errors.ConfigError) as refused:
             strategy.experimental_distribute_dataset(early)
         strategy.experimental_distribute_dataset(early_seeded)
-        heard = Heard()
-        logging.getLogger("gradring").addHandler(heard)
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("gradring").addHandler(handler)
         own = np.random.default_rng(comm.rank).permutation(COUNT)
         data = tf.data.Dataset.from_tensor_slices(own).batch(BATCH)
         strategy.experimental_distribute_dataset(data)
@@ -255,7 +234,7 @@ def other_data() -> Any:
             data = data.shuffle(3)
         with pytest.raises(gradring.errors.MismatchError) as mismatched:
             strategy.experimental_distribute_dataset(data)
-        return str(refused.value), heard.lines, str(mismatched.value)
+        return str(refused.value), said, str(mismatched.value)
 
 
 @pytest.mark.usefixtures("fresh_interpreters")

@@ -153,7 +153,11 @@ def worker(cases: list[tuple[str, str]]) -> dict[Any, Any]:
 def refused(tf: Any, comm: Any) -> list[str]:
     from gradring.tensorflow import all_to_all, reduce_scatter
 
-    messages = []
+    def said(kind: type[Exception], call: Any, *given: Any) -> str:
+        with pytest.raises(kind) as caught:
+            call(*given)
+        return str(caught.value)
+
     attempts: list[Any] = [
         lambda: all_to_all(tf.zeros([4, 2]), communicator=comm),
         lambda: all_to_all(tf.constant(1.0), communicator=comm),
@@ -163,26 +167,19 @@ def refused(tf: Any, comm: Any) -> list[str]:
         lambda: all_to_all(tf.zeros([4, 2]), communicator=comm, splits=[5, -1, 0]),
         lambda: all_to_all(tf.zeros([4, 2]), communicator=comm, splits=[2, 2]),
     ]
-    for wrong in attempts:
-        with pytest.raises(ValueError) as caught:
-            wrong()
-        messages.append(str(caught.value))
+    messages = [said(ValueError, wrong) for wrong in attempts]
     with tf.GradientTape() as tape:
         x = tf.ones([3])
         tape.watch(x)
         y = reduce_scatter(x, "max", communicator=comm)
-    with pytest.raises(LookupError) as caught_lookup:
-        tape.gradient(y, x)
-    messages.append(str(caught_lookup.value))
+    messages.append(said(LookupError, tape.gradient, y, x))
     for divides in (all_to_all, reduce_scatter):
         loop: Any = tf.function(
             lambda rows, divides=divides: tf.vectorized_map(
                 lambda row: divides(row, communicator=comm), rows, fallback_to_while_loop=False
             )
         )
-        with pytest.raises(NotImplementedError) as caught_loop:
-            loop(tf.zeros([2, 3]))
-        messages.append(str(caught_loop.value))
+        messages.append(said(NotImplementedError, loop, tf.zeros([2, 3])))
     unequal: Any = tf.function(
         lambda splits: tf.vectorized_map(
             lambda each: all_to_all(tf.zeros([3]), communicator=comm, splits=each)[0],
@@ -190,17 +187,14 @@ def refused(tf: Any, comm: Any) -> list[str]:
             fallback_to_while_loop=False,
         )
     )
-    with pytest.raises(NotImplementedError) as caught_loop:
-        unequal(tf.ones([2, 3], tf.int32))
-    messages.append(str(caught_loop.value))
+    messages.append(said(NotImplementedError, unequal, tf.ones([2, 3], tf.int32)))
     in_graph: Any = tf.function(lambda x, splits: all_to_all(x, communicator=comm, splits=splits))
     late = in_graph.get_concrete_function(
         tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     )
     for splits in ([2, 1, 0], [5, -1, 0], [4]):
-        with pytest.raises(tf.errors.InvalidArgumentError) as caught_late:
-            late(tf.zeros([4]), tf.constant(splits))
-        messages.append(str(caught_late.value))
+        wrong = tf.zeros([4]), tf.constant(splits)
+        messages.append(said(tf.errors.InvalidArgumentError, late, *wrong))
     return messages
 
 

@@ -4,6 +4,8 @@ TensorFlow has its own defaults here, of which oneDNN is one: it decides what ke
 rows.
 """
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -261,14 +263,6 @@ def by_fit(comm: Any, **options: Any) -> Any:
     return state_of(model, [*fit.history.values(), scores])
 
 
-def by_fit_eagerly(comm: Any) -> Any:
-    return by_fit(comm, run_eagerly=True)
-
-
-def by_fit_of_several_steps(comm: Any) -> Any:
-    return by_fit(comm, steps_per_execution=2)
-
-
 def by_fit_of_few_samples(comm: Any) -> Any:
     """Plain batch normalisation, as one rank has all samples; of an endless dataset, too."""
     import tensorflow as tf
@@ -393,23 +387,8 @@ def by_a_loop(comm: Any, has_functions: bool = False) -> Any:
     return state_of(model, [*losses, float(metric.result())])
 
 
-def by_a_loop_of_functions(comm: Any) -> Any:
-    """A layer whose `call` is a `tf.function`."""
-    return by_a_loop(comm, has_functions=True)
-
-
-def by_join(comm: Any) -> Any:
-    """Without a strategy."""
-    return state_of(join_with(comm, None)[0])
-
-
-def means_by_join(comm: Any) -> list[Any]:
-    """The moving means after each step; they are each rank's own there."""
-    return join_with(comm, "plain")[1]
-
-
-def join_with(comm: Any, normalisation: str | None) -> tuple[Any, list[Any]]:
-    """The trained model, and its moving means after each step."""
+def by_join(comm: Any, normalisation: str | None = None) -> dict[str, Any]:
+    """Without a strategy; the moving means after each step are each rank's own there."""
     import tensorflow as tf
 
     from gradring.tensorflow import GradientReducer, broadcast_variables, join
@@ -429,7 +408,7 @@ def join_with(comm: Any, normalisation: str | None) -> tuple[Any, list[Any]]:
         gradients = reduce_gradients(gradients_of(x, y), samples=len(y))
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         means.append([np.asarray(w).tolist() for w in model.non_trainable_variables])
-    return model, means
+    return {**state_of(model), "means": means}
 
 
 def logs_of_a_step(comm: Any) -> Any:
@@ -511,20 +490,22 @@ def outputs_of_a_layer(comm: Any) -> Any:
     return found
 
 
-WAYS = (
-    by_fit,
-    by_fit_eagerly,
-    by_fit_of_several_steps,
-    by_fit_of_few_samples,
-    by_fit_of_own_batches,
-    by_fit_of_two_outputs,
-    by_fit_of_ragged_rows,
-    by_batches,
-    by_a_loop,
-    by_a_loop_of_functions,
-    by_join,
-    *keras_sequences.WAYS,
-)
+SEQUENCES = {way.__name__: way for way in keras_sequences.WAYS}
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "by_fit": by_fit,
+    "by_fit_eagerly": partial(by_fit, run_eagerly=True),
+    "by_fit_of_several_steps": partial(by_fit, steps_per_execution=2),
+    "by_fit_of_few_samples": by_fit_of_few_samples,
+    "by_fit_of_own_batches": by_fit_of_own_batches,
+    "by_fit_of_two_outputs": by_fit_of_two_outputs,
+    "by_fit_of_ragged_rows": by_fit_of_ragged_rows,
+    "by_batches": by_batches,
+    "by_a_loop": by_a_loop,
+    # A layer whose `call` is a `tf.function`.
+    "by_a_loop_of_functions": partial(by_a_loop, has_functions=True),
+    "by_join": by_join,
+    **SEQUENCES,
+}
 #: In every run of the tests: `fit` and its logs, a loop, and a training without a strategy; and
 #: means over steps and weights.
 QUICK_WAYS = (
@@ -538,11 +519,12 @@ def train_all(ways: list[str], losses: list[str]) -> dict[str, Any]:
     import gradring
 
     with gradring.init() as comm:
-        found = {way.__name__: way(comm) for way in WAYS if way.__name__ in ways}
+        found = {name: way(comm) for name, way in WAYS.items() if name in ways}
         found |= {f"{which} losses": of_losses_and_metrics(comm, which) for which in losses}
         found["logs_of_a_step"] = logs_of_a_step(comm)
-        for function in (means_by_join, outputs_of_a_layer) if comm.world_size > 1 else ():
-            found[function.__name__] = function(comm)
+        if comm.world_size > 1:
+            found["means_by_join"] = by_join(comm, "plain")["means"]
+            found["outputs_of_a_layer"] = outputs_of_a_layer(comm)
         return found
 
 
@@ -573,10 +555,10 @@ def flat(logs: Any) -> list[float]:
 
 
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("way", marked([way.__name__ for way in WAYS], QUICK_WAYS))
+@pytest.mark.parametrize("way", marked(WAYS, QUICK_WAYS))
 def test_two_workers_train_as_one_process(trained: Any, way: str) -> None:
     ranks, one = trained
-    tolerance = 2e-5 if way in [each.__name__ for each in keras_sequences.WAYS] else 1e-3
+    tolerance = 2e-5 if way in SEQUENCES else 1e-3
     for rank in ranks:
         check(rank[way], one[way], tolerance)
         for mine, first in zip(rank[way]["weights"], ranks[0][way]["weights"], strict=True):

@@ -31,11 +31,9 @@ class Heard(logging.Handler):
 
     def wait(self) -> None:
         """Until there is a line about rank 1, which may come from there and on another thread."""
-
-        def is_there() -> bool:
-            return any(line.startswith("rank 1 ") for line in self.lines)
-
-        wait_until(is_there, "a line about rank 1")
+        wait_until(
+            lambda: any(line.startswith("rank 1 ") for line in self.lines), "a line about rank 1"
+        )
 
 
 def reduced(check: str | None, sparse: bool = False) -> Any:

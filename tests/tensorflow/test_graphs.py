@@ -209,14 +209,15 @@ def two_ranks() -> Any:
             return [reduce(x), reduce(x), reduce(tf.constant(2.0)), reduce(tf.constant(2.0))]
 
         def broken_off(x: Any) -> Any:
-            total = tf.zeros([])
+            """What comes before and after the loop does not need it."""
+            before, total = reduce(x, "before"), tf.zeros([])
             for number in tf.range(10):
                 if number == 3:
                     break
                 if number == 1:
                     continue
                 total += reduce(x * tf.cast(number, tf.float32))
-            return total
+            return [before, total, reduce(tf.ones([]), "after")]
 
         def mixed(x: Any) -> Any:
             return [reduce(x), reduce(x, communicator=own), reduce(reduce(x, communicator=own))]
@@ -252,14 +253,26 @@ def two_ranks() -> Any:
             )
 
         return {
-            "twice": [float(x) for x in tf.function(twice)(mine)],
-            "broken off": float(tf.function(broken_off)(mine)),
-            "mixed": [float(x) for x in tf.function(mixed)(mine)],
-            "invariant": float(tf.function(invariant)(mine)),
-            "through Python": float(tf.function(through_python)(mine)),
-            "relaxed": [relaxed(tf.ones([n])).numpy().tolist() for n in (1, 2, 3)],
-            "in order": tf.function(in_order)(24).numpy().tolist(),
+            "equal ones": [float(x) for x in tf.function(twice)(mine)],
+            "a loop with break and continue": [float(x) for x in tf.function(broken_off)(mine)],
+            "two communicators": [float(x) for x in tf.function(mixed)(mine)],
+            "an invariant of a loop": float(tf.function(invariant)(mine)),
+            "a gradient of a py_function": float(tf.function(through_python)(mine)),
+            "relaxed shapes": [relaxed(tf.ones([n])).numpy().tolist() for n in (1, 2, 3)],
+            "iterations side by side": tf.function(in_order)(24).numpy().tolist(),
         }
+
+
+#: By what is in a graph, what the two ranks get.
+IN_A_GRAPH: dict[str, list[Any]] = {
+    "equal ones": [[3.0, 3.0, 4.0, 4.0]] * 2,  # neither merged nor folded
+    "a loop with break and continue": [[3.0, 6.0, 2.0]] * 2,
+    "two communicators": [[3.0, 1.0, 3.0], [3.0, 2.0, 3.0]],
+    "an invariant of a loop": [9.0, 10.0],  # it is not moved out
+    "a gradient of a py_function": [4.0, 8.0],
+    "relaxed shapes": [[[2.0], [2.0] * 2, [2.0] * 3]] * 2,
+    "iterations side by side": [[2.0 * i for i in range(24)]] * 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -267,29 +280,6 @@ def ranks() -> Any:
     return run_ranks(two_ranks, 2)
 
 
-def test_equal_collectives_are_neither_merged_nor_folded(ranks: Any) -> None:
-    assert [found["twice"] for found in ranks] == [[3.0, 3.0, 4.0, 4.0]] * 2
-
-
-def test_loops_with_break_and_continue_reduce_in_each_iteration(ranks: Any) -> None:
-    assert [found["broken off"] for found in ranks] == [6.0] * 2
-
-
-def test_a_collective_is_not_moved_out_of_a_loop(ranks: Any) -> None:
-    assert [found["invariant"] for found in ranks] == [9.0, 10.0]
-
-
-def test_iterations_that_run_side_by_side_reduce_one_after_the_other(ranks: Any) -> None:
-    assert [found["in order"] for found in ranks] == [[2.0 * i for i in range(24)]] * 2
-
-
-def test_two_communicators_serve_one_graph(ranks: Any) -> None:
-    assert [found["mixed"] for found in ranks] == [[3.0, 1.0, 3.0], [3.0, 2.0, 3.0]]
-
-
-def test_a_py_function_reduces_and_has_a_gradient(ranks: Any) -> None:
-    assert [found["through Python"] for found in ranks] == [4.0, 8.0]
-
-
-def test_a_function_with_relaxed_shapes_reduces(ranks: Any) -> None:
-    assert [found["relaxed"] for found in ranks] == [[[2.0], [2.0] * 2, [2.0] * 3]] * 2
+@pytest.mark.parametrize("case", IN_A_GRAPH)
+def test_collectives_of_a_graph_are_those_that_the_program_has(ranks: Any, case: str) -> None:
+    assert [found[case] for found in ranks] == IN_A_GRAPH[case]

@@ -76,14 +76,13 @@ def sections(rank: int) -> Any:
     first = CustomCollectiveStrategy().communicator
     if rank == 0:
         gc.collect()  # the others still have theirs
-    models, strategies = [], []
+    models = []
     for _ in range(2):
         strategy = CustomCollectiveStrategy()
         with strategy.scope():
             model = make_model()
             model.compile("sgd", "mse")
         models.append(model)
-        strategies.append(strategy)
     results = [fitted(model) for model in models]
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
@@ -94,7 +93,8 @@ def sections(rank: int) -> Any:
         outsider.fit(*data(), verbose=0)
         models[0].fit(*data(), verbose=0)
     with gradring.init() as same:
-        shared = same is first and all(s.communicator is first for s in strategies)
+        groups = [same, *(model.distribute_strategy.communicator for model in models)]
+        shared = all(group is first for group in groups)
     again = fitted(models[0])
     gathered = all_gather([[rank]]).numpy().tolist()
     with pytest.raises(gradring.errors.ConfigError) as refused:

@@ -19,10 +19,14 @@ from tf_worker import join
 from chosen import chosen
 from gradring.testing import run_ranks
 
-CASES = list(itertools.product(("fit", "loop"), OPTIMIZERS, MODELS))
+CASES = [
+    *itertools.product(("fit", "loop"), OPTIMIZERS, MODELS),
+    *itertools.product(("loop-eager",), ("SGD momentum", "Adam"), ("mlp",)),
+]
 #: In every run of the tests: each way, each optimizer and each model; loops are traced sooner.
 QUICK = (
     ("fit", "AdamW", "mixed precision"),
+    ("loop-eager", "Adam", "mlp"),
     ("loop", "SGD momentum", "mlp"),
     ("loop", "SGD momentum", "synchronised BN"),
     ("loop", "Adam", "embedding"),
@@ -36,6 +40,7 @@ FLOAT16_TOLERANCE = 2e-4
 
 def train_all(cases: list[tuple[str, str, str]]) -> Any:
     import keras
+    import tensorflow as tf
 
     results = {}
     with join() as comm:
@@ -46,6 +51,7 @@ def train_all(cases: list[tuple[str, str, str]]) -> Any:
             # Different seeds: only the chief's initial values may count.
             keras.utils.set_random_seed(comm.rank + 1)
             train = train_by_fit if way == "fit" else train_by_loop
+            tf.config.run_functions_eagerly(way == "loop-eager")
             results[way, optimizer, kind] = train(strategy_of(comm), kind, optimizer)
     return results
 

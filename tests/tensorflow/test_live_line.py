@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from keras_models import BATCH, STEPS, compiled, dataset, needs_fit, strategy_of
 from tf_worker import join
 
-import gradring.errors
 import gradring.observe.monitor
 from gradring.testing import run_ranks
 
@@ -111,8 +109,6 @@ def test_fit_shows_lines_and_a_table(tmp_path: Path) -> None:
     assert list(scalars["gradring/rank_0/wait_ms"]) == [row["step"] for row in rows]
     for row in rows:
         step = row["step"]
-        wait_ms = row["ranks"]["0"]["wait_ms"]
-        assert scalars["gradring/rank_0/wait_ms"][step] == pytest.approx(wait_ms, rel=1e-4)
         assert scalars["gradring/loss"][step] == pytest.approx(losses[step - 1], rel=1e-4)
         assert 0 <= scalars["gradring/accuracy"][step] <= 1
         for name, value in row["ranks"]["0"].items():
@@ -215,20 +211,3 @@ def test_input_that_is_read_inside_the_graph_is_told_apart(tmp_path: Path) -> No
     assert own["input_ms"] > 50, own
     parts = ("compute_ms", "input_ms", "comm_ms", "wait_ms")
     assert sum(own[part] for part in parts) == pytest.approx(own["step_ms"])
-
-
-def fit_without_strategy() -> None:
-    import keras
-
-    from gradring.tensorflow.callbacks import LiveLine
-
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    model.compile(loss="mse")
-    with pytest.raises(gradring.errors.ConfigError, match="CustomCollectiveStrategy"):
-        model.fit(np.ones((1, 2)), np.ones((1, 1)), verbose=0, callbacks=[LiveLine()])
-
-
-@needs_fit
-@pytest.mark.slow
-def test_a_model_of_another_strategy_is_refused() -> None:
-    run_ranks(fit_without_strategy, 1, timeout=300)

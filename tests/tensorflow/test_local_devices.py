@@ -170,6 +170,7 @@ def test_two_replicas_of_one_process_train_as_one(alone: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_replicas_of_all_devices_meet(ranks: Any, mode: str) -> None:
+    """In the replicas, and in what the strategy reduces and gathers of them."""
     everywhere = {
         "mixed dtypes": [[6.0, 6.0], 4, {"d": 4.0}],
         "mean": 1.5,
@@ -188,22 +189,16 @@ def test_replicas_of_all_devices_meet(ranks: Any, mode: str) -> None:
             assert {name: local[name] for name in everywhere} == everywhere
         assert found["on write"] == [1.5, 1.5]
         assert found["on read"] == 10.0
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_the_strategy_reduces_and_gathers_the_replicas_of_all_devices(
-    ranks: Any, mode: str
-) -> None:
-    for result in ranks:
-        reduced = result[mode]["reduced"]
-        assert reduced["sum"] == 6.0
-        assert reduced["mean"] == 1.5
-        # A value of the process counts once, however many devices the process has.
-        assert reduced["sum of a host's value"] == 2.0
-        assert reduced["nest"] == {"a": 6.0, "b": (6.0,)}
-        assert reduced["mean over a dimension"] == pytest.approx([14 / 6])
-        assert reduced["gather"] == [0.0, 1.0, 2.0, 3.0] * 4
-        assert reduced["update"] == 2.5
+        assert found["reduced"] == {
+            "sum": 6.0,
+            "mean": 1.5,
+            # A value of the process counts once, however many devices the process has.
+            "sum of a host's value": 2.0,
+            "nest": {"a": 6.0, "b": (6.0,)},
+            "mean over a dimension": pytest.approx([14 / 6]),
+            "gather": [0.0, 1.0, 2.0, 3.0] * 4,
+            "update": 2.5,
+        }
 
 
 def test_wrong_devices_are_refused_on_every_rank(ranks: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_live_line import scalars_in
 
 from gradring import updates
 from gradring.testing import run_ranks
@@ -37,6 +38,52 @@ REFUSED = {
     "an optimizer beside no model": "an optimizer without variables, Adam, and 0 models, so it is",
     "an optimizer beside two models": "an optimizer without variables, SGD, and 2 models, so it is",
     "a gradient after the group": "LookupError: the communicator of this reduction is gone, so",
+}
+
+
+#: What every server tells when it ends.
+COUNTED = "version 3, 2.0 MB sent"
+EXACT = [-value for value in np.array([1.1, 2.2, 3.3], np.float32).tolist()]
+#: By what was tried, what comes of it.
+WORKS: Found = {
+    # What cannot watch a model says so before it trains.
+    "steps before the refusals": 0,
+    # A collective without `init` joins the group.
+    "without init": ([1.0, 2.0], 1, True),
+    # A resolver that names no tasks leaves the place to the environment.
+    "told nothing": [("worker", 0)] * 2,
+    # One that agrees with the communicator is kept.
+    "the same place": {"worker": ["node-a:1"]},
+    # A strategy of one does what one of many does.
+    "sums of nothing": [[], {}, ()],
+    "a chief's update": (6.0, 4.0),
+    "numbers": (4, 0.25, 0),
+    "losses of samples": [4.0, 9.0],
+    "an endless dataset": [1.0, 1.0],
+    "a gradient": [6.0],
+    # A loop with callbacks of Keras goes on from its backup.
+    "restored": True,
+    # Files that are not replaced are written as TensorFlow does.
+    "read back": [1.0, 1.0],
+    # A directory does not replace a file.
+    "a directory over a file": "NotADirectoryError",
+    "the file": "mine",
+    # The state of an optimizer beside a sequential model is restored.
+    "an optimizer beside its model": (2, [[-0.75], [-0.75]]),
+    # A restored model leaves gradients of other weights out; the word occurs twice.
+    "sums": [[0.0] * 3, [-1.5] * 3],
+    "sums of an embedding": [[0.0] * 3, [-3.0, 0.0, 0.0]],
+    # Nothing is compressed where nothing is sent.
+    "uncompressed": [EXACT] * 3,
+    # A worker without servers has counted nothing.
+    "counted before a step": {},
+    # A server tells what it has done.
+    "ends": [
+        COUNTED,
+        f"{COUNTED}, 0 updates of 0 gradients",
+        f"{COUNTED}, 3 updates of 4 gradients, 1 dropped late, 2 had to wait for room, "
+        "staleness 0.50 on average, 1 at most",
+    ],
 }
 
 
@@ -137,19 +184,6 @@ def strategies(comm: Any) -> Found:
     }
 
 
-@contextlib.contextmanager
-def scalars_of(directory: Path) -> Iterator[set[str]]:
-    """Gets the names that the event file in a directory has when the block ends."""
-    import tensorflow as tf
-
-    names: set[str] = set()
-    yield names
-    (file,) = directory.glob("events.out.tfevents.*")
-    for record in tf.data.TFRecordDataset(str(file)):
-        values = tf.compat.v1.Event.FromString(record.numpy()).summary.value
-        names |= {value.tag for value in values}
-
-
 def callbacks(comm: Any, directory: Path) -> Found:
     import keras
     import tensorflow as tf
@@ -180,9 +214,9 @@ def callbacks(comm: Any, directory: Path) -> Found:
     model.evaluate(data, verbose=0, callbacks=[line])
     model.fit(data, verbose=0, callbacks=[line])
     model.evaluate(data, verbose=0, callbacks=[line])
-    with scalars_of(directory / "scalars") as found["scalars"]:
-        line = LiveLine(every_steps=1, tensorboard=directory / "scalars")
-        model.fit(data, verbose=0, callbacks=[line])
+    line = LiveLine(every_steps=1, tensorboard=directory / "scalars")
+    model.fit(data, verbose=0, callbacks=[line])
+    found["scalars"] = set(scalars_in(directory / "scalars"))
 
     def trained(*given: Any) -> Any:
         """A loop of one's own, of one step, that calls Keras' callbacks."""
@@ -355,73 +389,11 @@ def test_a_refusal_says_what_is_wrong(found: Found, name: str) -> None:
     assert REFUSED[name] in found[name]
 
 
-def test_what_cannot_watch_a_model_says_so_before_it_trains(found: Found) -> None:
-    assert found["steps before the refusals"] == 0
-
-
-def test_a_collective_without_init_joins_the_group(found: Found) -> None:
-    assert found["without init"] == ([1.0, 2.0], 1, True)
-
-
-def test_a_resolver_that_names_no_tasks_leaves_the_place_to_the_environment(found: Found) -> None:
-    assert found["told nothing"] == [("worker", 0)] * 2
-
-
-def test_a_resolver_that_agrees_with_the_communicator_is_kept(found: Found) -> None:
-    assert found["the same place"] == {"worker": ["node-a:1"]}
-
-
-def test_a_strategy_of_one_does_what_one_of_many_does(found: Found) -> None:
-    assert found["sums of nothing"] == [[], {}, ()]
-    assert found["a chief's update"] == (6.0, 4.0)
-    assert found["numbers"] == (4, 0.25, 0)
-    assert found["losses of samples"] == [4.0, 9.0]
-    assert found["an endless dataset"] == [1.0, 1.0]
-    assert found["a gradient"] == [6.0]
+@pytest.mark.parametrize("name", WORKS)
+def test_what_needs_no_other_rank_works(found: Found, name: str) -> None:
+    assert found[name] == WORKS[name]
 
 
 def test_scalars_of_a_live_line_have_a_norm_only_where_it_was_asked_for(found: Found) -> None:
     assert {"gradring/loss", "gradring/rank_0/loss"} <= found["scalars"]
     assert "gradring/gradient_norm" not in found["scalars"]
-
-
-def test_a_loop_with_callbacks_of_keras_goes_on_from_its_backup(found: Found) -> None:
-    assert found["restored"]
-
-
-def test_files_that_are_not_replaced_are_written_as_tensorflow_does(found: Found) -> None:
-    assert found["read back"] == [1.0, 1.0]
-
-
-def test_a_directory_does_not_replace_a_file(found: Found) -> None:
-    assert found["a directory over a file"] == "NotADirectoryError"
-    assert found["the file"] == "mine"
-
-
-def test_the_state_of_an_optimizer_beside_a_sequential_model_is_restored(found: Found) -> None:
-    assert found["an optimizer beside its model"] == (2, [[-0.75], [-0.75]])
-
-
-def test_a_restored_model_leaves_gradients_of_other_weights_out(found: Found) -> None:
-    assert found["sums"] == [[0.0] * 3, [-1.5] * 3]
-    # The word occurs twice.
-    assert found["sums of an embedding"] == [[0.0] * 3, [-3.0, 0.0, 0.0]]
-
-
-def test_nothing_is_compressed_where_nothing_is_sent(found: Found) -> None:
-    exact = [-value for value in np.array([1.1, 2.2, 3.3], np.float32).tolist()]
-    assert found["uncompressed"] == [exact] * 3
-
-
-def test_a_worker_without_servers_has_counted_nothing(found: Found) -> None:
-    assert found["counted before a step"] == {}
-
-
-def test_a_server_tells_what_it_has_done_when_it_ends(found: Found) -> None:
-    counted = "version 3, 2.0 MB sent"
-    assert found["ends"] == [
-        counted,
-        f"{counted}, 0 updates of 0 gradients",
-        f"{counted}, 3 updates of 4 gradients, 1 dropped late, 2 had to wait for room, "
-        "staleness 0.50 on average, 1 at most",
-    ]

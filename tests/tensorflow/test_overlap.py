@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from graph_order import before
 
@@ -38,29 +37,6 @@ def step(alone: gradring.Communicator) -> Any:
     return step.get_concrete_function(tf.TensorSpec([None, 8]))
 
 
-@pytest.fixture(scope="module")
-def normalized_step(alone: gradring.Communicator) -> Any:
-    """A step whose forward and backward pass have collectives of their own."""
-    import tensorflow as tf
-
-    from gradring.tensorflow import all_reduce
-
-    weights = [tf.Variable(tf.eye(4) * (i + 1), name=f"kernel_{i}") for i in range(LAYERS)]
-    reduce_gradients = GradientReducer(bucket_bytes=1, communicator=alone)
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            for weight in weights:
-                x = x @ weight
-                x -= all_reduce(tf.reduce_mean(x, 0), "mean", name="mean", communicator=alone)
-            loss = tf.reduce_sum(x * x)
-        gradients = tape.gradient(loss, weights)
-        return gradients, reduce_gradients(gradients, weights)
-
-    return step
-
-
 def test_a_bucket_starts_before_the_gradients_of_earlier_layers_are_computed(step: Any) -> None:
     starts = [op for op in step.graph.get_operations() if op.type == "GradringStart"]
     gradients = [start.inputs[1].op.name for start in starts]
@@ -76,15 +52,6 @@ def test_a_bucket_starts_before_the_backward_pass_works_on_earlier_layers(step: 
     assert len(relus) == LAYERS
     # The gradient of the last layer's activation belongs to no earlier bucket.
     assert sorted(len(before(relu) & starts) for relu in relus) == list(range(LAYERS))
-
-
-def test_collectives_of_the_backward_pass_and_of_the_gradients_do_not_wait_in_a_circle(
-    normalized_step: Any,
-) -> None:
-    x = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
-    local, reduced = normalized_step(x)
-    for mine, ours in zip(local, reduced, strict=True):
-        np.testing.assert_array_equal(mine, ours)
 
 
 def test_every_wait_comes_after_every_start(step: Any) -> None:

@@ -54,22 +54,18 @@ def worker(ways: list[Way]) -> Any:
     with join() as comm:
         strategy = CustomCollectiveStrategy(communicator=comm)
 
-        @tf.function  # type: ignore[untyped-decorator]
-        def in_graph(values: Any, indices: Any, op: str) -> Any:
-            shape = tf.constant([ROWS, WIDTH])
-            return all_reduce(tf.IndexedSlices(values, indices, shape), op, "e", comm)
-
         def eager(values: Any, indices: Any, op: str) -> Any:
             shape = tf.constant([ROWS, WIDTH])
             return all_reduce(tf.IndexedSlices(values, indices, shape), op, "e", comm)
 
+        modes = {"eager": eager, "graph": tf.function(eager)}
         found: dict[Any, Any] = {}
         for case, index_dtype, op, mode in ways:
             own = slices(tf, comm.rank, case, index_dtype)
-            reduce = eager if mode == "eager" else in_graph
-            result = reduce(own.values, own.indices, op)
+            result = modes[mode](own.values, own.indices, op)
             found[case, index_dtype, op, mode] = report(tf, result)
-        unknown = tf.IndexedSlices(*slice_parts(slices(tf, comm.rank, "every row", "int32")))
+        every = slices(tf, comm.rank, "every row", "int64")
+        unknown = tf.IndexedSlices(every.values, tf.cast(every.indices, tf.int32))
         found["unknown size"] = int(all_reduce(unknown, "sum", "u", comm).indices.shape[0])
         half = slices(tf, comm.rank, "shared", "int32", "bfloat16")
         mixed = all_reduce([half, tf.ones([2]), unknown], "sum", "m", comm)
@@ -79,12 +75,8 @@ def worker(ways: list[Way]) -> Any:
         own = slices(tf, comm.rank, "shared", "int64")
         (reduced,) = strategy.extended.batch_reduce_to("MEAN", [(own, table)])
         found["strategy"] = report(tf, reduced)
-        found["announced"] = announced(tf, in_graph, slices(tf, comm.rank, "every row", "int64"))
+        found["announced"] = announced(tf, eager, every)
         return found
-
-
-def slice_parts(value: Any) -> tuple[Any, Any]:
-    return value.values, value.indices
 
 
 def report(tf: Any, result: Any) -> Any:
@@ -105,8 +97,8 @@ def announced(tf: Any, reduce: Any, own: Any) -> list[str]:
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradring").addHandler(handler)
     for op in ("sum", "mean", "sum"):
-        tf.function(reduce.python_function)(own.values, own.indices, op)
-    reduce.python_function(own.values, own.indices, "sum")
+        tf.function(reduce)(own.values, own.indices, op)
+    reduce(own.values, own.indices, "sum")
     return messages
 
 

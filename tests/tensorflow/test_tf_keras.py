@@ -7,9 +7,8 @@
 import importlib.util
 from typing import Any
 
-import numpy as np
 import pytest
-from keras_models import BATCH, dataset, strategy_of
+from keras_models import BATCH, assert_trained_alike, dataset, strategy_of
 from tf_worker import join
 
 from gradring.testing import run_ranks
@@ -47,7 +46,7 @@ def train(comm: Any, kind: str) -> Any:
         model.compile(optimizer, loss, metrics=["accuracy"])
     validation = dataset(count=2 * BATCH)
     history = model.fit(dataset(), epochs=2, verbose=0, validation_data=validation).history
-    return model.get_weights(), history
+    return {"weights": model.get_weights(), "optimizer": [], "logs": history}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras")
@@ -57,11 +56,4 @@ def test_two_workers_train_as_one_process() -> None:
     ((_, alone),) = run_ranks(train_all, 1, env=legacy)
     assert name.startswith("tf_keras")
     for kind, tolerance in TOLERANCES.items():
-        (weights, history), (others, other_history) = first[kind], second[kind]
-        expected, expected_history = alone[kind]
-        for mine, theirs, wanted in zip(weights, others, expected, strict=True):
-            assert mine.tobytes() == theirs.tobytes(), kind
-            np.testing.assert_allclose(mine, wanted, rtol=0, atol=tolerance, err_msg=kind)
-        assert history == other_history
-        for log, values in expected_history.items():
-            assert history[log] == pytest.approx(values, abs=tolerance), (kind, log)
+        assert_trained_alike([first[kind], second[kind]], alone[kind], tolerance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def save_all(directory: Path) -> dict[str, str]:
             break
     own = directory / f"rank-{comm.rank}.weights.h5"
     model.save_weights(own)
-    told["own"] = str(zlib.crc32(own.read_bytes()) > 0)
+    told["own"] = str(own.stat().st_size > 0)
     # What must not be overwritten is not.
     own.write_bytes(b"mine")
     own.chmod(0o400)
