@@ -25,8 +25,6 @@ def listening_ports() -> set[int]:
 
 
 def join_within(first: int, last: int, by_argument: bool) -> set[int]:
-    import os
-
     if not by_argument:
         os.environ["GRADRING_PORT"] = f"{first}-{last}"
     with gradring.init(port=f"{first}-{last}" if by_argument else None) as comm:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from commands import succeeded
 from documents import ROOT, programs
 
 
@@ -35,14 +35,7 @@ def test_the_training_program_trains_under_both_strategies(tmp_path: Path, strat
     assert program.count("strategy = CustomCollectiveStrategy()") == 1
     program = program.replace("strategy = CustomCollectiveStrategy()", f"strategy = {strategy}")
     tmp_path.joinpath("train.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "gradring", "run", "-np", "2", "--", sys.executable, "train.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = succeeded("run", "-np", 2, "--", sys.executable, "train.py", cwd=tmp_path)
     lines = done.stdout.splitlines()
     losses = [[line[4:] for line in lines if line.startswith(f"[{rank}] ")] for rank in (0, 1)]
     assert len(losses[0]) == 10

@@ -22,6 +22,7 @@ TOLERANCE = ROWS * 2.0**-24
 class Told:
     """What the processes of a job have told that have come to its end."""
 
+    job: str
     processes: list[list[dict[str, Any]]]
 
     def last(self, what: str) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ class Told:
         return [[fact for fact in facts if fact["what"] == what][-1] for facts in self.processes]
 
 
-def told_by(directory: Path, job: str, first: int = RANKS) -> Told:
+def told_by(directory: Path, job: str, first: int) -> Told:
     """Runs a job of so many first ranks; every process that has been lost is replaced."""
     command = ["run", "-np", str(first), "--min-np", "1", "--max-np", str(RANKS)]
     command += ["--hosts", f"localhost:{RANKS}"]
@@ -43,44 +44,30 @@ def told_by(directory: Path, job: str, first: int = RANKS) -> Told:
     assert done.returncode == 0, done.stdout + done.stderr
     files = [path.read_text().splitlines() for path in sorted(directory.glob("*.told"))]
     facts = [[json.loads(line) for line in lines] for lines in files]
-    return Told([each for each in facts if each[-1]["what"] == "end"])
+    return Told(job, [each for each in facts if each[-1]["what"] == "end"])
 
 
-@pytest.fixture(scope="module")
-def metrics(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """Ranks 1 and 2 are lost, and two join."""
-    return told_by(tmp_path_factory.mktemp("metrics"), "metrics")
+#: By job: how many begin, and which of those that come to the end have joined. `fit_job` says who
+#: is lost.
+JOBS = {
+    "metrics": (RANKS, [False, True, True]),
+    "grows": (1, [False, True, True]),
+    "mixed": (RANKS, [False, False, True]),
+}
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """Rank 0 is lost, and one joins; all train with a mixed precision policy."""
-    return told_by(tmp_path_factory.mktemp("mixed"), "mixed")
+@pytest.fixture(
+    scope="module", params=["metrics", "grows", pytest.param("mixed", marks=pytest.mark.slow)]
+)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Of each job."""
+    first, _ = JOBS[request.param]
+    return told_by(tmp_path_factory.mktemp(request.param), request.param, first)
 
 
-@pytest.fixture(scope="module")
-def grows(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """Rank 0 begins alone, and two join."""
-    return told_by(tmp_path_factory.mktemp("grows"), "grows", 1)
-
-
-@pytest.fixture(params=["metrics", "grows", pytest.param("mixed", marks=pytest.mark.slow)])
-def told(request: pytest.FixtureRequest) -> Told:
-    """Each."""
-    found: Told = request.getfixturevalue(request.param)
-    return found
-
-
-def test_two_join_a_fit_with_metrics_whose_other_rank_has_made_them_before(metrics: Told) -> None:
-    ends = metrics.last("end")
-    assert sorted(end["joined"] for end in ends) == [False, True, True]
-    assert {(end["rank"], end["size"]) for end in ends} == {(rank, RANKS) for rank in range(RANKS)}
-
-
-@pytest.mark.slow
-def test_one_takes_the_place_of_rank_0_in_a_fit_with_mixed_precision(mixed: Told) -> None:
-    ends = mixed.last("end")
-    assert sorted(end["joined"] for end in ends) == [False, False, True]
+def test_others_join_a_fit_and_take_the_places_of_those_that_are_lost(told: Told) -> None:
+    ends = told.last("end")
+    assert sorted(end["joined"] for end in ends) == JOBS[told.job][1]
     assert {(end["rank"], end["size"]) for end in ends} == {(rank, RANKS) for rank in range(RANKS)}
 
 
@@ -103,6 +90,7 @@ def test_metrics_that_a_callback_makes_and_keeps_are_those_of_all_ranks(told: To
         assert epoch["own"] == {"mean": 2.0, "area": 1.0}
 
 
-def test_metrics_are_those_of_one_process_with_the_same_weights(metrics: Told) -> None:
-    for end in metrics.last("end"):
+@pytest.mark.parametrize("told", ["metrics"], indirect=True)
+def test_metrics_are_those_of_one_process_with_the_same_weights(told: Told) -> None:
+    for end in told.last("end"):
         assert end["found"] == pytest.approx(end["expected"], rel=TOLERANCE)

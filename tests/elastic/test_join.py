@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,12 +40,6 @@ from waiting import wait_until
 
 STEPS = 5
 """That a group does to show that it works."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    (tmp_path / "stage").mkdir()
-    return Stage(tmp_path / "stage")
 
 
 def call(trainee: Trainee) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import multiprocessing
@@ -13,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +51,7 @@ SHM = pytest.param("shm", marks=pytest.mark.slow)
 """What is elastic does not depend on what moves the bytes."""
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    (tmp_path / "stage").mkdir()
-    return Stage(tmp_path / "stage")
-
-
-def one_dies(trainee: Trainee) -> bool:
-    return some_die(trainee, 1)
-
-
-def the_first_dies(trainee: Trainee) -> bool:
-    return some_die(trainee, 0)
-
-
-def two_die(trainee: Trainee) -> bool:
-    return some_die(trainee, 0, 3)
-
-
-def some_die(trainee: Trainee, *victims: int) -> bool:
+def some_die(trainee: Trainee, victims: Sequence[int]) -> bool:
     if trainee.place in victims:
         # The loss of another one may come first.
         if trainee.state.step >= STEPS:
@@ -81,16 +64,14 @@ def some_die(trainee: Trainee, *victims: int) -> bool:
 
 @pytest.mark.parametrize("transport", ["tcp", SHM])
 @pytest.mark.parametrize(
-    ("act", "founders", "victims"),
-    [
-        (one_dies, 3, [1]),
-        (the_first_dies, 2, [0]),
-        pytest.param(two_die, 5, [0, 3], marks=pytest.mark.slow),
-    ],
+    ("founders", "victims"),
+    [(3, [1]), (2, [0]), pytest.param(5, [0, 3], marks=pytest.mark.slow)],
+    ids=["one dies", "the first dies", "two die"],
 )
 def test_those_that_are_left_train_on(
-    stage: Stage, act: Callable[[Trainee], bool], founders: int, victims: list[int], transport: str
+    stage: Stage, founders: int, victims: list[int], transport: str
 ) -> None:
+    act = functools.partial(some_die, victims=victims)
     plan = planned(act, founders, settings={"transport": transport})
     outcomes = outcomes_of(plan, stage)
     assert [o.rank for o in outcomes if o.exit_code == -signal.SIGKILL] == victims
@@ -458,32 +439,30 @@ def test_many_groups_leave_nothing_behind(stage: Stage, transport: str) -> None:
     assert run_ranks(train_in_many_groups, 2, plan, stage) == [[], []]
 
 
-def closed_by_itself(trainee: Trainee) -> bool:
+def close(trainee: Trainee) -> None:
+    trainee.comm.close()
+
+
+def interrupt(_: Trainee) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def ended_while_it_waits(trainee: Trainee, end: Callable[[Trainee], None]) -> bool:
     if trainee.comm.generation == 1 and trainee.state.step == STEPS:
         if trainee.place == 1:
             trainee.die()
-        threading.Timer(1.0, trainee.comm.close).start()
-    return False
-
-
-def interrupted(trainee: Trainee) -> bool:
-    if trainee.comm.generation == 1 and trainee.state.step == STEPS:
-        if trainee.place == 1:
-            trainee.die()
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(1.0, end, (trainee,)).start()
     return False
 
 
 @pytest.mark.parametrize(
-    ("act", "error"),
-    [
-        pytest.param(closed_by_itself, AbortedError, marks=pytest.mark.slow),
-        (interrupted, KeyboardInterrupt),
-    ],
+    ("end", "error"),
+    [pytest.param(close, AbortedError, marks=pytest.mark.slow), (interrupt, KeyboardInterrupt)],
 )
 def test_a_process_that_waits_for_others_can_be_ended(
-    stage: Stage, act: Callable[[Trainee], bool], error: type[BaseException]
+    stage: Stage, end: Callable[[Trainee], None], error: type[BaseException]
 ) -> None:
+    act = functools.partial(ended_while_it_waits, end=end)
     survivor, _ = outcomes_of(planned(act, 2, workers=(2, None)), stage)
     assert isinstance(survivor.exception, error), survivor.details()
 

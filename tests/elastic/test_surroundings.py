@@ -29,12 +29,6 @@ from security.certificates import Authority
 STEPS = 6
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    (tmp_path / "stage").mkdir()
-    return Stage(tmp_path / "stage")
-
-
 def replaced(trainee: Trainee) -> bool:
     """The first rank dies, and another process joins."""
     comm = trainee.comm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +13,6 @@ from gradring.errors import MismatchError
 from gradring.testing import run_ranks
 
 STEPS = 5
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 def goes_on_without_the_last(trainee: Trainee) -> bool:

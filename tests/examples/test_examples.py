@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.metadata
 import io
 import itertools
 import json
@@ -18,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from keras_models import needs_fit
 
+from commands import succeeded
 from gradring.clusters import without_cluster_variables
 from gradring.machine import resources
 from gradring.machine.ports import free_ports
@@ -43,21 +44,16 @@ PYTORCH = "pytorch_hook.py"
 RAY = "ray_elastic.py"
 FILES = sorted(file.name for file in EXAMPLES.glob("*.py"))
 
-KERAS = tuple(int(part) for part in importlib.metadata.version("keras").split(".")[:2])
-needs_fit = pytest.mark.skipif(KERAS < (3, 10), reason="needs Keras 3.10")
+
+def launched(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Two workers that have ended well."""
+    run = ["run", "-np", 2, *options, "--", sys.executable, program]
+    return succeeded(*run, timeout=DEADLINE_S, env=QUIET)
 
 
 def run_two(program: Path) -> list[str]:
     """Runs two workers, and returns what both of them printed, which must be the same."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gradring", "run", "-np", "2", "--", sys.executable, str(program)],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = launched(program)
     first, second = (
         [line[4:] for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
         for rank in (0, 1)
@@ -220,16 +216,7 @@ def test_workers_learn_by_servers_also_when_one_of_them_is_lost(rule: str, serve
 
 @needs_fit
 def test_a_placed_variable_is_on_its_server_and_learns_on_the_workers() -> None:
-    command = ["run", "-np", "2", "--ps", "2", "--", sys.executable, str(EXAMPLES / PLACED)]
-    done = subprocess.run(
-        [sys.executable, "-m", "gradring", *command],
-        env={**os.environ, **QUIET},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = launched(EXAMPLES / PLACED, "--ps", "2")
     for worker in (0, 1):
         first, last = re.findall(rf"^\[{worker}\] loss (\S+)$", done.stdout, re.MULTILINE)
         assert float(last) < float(first) / 2, done.stdout

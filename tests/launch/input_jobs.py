@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from launching import command_line, is_running
+import launching
 
 from waiting import wait_until
 
@@ -51,11 +50,8 @@ def program(directory: Path, text: str, *, head: str = HEAD) -> Path:
 class Launcher:
     """``gradring run`` in the background; its output is in files."""
 
-    def __init__(self, arguments: tuple[object, ...], out: IO[str], err: IO[str]) -> None:
-        environ = {**os.environ, **QUIET}
-        command = command_line("run", *arguments)
-        self.popen = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
-        self._out, self._err = out, err
+    def __init__(self, popen: "subprocess.Popen[bytes]", out: IO[str], err: IO[str]) -> None:
+        self.popen, self._out, self._err = popen, out, err
 
     def servers(self, count: int) -> dict[str, int]:
         """The process ids of the dispatcher and the workers that run, by what they are."""
@@ -64,7 +60,7 @@ class Launcher:
         def all_are_there() -> bool:
             assert self.popen.poll() is None, self.stderr()
             found.clear()
-            for pid in children_of(self.popen.pid):
+            for pid in launching.children_of(self.popen.pid):
                 words = command_of(pid)
                 if "gradring.tools.launch.input_server" in words:
                     arguments = words[words.index("gradring.tools.launch.input_server") + 1 :]
@@ -88,26 +84,16 @@ class Launcher:
 @contextlib.contextmanager
 def started(*arguments: object) -> Iterator[Launcher]:
     """A launcher, which a test that fails does not leave behind."""
-    with tempfile.NamedTemporaryFile("w+") as out, tempfile.NamedTemporaryFile("w+") as err:
-        launcher = Launcher(arguments, out, err)
-        try:
-            yield launcher
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(launcher.popen.pid, signal.SIGKILL)
-            launcher.popen.wait()
-
-
-def children_of(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
+    environ = {**os.environ, **QUIET}
+    with (
+        tempfile.NamedTemporaryFile("w+") as out,
+        tempfile.NamedTemporaryFile("w+") as err,
+        launching.started("run", *arguments, stdout=out, stderr=err, env=environ) as popen,
+    ):
+        yield Launcher(popen, out, err)
 
 
 def command_of(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     return []
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_running, pids)), f"{pids} have ended", DEADLINE_S)

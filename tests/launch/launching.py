@@ -1,11 +1,14 @@
 """Helpers of these tests: the command line, and looking for processes that it left behind."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from commands import command_line, completed
 from gradring.machine import resources
 from waiting import wait_until
 
@@ -24,29 +27,28 @@ def pids_noted(directory: Path, ranks: int) -> list[int]:
     return [int(pid) for file in files for pid in file.read_text().split()]
 
 
-def wait_until_gone(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(is_running, pids)), f"{pids} have ended")
+def wait_until_gone(pids: list[int], within_s: float = DEADLINE_S) -> None:
+    wait_until(lambda: not any(map(is_running, pids)), f"{pids} have ended", within_s)
 
 
-def command_line(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "gradring", *map(str, arguments)]
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
-def gradring(*arguments: object, **variables: str) -> "subprocess.CompletedProcess[str]":
+def gradring(*words: object, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Runs the command line to its end; keyword arguments are variables."""
-    return completed(command_line(*arguments), **variables)
+    return completed(command_line(*words), env=variables, timeout=DEADLINE_S)
 
 
-def completed(command: Sequence[str], **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Runs any command to its end."""
-    return subprocess.run(
-        command,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+@contextlib.contextmanager
+def started(*arguments: object, **given: Any) -> "Iterator[subprocess.Popen[Any]]":
+    """The command line in the background, which a test that fails does not leave behind."""
+    with subprocess.Popen(command_line(*arguments), **given) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def executable(path: Path, text: str) -> Path:
@@ -58,14 +60,12 @@ def executable(path: Path, text: str) -> Path:
 
 def hosts_script(directory: Path, *lists: str) -> Path:
     """Prints the first list of hosts; the next one when there is a file ``list-1`` and so on."""
-    path = directory / "hosts.py"
-    path.write_text(
+    return executable(
+        directory / "hosts.py",
         f"#!{sys.executable}\nimport os\n"
         f"known = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, {len(lists)})]\n"
-        f"print({lists!r}[sum(known)])\n"
+        f"print({lists!r}[sum(known)])\n",
     )
-    path.chmod(0o755)
-    return path
 
 
 def script(directory: Path, text: str) -> list[str]:
@@ -74,6 +74,11 @@ def script(directory: Path, text: str) -> list[str]:
     head = "import os, signal, sys, time\nrank = int(os.environ['GRADRING_RANK'])\n"
     path.write_text(head + text)
     return [sys.executable, str(path)]
+
+
+def python_path(directory: Path) -> str:
+    """The variable with which modules of this directory are found, too."""
+    return f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
 #: For a program whose launcher is to say nothing of ranks that are alone.

@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from launching import executable
+
 PROGRAM = f"""#!{sys.executable}
 import os, subprocess, sys, threading
 arguments = sys.argv[1:]
@@ -44,19 +47,17 @@ os._exit(code if code >= 0 else 255)
 
 def install(directory: Path) -> dict[str, str]:
     """Puts the stand-in into ``directory``; returns the variables that make it found first."""
-    program = directory / "bin" / "ssh"
-    program.parent.mkdir()
-    program.write_text(PROGRAM)
-    program.chmod(0o755)
+    program = executable(directory / "bin" / "ssh", PROGRAM)
     return {
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
         "SSH_STAND_IN_NOTES": str(directory / "notes"),
     }
 
 
-def works() -> bool:
-    """Whether all of 127.0.0.0/8 is this machine, so that it can play several hosts."""
-    return subprocess.run([sys.executable, "-c", BIND], check=False).returncode == 0
-
-
 BIND = "import socket; socket.create_server(('127.0.0.2', 0))"
+
+#: Where not all of 127.0.0.0/8 is this machine, it cannot play several hosts.
+needs_addresses = pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", BIND], check=False).returncode != 0,
+    reason="127.0.0.2 is not an address of this system (Linux has it)",
+)

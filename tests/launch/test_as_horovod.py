@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import ssh_stand_in
-from launching import completed, executable
+from launching import executable
 
+from commands import completed
 from installed import START, environment_with_start_hook
 
 #: Of the real one, which must not be imported.
@@ -108,7 +109,7 @@ def names(directory: Path) -> Path:
 
 
 def launched(python: Path, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return completed([str(python), *map(str, words)], **variables)
+    return completed([str(python), *map(str, words)], env=variables)
 
 
 def test_an_installed_program_reduces_without_a_change(python: Path) -> None:

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, gradring
+from launching import DEADLINE_S, gradring
 
+from commands import command_line
 from documents import ROOT
 from gradring.config.settings import SETTINGS
 from gradring.tools import cli
@@ -24,12 +25,6 @@ def test_no_command_prints_the_help_and_exits_with_2() -> None:
     done = gradring()
     assert done.returncode == 2
     assert "run " in done.stderr and "env " in done.stderr
-
-
-def test_an_unknown_command_is_named_and_exits_with_2() -> None:
-    done = gradring("fly")
-    assert done.returncode == 2
-    assert "there is no command 'fly'" in done.stderr and "usage: gradring" in done.stderr
 
 
 def test_the_version_is_printed() -> None:
@@ -135,11 +130,51 @@ def test_the_variables_that_travel_are_in_the_help_and_on_the_page() -> None:
         assert f" {prefix}*" in words and f"`{prefix}*`" in page
 
 
-@pytest.mark.parametrize("option", ["--host-failures", "--host-cooldown"])
-def test_options_of_elastic_jobs_are_refused_elsewhere(option: str) -> None:
-    done = gradring("run", "-np", "2", option, "5", "train.py")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"gradring run: {option} is for an elastic job; give --min-np")
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("-np 0 true", "'0' is not a number of ranks"),
+        ("-np 2 --grace -1 true", "'-1' is not a number of seconds"),
+        ("-np 2 --max-restarts -1 true", "'-1' is not a number of restarts"),
+        ("-np 2", "there is no command"),
+        ("-np 2 -m", "there is no command"),
+        ("true", "the number of ranks is missing; give -np N"),
+        # Where the ranks run.
+        ("-np 2 --hosts a:1 true", "-np 2 is more than the 1 rank of --hosts"),
+        ("--hosts a:x true", "'a:x' has 'x' ranks"),
+        ("--hosts a:3000 true", "3000 ranks are too many; a group has at most 2048"),
+        ("--hostfile none true", "--hostfile: 'none' cannot be read (No such file or directory)"),
+        ("--hostfile /dev/null true", "--hostfile: '/dev/null' names no host"),
+        ("--hosts a --hostfile /proc/sys/kernel/hostname x", "not allowed with argument --hosts"),
+        ("--hosts a --ssh-port 0 true", "port=0 is not a whole number from 1 to 65535"),
+        ("--hosts a --ssh-identity-file missing true", "there is no file 'missing'"),
+        ("--hosts a --ssh-identity-file ~noone/x true", "there is no file '~noone/x'"),
+        # Elastic jobs, and parameter servers.
+        ("-np 2 --min-np 3 true", "--min-np 3, -np 2 and --max-np 2 must grow"),
+        ("-np 2 --max-np 1 true", "--min-np 2, -np 2 and --max-np 1 must grow"),
+        ("--min-np 2 true", "give -np N"),
+        ("-np 2 --host-discovery-script none true", "there is no file 'none'"),
+        (f"-np 2 --host-discovery-script {'x' * 300} true", f"there is no file '{'x' * 300}'"),
+        ("-np 2 --host-failures 5 true", "--host-failures is for an elastic job; give --min-np"),
+        ("-np 2 --host-cooldown 5 true", "--host-cooldown is for an elastic job; give --min-np"),
+        ("-np 2 --ps 1 --min-np 1 true", "--ps goes without --min-np"),
+        ("-np 2 --ps 1 --max-np 4 true", "--ps goes without --min-np"),
+        # Input and output.
+        ("-np 2 --input-unprotected true", "--input-unprotected is for --input-workers K; give"),
+        ("--input-workers 2 --hosts localhost,b true", "there may be processes on other hosts"),
+        ("-np 2 --stdin 2 true", "--stdin 2: ranks run from 0 to 1"),
+        ("-np 2 --output-rank 0,2 true", "--output-rank 2: ranks run from 0 to 1"),
+        ("-np 2 --output-rank 0,x true", "'x' is no rank; give a number such as 0"),
+        ("-np 1 --stdin -1 true", "'-1' is no rank"),
+        ("--hosts here-not:1 --stdin 0 true", "rank 0 runs on here-not, and only a rank on"),
+        ("-np 1 --max-np 2 --stdin 0 true", "--stdin goes without --min-np, --max-np and"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_wrong_usage_of_run_is_explained(options: str, problem: str) -> None:
+    done = gradring("run", *options.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert problem in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,7 +182,8 @@ def test_options_of_elastic_jobs_are_refused_elsewhere(option: str) -> None:
     [
         (["run", "-pn", "2", "x"], "unrecognized arguments: -pn; did you mean -np?"),
         (["run", "--np", "2", "x"], "unrecognized arguments: --np; did you mean -np?"),
-        (["run", "-np", "2", "--max-restart", "1", "x"], "; did you mean --max-restarts?"),
+        (["run", "--max-restart", "1", "x"], ": --max-restart; did you mean --max-restarts?"),
+        (["fly"], "there is no command 'fly'"),
         (["ruun"], "there is no command 'ruun'; did you mean run?"),
         (["--verion"], "unrecognized arguments: --verion; did you mean --version?"),
         (["bench", "allreduce"], "there is no 'allreduce'; did you mean all-reduce?"),
@@ -163,6 +199,7 @@ def test_wrong_usage_is_two_lines_with_the_nearest_right_word(
     assert (done.returncode, done.stdout) == (2, "")
     usage, error = done.stderr.splitlines()
     assert usage.startswith("usage: gradring") and len(usage) < 80
+    assert command[0] != "run" or usage.startswith("usage: gradring run [-np N]")
     assert problem in error
 
 

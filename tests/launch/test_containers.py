@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import command_line, completed
+
+from commands import command_line, completed
 
 NAMESPACE = ("unshare", "--map-root-user")
 #: In which a command is the first process, and sees only those that it starts.
@@ -30,7 +31,7 @@ def inside(
     """Runs the command there to its end."""
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip(f"needs the right to {' '.join(namespace)}")
-    return completed([*namespace, *map(str, command)], **variables)
+    return completed([*namespace, *map(str, command)], env=variables)
 
 
 def program(directory: Path, *lines: str) -> Path:

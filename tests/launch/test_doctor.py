@@ -18,8 +18,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from launching import DEADLINE_S, command_line, completed, gradring, script
+from launching import DEADLINE_S, gradring, script, started
 
+from commands import completed
 from gradring.clusters import detect
 from gradring.errors import AuthenticationError, ConfigError, RendezvousError
 from gradring.machine.ports import free_ports
@@ -43,10 +44,8 @@ def job(directory: Path, text: str, ranks: int = 3, grace_s: int = 1) -> Iterato
         f"open({str(noted)!r} + str(rank), 'w').write(os.environ['GRADRING_RENDEZVOUS'])\n"
         f"os.rename({str(noted)!r} + str(rank), {str(noted)!r})\n"
     )
-    program = script(directory, head + text)
-    command = command_line("run", "-np", ranks, "--grace", grace_s, *program)
-    environ = {**os.environ, "GRADRING_TOKEN": TOKEN}
-    with subprocess.Popen(command, env=environ) as launcher:
+    run = ("run", "-np", ranks, "--grace", grace_s, *script(directory, head + text))
+    with started(*run, env={**os.environ, "GRADRING_TOKEN": TOKEN}) as launcher:
         try:
             wait_until(noted.exists, "the ranks have started")
             yield noted.read_text()
@@ -148,20 +147,17 @@ def stopped(rank: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    with job(tmp_path, stopped(1)) as address:
+@pytest.mark.parametrize(
+    ("rank", "ranks", "said"),
+    [
+        (0, 2, "rank 0 of a job should answer here, but: .*no answer in time"),
         # The ranks notice it themselves after some seconds.
-        report = doctor_until(r"rank 1 does not answer|has failed: .*\brank 1 on", address)
-    assert report.returncode == 1
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_0_is_named_too(tmp_path: Path) -> None:
-    with job(tmp_path, stopped(0), ranks=2) as address:
-        report = doctor_until(
-            "rank 0 of a job should answer here, but: .*no answer in time", address
-        )
-    assert report.returncode == 1
+        (1, 3, r"rank 1 does not answer|has failed: .*\brank 1 on"),
+    ],
+)
+def test_a_stopped_rank_is_named(tmp_path: Path, rank: int, ranks: int, said: str) -> None:
+    with job(tmp_path, stopped(rank), ranks) as address:
+        assert doctor_until(said, address).returncode == 1
 
 
 def test_without_rank_0_the_ranks_that_run_here_are_named(tmp_path: Path) -> None:
@@ -230,11 +226,16 @@ def test_ranks_that_have_not_joined_are_named(tmp_path: Path) -> None:
     assert report.returncode == 1
 
 
-def test_jobs_on_this_machine_are_found_with_their_token(tmp_path: Path) -> None:
+def test_jobs_on_this_machine_are_found_with_their_token_and_explained_with_a_wrong_one(
+    tmp_path: Path,
+) -> None:
     with job(tmp_path, STUCK) as address:
         doctor_until("keeps the others waiting", address)
         port = address.rpartition(":")[2]
         reports = [gradring("doctor", *where) for where in ((), (address,), (f"localhost:{port}",))]
+        guessed = gradring("doctor", address, GRADRING_TOKEN="guess")
+    assert guessed.returncode == 1
+    assert "does not answer this command" in guessed.stdout and "token" in guessed.stdout
     for report in reports:
         assert f"job at {address}: 3 ranks\n" in report.stdout
         assert re.search(r"problem: rank 1 on \S+ keeps the others waiting", report.stdout)
@@ -266,14 +267,6 @@ def test_a_job_is_found_whose_token_is_in_a_file_of_its_directory(tmp_path: Path
         for rank in ranks:
             rank.kill()
             rank.wait()
-
-
-def test_a_wrong_token_is_explained(tmp_path: Path) -> None:
-    with job(tmp_path, STUCK) as address:
-        doctor_until("keeps the others waiting", address)
-        report = gradring("doctor", address, GRADRING_TOKEN="guess")
-    assert report.returncode == 1
-    assert "does not answer this command" in report.stdout and "token" in report.stdout
 
 
 def test_under_the_launcher_every_pair_is_measured() -> None:
@@ -380,20 +373,30 @@ def test_a_rank_that_sends_to_one_that_is_in_a_collective_is_blamed() -> None:
     assert "is in send(dest=0) 'a' float64[3]" in sentences[0]
 
 
+def asked(patch: pytest.MonkeyPatch, *answers: Any) -> JobState:
+    """What is known of a job of which each rank, such as 127.0.0.1:0, answers so, or raises.
+
+    An answer may be a part of that of a rank which is in its group, and in no collective.
+    """
+
+    def inquire(address: str, *_: object) -> Any:
+        rank = int(address.rpartition(":")[2])
+        if isinstance(answers[rank], Exception):
+            raise answers[rank]
+        nothing = dict.fromkeys(("entered", "ended", "failed", "beside"))
+        place = {"rank": rank, "world_size": len(answers), "host": "h", "process_id": 7}
+        members = [(f"127.0.0.1:{other}", "h") for other in range(len(answers))]
+        group = {"formed": True, "awaited": [], "members": members, "group": "a"}
+        return {**nothing, **place, **group, **answers[rank]}
+
+    patch.setattr("gradring._native.inquire", inquire)
+    return ask_job("127.0.0.1:0", None)
+
+
 def test_a_rank_of_another_group_is_not_taken_for_one_of_this(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    members = [(f"127.0.0.1:{rank}", "h") for rank in range(3)]
-
-    def inquire(address: str, *_: object) -> dict[str, object]:
-        rank = int(address.rpartition(":")[2])
-        nothing = dict.fromkeys(("entered", "ended", "failed", "beside"))
-        of_job = {"rank": rank, "world_size": 3, "host": "h", "process_id": 7, "formed": True}
-        group = "b" if rank == 1 else "a"
-        return {**of_job, **nothing, "awaited": [], "members": members, "group": group}
-
-    monkeypatch.setattr("gradring._native.inquire", inquire)
-    state = ask_job("127.0.0.1:0", None)
+    state = asked(monkeypatch, {}, {"group": "b"}, {})
     assert sorted(state.states) == [0, 2]
     assert "another group" in state.silent[1] and "127.0.0.1:1" in state.silent[1]
 
@@ -408,19 +411,7 @@ def test_a_rank_of_another_group_is_not_taken_for_one_of_this(
 def test_a_rank_that_does_not_answer_as_one_of_the_group_hides_no_other(
     answers: Any, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_rank = dict.fromkeys(("entered", "ended", "failed", "beside"))
-    head = {"rank": 0, "world_size": 2, "host": "h", "process_id": 7, "formed": True, "awaited": []}
-    members = [("127.0.0.1:0", "h"), ("127.0.0.1:1", "h")]
-
-    def inquire(address: str, *_: object) -> Any:
-        if address == "127.0.0.1:0":
-            return {**of_rank, **head, "members": members, "group": "a"}
-        if isinstance(answers, Exception):
-            raise answers
-        return answers
-
-    monkeypatch.setattr("gradring._native.inquire", inquire)
-    found = ask_job("127.0.0.1:0", None)
+    found = asked(monkeypatch, {}, answers)
     assert found.silent == {1: silent}
     assert [str(each) for each in found.states.values()] == [
         "rank 0 on h (process 7) is in no collective"
@@ -435,18 +426,8 @@ def test_a_rank_that_does_not_answer_as_one_of_the_group_hides_no_other(
 def test_a_certificate_that_one_rank_does_not_accept_is_none_of_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = {"rank": 0, "world_size": 2, "formed": True, "host": "h", "process_id": 7}
-    first |= dict.fromkeys(("entered", "ended", "failed", "beside")) | {"awaited": []}
-    members = [("127.0.0.1:0", "h"), ("127.0.0.1:1", "h")]
-
-    def inquire(address: str, *_: object) -> Any:
-        if address == members[0][0]:
-            return {**first, "members": members}
-        raise AuthenticationError("another certificate")
-
-    monkeypatch.setattr("gradring._native.inquire", inquire)
     with pytest.raises(AuthenticationError, match="another certificate"):
-        ask_job(members[0][0], None)
+        asked(monkeypatch, {}, AuthenticationError("another certificate"))
 
 
 @pytest.mark.parametrize(
@@ -461,9 +442,7 @@ def test_a_certificate_that_one_rank_does_not_accept_is_none_of_the_job(
 def test_a_process_without_a_group_says_what_it_waits_for(
     answer: dict[str, Any], well: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = {"world_size": 3, "formed": False, **answer}
-    monkeypatch.setattr("gradring._native.inquire", lambda *_: whole)
-    found, (sentence,) = ask_job("127.0.0.1:0", None).verdict()
+    found, (sentence,) = asked(monkeypatch, {"formed": False, **answer}, {}, {}).verdict()
     assert found == well and sentence.startswith(said)
 
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 import ssh_stand_in
-from launching import DEADLINE_S, command_line, hosts_script
+from launching import DEADLINE_S, hosts_script
+
+from commands import command_line
 
 PROGRAM = """\
 import json, os, signal, sys, time
@@ -64,9 +66,7 @@ def train(state):
 assert train(state) == PLAN["epochs"], state.total
 """
 
-two_hosts = pytest.mark.skipif(
-    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
-)
+pytestmark = ssh_stand_in.needs_addresses
 
 
 class Job:
@@ -107,7 +107,6 @@ class Job:
         return [epoch["generation"] for epoch in self.epochs]
 
 
-@two_hosts
 @pytest.mark.parametrize("slots", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
     script = hosts_script(
@@ -129,7 +128,6 @@ def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
     assert job.generations() == sorted(set(job.generations()))
 
 
-@two_hosts
 @pytest.mark.parametrize(
     ("how", "discovers"),
     [
@@ -151,25 +149,20 @@ def test_a_single_rank_fails(tmp_path: Path, how: str, discovers: bool) -> None:
     assert "it is started again in 1 s, to join the others" in job.said
 
 
-@two_hosts
-def test_all_ranks_fail(tmp_path: Path) -> None:
-    launch = ["-np", 4, "--min-np", 2, "--hosts", "127.0.0.1:2,127.0.0.2:2"]
-    job = Job(tmp_path, launch, fails=[0, 1, 2, 3], how="exception", least=2, always=True)
+@pytest.mark.parametrize(
+    ("each", "options"),
+    [(2, []), pytest.param(1, ["--host-failures", 1], marks=pytest.mark.slow)],
+    ids=["all ranks fail", "all hosts are given up"],
+)
+def test_all_ranks_fail(tmp_path: Path, each: int, options: list[object]) -> None:
+    launch = ["-np", 2 * each, "--min-np", 2, "--hosts", f"127.0.0.1:{each},127.0.0.2:{each}"]
+    fails = list(range(2 * each))
+    job = Job(tmp_path, [*launch, *options], fails=fails, how="exception", least=2, always=True)
     assert job.exit_code == 1, job.said
-    assert job.never_got_beyond_the_first_epoch_of(4), job.epochs
+    assert job.never_got_beyond_the_first_epoch_of(2 * each), job.epochs
     assert "fails as planned" in job.said
 
 
-@two_hosts
-@pytest.mark.slow
-def test_all_hosts_are_given_up(tmp_path: Path) -> None:
-    launch = ["-np", 2, "--min-np", 2, "--hosts", "127.0.0.1:1,127.0.0.2:1", "--host-failures", 1]
-    job = Job(tmp_path, launch, fails=[0, 1], how="exception", least=2, always=True)
-    assert job.exit_code == 1, job.said
-    assert job.never_got_beyond_the_first_epoch_of(2), job.epochs
-
-
-@two_hosts
 def test_a_host_that_was_given_up_comes_back(tmp_path: Path) -> None:
     launch = ["-np", 2, "--min-np", 1, "--hosts", "127.0.0.1:1,127.0.0.2:1"]
     options = ["--host-failures", 1, "--host-cooldown", 1]
@@ -178,7 +171,6 @@ def test_a_host_that_was_given_up_comes_back(tmp_path: Path) -> None:
     assert "127.0.0.2 is given up for 1 s after 1 failures in a row" in job.said
 
 
-@two_hosts
 @pytest.mark.slow
 def test_there_are_too_few_workers_for_too_long(tmp_path: Path) -> None:
     launch = ["-np", 4, "--min-np", 4, "--hosts", "127.0.0.1:2,127.0.0.2:2", "--max-restarts", 0]
@@ -188,7 +180,6 @@ def test_there_are_too_few_workers_for_too_long(tmp_path: Path) -> None:
     assert "3 workers are left and 4 are needed; no others joined within 1 s" in job.said
 
 
-@two_hosts
 @pytest.mark.slow  # `test_run_elastic.py` has a quick one
 @pytest.mark.parametrize(("restarts", "completes"), [(1, False), (2, True)])
 def test_restarts_have_a_bound(tmp_path: Path, restarts: int, completes: bool) -> None:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import ssh_stand_in
-from input_jobs import DEADLINE_S, ELEMENTS, program, started, wait_until_gone
-from launching import gradring, pids_noted
+from input_jobs import DEADLINE_S, ELEMENTS, program, started
+from launching import gradring, pids_noted, wait_until_gone
 from test_run_orphans import sleepers
 
 from gradring.clusters.own_host import address_towards
@@ -63,7 +63,7 @@ def test_every_element_goes_to_one_rank_in_each_epoch(tmp_path: Path) -> None:
     with started("-np", 2, "--input-workers", 2, run) as launcher:
         pids = list(launcher.servers(3).values())
         assert launcher.wait() == 0, launcher.stderr()
-        wait_until_gone(pids)
+        wait_until_gone(pids, DEADLINE_S)
         lines = [line.split(" ", 2)[1:] for line in launcher.stdout().splitlines()]
     assert Counter(what for what, _ in lines) == {"loop": 4, "fit": 6, "service": 2}
     found = [json.loads(text) for what, text in lines if what == "loop"]
@@ -115,7 +115,7 @@ def test_a_lost_dispatcher_ends_the_job_and_is_named(tmp_path: Path) -> None:
         pids = pids_noted(tmp_path, 2)
         os.kill(servers["dispatcher"], signal.SIGKILL)
         assert launcher.wait() == 128 + signal.SIGKILL
-        wait_until_gone([*pids, *servers.values()])
+        wait_until_gone([*pids, *servers.values()], DEADLINE_S)
         assert "input dispatcher on " in launcher.stderr()
         assert "failed first (killed by SIGKILL)" in launcher.stderr()
 
@@ -139,7 +139,7 @@ def test_input_servers_end_with_the_job(tmp_path: Path, how: str) -> None:
             launcher.popen.send_signal(signal.Signals[how])
             code = 128 + signal.Signals[how]
         assert launcher.wait() == code, launcher.stderr()
-        wait_until_gone([*pids, *servers.values()])
+        wait_until_gone([*pids, *servers.values()], DEADLINE_S)
 
 
 @pytest.mark.slow
@@ -234,25 +234,16 @@ def test_other_descriptors_are_left_as_they_are() -> None:
         assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_word_about_input_workers_needs_input_workers() -> None:
-    done = gradring("run", "-np", 2, "--input-unprotected", "train.py")
+def test_input_workers_of_a_job_with_authentication_need_the_users_word() -> None:
+    run = ["-np", 2, "--input-workers", 2, "train.py"]
+    done = gradring("run", *run, GRADRING_REQUIRE_AUTH="1")
     assert done.returncode == 2
-    assert "--input-unprotected is for --input-workers K; give both" in done.stderr
-
-
-def test_other_hosts_and_authentication_need_the_users_word() -> None:
-    run = ["-np", 2, "--input-workers", 2]
-    for variables, options, why in (
-        ({}, ["--hosts", "localhost,node-b"], "there may be processes on other hosts"),
-        ({"GRADRING_REQUIRE_AUTH": "1"}, [], "GRADRING_REQUIRE_AUTH asks for authentication"),
-    ):
-        done = gradring("run", *run, *options, "train.py", **variables)
-        assert done.returncode == 2
-        assert why in done.stderr and "give --input-unprotected" in done.stderr
+    assert "GRADRING_REQUIRE_AUTH asks for authentication" in done.stderr
+    assert "give --input-unprotected" in done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ssh_stand_in.works(), reason="127.0.0.2 is no address of this system")
+@ssh_stand_in.needs_addresses
 def test_the_dispatcher_is_on_the_first_host_and_workers_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

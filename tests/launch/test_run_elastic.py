@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import ssh_stand_in
-from launching import DEADLINE_S, command_line, gradring, hosts_script, wait_until_gone
+from launching import DEADLINE_S, executable, gradring, hosts_script, started, wait_until_gone
 
+from commands import succeeded
 from gradring.config.parse import JOIN
 from waiting import wait_until
 
@@ -30,12 +31,14 @@ def note(name, text=""):
     os.rename(f"{HERE}/{name}-{os.getpid()}", f"{HERE}/{name}")
 def wait_for(name):
     while not os.path.exists(f"{HERE}/{name}"): time.sleep(0.01)
+def wait_until_gone(name):
+    wait_for(name)
+    pid = open(f"{HERE}/{name}").read()
+    while os.path.exists(f"/proc/{pid}"): time.sleep(0.01)
+def wait_until_said(words):
+    while words not in open(f"{HERE}/errors").read(): time.sleep(0.05)
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 """
-
-on_several_hosts = pytest.mark.skipif(
-    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
-)
 
 
 def program(directory: Path, text: str) -> list[str]:
@@ -52,14 +55,18 @@ def launcher(
     """A launcher in the background, whose errors are in the file ``errors``."""
     with (
         (directory / "errors").open("wb") as errors,
-        subprocess.Popen(
-            command_line(*arguments), env={**os.environ, **variables}, stderr=errors
-        ) as process,
+        started("run", *arguments, env={**os.environ, **variables}, stderr=errors) as process,
     ):
-        try:
-            yield process
-        finally:
-            process.kill()
+        yield process
+
+
+def errors_of(directory: Path, *arguments: object, **variables: str) -> str:
+    """What a launcher that succeeds has said, which its ranks could read all the while."""
+    with launcher(directory, *arguments, **variables) as run:
+        code = run.wait(DEADLINE_S)
+    errors = (directory / "errors").read_text()
+    assert code == 0, errors
+    return errors
 
 
 def test_a_rank_starts_again_while_the_others_go_on(tmp_path: Path) -> None:
@@ -71,8 +78,7 @@ def test_a_rank_starts_again_while_the_others_go_on(tmp_path: Path) -> None:
         "if joins: note('joined')\n"
         "if rank == 0: note('begun'), wait_for('joined'), print('went on')\n",
     )
-    done = gradring("run", "-np", 2, "--min-np", 1, "--log-dir", logs, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "-np", 2, "--min-np", 1, "--log-dir", logs, *ranks)
     assert sorted(done.stdout.splitlines()) == ["[0] 0", "[0] went on", "[1] 0", "[1] 1"]
     assert (logs / "rank-1.log").read_text() == "0\n1\n"
     assert re.fullmatch(
@@ -92,8 +98,7 @@ def test_a_rank_that_starts_again_is_told_its_place_and_where_the_others_are(
         "if rank == 1: sys.exit(3)\n"
         "if rank != -1: wait_for('found--1')\n",
     )
-    done = gradring("run", "-np", 3, "--max-np", 3, *ranks, **{JOIN: "inherited:1"})
-    assert done.returncode == 0, done.stderr
+    succeeded("run", "-np", 3, "--max-np", 3, *ranks, env={JOIN: "inherited:1"})
     zero, one, two, again = (
         json.loads((tmp_path / f"found-{rank}").read_text()) for rank in (0, 1, 2, -1)
     )
@@ -130,8 +135,7 @@ def test_a_rank_that_comes_to_join_when_the_others_have_ended_well_ends_so_too(
         "    print('trained', flush=True)\n"
         "note('over')\n",
     )
-    done = gradring("run", "-np", 3, "--min-np", 1, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "-np", 3, "--min-np", 1, *ranks)
     assert done.stdout == "[0] trained\n"
     assert "Traceback" not in done.stderr
     said = "the job has ended well before this process has joined it: nothing is left to do"
@@ -159,8 +163,7 @@ def test_a_rank_that_has_yet_to_join_when_the_others_have_ended_well_is_told_to_
         "    train(gradring.elastic.State())\n"
         "    print('trained', flush=True)\n",
     )
-    done = gradring("run", "-np", 2, "--min-np", 1, "--grace", 1, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "-np", 2, "--min-np", 1, "--grace", 1, *ranks)
     assert done.stdout == "[0] trained\n"
     assert re.search(
         r"worker 1 on \S+ must leave within 0.5 s: the job has ended well before it has joined",
@@ -168,7 +171,7 @@ def test_a_rank_that_has_yet_to_join_when_the_others_have_ended_well_is_told_to_
     )
 
 
-@on_several_hosts
+@ssh_stand_in.needs_addresses
 def test_a_rank_that_has_joined_on_another_host_may_take_its_time_to_end(tmp_path: Path) -> None:
     """It has until the launcher has told another one, which has not joined."""
     ssh = ssh_stand_in.install(tmp_path)
@@ -185,25 +188,12 @@ def test_a_rank_that_has_joined_on_another_host_may_take_its_time_to_end(tmp_pat
         "        if not joins: wait_for('late')\n"
         "        while comm.world_size != 2: comm.barrier(), state.commit()\n"
         "    train(gradring.elastic.State())\n"
-        "while own and 'must leave' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n"
+        "if own: wait_until_said('must leave')\n"
         "note(f'saved-{own}')\n",
     )
     options = ["--hosts", "localhost:2,127.0.0.2", "-np", 3, "--min-np", 1, "--grace", 1]
-    with launcher(tmp_path, "run", *options, *ranks, **ssh) as run:
-        assert run.wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
-    told = re.findall("worker (.) on .* must leave", (tmp_path / "errors").read_text())
+    told = re.findall("worker (.) on .* must leave", errors_of(tmp_path, *options, *ranks, **ssh))
     assert told == ["1"] and (tmp_path / "saved-2").exists()
-
-
-def test_first_ranks_form_a_group_at_their_ports(tmp_path: Path) -> None:
-    ranks = program(
-        tmp_path,
-        "import gradring, numpy as np\n"
-        "with gradring.init() as comm: print(comm.all_reduce(np.ones(1))[0])\n",
-    )
-    done = gradring("run", "-np", 3, "--min-np", 2, *ranks)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3.0" for rank in range(3)]
 
 
 def test_ports_that_the_user_gives_are_used(tmp_path: Path) -> None:
@@ -219,9 +209,7 @@ def test_when_all_ranks_fail_the_job_ends_with_the_report_of_the_first(tmp_path:
     ranks = program(
         tmp_path,
         "if rank == 1: note('gone', str(os.getpid())), sys.exit(7)\n"
-        "wait_for('gone')\n"
-        "pid = open(f'{HERE}/gone').read()\n"
-        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "wait_until_gone('gone')\n"
         "raise ValueError('all alone')\n",
     )
     done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
@@ -238,9 +226,7 @@ def test_ranks_that_errors_name_are_not_taken_for_numbers_of_workers(tmp_path: P
         "    failure = json.dumps({'kind': 'PeerLostError', 'rank': 1})\n"
         "    open(os.environ['GRADRING_FAILURE_FILE'], 'w').write(failure)\n"
         "    note('gone', str(os.getpid())), sys.exit(1)\n"
-        "wait_for('gone')\n"
-        "pid = open(f'{HERE}/gone').read()\n"
-        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "wait_until_gone('gone')\n"
         "sys.exit(9)\n",
     )
     done = gradring("run", "-np", 2, "--min-np", 1, "--max-restarts", 0, *ranks)
@@ -262,42 +248,27 @@ def test_failures_that_a_restart_has_answered_are_not_reported_at_the_end(tmp_pa
     assert "exit code 7" not in last and done.returncode in (9, 137), done.stderr
 
 
-def test_restarts_are_bounded_and_the_others_go_on(tmp_path: Path) -> None:
-    ranks = program(
-        tmp_path,
-        "if joins: note('joined')\n"
-        "if rank != 0: sys.exit(3)\n"
-        "wait_for('joined')\n"
-        "while sum('not started again' in line for line in open(f'{HERE}/errors')) < 1:\n"
-        "    time.sleep(0.05)\n",
-    )
-    with launcher(tmp_path, "run", "-np", 2, "--min-np", 1, "--max-restarts", 1, *ranks) as run:
-        assert run.wait(DEADLINE_S) == 0
-    said = (tmp_path / "errors").read_text()
-    assert said.count("it is started again in 1 s") == 1
-    assert "it is not started again (--max-restarts 1)" in said
-
-
-def test_a_host_where_a_rank_keeps_failing_is_given_up(tmp_path: Path) -> None:
-    ranks = program(
-        tmp_path,
-        "if rank != 0: sys.exit(3)\n"
-        "while 'is given up' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n",
-    )
-    options = ["--min-np", 1, "--host-failures", 2]
-    with launcher(tmp_path, "run", "-np", 2, *options, *ranks) as run:
-        assert run.wait(DEADLINE_S) == 0
-    said = (tmp_path / "errors").read_text()
-    assert "(exit code 3); localhost is given up after 2 failures in a row" in said
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        (("--max-restarts", 1), "it is not started again (--max-restarts 1)"),
+        (("--host-failures", 2), "(exit code 3); localhost is given up after 2 failures in a row"),
+    ],
+    ids=["of the job", "of the host"],
+)
+def test_restarts_are_bounded_and_the_others_go_on(
+    tmp_path: Path, bound: tuple[str, int], said: str
+) -> None:
+    ranks = program(tmp_path, f"if rank != 0: sys.exit(3)\nwait_until_said({said!r})\n")
+    errors = errors_of(tmp_path, "-np", 2, "--min-np", 1, *bound, *ranks)
+    assert errors.count("it is started again in 1 s") == 1 and said in errors
 
 
 def test_a_rank_that_fails_after_another_has_ended_well_fails_the_job(tmp_path: Path) -> None:
     ranks = program(
         tmp_path,
         "if rank == 0: note('done', str(os.getpid())), sys.exit(0)\n"
-        "wait_for('done')\n"
-        "pid = open(f'{HERE}/done').read()\n"
-        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "wait_until_gone('done')\n"
         "sys.exit(5)\n",
     )
     done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
@@ -310,15 +281,12 @@ def test_a_rank_that_came_too_late_to_join_fails_no_job_that_is_done(tmp_path: P
         tmp_path,
         "if rank == 1: sys.exit(1)\n"
         "if rank == 0: wait_for('late'), note('done', str(os.getpid())), sys.exit(0)\n"
-        "note('late'), wait_for('done')\n"
-        "pid = open(f'{HERE}/done').read()\n"
-        "while os.path.exists(f'/proc/{pid}'): time.sleep(0.01)\n"
+        "note('late'), wait_until_gone('done')\n"
         "failure = json.dumps({'kind': 'RendezvousError', 'rank': None})\n"
         "open(os.environ['GRADRING_FAILURE_FILE'], 'w').write(failure)\n"
         "sys.exit(1)\n",
     )
-    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
-    assert done.returncode == 0, done.stderr
+    succeeded("run", "-np", 2, "--min-np", 1, *ranks)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +299,7 @@ def test_a_signal_to_the_launcher_ends_all_ranks_also_those_that_joined(
         tmp_path,
         "note(f'pid-{rank}', str(os.getpid()))\nif rank == 1: die()\ntime.sleep(300)\n",
     )
-    with launcher(tmp_path, "run", "-np", 2, "--min-np", 1, "--grace", 1, *ranks) as run:
+    with launcher(tmp_path, "-np", 2, "--min-np", 1, "--grace", 1, *ranks) as run:
         files = [tmp_path / name for name in ("pid-0", "pid--1")]
         wait_until(lambda: all(file.exists() for file in files), "rank 1 has joined")
         run.send_signal(signum)
@@ -354,8 +322,7 @@ def test_nothing_of_a_failed_rank_is_left_when_it_starts_again(tmp_path: Path) -
         "    note('joined', state)\n"
         "wait_for('joined')\n",
     )
-    done = gradring("run", "-np", 2, "--min-np", 1, *ranks)
-    assert done.returncode == 0, done.stderr
+    succeeded("run", "-np", 2, "--min-np", 1, *ranks)
     # A container may have nobody who collects it.
     state = (tmp_path / "joined").read_text()
     assert state == "gone" or state.rpartition(")")[2].split()[0] == "Z"
@@ -370,8 +337,7 @@ def test_a_rank_that_fails_before_the_first_group_has_formed_is_in_it_when_it_st
         "if rank == 1: sys.exit(3)\n"
         "with gradring.init() as comm: print(comm.world_size, comm.all_reduce(np.ones(1))[0])\n",
     )
-    done = gradring("run", "-np", 3, "--min-np", 2, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "-np", 3, "--min-np", 2, *ranks)
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] 3 3.0" for rank in range(3)]
 
 
@@ -384,8 +350,7 @@ def test_ranks_start_on_hosts_that_the_script_finds(tmp_path: Path) -> None:
     )
     script = hosts_script(tmp_path, "localhost:2", "localhost:3")
     options = ["-np", 2, "--max-np", 4, "--host-discovery-script", script]
-    done = gradring("run", *options, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, *ranks)
     assert sorted(done.stdout.splitlines()) == ["[0] False 0", "[1] False 0", "[2] True 0"]
     assert "worker 2 is started on localhost, to join the others" in done.stderr
 
@@ -401,12 +366,11 @@ def test_a_job_goes_on_when_the_log_of_a_new_rank_cannot_be_opened(tmp_path: Pat
     )
     script = hosts_script(tmp_path, "localhost:1", "localhost:2")
     options = ["-np", 1, "--max-np", 2, "--host-discovery-script", script, "--log-dir", logs]
-    done = gradring("run", *options, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, *ranks)
     assert f"gradring run: rank 1 has no log: {logs}: File exists" in done.stderr
 
 
-@on_several_hosts
+@ssh_stand_in.needs_addresses
 def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
     ranks = program(
@@ -421,8 +385,7 @@ def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
     )
     script = hosts_script(tmp_path, "localhost\n127.0.0.2", "localhost\n127.0.0.3")
     options = ["-np", 2, "--min-np", 1, "--max-np", 2, "--host-discovery-script", script]
-    done = gradring("run", *options, *ranks, **ssh)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, *ranks, env=ssh)
     assert (tmp_path / "on-127.0.0.2").read_text() == "founds"
     assert re.fullmatch(r"127\.0\.0\.1:\d+", (tmp_path / "on-127.0.0.3").read_text())
     assert "worker 1 on 127.0.0.2 must leave within 10 s" in done.stderr
@@ -430,23 +393,22 @@ def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
     assert "worker 1 is started on 127.0.0.3, to join the others" in done.stderr
 
 
-@on_several_hosts
+@ssh_stand_in.needs_addresses
 def test_a_rank_that_does_not_leave_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
     ranks = program(
         tmp_path,
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "if rank == 1: note('list-1'), time.sleep(300)\n"
-        "while 'has left' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n",
+        "wait_until_said('has left')\n",
     )
     script = hosts_script(tmp_path, "localhost\n127.0.0.2", "localhost")
     options = ["-np", 2, "--min-np", 1, "--grace", 1, "--host-discovery-script", script]
-    with launcher(tmp_path, "run", *options, *ranks, **ssh) as run:
-        assert run.wait(DEADLINE_S) == 0, (tmp_path / "errors").read_text()
-    assert "worker 1 on 127.0.0.2 has left (killed by SIGKILL)" in (tmp_path / "errors").read_text()
+    errors = errors_of(tmp_path, *options, *ranks, **ssh)
+    assert "worker 1 on 127.0.0.2 has left (killed by SIGKILL)" in errors
 
 
-@on_several_hosts
+@ssh_stand_in.needs_addresses
 @pytest.mark.slow
 def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
@@ -458,13 +420,12 @@ def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
         "wait_for('moved')\n",
     )
     options = ["--hosts", "localhost,127.0.0.2,127.0.0.3", "-np", 2, "--min-np", 1]
-    done = gradring("run", *options, "--host-failures", 1, *ranks, **ssh)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, "--host-failures", 1, *ranks, env=ssh)
     assert "127.0.0.2 is given up after 1 failures in a row" in done.stderr
     assert "worker 1 is started on 127.0.0.3, to join the others" in done.stderr
 
 
-@on_several_hosts
+@ssh_stand_in.needs_addresses
 def test_a_host_that_cannot_be_reached_is_left_out_if_others_have_room(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
     ranks = program(tmp_path, "print(os.environ['GRADRING_WORLD_SIZE'])")
@@ -476,12 +437,11 @@ def test_a_host_that_cannot_be_reached_is_left_out_if_others_have_room(tmp_path:
 
 def asked_again(directory: Path, then: str) -> tuple[Path, list[str]]:
     """A script that does something else once ranks run, and ranks that run until it often has."""
-    script = directory / "hosts.sh"
-    script.write_text(
+    script = executable(
+        directory / "hosts.sh",
         f"#!/bin/sh\necho x >> {directory}/asked\n"
-        f"if [ -e {directory}/begun ]; then {then}; fi\necho localhost:2\n"
+        f"if [ -e {directory}/begun ]; then {then}; fi\necho localhost:2\n",
     )
-    script.chmod(0o755)
     ranks = program(
         directory,
         "note('begun')\n"
@@ -515,25 +475,16 @@ def test_no_line_of_a_script_ends_a_running_job(tmp_path: Path, line: str, said:
     second = tmp_path / "second"
     second.write_text(f"{line}\n")
     script, ranks = asked_again(tmp_path, f"cat {second}; exit")
-    done = gradring("run", "-np", 2, "--host-discovery-script", script, *ranks)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "-np", 2, "--host-discovery-script", script, *ranks)
     assert said in done.stderr and ("known last count" in done.stderr) == bool(said)
 
 
 @pytest.mark.slow
 def test_a_script_that_vanishes_changes_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "hosts.sh"
-    script.write_text(f"#!/bin/sh\nif [ -e {tmp_path}/begun ]; then rm $0; fi\necho localhost:2\n")
-    script.chmod(0o755)
-    said = "while 'known last count' not in open(f'{HERE}/errors').read(): time.sleep(0.05)\n"
-    ranks = program(tmp_path, f"note('begun')\n{said}")
-    with launcher(tmp_path, "run", "-np", 2, "--host-discovery-script", script, *ranks) as run:
-        assert run.wait(DEADLINE_S) == 0
-
-
-def test_a_script_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
-    done = gradring("run", "-np", 2, "--host-discovery-script", tmp_path / "none.sh", "true")
-    assert done.returncode != 0 and "none.sh" in done.stderr and "Traceback" not in done.stderr
+    vanishes = f"#!/bin/sh\nif [ -e {tmp_path}/begun ]; then rm $0; fi\necho localhost:2\n"
+    script = executable(tmp_path / "hosts.sh", vanishes)
+    ranks = program(tmp_path, "note('begun')\nwait_until_said('known last count')\n")
+    errors_of(tmp_path, "-np", 2, "--host-discovery-script", script, *ranks)
 
 
 def test_too_few_hosts_end_the_job_in_time(tmp_path: Path) -> None:
@@ -545,29 +496,11 @@ def test_too_few_hosts_end_the_job_in_time(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_launcher_while_it_waits_for_hosts(tmp_path: Path) -> None:
-    script = tmp_path / "hosts.sh"
-    script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid-\nmv {tmp_path}/pid- {tmp_path}/pid\n")
-    script.write_text(script.read_text() + "sleep 300\n")
-    script.chmod(0o755)
-    options = ["-np", 2, "--host-discovery-script", script]
-    with launcher(tmp_path, "run", *options, "true") as run:
-        pid = tmp_path / "pid"
+    pid = tmp_path / "pid"
+    hangs = f"#!/bin/sh\necho $$ > {pid}-\nmv {pid}- {pid}\nsleep 300\n"
+    script = executable(tmp_path / "hosts.sh", hangs)
+    with launcher(tmp_path, "-np", 2, "--host-discovery-script", script, "true") as run:
         wait_until(pid.exists, "the script runs")
         run.send_signal(signal.SIGTERM)
         assert run.wait(DEADLINE_S) == 128 + signal.SIGTERM
     wait_until_gone([int(pid.read_text())])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["-np", "2", "--min-np", "3"], "--min-np 3, -np 2 and --max-np 2 must grow"),
-        (["-np", "2", "--max-np", "1"], "--min-np 2, -np 2 and --max-np 1 must grow"),
-        (["--min-np", "2"], "give -np N"),
-        (["-np", "2", "--host-discovery-script", "none"], "there is no file 'none'"),
-        (["-np", "2", "--host-discovery-script", "x" * 300], f"there is no file '{'x' * 300}'"),
-    ],
-)
-def test_wrong_usage_is_explained(arguments: list[str], named: str) -> None:
-    done = gradring("run", *arguments, "true")
-    assert done.returncode == 2 and named in done.stderr

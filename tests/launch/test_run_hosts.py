@@ -13,18 +13,20 @@ import pytest
 import ssh_stand_in
 from launching import (
     DEADLINE_S,
-    command_line,
     executable,
     gradring,
     is_running,
+    pids_noted,
+    python_path,
     script,
     script_of_first,
+    started,
     wait_until_gone,
 )
-from launching import pids_noted as _pids_noted
-from test_run_orphans import sleepers
+from test_run_orphans import start
 
 import gradring as gradring_package
+from commands import command_line, succeeded
 from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
 from gradring.tools.launch.ranks import KEPT_MEMORY
 from gradring.tools.launch.ssh import Ssh, forwarded
@@ -33,32 +35,12 @@ from waiting import wait_until
 
 HOSTS = "127.0.0.2:2,127.0.0.3"
 
-pytestmark = pytest.mark.skipif(
-    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
-)
+pytestmark = ssh_stand_in.needs_addresses
 
 
 @pytest.fixture
 def ssh(tmp_path: Path) -> dict[str, str]:
     return ssh_stand_in.install(tmp_path)
-
-
-@pytest.mark.slow
-def test_ranks_of_all_hosts_form_one_group(tmp_path: Path, ssh: dict[str, str]) -> None:
-    program = script(
-        tmp_path,
-        "import gradring, numpy as np\n"
-        "with gradring.init() as comm:\n"
-        "    x = comm.all_reduce(np.ones(3))\n"
-        "    print(os.environ['SSH_HOST'], comm.rank, comm.world_size, x[0])\n",
-    )
-    done = gradring("run", "--hosts", HOSTS, *program, **ssh)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
-        "[0] 127.0.0.2 0 3 3.0",
-        "[1] 127.0.0.2 1 3 3.0",
-        "[2] 127.0.0.3 2 3 3.0",
-    ]
 
 
 @pytest.mark.slow
@@ -83,8 +65,7 @@ def test_parameter_servers_stand_on_the_hosts_in_turn(tmp_path: Path, ssh: dict[
         "print([int(it) for it in weights[:4]])\n"
         "worker.leave()\n",
     )
-    done = gradring("run", "--hosts", HOSTS, "--ps", 2, sys.executable, program, **ssh)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "--hosts", HOSTS, "--ps", 2, sys.executable, program, env=ssh)
     lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines()]
     assert {line for line in lines if line.startswith("ps")} == {"ps 0 127.0.0.2", "ps 1 127.0.0.3"}
     assert lines.count("[997, 997, 997, 1000]") == 3
@@ -94,6 +75,7 @@ def test_each_rank_gets_its_place_its_threads_and_tf_config(
     tmp_path: Path, ssh: dict[str, str]
 ) -> None:
     names = ["GRADRING_RANK", "GRADRING_RENDEZVOUS", "TF_CONFIG", "HERE_MINE", "HERE_GIVEN"]
+    names += ["SSH_HOST", "PATH"]
     names += ["OMP_NUM_THREADS", "KERAS_BACKEND", "GRADRING_RESTART", *KEPT_MEMORY]
     program = script(
         tmp_path,
@@ -104,8 +86,7 @@ def test_each_rank_gets_its_place_its_threads_and_tf_config(
     )
     given = {"HERE_MINE": "1", "KERAS_BACKEND": "tensorflow"}
     options = ["--hosts", HOSTS, "-x", "HERE_GIVEN=a b", "-x", "HERE_MINE"]
-    done = gradring("run", *options, *program, **ssh, **given)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, *program, env=ssh | given)
     said = sorted(done.stdout.splitlines())
     addresses = None
     for rank in range(3):
@@ -118,6 +99,9 @@ def test_each_rank_gets_its_place_its_threads_and_tf_config(
         addresses = addresses or config["cluster"]["worker"]
         assert config["cluster"]["worker"] == addresses
         assert found["GRADRING_RENDEZVOUS"] == addresses[0]
+        assert found["GRADRING_RANK"] == str(rank)
+        assert found["SSH_HOST"] == addresses[rank].rpartition(":")[0]
+        assert found["PATH"].startswith(f"{Path(sys.executable).parent}{os.pathsep}")
         assert found["HERE_MINE"] == "1" and found["HERE_GIVEN"] == "a b"
         assert found["KERAS_BACKEND"] == "tensorflow" and found["GRADRING_RESTART"] == "0"
         assert KEPT_MEMORY.items() <= found.items()
@@ -178,24 +162,6 @@ def test_a_token_in_a_file_reaches_hosts_that_do_not_have_the_file(
     assert done.stdout == "[0] from a file False\n", done.stderr
 
 
-def test_python_is_that_of_gradring_on_the_other_host(ssh: dict[str, str]) -> None:
-    command = ["sh", "-c", "echo $PATH"]
-    done = gradring("run", "--hosts", "127.0.0.2", *command, **ssh)
-    assert done.stdout.startswith(f"[0] {Path(sys.executable).parent}{os.pathsep}"), done.stderr
-
-
-@pytest.mark.slow
-def test_this_machine_and_others_can_be_mixed(tmp_path: Path, ssh: dict[str, str]) -> None:
-    program = script(
-        tmp_path,
-        "import gradring, numpy as np\n"
-        "with gradring.init() as comm:\n"
-        "    print(os.environ.get('SSH_HOST'), comm.all_reduce(np.ones(1))[0])\n",
-    )
-    done = gradring("run", "--hosts", "localhost,127.0.0.3", *program, **ssh)
-    assert sorted(done.stdout.splitlines()) == ["[0] None 2.0", "[1] 127.0.0.3 2.0"], done.stderr
-
-
 def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, str]) -> None:
     program = script(
         tmp_path,
@@ -206,8 +172,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     )
     trace = tmp_path / "timeline.json"
     options = ["--hosts", "localhost,127.0.0.2:2,127.0.0.3", "--trace", trace]
-    done = gradring("run", *options, *program, **ssh)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, *program, env=ssh)
     assert f"the timeline is {trace}; open it" in done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     called = [(e["pid"], e["args"]["sequence"]) for e in events if e["ph"] == "X" and "args" in e]
@@ -235,8 +200,7 @@ def test_a_host_that_is_gone_costs_its_part_of_the_timeline(
     trace = tmp_path / "timeline.json"
     options = ["--hosts", "127.0.0.2,127.0.0.3", "--trace", trace]
     gone = str(tmp_path / "gone")
-    done = gradring("run", *options, *program, **ssh, SSH_STAND_IN_GONE=gone)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", *options, *program, env={**ssh, "SSH_STAND_IN_GONE": gone})
     assert "the timeline's parts on 127.0.0.3 cannot be had: ssh: connect to host" in done.stderr
     assert f"the timeline is {trace}, without rank 1; open it" in done.stderr
 
@@ -247,15 +211,13 @@ def test_a_modules_exit_code_and_traceback_come_from_the_first_failing_rank(
 ) -> None:
     script(tmp_path, "if rank == 2: raise ValueError('no such layer')\ntime.sleep(300)\n")
     done = gradring(
-        *("run", "--hosts", HOSTS, "--grace", 4, "-m", "train"), **ssh, PYTHONPATH=path(tmp_path)
+        *("run", "--hosts", HOSTS, "--grace", 4, "-m", "train"),
+        **ssh,
+        PYTHONPATH=python_path(tmp_path),
     )
     assert done.returncode == 1
     assert "rank 2 on 127.0.0.3 failed first (exit code 1)" in done.stderr
     assert done.stderr.splitlines()[-1] == "[2] ValueError: no such layer"
-
-
-def path(directory: Path) -> str:
-    return f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
 @pytest.mark.slow
@@ -275,21 +237,11 @@ def test_no_remote_process_outlives_the_launcher(
     tmp_path: Path, ssh: dict[str, str], signum: int
 ) -> None:
     options = ["--hosts", "127.0.0.2,127.0.0.3", "--grace", "1"]
-    command = command_line("run", *options, *sleepers(tmp_path))
-    launcher = subprocess.Popen(
-        command,
-        env={**os.environ, **ssh},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        pids = _pids_noted(tmp_path, 2)
+    with start(tmp_path, *options, **ssh) as launcher:
+        pids = pids_noted(tmp_path, 2)
         assert all(map(is_running, pids))
         launcher.send_signal(signum)
         code = launcher.wait(DEADLINE_S)
-    finally:
-        launcher.kill()
-        launcher.wait()
     assert code == (-9 if signum == signal.SIGKILL else 128 + signum)
     wait_until_gone(pids)
 
@@ -305,22 +257,15 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, ssh: dict[str, s
 def test_a_signal_ends_the_launcher_while_a_host_does_not_answer(
     tmp_path: Path, signum: int
 ) -> None:
-    text = (
-        f"#!/bin/sh\necho $$ > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nexec sleep 300\n"
-    )
-    executable(tmp_path / "bin" / "ssh", text)
-    launcher = subprocess.Popen(
-        command_line("run", "--hosts", "127.0.0.2", "true"),
-        env={**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"},
-    )
-    try:
-        wait_until((tmp_path / "pid").exists, "the host is asked")
+    pid = tmp_path / "pid"
+    hangs = f"#!/bin/sh\necho $$ > {pid}-\nmv {pid}- {pid}\nexec sleep 300\n"
+    stand_in = executable(tmp_path / "bin" / "ssh", hangs)
+    environ = {**os.environ, "PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"}
+    with started("run", "--hosts", "127.0.0.2", "true", env=environ) as launcher:
+        wait_until(pid.exists, "the host is asked")
         launcher.send_signal(signum)
         assert launcher.wait(DEADLINE_S / 2) == 128 + signum  # it would be asked for a minute
-    finally:
-        launcher.kill()
-        launcher.wait()
-    wait_until_gone([int((tmp_path / "pid").read_text())])
+    wait_until_gone([int(pid.read_text())])
 
 
 def test_a_host_may_greet_in_any_encoding(tmp_path: Path, ssh: dict[str, str]) -> None:

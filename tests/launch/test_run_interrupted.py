@@ -5,9 +5,10 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launching import command_line, script
+from launching import script, started
 
 #: Far more than any rank needs to end, so that none that ends was killed.
 GRACE_S = 200
@@ -20,24 +21,20 @@ def interrupted(
 
     The launcher's errors are read when it has ended: they are few lines.
     """
-    command = command_line("run", "-np", ranks, "--grace", GRACE_S, *arguments)
+    run = ("run", "-np", ranks, "--grace", GRACE_S, *arguments)
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as launcher:
-        try:
-            assert launcher.stdout is not None and launcher.stderr is not None
-            printed: list[str] = []
-            while sum("ready" in line for line in printed) < ranks:
-                line = launcher.stdout.readline()
-                assert line, (printed, launcher.stderr.read())
-                printed.append(line)
-            launcher.send_signal(signum)
-            printed += launcher.stdout
-            errors = launcher.stderr.read().splitlines()
-            return launcher.wait(), [line.rstrip("\n") for line in printed], errors
-        finally:
-            launcher.kill()
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with started(*run, env=environ, **streams) as launcher:
+        assert launcher.stdout is not None and launcher.stderr is not None
+        printed: list[str] = []
+        while sum("ready" in line for line in printed) < ranks:
+            line = launcher.stdout.readline()
+            assert line, (printed, launcher.stderr.read())
+            printed.append(line)
+        launcher.send_signal(signum)
+        printed += launcher.stdout
+        errors = launcher.stderr.read().splitlines()
+        return launcher.wait(), [line.rstrip("\n") for line in printed], errors
 
 
 ENDS_LATE = (

@@ -5,31 +5,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, command_line, gradring, is_running, pids_noted, wait_until_gone
+from launching import DEADLINE_S, children_of, is_running, pids_noted, started, wait_until_gone
+
+from commands import command_line, succeeded
 
 HERE = str(Path(__file__).parent)
 
 
-def sleepers(directory: Path) -> list[str]:
+def sleepers(directory: Path, function: str = "all_sleep_with_a_child") -> list[str]:
     code = f"import sys; sys.path.insert(0, {HERE!r}); import ranks_to_run as r; "
-    return [sys.executable, "-c", f"{code} r.all_sleep_with_a_child({str(directory)!r})"]
+    return [sys.executable, "-c", f"{code} r.{function}({str(directory)!r})"]
 
 
-@contextlib.contextmanager
-def start(directory: Path, *options: object) -> "Iterator[subprocess.Popen[bytes]]":
-    """A launcher, which a test that fails does not leave behind."""
-    command = command_line("run", "-np", 2, *options, *sleepers(directory))
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as launcher:
-        try:
-            yield launcher
-        finally:
-            launcher.kill()
+def start(
+    directory: Path, *options: object, **variables: str
+) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
+    """A launcher of two sleepers, whose output nobody wants."""
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    run = ("run", "-np", 2, *options, *sleepers(directory))
+    return started(*run, env={**os.environ, **variables}, **silent)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -77,9 +74,8 @@ def test_ranks_end_with_their_launcher_though_its_guardian_is_busy(tmp_path: Pat
 
 
 def guardians_of(launcher: int) -> list[int]:
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    lines = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    return [child for child, line in lines.items() if b"guardian.py" in line]
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(launcher)}
+    return [pid for pid, line in lines.items() if b"guardian.py" in line]
 
 
 def test_children_of_a_killed_rank_are_ended(tmp_path: Path) -> None:
@@ -91,12 +87,7 @@ def test_children_of_a_killed_rank_are_ended(tmp_path: Path) -> None:
 
 
 def test_children_that_outlive_a_successful_rank_are_ended(tmp_path: Path) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {HERE!r}); import ranks_to_run as r; "
-        f"r.note_pids({str(tmp_path)!r})"
-    )
-    done = gradring("run", "-np", 2, "--grace", 1, sys.executable, "-c", code)
-    assert done.returncode == 0
+    succeeded("run", "-np", 2, "--grace", 1, *sleepers(tmp_path, "note_pids"))
     wait_until_gone(pids_noted(tmp_path, 2))
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from launching import DEADLINE_S, IN_A_GROUP, command_line, gradring, script
+from launching import DEADLINE_S, IN_A_GROUP, gradring, script, started
 
+from commands import command_line
 from gradring.tools.launch.output import (
     MAX_LINE_BYTES,
     PROGRESS_S,
@@ -60,13 +61,6 @@ def test_a_last_line_without_an_end_is_printed(tmp_path: Path) -> None:
     )
     assert sorted(done.stdout.splitlines()) == ["[0] half", "[1] half"]
     assert sorted(done.stderr.splitlines()[:2]) == ["[0] more", "[1] more"]
-
-
-def test_the_two_streams_stay_apart(tmp_path: Path) -> None:
-    done = gradring(
-        "run", "-np", 1, *script(tmp_path, "print('out'); print('err', file=sys.stderr)")
-    )
-    assert (done.stdout, done.stderr) == ("[0] out\n", "[0] err\n")
 
 
 @pytest.mark.parametrize(("no_colour", "first"), [("", b"\x1b[36m[0]\x1b[0m x"), ("1", b"[0] x")])
@@ -130,15 +124,13 @@ def test_a_full_disk_ends_no_rank(full: str, tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_ends_the_ranks(tmp_path: Path) -> None:
-    program = script(tmp_path, "while True: print('again')")
-    command = command_line("run", "-np", 2, "--grace", 5, *program)
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert launcher.stdout is not None and launcher.stderr is not None
-    launcher.stdout.readline()
-    launcher.stdout.close()
-    assert launcher.wait(DEADLINE_S) == 128 + 13
-    assert b"Exception" not in launcher.stderr.read()
-    launcher.stderr.close()
+    run = ("run", "-np", 2, "--grace", 5, *script(tmp_path, "while True: print('again')"))
+    with started(*run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None and launcher.stderr is not None
+        launcher.stdout.readline()
+        launcher.stdout.close()
+        assert launcher.wait(DEADLINE_S) == 128 + 13
+        assert b"Exception" not in launcher.stderr.read()
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -146,19 +138,15 @@ def test_a_slow_reader_gets_all_though_the_stream_does_not_block(
     unbuffered: str, tmp_path: Path
 ) -> None:
     # A rank at the same terminal may have made it so; PYTHONUNBUFFERED is that of the launcher.
-    program = script(tmp_path, "print('word\\n' * 50_000)")
+    run = ("run", "-np", 1, *script(tmp_path, "print('word\\n' * 50_000)"))
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     full, target = os.pipe()
     os.set_blocking(target, False)
-    launcher = subprocess.Popen(
-        command_line("run", "-np", 1, *program),
-        stdout=target,
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
-    )
-    os.close(target)
-    with open(full, "rb") as reader:
+    with open(full, "rb") as reader, started(*run, stdout=target, env=environ) as launcher:
+        os.close(target)
         wait_until(lambda: _unread(full) > 40_000, "the pipe is full")
         assert reader.read().count(b"word") == 50_000
-    assert launcher.wait(DEADLINE_S) == 0
+        assert launcher.wait(DEADLINE_S) == 0
 
 
 def _unread(pipe: int) -> int:
@@ -212,12 +200,9 @@ def test_last_words_without_a_traceback_are_the_last_lines() -> None:
 
 
 def test_an_older_traceback_is_not_repeated() -> None:
-    stream = io.BytesIO(
-        b"Traceback (most recent call last):\nOldError\nfine again\n"
-        b"Traceback (most recent call last):\nNewError\n"
-    )
-    lines = stream.read().splitlines()
-    assert last_words(lines, []) == [b"Traceback (most recent call last):", b"NewError"]
+    begin = b"Traceback (most recent call last):"
+    lines = [begin, b"OldError", b"fine again", begin, b"NewError"]
+    assert last_words(lines, []) == [begin, b"NewError"]
 
 
 def test_of_a_long_traceback_the_middle_is_left_out() -> None:

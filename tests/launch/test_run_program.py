@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import ssh_stand_in
-from launching import executable, gradring, script
+from launching import executable, gradring, python_path, script
 
 WHO = "print(sys.executable, sys.argv, sys.path[0])\n"
 WITHOUT_GRADRING = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
@@ -72,6 +72,7 @@ def test_other_programs_run_as_they_are(here: Path) -> None:
         (["train.py"], "there is no file 'train.py' in {here}"),
         (["/there/train.py"], "there is no file '/there/train.py'\n"),
         (["there/train.py"], "there is no file 'there/train.py' in {here}"),
+        (["no-such-program"], "there is no program 'no-such-program'; check its name and PATH"),
         (["run.sh"], "there is no program 'run.sh' on PATH; type ./run.sh for the file"),
         (["./plain file"], "'./plain file' cannot be executed; type: chmod +x './plain file'"),
         (["python9.9", "a.py"], "there is no program 'python9.9'; type: gradring run ... a.py"),
@@ -145,12 +146,7 @@ def test_a_module_that_gradrings_interpreter_lacks_too_is_not_explained(
     assert done.stderr.splitlines()[-1].startswith("[0] ModuleNotFoundError")
 
 
-needs_addresses = pytest.mark.skipif(
-    not ssh_stand_in.works(), reason="127.0.0.2 is not an address of this system (Linux has it)"
-)
-
-
-@needs_addresses
+@ssh_stand_in.needs_addresses
 def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
     here: Path, tmp_path: Path
 ) -> None:
@@ -164,7 +160,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
     (tmp_path / "hosts").write_text(text)
     options = ["-np", 2, "--hostfile", tmp_path / "hosts", "--python", there, "--ssh-port", 23]
     options += ["--ssh-identity-file", tmp_path / "key", "--ssh-option", "ConnectTimeout=3"]
-    ssh |= {"SSH_STAND_IN_DOWN": "127.0.0.3", "PYTHONPATH": path_with(here)}
+    ssh |= {"SSH_STAND_IN_DOWN": "127.0.0.3", "PYTHONPATH": python_path(here)}
     arguments = ["a b", "$HOME '`x`'", "new\nline", "", "*", "--hosts", "--", "-np"]
     for command in (["train.py"], ["-m", "train"]):
         done = gradring("run", *options, *command, *arguments, **ssh)
@@ -180,11 +176,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
         assert f"\"'{there}' -m gradring.tools.launch." in line
 
 
-def path_with(directory: Path) -> str:
-    return f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-
-
-@needs_addresses
+@ssh_stand_in.needs_addresses
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
@@ -200,7 +192,7 @@ def test_what_another_host_cannot_start_is_explained(
     assert problem.format(here=here) in done.stderr
 
 
-@needs_addresses
+@ssh_stand_in.needs_addresses
 def test_a_python_of_another_host_without_gradring_is_explained(here: Path, tmp_path: Path) -> None:
     (here / "train.py").write_text("import gradring\n")
     python = executable(tmp_path / "bare" / "python3", WITHOUT_GRADRING)

@@ -1,11 +1,12 @@
 """``--max-restarts``: the whole group starts again."""
 
 import signal
-import subprocess
 from pathlib import Path
 
-from launching import DEADLINE_S, command_line, gradring, script
+import pytest
+from launching import DEADLINE_S, gradring, script, started
 
+from commands import succeeded
 from waiting import wait_until
 
 ATTEMPT = "attempt = int(os.environ['GRADRING_RESTART'])\n"
@@ -25,8 +26,7 @@ def test_all_ranks_start_again_and_know_the_attempt(tmp_path: Path) -> None:
         "comm.barrier()\n",
     )
     logs = tmp_path / "logs"
-    done = gradring("run", "-np", 2, "--max-restarts", 3, "--log-dir", logs, *program)
-    assert done.returncode == 0, done.stderr
+    done = succeeded("run", "-np", 2, "--max-restarts", 3, "--log-dir", logs, *program)
     assert sorted(done.stdout.splitlines()) == [
         f"[{rank}] {attempt} 2.0" for rank in (0, 1) for attempt in (0, 1)
     ]
@@ -34,24 +34,21 @@ def test_all_ranks_start_again_and_know_the_attempt(tmp_path: Path) -> None:
     assert (logs / "rank-1.log").read_text() == "0 2.0\n1 2.0\n"
 
 
-def test_the_last_attempts_exit_code_is_returned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "restarts"), [(("--max-restarts", 1), 1), ((), 0)])
+def test_the_last_attempts_exit_code_is_returned(
+    tmp_path: Path, options: tuple[object, ...], restarts: int
+) -> None:
     program = script(tmp_path, ATTEMPT + "sys.exit(3 + attempt)")
-    done = gradring("run", "-np", 1, "--max-restarts", 1, *program)
-    assert done.returncode == 4
-    assert done.stderr.count("failed first") == 2
-
-
-def test_without_the_option_nothing_starts_again(tmp_path: Path) -> None:
-    done = gradring("run", "-np", 1, *script(tmp_path, ATTEMPT + "sys.exit(3)"))
-    assert done.returncode == 3
-    assert "again" not in done.stderr
+    done = gradring("run", "-np", 1, *options, *program)
+    assert done.returncode == 3 + restarts
+    assert done.stderr.count("failed first") == 1 + restarts
+    assert done.stderr.count("starts all ranks again") == restarts
 
 
 def test_a_signal_ends_the_launcher_during_the_pause(tmp_path: Path) -> None:
-    program = script(tmp_path, ATTEMPT + "sys.exit(3)")
-    command = command_line("run", "-np", 1, "--max-restarts", 1000, *program)
+    run = ("run", "-np", 1, "--max-restarts", 1000, *script(tmp_path, "sys.exit(3)"))
     errors = tmp_path / "errors"
-    with errors.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as launcher:
+    with errors.open("wb") as stderr, started(*run, stderr=stderr) as launcher:
         wait_until(lambda: b"in 4 s" in errors.read_bytes(), "the third pause begins")
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(DEADLINE_S) == 128 + signal.SIGTERM

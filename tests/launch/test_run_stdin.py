@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launching import DEADLINE_S, IN_A_GROUP, command_line, gradring, script
+from launching import DEADLINE_S, IN_A_GROUP, gradring, script
+
+from commands import command_line
 
 READS = "print(rank, 'read', sys.stdin.read().split(), flush=True)\n"
 
@@ -144,20 +146,3 @@ def test_the_output_of_some_ranks_is_shown_and_that_of_all_is_kept(tmp_path: Pat
     assert "[0]" not in before and "[1] err 1" in before
     assert report.endswith("[0] err 0\n")
     assert (tmp_path / "rank-0.log").read_text().splitlines() == ["out 0", "err 0"]
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["-np", 2, "--stdin", 2], "--stdin 2: ranks run from 0 to 1"),
-        (["-np", 2, "--output-rank", "0,2"], "--output-rank 2: ranks run from 0 to 1"),
-        (["-np", 2, "--output-rank", "0,x"], "'x' is no rank; give a number such as 0"),
-        (["-np", 1, "--stdin", "-1"], "'-1' is no rank"),
-        (["--hosts", "here-not:1", "--stdin", 0], "rank 0 runs on here-not, and only a rank on"),
-        (["-np", 1, "--max-np", 2, "--stdin", 0], "--stdin goes without --min-np, --max-np and"),
-    ],
-)
-def test_a_rank_that_cannot_be_chosen_is_refused(options: list[object], problem: str) -> None:
-    done = gradring("run", *options, "true")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert problem in done.stderr

@@ -1,6 +1,7 @@
 """Starts of the ranks of an elastic job: which, when and where, without processes."""
 
 import signal
+from typing import Any
 
 from gradring.tools.launch.hosts import Host, parse_hosts
 from gradring.tools.launch.slots import LIVED_S, LONGEST_PAUSE_S, Limits, Slots, Start
@@ -52,6 +53,13 @@ class Job:
         return self.slots.offer(parsed(hosts), self.now)
 
 
+def begun(hosts: str, founders: int, **options: Any) -> Job:
+    """A job whose first ranks run."""
+    job = Job(hosts, founders, **options)
+    job.after(0)
+    return job
+
+
 def parsed(hosts: str) -> list[Host]:
     return parse_hosts(hosts) if hosts else []
 
@@ -78,16 +86,14 @@ def test_a_rank_that_fails_starts_again_at_its_address_after_a_pause() -> None:
 
 
 def test_a_rank_does_not_start_while_something_of_its_last_process_is_left() -> None:
-    job = Job("a:2", 2)
-    job.after(0)
+    job = begun("a:2", 2)
     job.ends(1)
     assert job.slots.to_start(5.0, busy=[1]) == []
     assert len(job.slots.to_start(5.0)) == 1
 
 
 def test_the_pause_doubles_up_to_a_bound_and_is_short_again_after_a_long_life() -> None:
-    job = Job("a:2", 2, host_failures=0)
-    job.after(0)
+    job = begun("a:2", 2, host_failures=0)
     pauses = []
     for _ in range(9):
         words = job.ends(1)
@@ -100,8 +106,7 @@ def test_the_pause_doubles_up_to_a_bound_and_is_short_again_after_a_long_life() 
 
 
 def test_a_host_where_a_rank_keeps_failing_is_given_up_and_the_rank_moves() -> None:
-    job = Job("a:2,b:2", 3)
-    job.after(0)
+    job = begun("a:2,b:2", 3)
     assert job.placed_after(1) == []
     for pause in (1, 2):
         job.ends(2)
@@ -115,8 +120,7 @@ def test_a_host_where_a_rank_keeps_failing_is_given_up_and_the_rank_moves() -> N
 
 
 def test_a_host_that_is_given_up_comes_back_after_its_cool_down_which_doubles() -> None:
-    job = Job("a:1,b:1", 2, host_failures=1, cooldown_s=10.0)
-    job.after(0)
+    job = begun("a:1,b:1", 2, host_failures=1, cooldown_s=10.0)
     for pause in (10, 20, 40):
         words = job.ends(1)
         assert words is not None
@@ -126,8 +130,7 @@ def test_a_host_that_is_given_up_comes_back_after_its_cool_down_which_doubles() 
 
 
 def test_ranks_that_run_on_a_host_that_is_given_up_go_on_and_move_when_they_fail() -> None:
-    job = Job("a:2,b:2", 4, most=4, discovers=True)
-    job.after(0)
+    job = begun("a:2,b:2", 4, most=4, discovers=True)
     for _ in range(3):
         job.ends(3)
         job.after(60)
@@ -138,16 +141,14 @@ def test_ranks_that_run_on_a_host_that_is_given_up_go_on_and_move_when_they_fail
 
 
 def test_one_incident_that_ends_several_ranks_of_a_host_gives_up_no_host() -> None:
-    job = Job("a:1,b:4", 5)
-    job.after(0)
+    job = begun("a:1,b:4", 5)
     words = job.slots.ended(dict.fromkeys((1, 2, 3, 4), KILLED), job.now)
     assert set(words.values()) == {"it is started again in 1 s, to join the others"}
     assert job.placed_after(1) == [(1, "b"), (2, "b"), (3, "b"), (4, "b")]
 
 
 def test_failures_after_a_long_life_are_not_the_hosts() -> None:
-    job = Job("a:2", 2)
-    job.after(0)
+    job = begun("a:2", 2)
     for _ in range(10):
         job.now += LIVED_S
         assert job.ends(1) == "it is started again in 1 s, to join the others"
@@ -155,8 +156,7 @@ def test_failures_after_a_long_life_are_not_the_hosts() -> None:
 
 
 def test_a_rank_that_never_finds_the_group_has_failed_however_long_it_has_tried() -> None:
-    job = Job("a:2", 2)
-    job.after(0)
+    job = begun("a:2", 2)
     for _ in range(2):
         job.now += 300
         job.ends(1, without_group=True)
@@ -166,16 +166,14 @@ def test_a_rank_that_never_finds_the_group_has_failed_however_long_it_has_tried(
 
 
 def test_a_rank_that_is_told_to_leave_from_outside_is_no_failure_of_its_host() -> None:
-    job = Job("a:2", 2)
-    job.after(0)
+    job = begun("a:2", 2)
     for exit_code in (-signal.SIGTERM, 128 + signal.SIGTERM) * 3:
         assert job.ends(1, exit_code) == "it is started again in 1 s, to join the others"
         assert job.placed_after(1) == [(1, "a")]
 
 
 def test_restarts_of_the_whole_job_are_bounded() -> None:
-    job = Job("a:3", 3, restarts=2)
-    job.after(0)
+    job = begun("a:3", 3, restarts=2)
     for slot in (1, 2):
         job.ends(slot)
         assert job.placed_after(1) == [(slot, "a")]
@@ -184,8 +182,7 @@ def test_restarts_of_the_whole_job_are_bounded() -> None:
 
 
 def test_a_rank_that_ends_well_completes_the_job() -> None:
-    job = Job("a:3", 3, most=4, discovers=True)
-    job.after(0)
+    job = begun("a:3", 3, most=4, discovers=True)
     job.ends(1)
     assert job.ends(0, 0) is None and job.slots.completed
     assert job.after(1000) == [] and job.offer("b") == []
@@ -195,16 +192,14 @@ def test_a_rank_that_ends_well_completes_the_job() -> None:
 
 
 def test_the_job_is_over_when_no_rank_is_left() -> None:
-    job = Job("a:3", 3)
-    job.after(0)
+    job = begun("a:3", 3)
     job.ends(1)
     assert job.slots.ended({0: 1, 2: KILLED}, 0.5) == {}
     assert job.slots.over and job.after(1000) == []
 
 
 def test_new_hosts_get_new_ranks_up_to_the_most() -> None:
-    job = Job("a:2", 2, most=5, discovers=True)
-    job.after(0)
+    job = begun("a:2", 2, most=5, discovers=True)
     job.offer("a:2,b:2,c:2")
     assert job.placed_after(1) == [(2, "b"), (3, "b"), (4, "c")]
     assert job.placed_after(1) == []
@@ -218,8 +213,7 @@ def test_hosts_with_more_room_than_first_ranks_get_further_ranks() -> None:
 
 
 def test_ranks_leave_a_host_that_is_no_longer_listed_and_start_elsewhere() -> None:
-    job = Job("a:2,b:2", 4, most=4, discovers=True)
-    job.after(0)
+    job = begun("a:2,b:2", 4, most=4, discovers=True)
     assert job.offer("a:2") == [2, 3] and job.slots.leaving == {2, 3}
     # To end well is to leave, not to complete the job.
     assert job.ends(2, 0) == "it is started again where there is room"
@@ -230,22 +224,19 @@ def test_ranks_leave_a_host_that_is_no_longer_listed_and_start_elsewhere() -> No
 
 
 def test_a_rank_that_waits_for_its_restart_moves_when_its_host_goes() -> None:
-    job = Job("a:2,b:1", 3, discovers=True)
-    job.after(0)
+    job = begun("a:2,b:1", 3, discovers=True)
     job.ends(2)
     assert job.offer("a:2,c:1") == []
     assert job.placed_after(1) == [(2, "c")]
 
 
 def test_a_host_with_fewer_ranks_than_before_keeps_the_first() -> None:
-    job = Job("a:3", 3, discovers=True)
-    job.after(0)
+    job = begun("a:3", 3, discovers=True)
     assert job.offer("a:1") == [1, 2]
 
 
 def test_a_host_that_comes_back_is_a_new_one() -> None:
-    job = Job("a,b", 2, discovers=True)
-    job.after(0)
+    job = begun("a,b", 2, discovers=True)
     for _ in range(3):
         job.ends(1)
         job.after(60)

@@ -27,7 +27,7 @@ pytestmark = [
         os.geteuid() == 0 and not Path("/run/sshd").is_dir(),
         reason="sshd of root needs a directory: mkdir /run/sshd",
     ),
-    pytest.mark.skipif(not ssh_stand_in.works(), reason=f"{HOST} is not an address of this system"),
+    ssh_stand_in.needs_addresses,
 ]
 
 

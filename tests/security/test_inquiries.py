@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from commands import command_line, completed, succeeded
 from gradring import errors
 from gradring.config.values import TlsFiles
 from gradring.machine.ports import free_ports
 from gradring.tools.doctor.job import ask_job
-from security.certificates import DAY, NOW, Authority, Certificate
+from security.certificates import DAY, NOW, Authority
 from waiting import wait_until
 
 LOCAL = "127.0.0.1"
@@ -63,21 +64,22 @@ def is_running(address: str, token: str | None, files: TlsFiles | None) -> bool:
     return state.missing is None and all(ended) and not state.silent
 
 
-def files_of(certificate: Certificate) -> TlsFiles:
-    return TlsFiles(*certificate.variables().values())
-
-
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-@pytest.mark.parametrize("guess", [None, b"", b"guess"])
-def test_who_does_not_know_the_token_is_told_nothing(guess: bytes | None) -> None:
+def test_who_does_not_know_the_token_or_asks_inside_tls_is_told_nothing(
+    authority: Authority,
+) -> None:
     with job({}, {}) as address:
         assert ask_job(address, TOKEN.encode()).world_size == 2
-        with pytest.raises(errors.AuthenticationError, match="token"):
-            ask_job(address, guess)
+        for guess in (None, b"", b"guess"):
+            with pytest.raises(errors.AuthenticationError, match="token"):
+                ask_job(address, guess)
+        asker = authority.certify("doctor", LOCAL).files()
+        with pytest.raises(errors.ConfigError, match="answers without TLS"):
+            ask_job(address, TOKEN.encode(), asker)
 
 
 def test_without_a_token_everybody_is_told() -> None:
@@ -112,50 +114,30 @@ def test_a_stranger_gets_no_facts_out_of_a_listener() -> None:
             assert fact not in said
 
 
-def test_a_job_inside_tls_is_asked_inside_tls(authority: Authority) -> None:
+def test_a_job_inside_tls_is_asked_inside_tls_and_refuses_wrong_certificates(
+    authority: Authority, tmp_path: Path
+) -> None:
     own = authority.certify("all", LOCAL)
     with job(own.variables(), own.variables()) as address:
         # A process that asks needs a certificate of the authority, for any name.
-        asker = files_of(authority.certify("doctor", "doctors.desk"))
+        asker = authority.certify("doctor", "doctors.desk").files()
         state = ask_job(address, TOKEN.encode(), asker)
         assert sorted(state.states) == [0, 1]
         assert "weights" in str(state.states[1].ended)
         with pytest.raises(errors.AuthenticationError, match="token"):
             ask_job(address, b"guess", asker)
-
-
-def test_a_job_inside_tls_refuses_wrong_certificates(authority: Authority, tmp_path: Path) -> None:
-    own = authority.certify("all", LOCAL)
-    impostor = Authority(tmp_path, "impostor")
-    with job(own.variables(), own.variables()) as address:
-        for asker, reason in [
+        impostor = Authority(tmp_path, "impostor")
+        for wrong, reason in [
             (impostor.certify("trusts-itself", LOCAL), "does not lead to an authority"),
             (impostor.certify("odd", LOCAL, trusting=authority.path), "UnknownCA"),
             (authority.certify("old", LOCAL, start=NOW - 5 * DAY), "CertificateExpired"),
         ]:
             with pytest.raises(errors.AuthenticationError, match=reason):
-                ask_job(address, TOKEN.encode(), files_of(asker))
+                ask_job(address, TOKEN.encode(), wrong.files())
         with pytest.raises(errors.ConfigError, match="takes TLS only"):
             ask_job(address, TOKEN.encode())
         # None of this has harmed it.
-        assert ask_job(address, TOKEN.encode(), files_of(own)).verdict()[0]
-
-
-def test_a_job_without_tls_says_so_to_who_asks_inside_tls(authority: Authority) -> None:
-    asker = files_of(authority.certify("doctor", LOCAL))
-    with job({}, {}) as address, pytest.raises(errors.ConfigError, match="answers without TLS"):
-        ask_job(address, TOKEN.encode(), asker)
-
-
-def doctor(address: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gradring", "doctor", address],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+        assert ask_job(address, TOKEN.encode(), own.files()).verdict()[0]
 
 
 def test_the_doctor_uses_the_certificates_that_it_is_given_or_finds(
@@ -165,9 +147,9 @@ def test_the_doctor_uses_the_certificates_that_it_is_given_or_finds(
     wrong = Authority(tmp_path, "impostor").certify("odd", LOCAL, trusting=authority.path)
     with job(own, own) as address:
         for given in ({"GRADRING_TOKEN": TOKEN, **own}, {}):
-            report = doctor(address, **given)
-            assert report.returncode == 0, report.stdout + report.stderr
+            report = succeeded("doctor", address, timeout=DEADLINE_S, env=given)
             assert f"job at {address}: 2 ranks" in report.stdout
-        report = doctor(address, GRADRING_TOKEN=TOKEN, **wrong.variables())
+        given = {"GRADRING_TOKEN": TOKEN, **wrong.variables()}
+        report = completed(command_line("doctor", address), timeout=DEADLINE_S, env=given)
         assert report.returncode == 1
         assert "does not accept this rank's certificate" in report.stdout

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradring
+from faults.test_faults import assert_lost, reduce_until_killed, survivors
 from gradring import errors
 from gradring.config.values import Settings, TlsFiles
 from gradring.machine.ports import free_ports
@@ -85,11 +86,23 @@ def test_collectives_work_inside_tls(
 SECRET = b"nobody may read!"
 
 
-def send_a_secret() -> None:
+def send_a_secret(comm: gradring.Communicator) -> None:
+    x = np.frombuffer(SECRET * 1000, np.uint8).copy()
+    comm.broadcast(x, root=1)
+    assert x.tobytes() == SECRET * 1000
+
+
+def reduce(comm: gradring.Communicator) -> None:
+    for _ in range(3):
+        x = comm.all_reduce(np.ones(1 << 20, np.float32))
+        assert (x == comm.world_size).all(), "a wrong value was returned as success"
+
+
+def through(recorder: str, direct: str, act: Callable[[gradring.Communicator], None]) -> None:
+    """Rank 1 reaches rank 0 through the recorder, for data too."""
+    os.environ["GRADRING_RENDEZVOUS"] = direct if os.environ["GRADRING_RANK"] == "0" else recorder
     with gradring.init(transport="tcp") as comm:
-        x = np.frombuffer(SECRET * 1000, np.uint8).copy()
-        comm.broadcast(x, root=1)
-        assert x.tobytes() == SECRET * 1000
+        act(comm)
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -99,31 +112,17 @@ def test_contents_travel_in_clear_without_tls_and_hidden_with_it(
     variables = authority.certify("all", LOCAL).variables() if hidden else {}
     with Recorder() as recorder:
         direct = f"{LOCAL}:{recorder.target[1]}"
-        run_ranks(join_through, 2, direct, recorder.address, env=variables)
+        run_ranks(through, 2, recorder.address, direct, send_a_secret, env=variables)
         assert len(recorder.seen()) > len(SECRET) * 1000
         assert (SECRET in recorder.seen()) is not hidden
-
-
-def join_through(direct: str, recorder: str) -> None:
-    """Rank 1 reaches rank 0 through the recorder, for data too."""
-    os.environ["GRADRING_RENDEZVOUS"] = direct if os.environ["GRADRING_RANK"] == "0" else recorder
-    send_a_secret()
-
-
-def reduce_through(direct: str, recorder: str) -> None:
-    os.environ["GRADRING_RENDEZVOUS"] = direct if os.environ["GRADRING_RANK"] == "0" else recorder
-    with gradring.init(transport="tcp") as comm:
-        for _ in range(3):
-            x = comm.all_reduce(np.ones(1 << 20, np.float32))
-            assert (x == comm.world_size).all(), "a wrong value was returned as success"
 
 
 def test_a_turned_bit_inside_tls_is_an_error_that_names_the_link(authority: Authority) -> None:
     variables = authority.certify("all", LOCAL).variables()
     with Recorder(turn_after=3 << 20) as recorder:
         direct = f"{LOCAL}:{recorder.target[1]}"
-        arguments = (direct, recorder.address)
-        outcomes = run_ranks(reduce_through, 2, *arguments, env=variables, check=False, timeout=90)
+        arguments = (recorder.address, direct, reduce)
+        outcomes = run_ranks(through, 2, *arguments, env=variables, check=False, timeout=90)
     for outcome in outcomes:
         assert isinstance(outcome.exception, errors.ProtocolError), outcome.details()
         assert outcome.exception.rank == 1
@@ -230,21 +229,9 @@ def test_tls_on_one_side_only_is_told_to_both(
         assert "TLS" in str(error) and "on every rank or on none" in str(error)
 
 
-def reduce_until_lost() -> None:
-    with gradring.init(transport="tcp") as comm:
-        x = np.ones(1_000_000, np.float32)
-        for step in range(1_000_000):
-            if comm.rank == 1 and step == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            comm.all_reduce(x, op="mean")
-
-
 def test_a_killed_rank_is_named_inside_tls(authority: Authority) -> None:
-    variables = authority.certify("all", LOCAL).variables()
-    outcomes = run_ranks(reduce_until_lost, 3, env=variables, check=False, timeout=60)
-    for outcome in (outcomes[0], outcomes[2]):
-        assert isinstance(outcome.exception, errors.PeerLostError), outcome
-        assert outcome.exception.rank == 1
+    env = {**authority.certify("all", LOCAL).variables(), "GRADRING_TRANSPORT": "tcp"}
+    assert_lost(survivors(reduce_until_killed, 1, 3, 1, 1_000_000, env=env), 1)
 
 
 def differ() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 from keras_models import needs_fit
 
+from commands import succeeded
 from gradring.machine.ports import free_ports
 
 #: What this takes is TensorFlow's start in five processes.
@@ -100,19 +99,11 @@ def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(
     replicas: int, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "gradring", "run", "-np", "2", "--ps", str(1 + replicas)]
-    command += ["--max-restarts", "2", "--", sys.executable, "train.py", str(replicas)]
-    (port,) = free_ports(1)
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "GRADRING_PROMETHEUS_PORT": str(port)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    command = ["run", "-np", 2, "--ps", 1 + replicas, "--max-restarts", 2]
+    program = ["--", sys.executable, "train.py", replicas]
+    port = str(free_ports(1)[0])
+    served = {"GRADRING_PROMETHEUS_PORT": port}
+    ended = succeeded(*command, *program, env=served, cwd=tmp_path, timeout=DEADLINE_S)
     assert len(re.findall(r"failed \(killed by SIGKILL\); .* again", ended.stderr)) == 2
     first, second = (json.loads((tmp_path / f"found-{it}").read_text()) for it in range(2))
     assert second["life"] == 1

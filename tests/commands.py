@@ -1,0 +1,49 @@
+"""Commands as users type them, run to their end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+#: No variables beside those of the tests.
+AS_HERE: Mapping[str, str] = MappingProxyType({})
+
+
+def command_line(*words: object) -> list[str]:
+    """The command ``gradring`` of this interpreter."""
+    return [sys.executable, "-m", "gradring", *map(str, words)]
+
+
+def completed(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] = AS_HERE,
+    cwd: Path | None = None,
+    timeout: float = 240.0,
+) -> subprocess.CompletedProcess[str]:
+    """Any command, with these variables beside those of the tests."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def succeeded(
+    *words: object,
+    env: Mapping[str, str] = AS_HERE,
+    cwd: Path | None = None,
+    timeout: float = 240.0,
+) -> subprocess.CompletedProcess[str]:
+    """``gradring``, which must not fail."""
+    done = completed(command_line(*words), env=env, cwd=cwd, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
