@@ -12,32 +12,22 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
+COUNTED = ("lines", "reached_lines", "branches", "reached_branches")
+#: The same as coverage.py calls it.
+OF_COVERAGE = ("num_statements", "covered_lines", "num_branches", "covered_branches")
+
+
 def files(report: dict[str, Any]) -> Iterator[tuple[Path, Counter[str]]]:
     """The path of each file, and what of it there is and was reached."""
     if "data" in report:  # of llvm-cov
         for file in report["data"][0]["files"]:
-            lines, branches = (file["summary"][kind] for kind in ("lines", "branches"))
-            yield (
-                Path(file["filename"]),
-                Counter(
-                    lines=lines["count"],
-                    reached_lines=lines["covered"],
-                    branches=branches["count"],
-                    reached_branches=branches["covered"],
-                ),
-            )
+            kinds = [file["summary"][kind] for kind in ("lines", "branches")]
+            counts = [kind[what] for kind in kinds for what in ("count", "covered")]
+            yield Path(file["filename"]), Counter(dict(zip(COUNTED, counts, strict=True)))
     else:
         for name, file in report["files"].items():
-            summary = file["summary"]
-            yield (
-                Path(name),
-                Counter(
-                    lines=summary["num_statements"],
-                    reached_lines=summary["covered_lines"],
-                    branches=summary["num_branches"],
-                    reached_branches=summary["covered_branches"],
-                ),
-            )
+            counts = [file["summary"][what] for what in OF_COVERAGE]
+            yield Path(name), Counter(dict(zip(COUNTED, counts, strict=True)))
 
 
 def layer(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""Groups whose ranks are in one process: for what needs no second one."""
+"""Groups whose ranks are in one process, for what needs no second one, and the same in several."""
 
 from __future__ import annotations
 
@@ -48,6 +48,12 @@ def on_threads(
     hanging = [rank for rank, thread in enumerate(ranks) if thread.is_alive()]
     assert not hanging, f"ranks {hanging} hang"
     return [results[rank] for rank in range(world_size)]
+
+
+def with_communicator(fn: Callable[..., Result], *args: Any) -> Result:
+    """What ``fn`` returns on a process of ``run_ranks``, which has its settings by variables."""
+    with gradring.init() as comm:
+        return fn(comm, *args)
 
 
 class Pair:

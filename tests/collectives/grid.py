@@ -159,17 +159,6 @@ def same(result: NDArray[Any] | None, expected: NDArray[Any] | None) -> bool:
     return alike and result.tobytes() == expected.tobytes()
 
 
-def every_sum_of_a_process(algorithm: str = "auto") -> list[str]:
-    with gradring.init(algorithm=algorithm) as comm:
-        return every_dtype_op_and_count(comm)
-
-
-def every_collective_of_a_process() -> list[str]:
-    """The same for a rank that is a process."""
-    with gradring.init() as comm:
-        return every_collective_dtype_and_count(comm)
-
-
 def every_dtype_op_and_count(comm: gradring.Communicator) -> list[str]:
     """Runs the whole grid; returns the cells that went wrong on this rank."""
     wrong = []

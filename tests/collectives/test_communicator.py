@@ -23,60 +23,45 @@ import pytest
 import gradring
 from gradring.stats import AlgorithmStats, CollectiveStats, Stats
 from gradring.testing import run_ranks
-from pairs import Pair, on_threads
+from pairs import Pair, on_threads, with_communicator
 from rank_states import rank_0_waits
 from waiting import wait_until
 
 
-def other_collectives(comm: gradring.Communicator) -> dict[str, Any]:
-    rank, size = comm.rank, comm.world_size
-    x = np.arange(10.0).reshape(5, 2) * (rank + 1)
-    total = np.arange(10.0).reshape(5, 2) * sum(range(1, size + 1))
-    scattered = comm.reduce_scatter(x)
-    return {
-        "input untouched": bool((x == np.arange(10.0).reshape(5, 2) * (rank + 1)).all()),
-        "scattered": np.array_equal(scattered, np.array_split(total, size)[rank]),
-        "round trip": np.array_equal(comm.all_gather(scattered), total),
-        "gathered numbers": comm.all_gather(np.int32(rank)).tolist() == list(range(size)),
-        "gathered uneven": comm.all_gather(np.full((rank, 3), rank)).shape == (sum(range(size)), 3),
-        "broadcast": comm.broadcast(np.full(4, rank, np.int64), root=size - 1).tolist()
-        == [size - 1] * 4,
-        "exchanged": np.array_equal(
-            comm.all_to_all(np.arange(6 * size, dtype=np.uint8).reshape(2 * size, 3) + rank),
-            np.concatenate([np.arange(6).reshape(2, 3) + 6 * rank + r for r in range(size)]),
-        ),
-    }
+def gathered(comm: gradring.Communicator) -> list[Any]:
+    numbers = comm.all_gather(np.int32(comm.rank))
+    return [numbers.tolist(), comm.all_gather(np.full((comm.rank, 3), comm.rank)).tolist()]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_reduce_scatter_all_gather_broadcast_and_all_to_all(world_size: int) -> None:
-    for facts in on_threads(world_size, other_collectives):
-        assert [name for name, holds in facts.items() if not holds] == []
+def test_numbers_and_different_numbers_of_rows_are_gathered(world_size: int) -> None:
+    numbers = list(range(world_size))
+    rows = [[rank] * 3 for rank in numbers for _ in range(rank)]
+    assert on_threads(world_size, gathered) == [[numbers, rows]] * world_size
 
 
-def kinds_of_arguments() -> list[Any]:
-    with gradring.init() as comm:
-        bucket = [np.ones((2, 3), np.float32), np.zeros(0, np.float32), np.full(5, 2, np.float32)]
-        returned = comm.all_reduce(bucket)
-        raw = bytearray([comm.rank + 1, 7])
-        comm.all_reduce(raw)
-        floats = array.array("f", [1.5, 2.5])
-        comm.all_reduce(floats)
-        zero_dimensional = np.array(3.0)
-        comm.all_reduce(zero_dimensional)
-        brain = np.array([1.5], ml_dtypes.bfloat16)
-        comm.all_reduce(brain)
-        return [
-            returned is bucket,
-            [part.tolist() for part in bucket],
-            list(raw),
-            floats.tolist(),
-            float(zero_dimensional),
-            float(brain[0]),
-            comm.all_reduce(1.5),
-            comm.all_reduce(2),
-            comm.all_reduce(np.float32(0.5), op="mean"),
-        ]
+def kinds_of_arguments(comm: gradring.Communicator) -> list[Any]:
+    bucket = [np.ones((2, 3), np.float32), np.zeros(0, np.float32), np.full(5, 2, np.float32)]
+    returned = comm.all_reduce(bucket)
+    raw = bytearray([comm.rank + 1, 7])
+    comm.all_reduce(raw)
+    floats = array.array("f", [1.5, 2.5])
+    comm.all_reduce(floats)
+    zero_dimensional = np.array(3.0)
+    comm.all_reduce(zero_dimensional)
+    brain = np.array([1.5], ml_dtypes.bfloat16)
+    comm.all_reduce(brain)
+    return [
+        returned is bucket,
+        [part.tolist() for part in bucket],
+        list(raw),
+        floats.tolist(),
+        float(zero_dimensional),
+        float(brain[0]),
+        comm.all_reduce(1.5),
+        comm.all_reduce(2),
+        comm.all_reduce(np.float32(0.5), op="mean"),
+    ]
 
 
 def test_buckets_buffers_and_numbers_are_reduced() -> None:
@@ -91,54 +76,52 @@ def test_buckets_buffers_and_numbers_are_reduced() -> None:
         4,
         np.float32(0.5),
     ]
-    assert run_ranks(kinds_of_arguments, world_size=2) == [expected] * 2
+    assert on_threads(2, kinds_of_arguments) == [expected] * 2
 
 
-def rounding(algorithm: str = "auto") -> list[bool]:
+def rounding(comm: gradring.Communicator) -> list[bool]:
     """16-bit sums of values that a 16-bit accumulator would round on the way."""
-    with gradring.init(algorithm=algorithm) as comm:
-        checks = []
-        for dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
-            parts = [
-                np.random.default_rng(rank).normal(size=4097).astype(dtype)
-                for rank in range(comm.world_size)
-            ]
-            once = sum(part.astype(np.float64) for part in parts)
-            x = parts[comm.rank].copy()
-            comm.all_reduce(x)
-            # Rounded once from float32: at most half a unit in the last place, plus float32's.
-            error = np.abs(x.astype(np.float64) - once)
-            ulp = np.maximum(np.abs(once), 2.0**-14) * float(ml_dtypes.finfo(dtype).eps)
-            checks.append(bool((error <= 0.51 * ulp).all()))
-        return checks
+    checks = []
+    for dtype in (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)):
+        parts = [
+            np.random.default_rng(rank).normal(size=4097).astype(dtype)
+            for rank in range(comm.world_size)
+        ]
+        once = sum(part.astype(np.float64) for part in parts)
+        x = parts[comm.rank].copy()
+        comm.all_reduce(x)
+        # Rounded once from float32: at most half a unit in the last place, plus float32's.
+        error = np.abs(x.astype(np.float64) - once)
+        ulp = np.maximum(np.abs(once), 2.0**-14) * float(ml_dtypes.finfo(dtype).eps)
+        checks.append(bool((error <= 0.51 * ulp).all()))
+    return checks
 
 
 def test_sixteen_bit_floats_are_rounded_once() -> None:
-    assert run_ranks(rounding, world_size=4) == [[True, True]] * 4
+    assert run_ranks(with_communicator, 4, rounding) == [[True, True]] * 4
 
 
-def corrected() -> list[Any]:
+def corrected(comm: gradring.Communicator) -> list[Any]:
     """Rank 0 passes what cannot travel, catches the error and passes something better."""
-    with gradring.init() as comm:
-        results = []
-        with pytest.raises(ValueError, match="has no 2 equal parts"):
-            comm.all_to_all(np.ones(3))
-        for collective in (
-            comm.all_reduce,
-            comm.reduce_scatter,
-            comm.all_gather,
-            comm.broadcast,
-            comm.all_to_all,
-        ):
-            for wrong in (np.ones(2, bool), np.ones(2, ">i4")) if comm.rank == 0 else ():
-                with pytest.raises(TypeError, match="not supported"):
-                    collective(wrong)
-            results.append(collective(np.ones(2)).tolist())
-        return results
+    results = []
+    with pytest.raises(ValueError, match="has no 2 equal parts"):
+        comm.all_to_all(np.ones(3))
+    for collective in (
+        comm.all_reduce,
+        comm.reduce_scatter,
+        comm.all_gather,
+        comm.broadcast,
+        comm.all_to_all,
+    ):
+        for wrong in (np.ones(2, bool), np.ones(2, ">i4")) if comm.rank == 0 else ():
+            with pytest.raises(TypeError, match="not supported"):
+                collective(wrong)
+        results.append(collective(np.ones(2)).tolist())
+    return results
 
 
 def test_what_cannot_travel_is_refused_before_anything_does() -> None:
-    assert run_ranks(corrected, world_size=2) == [[[2, 2], [2], [1, 1, 1, 1], [1, 1], [1, 1]]] * 2
+    assert on_threads(2, corrected) == [[[2, 2], [2], [1, 1, 1, 1], [1, 1], [1, 1]]] * 2
 
 
 def gathered_differently() -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.testing import run_ranks
-from pairs import Pair
+from pairs import Pair, on_threads
 
 #: Types by their code in DLPack.
 CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "E": 4, "c": 5}
@@ -89,41 +88,39 @@ def _alone() -> gradring.Communicator:
     return gradring.Communicator(rank=0, world_size=1)
 
 
-def _reduced() -> list[list[float]]:
+def _reduced(comm: gradring.Communicator) -> list[list[float]]:
     """Arrays of every kind of lender, in a list and alone, at once and later."""
-    with gradring.init() as comm:
-        plain, old, new = (np.full((2, 3), comm.rank + number, np.float32) for number in range(3))
-        bucket = [plain, Old(old, offset=64), New(new)]
-        assert comm.all_reduce(bucket) is bucket
-        narrow = np.full(5, 1.5 + comm.rank, ml_dtypes.bfloat16)
-        comm.all_reduce_async(Old(narrow), "mean").wait()
-        alone = np.full((), comm.rank, np.float64)
-        comm.broadcast(New(alone), root=1)
-        comm.all_reduce(Old(np.zeros((0, 4), np.int32)))
-        return [x.astype(float).ravel().tolist() for x in (plain, old, new, narrow, alone)]
+    plain, old, new = (np.full((2, 3), comm.rank + number, np.float32) for number in range(3))
+    bucket = [plain, Old(old, offset=64), New(new)]
+    assert comm.all_reduce(bucket) is bucket
+    narrow = np.full(5, 1.5 + comm.rank, ml_dtypes.bfloat16)
+    comm.all_reduce_async(Old(narrow), "mean").wait()
+    alone = np.full((), comm.rank, np.float64)
+    comm.broadcast(New(alone), root=1)
+    comm.all_reduce(Old(np.zeros((0, 4), np.int32)))
+    return [x.astype(float).ravel().tolist() for x in (plain, old, new, narrow, alone)]
 
 
 def test_lent_memory_is_reduced_in_place() -> None:
-    for found in run_ranks(_reduced, 2):
+    for found in on_threads(2, _reduced):
         assert found == [[1.0] * 6, [3.0] * 6, [5.0] * 6, [2.0] * 5, [1.0]]
 
 
-def _joined() -> list[Any]:
+def _joined(comm: gradring.Communicator) -> list[Any]:
     """Also bfloat16, which numpy takes from nobody, and parts that are not contiguous."""
-    with gradring.init() as comm:
-        rows = np.arange(12).reshape(4, 3).astype(ml_dtypes.bfloat16) * (comm.rank + 1)
-        gathered = comm.all_gather(Old(rows[::2, 1:]))
-        part = comm.reduce_scatter(Old(rows))
-        assert {x.dtype for x in (gathered, part)} == {np.dtype(ml_dtypes.bfloat16)}
-        wide = comm.all_gather(New(np.arange(6.0)[::-2] + comm.rank))
-        assert wide.tolist() == [5.0, 3.0, 1.0, 6.0, 4.0, 2.0] and wide.dtype == np.float64
-        assert (rows == np.arange(12).reshape(4, 3) * (comm.rank + 1)).all(), "it is not changed"
-        empty = comm.all_gather(Old(np.zeros((0, 2), ml_dtypes.bfloat16)))
-        return [gathered.astype(int).tolist(), part.astype(int).tolist(), empty.shape]
+    rows = np.arange(12).reshape(4, 3).astype(ml_dtypes.bfloat16) * (comm.rank + 1)
+    gathered = comm.all_gather(Old(rows[::2, 1:]))
+    part = comm.reduce_scatter(Old(rows))
+    assert {x.dtype for x in (gathered, part)} == {np.dtype(ml_dtypes.bfloat16)}
+    wide = comm.all_gather(New(np.arange(6.0)[::-2] + comm.rank))
+    assert wide.tolist() == [5.0, 3.0, 1.0, 6.0, 4.0, 2.0] and wide.dtype == np.float64
+    assert (rows == np.arange(12).reshape(4, 3) * (comm.rank + 1)).all(), "it is not changed"
+    empty = comm.all_gather(Old(np.zeros((0, 2), ml_dtypes.bfloat16)))
+    return [gathered.astype(int).tolist(), part.astype(int).tolist(), empty.shape]
 
 
 def test_lent_memory_is_gathered_and_scattered() -> None:
-    for rank, found in enumerate(run_ranks(_joined, 2)):
+    for rank, found in enumerate(on_threads(2, _joined)):
         rows = (3 * np.arange(12).reshape(4, 3)).tolist()
         assert found[0] == [[1, 2], [7, 8], [2, 4], [14, 16]]
         assert found[1:] == [rows[2 * rank : 2 * rank + 2], (0, 2)]
@@ -167,21 +164,27 @@ class Copying(New):
         return self.array.__dlpack__(**{**options, "copy": True})
 
 
-class Negated(New):
-    """A tensor of torch whose memory has the other sign, as that of ``x.conj().imag``."""
+class Resolved(New):
+    """A tensor of torch with nothing to resolve."""
+
+    is_quantized = False
 
     def is_neg(self) -> bool:
-        return True
+        return False
 
     def is_conj(self) -> bool:
         return False
 
 
-class Conjugate(New):
-    """One whose memory is yet to be conjugated."""
+class Negated(Resolved):
+    """One whose memory has the other sign, as that of ``x.conj().imag``."""
 
     def is_neg(self) -> bool:
-        return False
+        return True
+
+
+class Conjugate(Resolved):
+    """One whose memory is yet to be conjugated."""
 
     def is_conj(self) -> bool:
         return True
@@ -249,17 +252,6 @@ def test_what_means_more_than_its_memory_says_is_refused(x: Any, says: str) -> N
             comm.all_gather(Lazy())
         with pytest.raises(TypeError, match="its mask would be ignored"):
             comm.all_gather([1.0, np.ma.masked])
-
-
-class Resolved(New):
-    """A tensor of torch with nothing to resolve."""
-
-    is_quantized = False
-
-    def is_neg(self) -> bool:
-        return False
-
-    is_conj = is_neg
 
 
 def test_rows_and_splits_may_be_lent() -> None:

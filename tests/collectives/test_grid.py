@@ -8,7 +8,7 @@ import pytest
 from chosen import marked, marked_rows
 from gradring import _native
 from gradring.testing import run_ranks
-from pairs import on_threads
+from pairs import on_threads, with_communicator
 
 #: Those that need no hosts.
 ALGORITHMS = [name for name in _native.ALGORITHMS if name != "hierarchical"]
@@ -23,7 +23,7 @@ QUICK_WORLD_SIZES = (1, 2, 4)
 
 @pytest.mark.parametrize("world_size", marked(WORLD_SIZES, QUICK_WORLD_SIZES))
 def test_every_dtype_op_and_count_is_exact_on_every_rank(world_size: int) -> None:
-    wrong = run_ranks(grid.every_sum_of_a_process, world_size, timeout=240)
+    wrong = run_ranks(with_communicator, world_size, grid.every_dtype_op_and_count, timeout=240)
     assert wrong == [[]] * world_size
 
 
@@ -44,7 +44,8 @@ def test_every_algorithm_does_every_collective_exactly_between_processes(
     algorithm: str, transport: str
 ) -> None:
     env = {"GRADRING_ALGORITHM": algorithm, "GRADRING_TRANSPORT": transport}
-    wrong = run_ranks(grid.every_collective_of_a_process, 3, env=env, timeout=240)
+    collectives = grid.every_collective_dtype_and_count
+    wrong = run_ranks(with_communicator, 3, collectives, env=env, timeout=240)
     assert wrong == [[]] * 3
 
 

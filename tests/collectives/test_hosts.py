@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import Any
 
 import grid
 import numpy as np
 import pytest
 from test_communicator import rounding
-from test_numerics import reproducible_sums_of_a_process
+from test_numerics import wrong_sums
 
 import gradring
 from chosen import marked, marked_rows
-from gradring import errors
+from faults.test_faults import assert_lost, reduce_until_killed, survivors
 from gradring.testing import network, run_ranks, simulated_hosts
+from pairs import with_communicator
 
 pytestmark = pytest.mark.skipif(
     network.why_unavailable() is not None, reason=str(network.why_unavailable())
@@ -31,6 +31,7 @@ QUICK = [THREE_IN_TURN, UNEVEN]
 #: Which chooses both algorithms.
 RACKS = [(r, a) for r in ("xxxxyyyyzzzz", "xyzxyzxyzxyz") for a in ("auto", "hierarchical")]
 QUICK_RACKS = [("xyzxyzxyzxyz", "auto")]
+HIERARCHICAL = {"GRADRING_ALGORITHM": "hierarchical"}
 
 
 def run_on_hosts(fn: Any, host_of_each_rank: list[int], *args: Any, **options: Any) -> list[Any]:
@@ -43,7 +44,8 @@ def run_on_hosts(fn: Any, host_of_each_rank: list[int], *args: Any, **options: A
     "placed", marked([TWO_OF_TWO, TWO_IN_TURN, THREE_IN_TURN, UNEVEN], QUICK), ids=str
 )
 def test_reducing_inside_hosts_first_is_exact_on_every_rank(placed: list[int]) -> None:
-    wrong = run_on_hosts(grid.every_sum_of_a_process, placed, "hierarchical", timeout=270)
+    sums = grid.every_dtype_op_and_count
+    wrong = run_on_hosts(with_communicator, placed, sums, env=HIERARCHICAL, timeout=270)
     assert wrong == [[]] * len(placed)
 
 
@@ -55,13 +57,15 @@ def test_reducing_inside_hosts_first_is_exact_on_every_rank(placed: list[int]) -
     ],
 )
 def test_every_algorithm_is_exact_wherever_the_ranks_are(algorithm: str) -> None:
-    wrong = run_on_hosts(grid.every_sum_of_a_process, TWO_IN_TURN, algorithm, timeout=270)
+    sums, env = grid.every_dtype_op_and_count, {"GRADRING_ALGORITHM": algorithm}
+    wrong = run_on_hosts(with_communicator, TWO_IN_TURN, sums, env=env, timeout=270)
     assert wrong == [[]] * 4
 
 
 @pytest.mark.parametrize("placed", marked([TWO_IN_TURN, UNEVEN], [UNEVEN]), ids=str)
 def test_sixteen_bit_floats_are_rounded_once(placed: list[int]) -> None:
-    assert run_on_hosts(rounding, placed, "hierarchical") == [[True, True]] * len(placed)
+    found = run_on_hosts(with_communicator, placed, rounding, env=HIERARCHICAL)
+    assert found == [[True, True]] * len(placed)
 
 
 def chosen_for_large_arrays() -> list[str]:
@@ -148,7 +152,8 @@ def test_a_ring_through_hosts_gives_every_rank_its_own() -> None:
 
 
 def test_reproducible_sums_are_folds_wherever_the_ranks_are() -> None:
-    wrong = run_on_hosts(reproducible_sums_of_a_process, TWO_IN_TURN, "hierarchical")
+    env = {**HIERARCHICAL, "GRADRING_REPRODUCIBLE": "1"}
+    wrong = run_on_hosts(with_communicator, TWO_IN_TURN, wrong_sums, env=env)
     assert wrong == [[]] * 4
 
 
@@ -170,19 +175,11 @@ def test_large_buffers_are_reduced_inside_hosts_first_by_default() -> None:
     assert run_ranks(chosen_algorithms, 3, "hierarchical")[0][3] == "direct"
 
 
-def reduce_until_killed(faulty: int) -> None:
-    with gradring.init(algorithm="hierarchical") as comm:
-        x = np.ones(5_000_000, np.float32)
-        for step in range(1_000_000):
-            if comm.rank == faulty and step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
-            comm.all_reduce(x, op="mean", name="w")
-
-
 @pytest.mark.parametrize("faulty", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_killed_rank_is_named_on_every_host(faulty: int) -> None:
-    outcomes = run_on_hosts(reduce_until_killed, TWO_IN_TURN, faulty, check=False)
-    for outcome in outcomes:
-        if outcome.rank != faulty:
-            assert isinstance(outcome.exception, errors.PeerLostError), outcome
-            assert outcome.exception.rank == faulty
+    with simulated_hosts(2) as hosts:
+        arguments = (faulty, 4, faulty, 5_000_000)
+        found = survivors(
+            reduce_until_killed, *arguments, env=HIERARCHICAL, hosts=hosts, timeout=120
+        )
+    assert_lost(found, faulty)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -42,11 +44,6 @@ def left_fold(world_size: int, count: int, dtype: str) -> NDArray[Any]:
     for rank in range(1, world_size):
         total += contribution(rank, count, dtype).astype(accumulator)
     return total.astype(contribution(0, 1, dtype).dtype)
-
-
-def reproducible_sums_of_a_process(algorithm: str) -> list[str]:
-    with gradring.init(algorithm=algorithm, reproducible=True) as comm:
-        return wrong_sums(comm)
 
 
 def wrong_sums(comm: gradring.Communicator, dtype: str = "float32") -> list[str]:
@@ -117,14 +114,24 @@ def test_half_precision_travels_in_half_the_bytes() -> None:
     assert on_threads(2, partial(bytes_sent, dtype="float32")) == [4 << 20] * 2
 
 
-def different_settings() -> None:
-    import os
+def different_settings(setting: str, of_rank_1: Any) -> None:
+    settings = {setting: of_rank_1} if os.environ["GRADRING_RANK"] == "1" else {}
+    gradring.init(timeout=20, **settings)
 
-    gradring.init(reproducible=os.environ["GRADRING_RANK"] == "1", timeout=20)
 
-
-def test_ranks_with_different_settings_do_not_form_a_group() -> None:
-    for outcome in run_ranks(different_settings, 3, check=False):
+@pytest.mark.parametrize(
+    ("setting", "of_rank_1", "told"),
+    [
+        ("reproducible", True, "was started with streams=1, checksum=false, .*reproducible=true"),
+        ("streams", 2, "was started with streams=2, checksum=false, "),
+        ("checksum", True, "was started with streams=1, checksum=true, "),
+    ],
+)
+def test_ranks_with_different_settings_do_not_form_a_group(
+    setting: str, of_rank_1: Any, told: str
+) -> None:
+    for outcome in run_ranks(different_settings, 3, setting, of_rank_1, check=False):
         assert isinstance(outcome.exception, errors.ConfigError), outcome
         assert outcome.exception.rank == 1
-        assert "reproducible=true" in str(outcome.exception)
+        assert re.search(told, str(outcome.exception))
+        assert "rank 0 with streams=1, checksum=false, " in str(outcome.exception)

@@ -143,23 +143,22 @@ class Misunderstood:
         return int, ("x",)
 
 
-def not_unpickled() -> list[str]:
-    with gradring.init() as comm:
-        with pytest.raises(TypeError) as gathered:
-            comm.all_gather_object(Misunderstood(), pickle=True)
-        said = [str(gathered.value)]
-        if comm.rank == 1:
-            comm.broadcast_object(Misunderstood(), root=1, pickle=True)
-        else:
-            with pytest.raises(TypeError) as sent:
-                comm.broadcast_object(None, root=1, pickle=True)
-            said.append(str(sent.value))
-        comm.barrier()
-        return said
+def not_unpickled(comm: gradring.Communicator) -> list[str]:
+    with pytest.raises(TypeError) as gathered:
+        comm.all_gather_object(Misunderstood(), pickle=True)
+    said = [str(gathered.value)]
+    if comm.rank == 1:
+        comm.broadcast_object(Misunderstood(), root=1, pickle=True)
+    else:
+        with pytest.raises(TypeError) as sent:
+            comm.broadcast_object(None, root=1, pickle=True)
+        said.append(str(sent.value))
+    comm.barrier()
+    return said
 
 
 def test_what_cannot_be_unpickled_is_told_with_its_rank() -> None:
-    (gathered, sent), (other,) = run_ranks(not_unpickled, 2)
+    (gathered, sent), (other,) = on_threads(2, not_unpickled)
     assert "all_gather_object: the object of rank 1 cannot be unpickled here: Value" in gathered
     assert "all_gather_object: the object of rank 0 cannot be unpickled here: Value" in other
     assert "broadcast_object: the object of rank 1 cannot be unpickled" in sent

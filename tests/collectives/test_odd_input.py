@@ -33,6 +33,7 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
     "Fortran order": np.asfortranarray,
     "reversed": lambda x: x[::-1].copy()[::-1],
     "every other": lambda x: np.repeat(x, 2, axis=0)[::2],
+    "every other column": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
     "not aligned": _unaligned,
     "read-only": _read_only,
     "memoryview": memoryview,

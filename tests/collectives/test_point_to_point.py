@@ -28,14 +28,9 @@ from gradring.errors import (
 )
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import on_threads
+from pairs import on_threads, with_communicator
 from rank_states import state, wait_until_all_others_wait, waits
 from waiting import wait_until
-
-
-def around_the_ring_of_processes() -> list[str]:
-    with gradring.init() as comm:
-        return to_the_next_from_the_one_before(comm)
 
 
 def to_the_next_from_the_one_before(comm: gradring.Communicator) -> list[str]:
@@ -82,109 +77,106 @@ def test_every_dtype_and_size_arrives(settings: dict[str, Any]) -> None:
 
 def test_every_dtype_and_size_arrives_between_hosts() -> None:
     with simulated_hosts(2) as hosts:
-        assert run_ranks(around_the_ring_of_processes, 3, hosts=hosts) == [[]] * 3
+        wrong = run_ranks(with_communicator, 3, to_the_next_from_the_one_before, hosts=hosts)
+    assert wrong == [[]] * 3
 
 
-def many_at_a_time() -> list[int]:
+def many_at_a_time(comm: gradring.Communicator) -> list[int]:
     """Every rank sends every other one several arrays; each arrives in its order."""
-    with gradring.init() as comm:
-        others = [rank for rank in range(comm.world_size) if rank != comm.rank]
-        works = [
-            comm.send_async(np.full(1000, 100 * comm.rank + number), to)
-            for number in range(5)
-            for to in others
-        ]
-        # Not in the order in which they are sent.
-        received = {source: [np.empty(1000, np.int64) for _ in range(5)] for source in others[::-1]}
-        for source, arrays in received.items():
-            for number, array in enumerate(arrays):
-                comm.recv(array, source)
-                assert (array == 100 * source + number).all()
-        for work in works:
-            work.wait()
-        counted = comm.stats()["collectives"]
-        return [int(counted[name]["count"]) for name in ("send", "recv")]
+    others = [rank for rank in range(comm.world_size) if rank != comm.rank]
+    works = [
+        comm.send_async(np.full(1000, 100 * comm.rank + number), to)
+        for number in range(5)
+        for to in others
+    ]
+    # Not in the order in which they are sent.
+    received = {source: [np.empty(1000, np.int64) for _ in range(5)] for source in others[::-1]}
+    for source, arrays in received.items():
+        for number, array in enumerate(arrays):
+            comm.recv(array, source)
+            assert (array == 100 * source + number).all()
+    for work in works:
+        work.wait()
+    counted = comm.stats()["collectives"]
+    return [int(counted[name]["count"]) for name in ("send", "recv")]
 
 
 def test_arrays_between_two_ranks_keep_their_order_and_wait_for_no_others() -> None:
-    assert run_ranks(many_at_a_time, 4) == [[15, 15]] * 4
+    assert on_threads(4, many_at_a_time) == [[15, 15]] * 4
 
 
-def what_may_be_sent() -> None:
-    with gradring.init() as comm:
-        read_only: Any = np.arange(6.0)
-        read_only.flags.writeable = False
-        turned = np.arange(6.0).reshape(2, 3).T
-        bucket = [np.ones(2), np.full((2, 2), 7.0)]
-        if comm.rank == 0:
-            for x in (read_only, turned, memoryview(read_only), 2.5, bucket, np.float32(3)):
-                comm.send(x, np.int64(1))
-            return
-        assert (comm.recv(np.empty(6), 0) == np.arange(6.0)).all()
-        assert (comm.recv(np.empty((3, 2)), 0) == turned).all()
-        assert (comm.recv(np.empty(6), 0) == np.arange(6.0)).all()
-        assert comm.recv(np.empty(()), np.int64(0)) == 2.5
-        received = comm.recv([np.empty(2), np.empty((2, 2))], 0)
-        assert (received[0] == 1).all() and (received[1] == 7).all()
-        assert comm.recv(np.empty((), np.float32), 0) == 3
+def what_may_be_sent(comm: gradring.Communicator) -> None:
+    read_only: Any = np.arange(6.0)
+    read_only.flags.writeable = False
+    turned = np.arange(6.0).reshape(2, 3).T
+    bucket = [np.ones(2), np.full((2, 2), 7.0)]
+    if comm.rank == 0:
+        for x in (read_only, turned, memoryview(read_only), 2.5, bucket, np.float32(3)):
+            comm.send(x, np.int64(1))
+        return
+    assert (comm.recv(np.empty(6), 0) == np.arange(6.0)).all()
+    assert (comm.recv(np.empty((3, 2)), 0) == turned).all()
+    assert (comm.recv(np.empty(6), 0) == np.arange(6.0)).all()
+    assert comm.recv(np.empty(()), np.int64(0)) == 2.5
+    received = comm.recv([np.empty(2), np.empty((2, 2))], 0)
+    assert (received[0] == 1).all() and (received[1] == 7).all()
+    assert comm.recv(np.empty((), np.float32), 0) == 3
 
 
 def test_arrays_of_any_layout_numbers_and_buckets_can_be_sent() -> None:
-    run_ranks(what_may_be_sent, 2)
+    on_threads(2, what_may_be_sent)
 
 
-def one_array_for_all() -> None:
+def one_array_for_all(comm: gradring.Communicator) -> None:
     """The same memory may be sent several times at once, and not received into meanwhile."""
-    with gradring.init() as comm:
-        others = [rank for rank in range(comm.world_size) if rank != comm.rank]
-        x = np.full(100_000, comm.rank)
-        works = [comm.send_async(part, to) for to in others for part in (x, x[:7], x)]
-        with pytest.raises(ValueError, match="under way"):
-            comm.recv(x[50:60], others[0])
-        with pytest.raises(ValueError, match="under way"):
-            comm.all_reduce_async(x)
-        for source in others:
-            for count in (100_000, 7, 100_000):
-                assert (comm.recv(np.empty(count, np.int64), source) == source).all()
-        for work in works:
-            work.wait()
-        gathered = [comm.gather_async(x, root=root) for root in range(comm.world_size)]
-        assert sum(part.wait() is not None for part in gathered) == 1
-        comm.all_reduce_async(x).wait()
+    others = [rank for rank in range(comm.world_size) if rank != comm.rank]
+    x = np.full(100_000, comm.rank)
+    works = [comm.send_async(part, to) for to in others for part in (x, x[:7], x)]
+    with pytest.raises(ValueError, match="under way"):
+        comm.recv(x[50:60], others[0])
+    with pytest.raises(ValueError, match="under way"):
+        comm.all_reduce_async(x)
+    for source in others:
+        for count in (100_000, 7, 100_000):
+            assert (comm.recv(np.empty(count, np.int64), source) == source).all()
+    for work in works:
+        work.wait()
+    gathered = [comm.gather_async(x, root=root) for root in range(comm.world_size)]
+    assert sum(part.wait() is not None for part in gathered) == 1
+    comm.all_reduce_async(x).wait()
 
 
 def test_one_array_can_be_sent_to_several_at_a_time() -> None:
-    run_ranks(one_array_for_all, 3)
+    on_threads(3, one_array_for_all)
 
 
-def refused() -> None:
-    with gradring.init() as comm:
-        x = np.ones(3)
-        partner: Any
-        for partner, why in (
-            (comm.rank, "is this rank itself"),
-            (2, "is not a rank of a world of 2"),
-            (-1, "is not a rank"),
-            (1.0, "choose another rank"),
-            ("1", "choose another rank"),
-            (None, "choose another rank"),
-        ):
-            for call in (comm.send, comm.send_async, comm.recv, comm.recv_async):
-                with pytest.raises(ValueError, match=why):
-                    call(x, partner)
-        with pytest.raises(TypeError):
-            comm.recv(1.0, 1 - comm.rank)
-        with pytest.raises(TypeError, match="complex128"):
-            comm.send(np.ones(3, complex), 1 - comm.rank)
-        read_only = np.ones(3)
-        read_only.flags.writeable = False
-        with pytest.raises(ValueError, match="read-only"):
-            comm.recv(read_only, 1 - comm.rank)
-        comm.all_reduce(x)  # nothing has been sent
+def refused(comm: gradring.Communicator) -> None:
+    x = np.ones(3)
+    partner: Any
+    for partner, why in (
+        (comm.rank, "is this rank itself"),
+        (2, "is not a rank of a world of 2"),
+        (-1, "is not a rank"),
+        (1.0, "choose another rank"),
+        ("1", "choose another rank"),
+        (None, "choose another rank"),
+    ):
+        for call in (comm.send, comm.send_async, comm.recv, comm.recv_async):
+            with pytest.raises(ValueError, match=why):
+                call(x, partner)
+    with pytest.raises(TypeError):
+        comm.recv(1.0, 1 - comm.rank)
+    with pytest.raises(TypeError, match="complex128"):
+        comm.send(np.ones(3, complex), 1 - comm.rank)
+    read_only = np.ones(3)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        comm.recv(read_only, 1 - comm.rank)
+    comm.all_reduce(x)  # nothing has been sent
 
 
 def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
-    run_ranks(refused, 2)
+    on_threads(2, refused)
     with (
         gradring.Communicator(rank=0, world_size=1) as comm,
         pytest.raises(ValueError, match="this rank itself"),
@@ -192,45 +184,37 @@ def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:
         comm.send(np.ones(3), 0)
 
 
-def differing(comm: gradring.Communicator, what: str) -> str:
-    """The receiver expects something else."""
+def differing(comm: gradring.Communicator, expected: Any, name: str) -> str:
+    """The receiver expects something else than six float64 of name a."""
     if comm.rank == 0:
         time.sleep(0.2)  # a rank that does neither is told, too
         with pytest.raises(GradringError) as caught:
             comm.barrier()
     else:
-        x: Any = np.ones(6)
-        name = "a"
-        if comm.rank == 2:
-            if what == "dtype":
-                x = np.ones(6, np.float32)
-            elif what == "count":
-                x = np.ones(7)
-            elif what == "shape":
-                x = np.ones((2, 3))
-            elif what == "name":
-                name = "b"
         with pytest.raises(GradringError) as caught:
             if comm.rank == 1:
-                comm.send(x, 2, name=name)
+                comm.send(np.ones(6), 2, name="a")
             else:
-                comm.recv(x, 1, name=name)
+                comm.recv(expected, 1, name=name)
     error = caught.value
     assert isinstance(error, MismatchError) and error.rank == 2, error
     return str(error)
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("expected", "name", "told"),
     [
-        ("dtype", "recv(source=1) 'a' float32[6]"),
-        ("count", "recv(source=1) 'a' float64[7]"),
-        ("shape", "recv(source=1) 'a' float64[2,3]"),
-        ("name", "recv(source=1) 'b' float64[6]"),
+        (np.ones(6, np.float32), "a", "recv(source=1) 'a' float32[6]"),
+        (np.ones(7), "a", "recv(source=1) 'a' float64[7]"),
+        (np.ones((2, 3)), "a", "recv(source=1) 'a' float64[2,3]"),
+        (np.ones(6), "b", "recv(source=1) 'b' float64[6]"),
     ],
+    ids=["dtype", "count", "shape", "name"],
 )
-def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(what: str, told: str) -> None:
-    for message in on_threads(3, partial(differing, what=what)):
+def test_a_send_and_a_recv_that_differ_are_told_on_every_rank(
+    expected: Any, name: str, told: str
+) -> None:
+    for message in on_threads(3, partial(differing, expected=expected, name=name)):
         sent = "send(dest=2) 'a' float64[6]"
         assert told in message and sent in message and "(rank 1)" in message, message
 
@@ -551,22 +535,21 @@ def test_a_timeline_has_a_track_for_each_partner(tmp_path: Path) -> None:
         assert all(e["name"] != "waiting for rank 1" for e in slices) or rank == 0
 
 
-def in_a_group_of_a_group() -> None:
+def in_a_group_of_a_group(comm: gradring.Communicator) -> None:
     """A group that was split off has channels of its own."""
-    with gradring.init() as comm:
-        group = comm.split(comm.rank % 2)
-        assert group is not None
-        with group:
-            x = np.full(3, comm.rank)
-            if group.rank == 0:
-                group.send(x, 1)
-                comm.send(x, (comm.rank + 2) % 4)
-            else:
-                from_world = np.empty(3, np.int64)
-                work = comm.recv_async(from_world, (comm.rank + 2) % 4)
-                assert (group.recv(np.empty(3, np.int64), 0) == comm.rank - 2).all()
-                assert (work.wait() == comm.rank - 2).all()
+    group = comm.split(comm.rank % 2)
+    assert group is not None
+    with group:
+        x = np.full(3, comm.rank)
+        if group.rank == 0:
+            group.send(x, 1)
+            comm.send(x, (comm.rank + 2) % 4)
+        else:
+            from_world = np.empty(3, np.int64)
+            work = comm.recv_async(from_world, (comm.rank + 2) % 4)
+            assert (group.recv(np.empty(3, np.int64), 0) == comm.rank - 2).all()
+            assert (work.wait() == comm.rank - 2).all()
 
 
 def test_groups_have_channels_of_their_own() -> None:
-    run_ranks(in_a_group_of_a_group, 4)
+    on_threads(4, in_a_group_of_a_group)

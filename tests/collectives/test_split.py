@@ -16,13 +16,8 @@ import gradring
 from gradring.errors import AuthenticationError, ConfigError, MismatchError, PeerLostError
 from gradring.machine.ports import free_ports
 from gradring.testing import network, run_ranks, simulated_hosts
-from pairs import on_threads
+from pairs import on_threads, with_communicator
 from waiting import wait_until
-
-
-def places_of_processes(colors: list[int | None], keys: list[int]) -> Any:
-    with gradring.init() as comm:
-        return places(comm, colors, keys)
 
 
 def places(comm: gradring.Communicator, colors: list[int | None], keys: list[int]) -> Any:
@@ -202,7 +197,7 @@ def test_groups_take_any_port_where_their_rank_has_a_single_one_for_itself() -> 
 @pytest.mark.skipif(network.why_unavailable() is not None, reason=str(network.why_unavailable()))
 def test_groups_form_across_hosts() -> None:
     with simulated_hosts(2) as hosts:
-        results = run_ranks(places_of_processes, 4, [0, 0, 1, 1], [0, 1, 1, 0], hosts=hosts)
+        results = run_ranks(with_communicator, 4, places, [0, 0, 1, 1], [0, 1, 1, 0], hosts=hosts)
     assert results == [[0, 2, [0, 1]], [1, 2, [0, 1]], [1, 2, [3, 2]], [0, 2, [3, 2]]]
 
 

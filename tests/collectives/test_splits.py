@@ -25,7 +25,7 @@ from gradring.errors import (
     ProtocolError,
 )
 from gradring.testing import run_ranks
-from pairs import on_threads
+from pairs import on_threads, with_communicator
 from security.certificates import Authority
 
 #: How many rows one rank has for another, of so many.
@@ -84,15 +84,10 @@ def test_only_the_rows_that_the_splits_name_travel(world_size: int) -> None:
     assert on_threads(world_size, exchanged) == [[]] * world_size
 
 
-def exchanged_by_processes() -> list[str]:
-    with gradring.init() as comm:
-        return exchanged(comm)
-
-
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_they_do_so_between_processes(transport: str) -> None:
     env = {"GRADRING_TRANSPORT": transport}
-    assert run_ranks(exchanged_by_processes, 3, env=env) == [[]] * 3
+    assert run_ranks(with_communicator, 3, exchanged, env=env) == [[]] * 3
 
 
 @pytest.mark.parametrize("settings", [{"checksum": True}, {"streams": 3}])
@@ -102,8 +97,7 @@ def test_they_do_so_over_links_of_every_kind(settings: dict[str, Any]) -> None:
 
 def test_they_do_so_through_tls_with_checksums(tmp_path: Path) -> None:
     certificate = Authority(tmp_path).certify("all", "127.0.0.1")
-    tls = gradring.TlsFiles(*certificate.variables().values())
-    settings: dict[str, Any] = {"checksum": True, "streams": 2, "tls": tls}
+    settings: dict[str, Any] = {"checksum": True, "streams": 2, "tls": certificate.files()}
     assert on_threads(3, exchanged, transport="tcp", **settings) == [[]] * 3
 
 
@@ -356,17 +350,18 @@ def tells(comm: gradring.Communicator, rows: int, name: str = "x") -> tuple[str,
     return "nothing", None, ""
 
 
-@pytest.mark.parametrize("rows", [-1, -(2**63), 2**62, 2**59])
-def test_rows_that_no_rank_can_have_name_their_rank_before_there_is_memory(rows: int) -> None:
-    says = f"told that it sends {rows} rows in all_to_all 'x', which no rank can"
-    for kind, rank, message in on_threads(3, partial(tells, rows=rows)):
-        assert (kind, rank) == (ProtocolError.__name__, 1), message
-        assert says in message
-
-
-def test_a_call_without_a_name_is_shown_without_one() -> None:
-    says = "told that it sends -1 rows in all_to_all, which no rank can"
-    for kind, rank, message in on_threads(3, partial(tells, rows=-1, name="")):
+@pytest.mark.parametrize(
+    ("rows", "name", "call"),
+    [
+        *((rows, "x", "all_to_all 'x'") for rows in (-1, -(2**63), 2**62, 2**59)),
+        (-1, "", "all_to_all"),
+    ],
+)
+def test_rows_that_no_rank_can_have_name_their_rank_before_there_is_memory(
+    rows: int, name: str, call: str
+) -> None:
+    says = f"told that it sends {rows} rows in {call}, which no rank can"
+    for kind, rank, message in on_threads(3, partial(tells, rows=rows, name=name)):
         assert (kind, rank) == (ProtocolError.__name__, 1), message
         assert says in message
 

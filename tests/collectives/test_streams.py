@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from typing import Any
 
@@ -14,7 +13,6 @@ from test_numerics import contribution, left_fold
 
 import gradring
 from chosen import marked_rows
-from gradring import errors
 from gradring.testing import run_ranks
 from pairs import on_threads
 
@@ -125,21 +123,3 @@ def leave_first(streams: int) -> Any:
 @pytest.mark.parametrize("streams", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_what_a_rank_sent_before_it_left_arrives(streams: int) -> None:
     assert run_ranks(leave_first, 3, streams) == [300_000] * 3
-
-
-def differ(setting: str) -> None:
-    is_second = os.environ["GRADRING_RANK"] == "1"
-    settings: Any = {"streams": 1 + is_second} if setting == "streams" else {setting: is_second}
-    gradring.init(timeout=20, **settings)
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [("streams", "streams=2, checksum=false, "), ("checksum", "streams=1, checksum=true, ")],
-)
-def test_ranks_that_differ_do_not_form_a_group(setting: str, told: str) -> None:
-    for outcome in run_ranks(differ, 2, setting, check=False):
-        assert isinstance(outcome.exception, errors.ConfigError), outcome
-        assert outcome.exception.rank == 1
-        assert f"was started with {told}" in str(outcome.exception)
-        assert "rank 0 with streams=1, checksum=false, " in str(outcome.exception)

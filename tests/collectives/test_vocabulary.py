@@ -12,15 +12,10 @@ import pytest
 import gradring
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import Pair, on_threads
+from pairs import Pair, on_threads, with_communicator
 
 NEW_RESULTS = ["reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"]
 ROOTED = ["reduce", "gather", "scatter", "broadcast"]
-
-
-def reduced_alike_by_processes() -> list[str]:
-    with gradring.init() as comm:
-        return reduced_alike(comm)
 
 
 def reduced_alike(comm: gradring.Communicator) -> list[str]:
@@ -57,7 +52,7 @@ def test_a_reduce_has_the_bits_of_an_all_reduce(settings: dict[str, Any]) -> Non
 
 def test_a_reduce_has_the_bits_of_an_all_reduce_on_several_hosts() -> None:
     with simulated_hosts(2) as hosts:
-        assert run_ranks(reduced_alike_by_processes, 3, hosts=hosts) == [[]] * 3
+        assert run_ranks(with_communicator, 3, reduced_alike, hosts=hosts) == [[]] * 3
 
 
 def different(comm: gradring.Communicator, what: str) -> str:
@@ -145,104 +140,83 @@ def test_a_root_that_is_no_rank_is_refused(name: str) -> None:
             comm.broadcast_object({}, root=1)
 
 
-def shorter_memory() -> list[Any]:
+def shorter_memory(comm: gradring.Communicator) -> list[Any]:
     """Only rank 1 has memory for fewer rows than there are."""
-    with gradring.init() as comm:
-        x = np.full((2, 2), comm.rank)
-        out = np.empty((4 - comm.rank, 2), x.dtype)
-        said = ""
-        try:
-            comm.all_gather(x, out=out)
-        except ValueError as error:
-            said = str(error)
-        return [said, comm.all_reduce(1)]
+    x = np.full((2, 2), comm.rank)
+    out = np.empty((4 - comm.rank, 2), x.dtype)
+    said = ""
+    try:
+        comm.all_gather(x, out=out)
+    except ValueError as error:
+        said = str(error)
+    return [said, comm.all_reduce(1)]
 
 
 def test_memory_for_another_number_of_rows_stops_nobody_else() -> None:
     says = "all_gather: out has shape (3, 2), and the result (4, 2)"
-    assert run_ranks(shorter_memory, 2) == [["", 2], [says, 2]]
+    assert on_threads(2, shorter_memory) == [["", 2], [says, 2]]
 
 
-def parts_without_input() -> list[Any]:
-    with gradring.init() as comm:
-        out = np.empty((2, 2), np.int32)
-        x = np.arange(4 * comm.world_size, dtype=np.int32).reshape(-1, 2)
-        if comm.rank != 1:
-            with pytest.raises(TypeError, match="scatter: out is a list; pass a plain numpy array"):
-                comm.scatter(None, root=1, out=out.tolist())  # type: ignore[call-overload]
-        part = comm.scatter(x if comm.rank == 1 else None, root=1, out=out)
-        return [part is out, out.tolist()]
+def parts_without_input(comm: gradring.Communicator) -> list[Any]:
+    out = np.empty((2, 2), np.int32)
+    x = np.arange(4 * comm.world_size, dtype=np.int32).reshape(-1, 2)
+    if comm.rank != 1:
+        with pytest.raises(TypeError, match="scatter: out is a list; pass a plain numpy array"):
+            comm.scatter(None, root=1, out=out.tolist())  # type: ignore[call-overload]
+    part = comm.scatter(x if comm.rank == 1 else None, root=1, out=out)
+    return [part is out, out.tolist()]
 
 
 def test_a_rank_that_is_not_the_root_needs_no_input_to_get_its_part() -> None:
     rows = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
-    assert run_ranks(parts_without_input, 3) == [[True, part] for part in rows]
+    assert on_threads(3, parts_without_input) == [[True, part] for part in rows]
 
 
-def views_and_constants() -> list[Any]:
-    """What is only sent may be read-only or have gaps; and a reduction into its own input."""
-    with gradring.init() as comm:
-        wide = np.arange(8.0).reshape(2, 4) + comm.rank
-        column = wide[:, ::2]
-        constant = np.full(2, float(comm.rank))
-        constant.flags.writeable = False
-        gathered = comm.gather(column)
-        own = np.array([1.0, 2.0])
-        total = comm.reduce(own, out=own)
-        return [
-            None if gathered is None else gathered.tolist(),
-            comm.all_to_all(constant).tolist(),
-            comm.scatter(constant, root=1).tolist(),
-            comm.reduce_scatter(column).tolist(),
-            total is own,
-        ]
+def into_its_own_input(comm: gradring.Communicator) -> Any:
+    own = np.array([1.0, 2.0])
+    total = comm.reduce(own, out=own)
+    return total is own, own.tolist() if total is own else total
 
 
-def test_what_is_only_sent_may_be_read_only_or_not_contiguous() -> None:
-    gathered = [[0, 2], [4, 6], [1, 3], [5, 7]]
-    assert run_ranks(views_and_constants, 2) == [
-        [gathered, [0, 1], [1], [[1, 5]], True],
-        [None, [0, 1], [1], [[9, 13]], False],
-    ]
+def test_a_reduction_may_go_into_its_own_input() -> None:
+    assert on_threads(2, into_its_own_input) == [(True, [2, 4]), (False, None)]
 
 
-def into_parts_of_the_input() -> list[Any]:
+def into_parts_of_the_input(comm: gradring.Communicator) -> list[Any]:
     """The root's part goes where another's was, or, not quite, where its own was."""
-    with gradring.init() as comm:
-        parts = []
-        for start in (0, 1, 2, 3):
-            x = np.arange(6.0)
-            parts.append(comm.scatter(x, root=1, out=x[start : start + 2]).tolist())
+    parts = []
+    for start in (0, 1, 2, 3):
         x = np.arange(6.0)
-        parts.append(comm.scatter_async(x, root=1, out=x[:2]).wait(timeout=60.0).tolist())
-        return parts
+        parts.append(comm.scatter(x, root=1, out=x[start : start + 2]).tolist())
+    x = np.arange(6.0)
+    parts.append(comm.scatter_async(x, root=1, out=x[:2]).wait(timeout=60.0).tolist())
+    return parts
 
 
 def test_a_part_may_go_where_the_input_is() -> None:
-    parts = run_ranks(into_parts_of_the_input, 3)
+    parts = on_threads(3, into_parts_of_the_input)
     assert parts == [[part] * 5 for part in ([0, 1], [2, 3], [4, 5])]
 
 
-def works_in_order() -> list[Any]:
-    with gradring.init() as comm:
-        x = np.full(2, comm.rank + 1.0)
-        works: list[Any] = [
-            comm.reduce_async(x.copy(), root=1),
-            comm.all_gather_async(x),
-            comm.barrier_async(),
-            comm.gather_async(x.copy(), root=1),
-            comm.broadcast_async(x.copy(), root=1),
-            comm.scatter_async(x.copy(), root=1),
-            comm.all_to_all_async(x.copy()),
-            comm.reduce_scatter_async(x, "max"),
-        ]
-        results = [work.wait(timeout=60.0) for work in works]
-        return [None if result is None else result.tolist() for result in results]
+def works_in_order(comm: gradring.Communicator) -> list[Any]:
+    x = np.full(2, comm.rank + 1.0)
+    works: list[Any] = [
+        comm.reduce_async(x.copy(), root=1),
+        comm.all_gather_async(x),
+        comm.barrier_async(),
+        comm.gather_async(x.copy(), root=1),
+        comm.broadcast_async(x.copy(), root=1),
+        comm.scatter_async(x.copy(), root=1),
+        comm.all_to_all_async(x.copy()),
+        comm.reduce_scatter_async(x, "max"),
+    ]
+    results = [work.wait(timeout=60.0) for work in works]
+    return [None if result is None else result.tolist() for result in results]
 
 
 def test_works_of_every_collective_give_what_the_collective_does() -> None:
     of_all = [1, 1, 2, 2]
-    assert run_ranks(works_in_order, 2) == [
+    assert on_threads(2, works_in_order) == [
         [None, of_all, None, None, [2, 2], [2], [1, 2], [2]],
         [[3, 3], of_all, None, of_all, [2, 2], [2], [1, 2], [2]],
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import stat
 import struct
@@ -15,6 +14,7 @@ import pytest
 
 import gradring
 from chosen import marked_rows
+from faults.test_faults import assert_lost, reduce_until_killed, survivors
 from gradring import errors
 from gradring.testing import run_ranks
 
@@ -87,17 +87,7 @@ def test_one_cut_stream_is_a_lost_peer_on_all_ranks(
         assert "stream" in str(outcome.exception)
 
 
-def die() -> None:
-    with gradring.init(transport="tcp", streams=STREAMS) as comm:
-        x = np.ones(5_000_000, np.float32)
-        for step in range(1_000_000):
-            if comm.rank == CUTTER and step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
-            comm.all_reduce(x, op="mean")
-
-
 def test_a_killed_rank_is_named() -> None:
-    for outcome in run_ranks(die, WORLD_SIZE, timeout=DEADLINE_S, check=False):
-        if outcome.rank != CUTTER:
-            assert isinstance(outcome.exception, errors.PeerLostError), outcome
-            assert outcome.exception.rank == CUTTER
+    env = {"GRADRING_TRANSPORT": "tcp", "GRADRING_STREAMS": str(STREAMS)}
+    arguments = (CUTTER, WORLD_SIZE, CUTTER, 5_000_000)
+    assert_lost(survivors(reduce_until_killed, *arguments, env=env, timeout=DEADLINE_S), CUTTER)

@@ -38,30 +38,25 @@ CALLS = ("comm.all_reduce(x)", "comm.all_reduce_async(x).wait()", "comm.barrier(
 TIMES = 5
 
 
+def ended(call: str, failed: str, end: str = "") -> subprocess.CompletedProcess[str]:
+    tests = str(Path(__file__).parents[1])
+    program = PROGRAM.format(tests=tests, call=call, failed=failed) + end
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+    )
+
+
 @pytest.mark.parametrize("failed", ["continue", pytest.param("return", marks=pytest.mark.slow)])
-def test_daemon_threads_inside_collectives_do_not_abort_a_program_that_ends(
-    failed: str, tmp_path: Path
-) -> None:
-    tests = str(Path(__file__).parents[1])
+def test_daemon_threads_inside_collectives_do_not_abort_a_program_that_ends(failed: str) -> None:
     for call in CALLS:
-        program = tmp_path / "program.py"
-        program.write_text(PROGRAM.format(tests=tests, call=call, failed=failed))
         for _ in range(TIMES):
-            ended = subprocess.run(
-                [sys.executable, str(program)], capture_output=True, text=True, timeout=100
-            )
-            assert (ended.returncode, ended.stderr) == (0, ""), (call, ended)
+            done = ended(call, failed)
+            assert (done.returncode, done.stderr) == (0, ""), (call, done)
 
 
-def test_the_exception_of_the_program_is_its_last_word(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parents[1])
-    program = tmp_path / "program.py"
+def test_the_exception_of_the_program_is_its_last_word() -> None:
     for call in CALLS:
-        text = PROGRAM.format(tests=tests, call=call, failed="raise")
-        program.write_text(f"{text}raise ValueError('the cause')\n")
-        ended = subprocess.run(
-            [sys.executable, str(program)], capture_output=True, text=True, timeout=100
-        )
-        assert ended.returncode == 1
-        assert ended.stderr.endswith("\nValueError: the cause\n"), (call, ended)
-        assert ended.stderr.count("Traceback") == 1, (call, ended)
+        done = ended(call, "raise", "raise ValueError('the cause')\n")
+        assert done.returncode == 1
+        assert done.stderr.endswith("\nValueError: the cause\n"), (call, done)
+        assert done.stderr.count("Traceback") == 1, (call, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -32,13 +33,16 @@ KILLS = [(n, ranks, over) for over in ("tcp", "shm") for n in (10, 5_000_000) fo
 QUICK_KILLS = [(5_000_000, 2, "tcp"), (10, 4, "shm")]
 #: One over each transport.
 QUICK_CLOSED = [(1, "shm"), (2, "tcp")]
-#: And what rank 1 calls then.
-DIFFERENCES = [
-    ("shape", "all_reduce(sum) 'dense/kernel' float32[102]"),
-    ("dtype", "all_reduce(sum) 'dense/kernel' float64[98]"),
-    ("op", "all_reduce(max) 'dense/kernel' float32[98]"),
-    ("name", "all_reduce(sum) 'dense/bias' float32[98]"),
-    ("kind", "broadcast(root=0) 'dense/kernel' float32[98]"),
+#: What rank 1 calls by itself: the collective, elements of a type, other arguments; and its name.
+DIFFERENCES: list[tuple[Any, str]] = [
+    (("all_reduce", 102, "float32", {}), "all_reduce(sum) 'dense/kernel' float32[102]"),
+    (("all_reduce", 98, "float64", {}), "all_reduce(sum) 'dense/kernel' float64[98]"),
+    (("all_reduce", 98, "float32", {"op": "max"}), "all_reduce(max) 'dense/kernel' float32[98]"),
+    (
+        ("all_reduce", 98, "float32", {"name": "dense/bias"}),
+        "all_reduce(sum) 'dense/bias' float32[98]",
+    ),
+    (("broadcast", 98, "float32", {}), "broadcast(root=0) 'dense/kernel' float32[98]"),
 ]
 
 
@@ -49,16 +53,24 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def survivors(
-    fn: Callable[..., Any], faulty: int, world_size: int, *args: Any
+    fn: Callable[..., Any], faulty: int, world_size: int, *args: Any, **options: Any
 ) -> list[errors.GradringError]:
     """Runs ``fn`` and returns the exceptions of all ranks but the faulty one."""
-    outcomes: list[Outcome] = run_ranks(fn, world_size, *args, timeout=DEADLINE_S, check=False)
+    options = {"timeout": DEADLINE_S, **options}
+    outcomes: list[Outcome] = run_ranks(fn, world_size, *args, **options, check=False)
     exceptions = []
     for outcome in outcomes:
         if outcome.rank != faulty:
             assert isinstance(outcome.exception, errors.GradringError), outcome
             exceptions.append(outcome.exception)
     return exceptions
+
+
+def assert_lost(found: list[errors.GradringError], rank: int) -> None:
+    """All say that this rank is lost."""
+    for error in found:
+        assert isinstance(error, errors.PeerLostError), error
+        assert error.rank == rank
 
 
 def reduce_until_killed(faulty: int, elements: int) -> None:
@@ -78,44 +90,32 @@ def reduce_until_killed(faulty: int, elements: int) -> None:
 @pytest.mark.usefixtures("transport")
 def test_a_killed_rank_is_named_on_every_survivor(world_size: int, elements: int) -> None:
     faulty = world_size - 1
-    for error in survivors(reduce_until_killed, faulty, world_size, faulty, elements):
-        assert isinstance(error, errors.PeerLostError)
+    found = survivors(reduce_until_killed, faulty, world_size, faulty, elements)
+    assert_lost(found, faulty)
+    for error in found:
         assert isinstance(error, ConnectionError)
-        assert error.rank == faulty
         assert error.host
         assert error.collective == f"all_reduce(mean) 'w' float32[{elements}]"
         assert error.sequence is not None
         assert error.elapsed_s is not None
 
 
-def call_differently(faulty: int, difference: str) -> None:
+def call_differently(faulty: int, call: tuple[str, int, str, dict[str, str]]) -> None:
     with gradring.init() as comm:
         comm.all_reduce(np.ones(4, np.float32), name="before")
-        odd = comm.rank == faulty
-        if odd:
+        if comm.rank == faulty:
             # A majority needs both others.
             wait_until_all_others_wait(comm.rank, "all_reduce")
-        x = np.ones(98, np.float32)
-        if difference == "shape" and odd:
-            x = np.ones(102, np.float32)
-        if difference == "dtype" and odd:
-            x = np.ones(98, np.float64)
-        if difference == "kind" and odd:
-            comm.broadcast(x, name="dense/kernel")
-        comm.all_reduce(
-            x,
-            op="max" if difference == "op" and odd else "sum",
-            name="dense/bias" if difference == "name" and odd else "dense/kernel",
-        )
+        else:
+            call = ("all_reduce", 98, "float32", {})
+        collective, elements, dtype, others = call
+        arguments = {"name": "dense/kernel", **others}
+        getattr(comm, collective)(np.ones(elements, dtype), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("difference", "theirs"),
-    marked_rows(DIFFERENCES, DIFFERENCES[-1:]),
-)
-def test_a_different_call_on_one_rank_is_a_mismatch_on_all(difference: str, theirs: str) -> None:
-    outcomes = run_ranks(call_differently, 3, 1, difference, timeout=DEADLINE_S, check=False)
-    for outcome in outcomes:
+@pytest.mark.parametrize(("call", "theirs"), marked_rows(DIFFERENCES, DIFFERENCES[-1:]))
+def test_a_different_call_on_one_rank_is_a_mismatch_on_all(call: Any, theirs: str) -> None:
+    for outcome in run_ranks(call_differently, 3, 1, call, timeout=DEADLINE_S, check=False):
         error = outcome.exception
         assert isinstance(error, errors.MismatchError), outcome
         assert isinstance(error, ValueError)
@@ -125,23 +125,18 @@ def test_a_different_call_on_one_rank_is_a_mismatch_on_all(difference: str, thei
         assert "all_reduce(sum) 'dense/kernel' float32[98] (ranks 0 and 2)" in str(error)
 
 
-def raise_an_exception(faulty: int) -> None:
-    with gradring.init() as comm:
+def raise_an_exception(faulty: int, closes: bool) -> None:
+    comm = gradring.init()
+    context: Any = comm if closes else contextlib.nullcontext()
+    with context:
         if comm.rank == faulty:
             raise RuntimeError("the data set is gone")
         comm.all_reduce(np.ones(3))
 
 
-def raise_in_a_program_that_does_not_close(faulty: int) -> None:
-    comm = gradring.init()
-    if comm.rank == faulty:
-        raise RuntimeError("the data set is gone")
-    comm.all_reduce(np.ones(3))
-
-
-@pytest.mark.parametrize("fails", [raise_an_exception, raise_in_a_program_that_does_not_close])
-def test_an_exception_on_one_rank_tells_the_others_its_reason(fails: Callable[..., None]) -> None:
-    for error in survivors(fails, 2, 3, 2):
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_exception_on_one_rank_tells_the_others_its_reason(closes: bool) -> None:
+    for error in survivors(raise_an_exception, 2, 3, 2, closes):
         assert isinstance(error, errors.AbortedError)
         assert error.rank == 2
         assert "RuntimeError: the data set is gone" in str(error)

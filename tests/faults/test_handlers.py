@@ -126,16 +126,8 @@ def every_handler(outer_name: str) -> list[str]:
             right = inner == "fine" or (name == "close and wait" and "AbortedError" in inner)
         else:
             right = inner.startswith("GradringError: rank 0 on ") and "set a flag" in inner
-        right = (
-            right
-            and ended.startswith("AbortedError: ")
-            and peer.partition(":")[0]
-            in (
-                "AbortedError",
-                "PeerLostError",
-            )
-        )
-        if not right:
+        of_peer = peer.partition(":")[0] in ("AbortedError", "PeerLostError")
+        if not (right and ended.startswith("AbortedError: ") and of_peer):
             wrong.append(f"{name} while it {outer.__name__}: {inner!r}, {ended!r}, {peer!r}")
     return wrong
 

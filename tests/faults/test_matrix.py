@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from _pytest.mark import ParameterSet
 
+from chosen import marked
 from documents import ROOT
 from faults.drill import drill
 from faults.matrix import (
@@ -31,25 +31,19 @@ SIMULATED_PHASES = {
     "WORKING": (IDLE, *MOVING),
 }
 """The phases by their names in the simulation."""
+QUICK_CELLS = [cell for cell in cells() if cell.name in QUICK]
 
 
-def marked(cell: Cell) -> ParameterSet:
-    """The cell, for `make test-all` only unless it is a quick one."""
-    slow = () if cell.name in QUICK else (pytest.mark.slow,)
-    return pytest.param(cell, id=cell.name, marks=slow)
-
-
-@pytest.mark.parametrize("cell", [marked(cell) for cell in cells()])
+@pytest.mark.parametrize("cell", marked(cells(), QUICK_CELLS), ids=lambda cell: cell.name)
 def test_survivors_see_what_the_matrix_says(cell: Cell) -> None:
     result = drill(cell)
     assert not result.problems, "\n".join(result.problems)
 
 
 def test_every_fault_and_phase_has_a_quick_cell() -> None:
-    quick = [cell for cell in cells() if cell.name in QUICK]
-    assert {cell.name for cell in quick} == QUICK
-    assert {cell.phase for cell in quick} == set(PHASES)
-    assert {cell.fault for cell in quick} == {row.fault for row in ROWS}
+    assert {cell.name for cell in QUICK_CELLS} == QUICK
+    assert {cell.phase for cell in QUICK_CELLS} == set(PHASES)
+    assert {cell.fault for cell in QUICK_CELLS} == {row.fault for row in ROWS}
 
 
 def test_the_simulation_has_every_row_of_a_group_that_has_formed() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 import gradring
 from faults.actor import belongings
+from faults.test_faults import reduce_until_killed
 from gradring.errors import AbortedError
 from gradring.observe import observer
 from gradring.observe.explanation import explain
@@ -191,20 +192,13 @@ def test_a_directory_without_records_is_told_from_one_that_is_not_there(
         assert capfd.readouterr().err.startswith(f"gradring explain: {problem}; {advice}")
 
 
-def be_killed(faulty: int) -> None:
-    with gradring.init() as comm:
-        for step in range(1000):
-            if comm.rank == faulty and step == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            comm.all_reduce(np.ones(10, np.float32), name="w")
-
-
 def test_a_killed_rank_has_left_nothing_and_the_others_say_where_they_were(tmp_path: Path) -> None:
-    run_ranks(be_killed, 3, 2, env={"GRADRING_FLIGHT_DIR": str(tmp_path)}, check=False)
+    env = {"GRADRING_FLIGHT_DIR": str(tmp_path)}
+    run_ranks(reduce_until_killed, 3, 2, 10, env=env, check=False)
     sentences = explain(read(tmp_path))
     assert "Rank 2 left no record" in sentences[1]
     # The news may come before the last collective, or overtake the end of the one before.
-    w = re.escape(W)
+    w = re.escape("all_reduce(mean) 'w' float32[10]")
     been = re.compile(rf"been in {w} \(#2[01]\)|never entered {w} \(#21\)|finished {w} \(#20\)")
     assert any(been.search(sentence) for sentence in sentences), sentences
 
@@ -455,8 +449,9 @@ def file_of(row: Any, **facts: int) -> bytes:
 @pytest.mark.parametrize("row", [{}, {**ROW, "launched_ns": None}, {**ROW, "ended_ns": "1"}, 3])
 def test_a_record_of_collectives_that_cannot_be_is_refused(row: Any) -> None:
     assert parse(file_of(ROW)).collectives[0].launched_ns == 1
-    with pytest.raises(ValueError, match="it is no record of a rank"):
-        parse(file_of(row))
+    for text in (file_of(row), json.dumps({"format": FORMAT}).encode()):
+        with pytest.raises(ValueError, match="it is no record of a rank"):
+            parse(text)
 
 
 def test_records_of_an_earlier_group_of_an_elastic_job_are_left_out(

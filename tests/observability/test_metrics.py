@@ -188,18 +188,13 @@ def test_the_configuration_for_prometheus_asks_every_rank() -> None:
     ]
 
 
-def alone() -> list[str]:
-    """A second communicator at a port that is taken."""
+def test_a_port_that_is_taken_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, gradring.init() as comm:
         port = taken.getsockname()[1]
         gradring.Monitor(comm, prometheus_port=port, stream=io.StringIO())
         assert observer_of(comm).metrics is None
         comm.barrier()
-        return metrics.render(comm).splitlines()
-
-
-def test_a_port_that_is_taken_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    lines = alone()
+        lines = metrics.render(comm).splitlines()
     assert any(line.startswith("gradring_info{") for line in lines)
     assert "serves no metrics: 127.0.0.1:" in caplog.text
 

@@ -129,6 +129,35 @@ def free_addresses(count: int) -> list[str]:
     return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
+class Servers(list[subprocess.Popen[str]]):
+    """Two processes with these rules; a lost one is replaced by one at its address."""
+
+    def __init__(self, directory: Path | None = None, **rules: Any) -> None:
+        """Begins them; with a directory, each has its own in it."""
+        self.addresses, self._directory, self._rules = free_addresses(2), directory, rules
+        super().__init__(self._begun(index) for index in range(2))
+
+    def lose(self, *lost: int) -> None:
+        """These are killed together, and begin again."""
+        for index in lost:
+            self[index].kill()
+        for index in lost:
+            self.begin_again(index)
+
+    def begin_again(self, index: int) -> None:
+        """In place of one that has ended, or is about to."""
+        self[index].communicate()
+        self[index] = self._begun(index)
+
+    def directory(self, index: int) -> Path:
+        assert self._directory is not None
+        return self._directory / str(index)
+
+    def _begun(self, index: int) -> subprocess.Popen[str]:
+        place = {"directory": str(self.directory(index))} if self._directory else {}
+        return start(role="server", addresses=self.addresses, index=index, **place, **self._rules)
+
+
 @contextmanager
 def serving(made: list[ParameterServer], ends: bool = True) -> Iterator[list[BaseException]]:
     """Servers at work in threads; what they have raised. With `ends`, they end by themselves."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from gradring import updates
 
 #: The group of the test, whose variables a strategy would read.
 OF_GROUP = ("GRADRING_RANK", "GRADRING_WORLD_SIZE", "GRADRING_RENDEZVOUS")
+RATE = 0.125
 
 
 @contextlib.contextmanager
@@ -66,3 +67,20 @@ def serving(
             server.close()
         del os.environ["TF_CONFIG"]
         os.environ.update(kept)
+
+
+def one_weight(
+    strategy: Any, initial: float = 1.0, replicas: int = 1
+) -> tuple[Any, Callable[[], Any]]:
+    """A variable, and a step by a gradient of 1 of a loss that is divided by so many replicas."""
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        weight = tf.Variable([initial], name="w")
+        optimizer = keras.optimizers.SGD(RATE)
+
+    def replica_step() -> None:
+        optimizer.apply_gradients([(tf.constant([1.0]) / replicas, weight)])
+
+    return weight, lambda: strategy.run(replica_step)

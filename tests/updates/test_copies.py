@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from parameters import (
     INITIAL,
+    Servers,
     client,
     ended,
     free_addresses,
@@ -86,43 +87,25 @@ def test_a_server_that_is_lost_again_while_it_is_filled_takes_nothing_back(lost:
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_snapshot_that_a_loss_cuts_short_counts_for_nobody(lost: int, tmp_path: Path) -> None:
-    addresses = free_addresses(2)
-    directories = [tmp_path / str(index) for index in range(2)]
-
-    def begin(index: int) -> subprocess.Popen[str]:
-        return start(
-            role="server",
-            addresses=addresses,
-            index=index,
-            workers=1,
-            staleness=0,
-            replicas=1,
-            directory=str(directories[index]),
-        )
+    servers = Servers(tmp_path, workers=1, staleness=0, replicas=1)
 
     def has_begun_to_write() -> bool:
         # On a fast machine it may be whole already.
-        return any(directories[lost].glob("snapshot-*-5*"))
+        return any(servers.directory(lost).glob("snapshot-*-5*"))
 
-    servers = [begin(0), begin(1)]
-    worker = client(addresses, 0, elements=ELEMENTS)
+    worker = client(servers.addresses, 0, elements=ELEMENTS)
     weights = np.zeros(ELEMENTS, np.float32)
     for version in range(1, 5):
         check(worker, weights, version)
         assert worker.push([gradient(0, ELEMENTS)], 1.0)
     wait_until(has_begun_to_write, "a snapshot is being written", pause_s=0)
-    end(servers[lost])
-    servers[lost] = begin(lost)
+    servers.lose(lost)
     for version in range(5, 8):
         check(worker, weights, version)
         assert worker.push([gradient(0, ELEMENTS)], 1.0)
     check(worker, weights, 8)
     # Nobody has a copy in memory any more.
-    for process in servers:
-        process.kill()
-    for index, process in enumerate(servers):
-        process.communicate()
-        servers[index] = begin(index)
+    servers.lose(0, 1)
     # It counts only if what it was computed with is not given up.
     worker.push([gradient(0, ELEMENTS)], 1.0)
     version = pulled(worker, weights)
@@ -137,21 +120,14 @@ def test_a_snapshot_that_a_loss_cuts_short_counts_for_nobody(lost: int, tmp_path
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_worker_that_leaves_while_a_server_is_lost_has_left(lost: int) -> None:
-    addresses = free_addresses(2)
-
-    def begin(index: int) -> subprocess.Popen[str]:
-        rule = {"workers": 2, "replicas": 1, "worker_timeout": 0.5}
-        return start(role="server", addresses=addresses, index=index, **rule)
-
-    servers = [begin(0), begin(1)]
-    stays, leaves = (client(addresses, it) for it in range(2))
+    servers = Servers(workers=2, replicas=1, worker_timeout=0.5)
+    stays, leaves = (client(servers.addresses, it) for it in range(2))
     weights = np.zeros(8, np.float32)
     check(stays, weights, 1)
     assert pulled(leaves, weights) == 1
     push(stays, 8)
     push(leaves, 8)
-    end(servers[lost])
-    servers[lost] = begin(lost)
+    servers.lose(lost)
     leaves.leave()
     pulled(stays, weights)
     push(stays, 8)
@@ -162,24 +138,14 @@ def test_a_worker_that_leaves_while_a_server_is_lost_has_left(lost: int) -> None
 
 
 def test_with_copies_servers_are_replaced_one_after_the_other_and_take_nothing_back() -> None:
-    addresses = free_addresses(2)
-
-    def begin(index: int) -> Any:
-        rule = {"workers": 1, "staleness": 0, "replicas": 1}
-        return start(role="server", addresses=addresses, index=index, **rule)
-
-    servers = [begin(0), begin(1)]
-    worker, weights = client(addresses, 0), np.zeros(8, np.float32)
+    servers = Servers(workers=1, staleness=0, replicas=1)
+    worker, weights = client(servers.addresses, 0), np.zeros(8, np.float32)
     for version in range(1, 24):
         # In the end, no process is left of those that began, and none has a disk.
-        assert pulled(worker, weights) == version
-        np.testing.assert_array_equal(weights, INITIAL - (version - 1) * gradient(0))
+        check(worker, weights, version)
         worker.push([gradient(0)], 1.0)
         if version % 8 == 0:
-            lost = version // 8 % 2
-            servers[lost].kill()
-            servers[lost].communicate()
-            servers[lost] = begin(lost)
+            servers.lose(version // 8 % 2)
     worker.leave()
     stats = stats_of(servers)
     assert {(it["version"], it["history"]) for it in stats} == {tuple(stats[0]["replicas"][0])}
@@ -187,20 +153,12 @@ def test_with_copies_servers_are_replaced_one_after_the_other_and_take_nothing_b
 
 
 def test_a_restored_server_waits_for_who_had_left_before_no_longer_than_for_who_is_lost() -> None:
-    addresses = free_addresses(2)
-
-    def begin(index: int) -> Any:
-        rule = {"workers": 2, "replicas": 1, "worker_timeout": 0.5}
-        return start(role="server", addresses=addresses, index=index, **rule)
-
-    servers = [begin(0), begin(1)]
-    stays, leaves = (client(addresses, it) for it in range(2))
+    servers = Servers(workers=2, replicas=1, worker_timeout=0.5)
+    stays, leaves = (client(servers.addresses, it) for it in range(2))
     weights = np.zeros(8, np.float32)
     assert pulled(stays, weights) == 1
     leaves.leave()
-    servers[0].kill()
-    servers[0].communicate()
-    servers[0] = begin(0)
+    servers.lose(0)
     stays.push([gradient(0)], 1.0)
     wait_until(lambda: not stays.stats()["unsettled"], "it is applied")
     assert pulled(stays, weights) == 2
@@ -210,31 +168,18 @@ def test_a_restored_server_waits_for_who_had_left_before_no_longer_than_for_who_
 
 
 def test_when_all_servers_are_lost_after_one_was_training_goes_on_from_a_workers_weights() -> None:
-    addresses = free_addresses(2)
-
-    def begin(index: int) -> Any:
-        return start(role="server", addresses=addresses, index=index, workers=1, replicas=1)
-
-    def lose(*lost: int) -> None:
-        for index in lost:
-            servers[index].kill()
-        for index in lost:
-            servers[index].communicate()
-            servers[index] = begin(index)
-
-    servers = [begin(0), begin(1)]
-    worker, weights = client(addresses, 0), np.zeros(8, np.float32)
+    servers = Servers(workers=1, replicas=1)
+    worker, weights = client(servers.addresses, 0), np.zeros(8, np.float32)
     for _ in range(3):
         pulled(worker, weights)
         worker.push([gradient(0)], 1.0)
-    lose(1)
+    servers.lose(1)
     assert pulled(worker, weights) == 4
     # The servers of before had begun anew once, and these have not: their terms are the lesser.
-    lose(0, 1)
+    servers.lose(0, 1)
     worker.push([gradient(0)], 1.0)
-    for more in range(3):
-        assert pulled(worker, weights) == 1 + more
-        np.testing.assert_array_equal(weights, INITIAL - more * gradient(0))
+    for version in range(1, 4):
+        check(worker, weights, version)
         worker.push([gradient(0)], 1.0)
     worker.leave()
     ended(servers)

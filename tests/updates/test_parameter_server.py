@@ -19,9 +19,10 @@ from keras_models import (
     make_optimizer,
     needs_fit,
     samples,
+    strategy_of,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from served import served, serving
+from served import RATE, one_weight, served, serving
 from tf_worker import join
 
 import gradring
@@ -39,7 +40,6 @@ MANY_STEPS = 200
 OPTIMIZERS = ("SGD", "SGD momentum", "Adam")
 #: The one with the most state.
 QUICK = ("Adam",)
-RATE = 0.125
 ASYNCHRONOUS = updates.ParameterServer(staleness=None)
 
 
@@ -56,12 +56,6 @@ def job(optimizers: list[str]) -> dict[str, Any]:
             "found": found(comm),
             "refused": refused(comm),
         }
-
-
-def strategy_of(comm: Any) -> Any:
-    from gradring.tensorflow import CustomCollectiveStrategy
-
-    return CustomCollectiveStrategy(communicator=comm)
 
 
 def trained(strategy: Any, optimizer: str) -> Any:
@@ -133,24 +127,15 @@ def rows(comm: Any) -> Any:
 
 def counted(comm: Any) -> Any:
     """Known gradients under each rule: the weight that comes of it, and what server 0 counted."""
-    import keras
-    import tensorflow as tf
 
     def moved(rule: updates.ParameterServer) -> Any:
         with serving(comm, rule) as counted_there:
             from gradring.tensorflow import CustomCollectiveStrategy
 
             strategy = CustomCollectiveStrategy(update=rule)
-            with strategy.scope():
-                weight = tf.Variable([1.0])
-                optimizer = keras.optimizers.SGD(RATE)
-
-            def replica_step() -> None:
-                # As of a loss that is divided by the number of replicas.
-                optimizer.apply_gradients([(tf.constant([1.0]) / comm.world_size, weight)])
-
+            weight, step = one_weight(strategy, replicas=comm.world_size)
             for _ in range(STEPS):
-                strategy.run(replica_step)
+                step()
             strategy.leave()
         return float(weight.numpy()[0]), strategy.update_stats(), counted_there
 
@@ -166,21 +151,16 @@ def counted(comm: Any) -> Any:
 
 def seen(comm: Any) -> Any:
     """What a monitor, TensorBoard and Prometheus show of asynchronous updates."""
-    import keras
-    import tensorflow as tf
-
     from gradring.tensorflow import CustomCollectiveStrategy
 
     lines, rows, made = io.StringIO(), list[Any](), list[Any]()
     with serving(comm, ASYNCHRONOUS, made=made):
         strategy = CustomCollectiveStrategy(update=ASYNCHRONOUS)
-        with strategy.scope():
-            weight = tf.Variable([1.0])
-            optimizer = keras.optimizers.SGD(RATE)
+        _, train = one_weight(strategy)
         monitor = gradring.Monitor(strategy, every_steps=1, stream=lines, on_line=rows.append)
 
         def step() -> None:
-            strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+            train()
             monitor.step()
 
         for _ in range(3):
@@ -197,16 +177,13 @@ def seen(comm: Any) -> Any:
 
 def found(comm: Any) -> Any:
     """Whether calls that name no group mean the program's, beside a strategy that has none."""
-    import keras
-    import tensorflow as tf
-
     from gradring.tensorflow.ops import current_communicator
 
     with served(comm, ASYNCHRONOUS) as strategy:
         with strategy.scope():
-            weight, optimizer = tf.Variable([1.0]), keras.optimizers.SGD(RATE)
             inside = current_communicator() is strategy.communicator
-        strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+        _, step = one_weight(strategy)
+        step()
     outside = current_communicator() is comm
     with comm.split(0), pytest.raises(ConfigError, match="2 communicators are open"):
         current_communicator()
@@ -215,20 +192,11 @@ def found(comm: Any) -> Any:
 
 def began(comm: Any) -> Any:
     """Workers with other initial weights, eagerly: all train those of one of them."""
-    import keras
-    import tensorflow as tf
-
     with served(comm, updates.ParameterServer()) as strategy:
-        with strategy.scope():
-            weight = tf.Variable([float(comm.rank)])
-            optimizer = keras.optimizers.SGD(RATE)
-
-        def replica_step() -> None:
-            optimizer.apply_gradients([(tf.constant([1.0]), weight)])
-
+        weight, step = one_weight(strategy, initial=float(comm.rank))
         seen = []
         for _ in range(3):
-            strategy.run(replica_step)
+            step()
             seen.append(float(weight.numpy()[0]))
     return seen
 

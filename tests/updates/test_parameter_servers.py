@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import pytest
 from parameters import (
     INITIAL,
     SGD,
+    Servers,
     client,
     ended,
     free_addresses,
@@ -70,43 +70,29 @@ def test_a_killed_worker_stops_nobody_and_counts_what_was_applied(
     tmp_path: Path,
 ) -> None:
     elements, snapshot_every = 1 << 18, 5
-    addresses = free_addresses(2)
-    directories = [str(tmp_path / str(index)) for index in range(2)]
-
-    def begin(index: int) -> subprocess.Popen[str]:
-        return start(
-            role="server",
-            addresses=addresses,
-            index=index,
-            workers=2,
-            directory=directories[index],
-            snapshot_every=snapshot_every,
-            staleness=staleness,
-            replicas=replicas,
-            worker_timeout=0.5,
-            transport=transport,
-        )
-
-    servers = [begin(0), begin(1)]
-
-    def begin_again(index: int) -> None:
-        servers[index].communicate()
-        servers[index] = begin(index)
-
+    servers = Servers(
+        tmp_path,
+        workers=2,
+        snapshot_every=snapshot_every,
+        staleness=staleness,
+        replicas=replicas,
+        worker_timeout=0.5,
+        transport=transport,
+    )
     victim = start(
         role="worker",
-        addresses=addresses,
+        addresses=servers.addresses,
         index=1,
         elements=elements,
         dies=dies,
-        directories=directories,
+        directories=[str(servers.directory(index)) for index in range(2)],
         too=[] if lost is None else [servers[lost].pid],
         transport=transport,
     )
-    mender = threading.Thread(target=begin_again, args=[lost])
+    mender = threading.Thread(target=servers.begin_again, args=[lost])
     if lost is not None:
         mender.start()
-    worker = client(addresses, 0, elements=elements, transport=transport)
+    worker = client(servers.addresses, 0, elements=elements, transport=transport)
     weights = np.zeros(elements, np.float32)
     versions, more = [0], 6
     while more:
@@ -177,21 +163,10 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
     lost: int, damage: Callable[[Path], None] | None, tmp_path: Path
 ) -> None:
     damaged = None
-    addresses = free_addresses(2)
-
-    def begin(index: int) -> Any:
-        return start(
-            role="server",
-            addresses=addresses,
-            index=index,
-            workers=1,
-            directory=str(tmp_path / str(index)),
-            # Without a bound, a pull may find one server an update further than the other.
-            staleness=0,
-        )
-
-    servers = [begin(0), begin(1)]
-    worker, weights = client(addresses, 0), np.zeros(8, np.float32)
+    # Without a bound, a pull may find one server an update further than the other.
+    servers = Servers(tmp_path, workers=1, staleness=0)
+    directory = servers.directory(lost)
+    worker, weights = client(servers.addresses, 0), np.zeros(8, np.float32)
     for life in range(2):
         for _ in range(12):
             version = pulled(worker, weights)
@@ -199,14 +174,14 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
             assert weights[0] == INITIAL - (version - 1)
             worker.push([gradient(0)], 1.0)
         if life == 0:
-            wait_until(lambda: len(snapshots_in(tmp_path / str(lost))) > 1, "two snapshots")
+            wait_until(lambda: len(snapshots_in(directory)) > 1, "two snapshots")
             servers[lost].kill()
-            servers[lost].communicate()
-            whole = snapshots_in(tmp_path / str(lost))
+            servers[lost].wait()
+            whole = snapshots_in(directory)
             if damage is not None:
                 damaged = whole.pop()
                 damage(damaged)
-            servers[lost] = begin(lost)
+            servers.begin_again(lost)
             # What was on its way counts once, or is taken back.
             restored = pulled(worker, weights)
             assert weights[0] == INITIAL - (restored - 1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from keras_models import needs_fit
-from served import serving
+from served import RATE, one_weight, serving
 
 import gradring
 from gradring import updates
@@ -16,7 +16,7 @@ from gradring.testing import run_ranks
 
 pytestmark = needs_fit
 
-WIDTH, STEPS, RATE = 10_000, 5, 0.125
+WIDTH, STEPS = 10_000, 5
 BY_BLOCK = updates.ParameterServer()
 #: Names of devices, and which server they mean.
 DEVICES = {
@@ -119,12 +119,8 @@ def blocks(comm: Any) -> dict[str, Any]:
 
 def train_once(strategy: Any) -> None:
     """Servers end when there have been workers, and all have left."""
-    import keras
-    import tensorflow as tf
-
-    with strategy.scope():
-        variable, optimizer = tf.Variable([1.0], name="w"), keras.optimizers.SGD(RATE)
-    strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
+    _, step = one_weight(strategy)
+    step()
     strategy.leave()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from parameters import (
     INITIAL,
+    Servers,
     client,
     free_addresses,
     gradient,
@@ -34,28 +35,17 @@ ELEMENTS, STEPS, SERVERS = 1 << 18, 5, 2
 
 def trained(variables: dict[str, str]) -> tuple[bytes, int]:
     """The last weights of two workers and two servers, and the connections of a worker."""
-    addresses, before = free_addresses(SERVERS), len(tcp_sockets(ESTABLISHED))
-    servers = [
-        start(
-            role="server",
-            addresses=addresses,
-            index=index,
-            workers=2,
-            staleness=0,
-            combine="mean",
-            variables=variables,
-        )
-        for index in range(SERVERS)
-    ]
+    before = len(tcp_sockets(ESTABLISHED))
+    servers = Servers(workers=2, staleness=0, combine="mean", variables=variables)
     other = start(
         role="trains",
-        addresses=addresses,
+        addresses=servers.addresses,
         index=1,
         elements=ELEMENTS,
         steps=STEPS,
         variables=variables,
     )
-    worker = client(addresses, 0, elements=ELEMENTS, variables=variables)
+    worker = client(servers.addresses, 0, elements=ELEMENTS, variables=variables)
     weights = train(worker, 0, ELEMENTS, STEPS)
     connections = len(tcp_sockets(ESTABLISHED)) - before
     worker.leave()
