@@ -475,6 +475,18 @@ EXPECTED: dict[str, Callable[[int], Any]] = {
     "in a function": lambda rank: (X[0] + X[1]) / 2,
     "in a branch": lambda rank: (X[0] + X[1]) / 2,
 }
+#: Of the sum of the squares. Horovod averages what comes back of a mean, a gathering or a
+#: broadcast; rank 1 gathers its first row alone.
+GRADIENTS: dict[str, Callable[[int], Any]] = {
+    "allreduce": lambda rank: 4 * (X[0] + X[1]),
+    "grouped": lambda rank: np.stack([9 * (X[0][0] + X[1][0]), np.zeros(2)]),
+    "allgather": lambda rank: np.array([[2.0], [2.0 * (1 - rank)]]) * X[rank],
+    "broadcast": lambda rank: 2.0 * rank * X[1],
+    "alltoall": lambda rank: 2 * X[rank],
+    "reducescatter": lambda rank: 4 * (X[0] + X[1]),
+    "in a function": lambda rank: X[0] + X[1],
+    "in a branch": lambda rank: X[0] + X[1],
+}
 
 
 def test_what_a_session_runs_is_what_horovod_defines(ranks: list[Any]) -> None:
@@ -483,6 +495,8 @@ def test_what_a_session_runs_is_what_horovod_defines(ranks: list[Any]) -> None:
         for name, expected in EXPECTED.items():
             np.testing.assert_array_equal(found["results"][name], expected(rank), name)
             np.testing.assert_array_equal(found["each"][name], expected(rank), name)
+            gradient = found["gradients"][name]
+            np.testing.assert_array_equal(gradient, GRADIENTS[name](rank), name)
         fed, alone, *keras = found["callables"]
         np.testing.assert_array_equal(fed, X[1])
         assert alone.tolist() == [3.0]
@@ -538,6 +552,7 @@ def test_ranks_that_run_different_things_are_told_which_and_go_on(ranks: list[An
     assert "a run of a session without more, and" in said["more"]
     for name, words in {
         "shape": ("float32[17]", "float32[18]"),
+        "dtype": ("float32[any]", "int32[any]"),
         "root": ("root 0", "root 1"),
     }.items():
         assert all(word in said[name] for word in words), said[name]

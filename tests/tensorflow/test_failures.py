@@ -38,10 +38,10 @@ def mismatched() -> Any:
     x = tf.ones([98 if comm.rank == 0 else 102])
 
     @tf.function  # type: ignore[untyped-decorator]
-    def reduce(x: Any) -> Any:
+    def step(x: Any) -> Any:
         return all_reduce(x, "sum", "dense/kernel", comm)
 
-    return caught(lambda: reduce(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
+    return caught(lambda: step(x)), caught(lambda: all_reduce(x, "sum", "later", comm))
 
 
 def late(done: str) -> Any:
@@ -221,7 +221,7 @@ def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
     for in_graph, eager in run_ranks(mismatched, 2):
         assert "[98]" in in_graph[1] and "[102]" in in_graph[1]
         # The call may be wrong, so TensorFlow says where it is.
-        assert "in reduce" in in_graph[1].partition(TRACE)[2], in_graph[1]
+        assert "in step" in in_graph[1].partition(TRACE)[2], in_graph[1]
         for names, message, facts in (in_graph, eager):
             assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
             assert "MismatchError" in message and "rank 1 " in message
