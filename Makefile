@@ -32,7 +32,7 @@ test: setup ## what CI runs: lints, and tests of everything, also of the built w
 	@mkdir -p target; $(MAKE) --no-print-directory lint >target/lint.log 2>&1 & lints=$$!; $(MAKE) --no-print-directory test-rust; \
 		failed=$$?; wait $$lints || failed=1; cat target/lint.log; exit $$failed
 	@$(MAKE) --no-print-directory test-instructions wheel
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun -rs $(WHEEL_BUILT)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun -rs --durations=15 $(WHEEL_BUILT)
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
 	$(BIN)/python tests/everything.py
