@@ -1,4 +1,4 @@
-"""Variables that each rank assigns by its part of the batch are named, if they differ."""
+"""Variables that each rank assigns by itself are named, if they differ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tf_worker import join
 
 from gradring.testing import run_ranks
 
-#: By layer: whether the ranks' parts give it other values, and nothing makes them equal.
-KINDS = {"none": True, "mean": False, "of weights": False, "dropout": False}
+#: By layer, or what was done before `fit`: what the ranks are told to have unlike. In the first of
+#: them the ranks' parts give it other values, and nothing makes them equal.
+KINDS = {"none": "variables", "mean": "", "of weights": "", "dropout": "", "adapted": "weights"}
 
 
 def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
@@ -51,6 +52,10 @@ def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
                 self.steps.assign(tf.cast(seen * 1000, tf.int64))
             return x * self.scale
 
+    of_keras = {
+        "dropout": lambda: keras.layers.Dropout(0.5),
+        "adapted": lambda: keras.layers.Normalization(),
+    }
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -61,13 +66,16 @@ def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
         x = np.arange(32, dtype=np.float32).reshape(16, 2) / 32
         for kind in KINDS:
             with strategy.scope():
-                layer = keras.layers.Dropout(0.5) if kind == "dropout" else Range(kind)
+                layer = of_keras[kind]() if kind in of_keras else Range(kind)
                 model = keras.Sequential(
                     [keras.layers.Input((2,)), layer, keras.layers.Dense(1)], name="m"
                 )
                 model.compile("sgd", "mse")
-            # The last batch has one sample: one rank has none.
-            model.fit(x[:13], x[:13, :1], batch_size=4, epochs=3, shuffle=False, verbose=0)
+            if kind == "adapted":
+                layer.adapt(x[comm.rank :])
+            for _ in range(2):
+                # The last batch has one sample: one rank has none.
+                model.fit(x[:13], x[:13, :1], batch_size=4, epochs=2, shuffle=False, verbose=0)
             values = [np.array(weight).tolist() for weight in model.get_weights()]
             results[kind] = (list(said), values)
             said.clear()
@@ -76,16 +84,18 @@ def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
 
 def check(env: dict[str, str]) -> str:
     (name, first), (_, second) = run_ranks(fit_each, 2, env=env)
-    for kind, is_unlike in KINDS.items():
+    for kind, unlike in KINDS.items():
         said, values = first[kind]
-        assert (values != second[kind][1]) or not is_unlike, kind
+        assert (values != second[kind][1]) or not unlike, kind
         assert second[kind][0] == [], kind
-        assert len(said) == is_unlike, (kind, said)
-    (line,) = first["none"][0]
-    assert line.startswith(
-        "after epoch 0 of fit, variables of the model 'm' differ between the ranks (1)"
-    ), line
-    assert "/most" in line and "scale" not in line and "steps" not in line, line
+        told = f"after epoch 0 of fit, {unlike} of the model 'm' differ between the ranks"
+        assert said[0].startswith(told) if unlike else not said, (kind, said)
+    # In each `fit` it is assigned anew.
+    assert len(first["none"][0]) == 2
+    line = first["none"][0][0]
+    assert "(1)" in line and "/most" in line and "scale" not in line and "steps" not in line, line
+    (line,) = first["adapted"][0]
+    assert "(2)" in line and "mean" in line and "variance" in line and "load_weights" in line, line
     return str(name)
 
 

@@ -24,14 +24,25 @@ from gradring.group.together import agreed
 from gradring.tensorflow.context import holding
 from gradring.tensorflow.model_variables import build, variables_of
 from gradring.tensorflow.ops import broadcast_variables
-from gradring.tensorflow.replicas import assigned_unlike
-from gradring.tensorflow.rules.replicas import rule_of, sync_model
+from gradring.tensorflow.replicas import unlike
+from gradring.tensorflow.rules.replicas import rule_of, sync_model, updates_of
 
 _log = logging.getLogger("gradring")
 
 CHIEF = 0
 #: In a warning.
 NAMES_SHOWN = 8
+#: What `unlike` tells apart, with what becomes of it and what to do.
+_UNLIKE = {
+    "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
+    "those of rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
+    "aggregation='mean'), or give all ranks those of rank 0 after fit by "
+    "gradring.tensorflow.broadcast_variables(model.variables)",
+    "weights": "Each rank has set them by itself, as load_weights, set_weights and adapt do with "
+    "other files or data, and keeps its own; files get those of rank 0. Give all ranks the same "
+    "files, and data for adapt in the same order (shuffle with a seed), or before fit the weights "
+    "of rank 0 by gradring.tensorflow.broadcast_variables(model.variables)",
+}
 
 
 @dataclass
@@ -158,27 +169,34 @@ def end_legacy_epoch(
 
 
 def _warn_of_unlike_variables(epoch: int) -> None:
-    """Says on rank 0, once in a `fit`, which variables the replicas have assigned unlike."""
+    """Says on rank 0, once in a `fit`, which variables the ranks have assigned unlike.
+
+    Of all weights it does so in the first epoch of a model: a digest of them takes time.
+    """
     fit = _fit.get()
-    communicator = fit.model.distribute_strategy.communicator
+    model = fit.model
+    communicator = model.distribute_strategy.communicator
     if communicator.world_size == 1 or not fit.compares:
         return
-    names = assigned_unlike(variables_of(fit.model), communicator)
-    fit.compares = not names
-    if names and communicator.rank == CHIEF:
-        shown = ", ".join(names[:NAMES_SHOWN])
-        _log.warning(
-            "after epoch %d of fit, variables of the model %r differ between the ranks (%d): %s%s. "
-            "Each rank assigns them by its part of the batch, and uses its own; files get those of "
-            "rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
-            "aggregation='mean'), or give all ranks those of rank 0 after fit by "
-            "gradring.tensorflow.broadcast_variables(model.variables)",
-            epoch,
-            fit.model.name,
-            len(names),
-            shown,
-            ", ..." if len(names) > NAMES_SHOWN else "",
-        )
+    is_first = updates_of(model.distribute_strategy).ends_equal and not getattr(
+        model, "_gradring_weights_compared", False
+    )
+    model._gradring_weights_compared = True
+    weights = model.weights if is_first else ()
+    found = dict(zip(_UNLIKE, unlike(variables_of(model), communicator, weights), strict=True))
+    fit.compares = not any(found.values())
+    for (kind, cause), names in zip(_UNLIKE.items(), found.values(), strict=True):
+        if names and communicator.rank == CHIEF:
+            _log.warning(
+                "after epoch %d of fit, %s of the model %r differ between the ranks (%d): %s%s. %s",
+                epoch,
+                kind,
+                model.name,
+                len(names),
+                ", ".join(names[:NAMES_SHOWN]),
+                ", ..." if len(names) > NAMES_SHOWN else "",
+                cause,
+            )
 
 
 def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:

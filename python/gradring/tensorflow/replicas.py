@@ -94,16 +94,27 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
         )
 
 
-def assigned_unlike(variables: Iterable[Variable], communicator: Communicator) -> list[str]:
-    """Names of variables that each rank has assigned by itself, and that differ now.
+def unlike(
+    variables: Iterable[Variable], communicator: Communicator, weights: Iterable[Variable]
+) -> tuple[list[str], list[str]]:
+    """Names of variables that differ now, of those that each rank may have assigned by itself.
 
     Every rank must call it, between two steps, and gets the same answer. Integers are left out:
     counters, and states of random numbers, which are assigned in that way and may differ.
+
+    Args:
+        variables: All of a model. Those that replicas have assigned in a step are compared.
+        communicator: The ranks.
+        weights: Some of them, which are compared in any case.
+
+    Returns:
+        What replicas have assigned, and what differs of the weights beside.
     """
+    compared_too = {id(weight) for weight in weights}
     parts = {
-        str(index): (name_of(variable), part)
+        str(index): (variable, part)
         for index, variable in _common(list(variables))
-        if not (part := of_tensorflow(variable)).dtype.is_integer
+        if not ((part := of_tensorflow(variable)).dtype.is_integer or part.dtype == tf.string)
     }
 
     def compared(chosen: Collection[str]) -> tuple[dict[str, int], list[dict[str, int]]]:
@@ -116,15 +127,23 @@ def assigned_unlike(variables: Iterable[Variable], communicator: Communicator) -
         texts = gather_if_different(communicator, json.dumps(own).encode(), name)
         return own, [json.loads(text) for text in texts or ()]
 
-    own, found = compared([i for i, (_, part) in parts.items() if compat.is_assigned_alone(part)])
+    own, found = compared(
+        [
+            index
+            for index, (variable, part) in parts.items()
+            if id(variable) in compared_too or compat.is_assigned_alone(part)
+        ]
+    )
     # One rank alone may have assigned some, as the chief does by `gradring.updates.Primary`.
     if any(theirs.keys() != own.keys() for theirs in found):
         own, found = compared(set().union(*found))
-    return [
-        parts[index][0]
-        for index, digest in own.items()
-        if any(theirs.get(index) != digest for theirs in found)
-    ]
+    assigned: list[str] = []
+    beside: list[str] = []
+    for index, digest in own.items():
+        if any(theirs.get(index) != digest for theirs in found):
+            variable, part = parts[index]
+            (assigned if compat.is_assigned_alone(part) else beside).append(name_of(variable))
+    return assigned, beside
 
 
 def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:

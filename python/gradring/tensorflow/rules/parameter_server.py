@@ -59,6 +59,8 @@ class PushedUpdates(Updates):
     """The optimizer's step is the servers'."""
 
     are_local = True
+    #: Each rank has what it has pulled.
+    ends_equal = False
 
     def __init__(self, rule: updates.ParameterServer, served: Served) -> None:
         """Takes the rule and who serves whom; connects when the first optimizer is used.

@@ -37,6 +37,8 @@ class Updates:
 
     #: Whether a step is the replica's own business, so that nothing else in it should communicate.
     are_local = False
+    #: Whether the ranks have the same weights after `sync` of the same step.
+    ends_equal = True
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """An optimizer is being built for these variables, in the scope of the strategy."""
