@@ -97,8 +97,11 @@ def run(
 
 
 def main() -> int:
-    """Exits with 1 if a defect is not found."""
-    chosen = [d for d in DEFECTS if all(word in d.file for word in sys.argv[1:])]
+    """Exits with 1 if a defect is not found; of files that have all the words in their path."""
+    words = sys.argv[1:]
+    chosen = [defect for defect in DEFECTS if all(word in defect.file for word in words)]
+    if not chosen:
+        sys.exit(f"no deliberate defect is in a file with {' and '.join(words)} in its path")
     with tempfile.TemporaryDirectory(prefix="gradring-defects-") as directory:
         copy = Path(directory, "repository")
         files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
