@@ -62,14 +62,18 @@ def test_the_detected_cluster_and_the_settings_reach_the_communicator(
         "interface": None,
         "token": b"secret",
         "tls": None,
+        "transport": "auto",
         "timeout": 5.0,
         "algorithm": "ring",
         "reproducible": False,
         "wire_dtype": None,
         "rack": None,
+        "streams": 1,
         "checksum": False,
         "announce": None,
         "addresses": (),
+        "stall_timeout": 1800.0,
+        "stall_warning": 30.0,
         "require_auth": False,
         "job_id": None,
     }
@@ -172,7 +176,13 @@ def test_incomplete_arguments_are_an_error(arguments: dict[str, Any], named: str
         resolve({}, **arguments)
 
 
-def test_a_group_beyond_loopback_without_a_token_is_warned_about_also_through_a_strategy(
+def test_a_group_without_a_token_beyond_loopback_is_warned_about(connected: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="without a token") as caught:
+        init(rendezvous="10.0.0.5:1", job_id="mine")
+    assert caught[0].filename == __file__
+
+
+def test_a_warning_names_the_line_of_the_program_also_through_a_strategy(
     connected: dict[str, Any],
 ) -> None:
     inside = str(Path(init_module.__file__).with_name("strategy.py"))

@@ -349,6 +349,7 @@ def test_only_some_variables_travel_unasked() -> None:
             subprocess.CalledProcessError(1, "ssh", "", ""),
             "ssh ended with exit code 1 and said: nothing (ssh must work",
         ),
+        (subprocess.CalledProcessError(-9, "ssh", "", ""), "ssh was killed by SIGKILL and said: n"),
         (OSError("no space"), "host me@a cannot run ranks: no space; try: ssh -p 7 me@a true"),
     ],
 )

@@ -20,7 +20,7 @@ from gradring.machine.ports import free_ports
 from gradring.tools.launch.hostfile import hosts_in
 from gradring.tools.launch.hosts import Host, name_of_this_machine
 from gradring.tools.launch.output import say
-from gradring.tools.launch.processes import RankProcess, describe_exit
+from gradring.tools.launch.processes import RankProcess, how_it_ended
 from gradring.tools.launch.question import Question
 from gradring.tools.launch.ranks import environments_at, joining
 from gradring.tools.launch.report import has_joined, kind_left
@@ -303,6 +303,5 @@ def _why(error: Exception) -> str:
         return f"{error.cmd[0]} has not ended within {error.timeout:g} s"
     if isinstance(error, subprocess.CalledProcessError):
         said = error.stderr.strip().splitlines()[-1:] or ["nothing"]
-        verb = "ended with" if error.returncode >= 0 else "was"
-        return f"{error.cmd[0]} {verb} {describe_exit(error.returncode)} and said: {said[0]}"
+        return f"{error.cmd[0]} {how_it_ended(error.returncode)} and said: {said[0]}"
     return str(error)

@@ -240,6 +240,11 @@ def describe_exit(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
+def how_it_ended(exit_code: int) -> str:
+    """A verb, too: ``ended with exit code 3`` or ``was killed by SIGKILL``."""
+    return f"{'ended with' if exit_code >= 0 else 'was'} {describe_exit(exit_code)}"
+
+
 def shell_exit_code(exit_code: int) -> int:
     """The code that a shell would return: 128 plus the signal's number for a killed process."""
     return exit_code if exit_code >= 0 else 128 - exit_code

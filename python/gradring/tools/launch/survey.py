@@ -19,6 +19,7 @@ from gradring.config.parse import MAX_PORT, integer, shown
 from gradring.machine.ports import free_ports
 from gradring.tools.launch.guardian import Guardian
 from gradring.tools.launch.hosts import Host
+from gradring.tools.launch.processes import how_it_ended
 from gradring.tools.launch.question import Question
 from gradring.tools.launch.ssh import Ssh, last_line
 
@@ -121,8 +122,8 @@ def problem(error: Exception, host: Host, ssh: Ssh) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         said = " | ".join(error.stderr.strip().splitlines()[-SHOWN_LINES:]) or "nothing"
         return (
-            f"host {host.target} cannot run ranks: ssh ended with exit code {error.returncode} and "
-            f"said: {said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
+            f"host {host.target} cannot run ranks: ssh {how_it_ended(error.returncode)} and said: "
+            f"{said} (ssh must work without a password: {ssh.trial(host)}; and {ssh.python} "
             "must have gradring: --python names another interpreter)"
         )
     trial = "" if host.is_local else f"; try: {ssh.trial(host)}"

