@@ -183,9 +183,9 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     )
     model._gradring_weights_compared = True
     weights = model.weights if is_first else ()
-    found = dict(zip(_UNLIKE, unlike(variables_of(model), communicator, weights), strict=True))
-    fit.compares = not any(found.values())
-    for (kind, cause), names in zip(_UNLIKE.items(), found.values(), strict=True):
+    found = unlike(variables_of(model), communicator, weights)
+    fit.compares = not any(found)
+    for (kind, cause), names in zip(_UNLIKE.items(), found, strict=True):
         if names and communicator.rank == CHIEF:
             _log.warning(
                 "after epoch %d of fit, %s of the model %r differ between the ranks (%d): %s%s. %s",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.errors import MismatchError
@@ -63,10 +64,7 @@ def check_replicas(
     variables = list(variables_of(model) if _is_model(model) else model)
     rule_of(variables).sync(variables)
     for index, variable in _common(variables):
-        value = tf.convert_to_tensor(of_tensorflow(variable))
-        if value.dtype == tf.string:
-            value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
-        arrays[f"{index}/{name_of(variable)}"] = value.numpy()
+        arrays[f"{index}/{name_of(variable)}"] = _contents(variable)
     check_equal(comm, arrays, "variables")
 
 
@@ -114,13 +112,13 @@ def unlike(
     parts = {
         str(index): (variable, part)
         for index, variable in _common(list(variables))
-        if not ((part := of_tensorflow(variable)).dtype.is_integer or part.dtype == tf.string)
+        if not (part := of_tensorflow(variable)).dtype.is_integer
     }
 
     def compared(chosen: Collection[str]) -> tuple[dict[str, int], list[dict[str, int]]]:
         own = {
-            index: hash_of(tf.convert_to_tensor(part).numpy())
-            for index, (_, part) in parts.items()
+            index: hash_of(_contents(variable))
+            for index, (variable, _) in parts.items()
             if index in chosen
         }
         name = "variables that replicas assign"
@@ -152,6 +150,14 @@ def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:
     for index, variable in enumerate(variables):
         if id_of(variable) not in unsynchronised and not _is_own(variable):
             yield index, variable
+
+
+def _contents(variable: Variable) -> np.ndarray[Any, Any]:
+    """What is compared of it: strings as bytes."""
+    value = tf.convert_to_tensor(of_tensorflow(variable))
+    if value.dtype == tf.string:
+        value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
+    return cast("np.ndarray[Any, Any]", value.numpy())
 
 
 def _is_model(model: Any) -> bool:
