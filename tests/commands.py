@@ -7,10 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-
-#: No variables beside those of the tests.
-AS_HERE: Mapping[str, str] = MappingProxyType({})
 
 
 def command_line(*words: object) -> list[str]:
@@ -21,7 +17,7 @@ def command_line(*words: object) -> list[str]:
 def completed(
     command: Sequence[str],
     *,
-    env: Mapping[str, str] = AS_HERE,
+    env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:
@@ -29,7 +25,7 @@ def completed(
     return subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, **env},
+        env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -39,7 +35,7 @@ def completed(
 
 def succeeded(
     *words: object,
-    env: Mapping[str, str] = AS_HERE,
+    env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:

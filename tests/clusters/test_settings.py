@@ -170,7 +170,10 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
         ({"GRADRING_TRACE": "/"}, "GRADRING_TRACE='/' names no file"),
-        ({"GRADRING_PROMETHEUS_ADDRESS": "9400"}, "PROMETHEUS_ADDRESS='9400' is neither an IP"),
+        (
+            {"GRADRING_PROMETHEUS_ADDRESS": "9400"},
+            "GRADRING_PROMETHEUS_ADDRESS='9400' is neither an IP",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str], named: str) -> None:

@@ -304,7 +304,9 @@ def test_settings_that_keep_nothing_are_refused(tmp_path: Path) -> None:
     for wrong in (0, 1.5, float("nan"), "2", True):
         for name in ("keep", "every_commits", "max_failures"):
             given: dict[str, Any] = {name: wrong}
-            with pytest.raises(ConfigError, match=rf"{name}=.* is not a whole number of at least"):
+            with pytest.raises(
+                ConfigError, match=rf"{name}=.* is not a whole number of at least 1"
+            ):
                 state.checkpoint_to(tmp_path, **given)
     with pytest.raises(ConfigError, match="'sync'"):
         State(sync=1)
