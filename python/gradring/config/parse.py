@@ -270,7 +270,11 @@ def master_rendezvous(environ: Mapping[str, str], prefix: str = "") -> str | Non
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody reaches this ``host:port`` but processes of this machine."""
+    """Whether nobody reaches this ``host:port`` but processes of this machine.
+
+    It is what a configuration says. A socket may be bound elsewhere: a group asks those of its
+    ranks (``reachable_from_other_hosts``).
+    """
     import ipaddress  # costs 10 ms, and most groups have a token
 
     host = address.rpartition(":")[0].strip("[]")

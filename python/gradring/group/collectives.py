@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradring import _native
-from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.group import arrays, objects
 from gradring.group.arrays import ReduceOp, all_reducing, check_root
@@ -718,14 +717,19 @@ class Collectives:
         Raises:
             ConfigError: One could.
         """
-        # Names of hosts prove nothing by themselves: without a token, a stranger says any.
-        on_one = len(set(self.hosts)) == 1 and parse.is_loopback(self._rendezvous)
-        if self.world_size > 1 and not (self._config.keeps_strangers_out or on_one):
+        if self.world_size == 1 or self._config.keeps_strangers_out:
+            return
+        # A stranger's rank may tell anything of itself. But where there is one, a rank of the job
+        # can be reached, and tells so.
+        reachable = self._native.reachable_from_other_hosts
+        others = [rank for rank, host in enumerate(self.hosts) if host != self.hosts[0]]
+        open_ranks = reachable or others
+        if open_ranks:
             raise ConfigError(
                 f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
-                f"ports could be a rank; rank {self.rank} on {self.host} has no token and no TLS: "
-                "set GRADRING_TOKEN or GRADRING_TOKEN_FILE on all ranks, or send what JSON can "
-                "say, without pickle=True",
+                f"port of rank {open_ranks[0]} on {self.hosts[open_ranks[0]]} could be a rank, "
+                "since the job has no token and no TLS; set GRADRING_TOKEN or GRADRING_TOKEN_FILE "
+                "on all ranks, or send what JSON can say, without pickle=True",
                 rank=self.rank,
                 host=self.host,
             )
@@ -750,8 +754,8 @@ class Collectives:
             root: The rank whose object it is; default 0.
             pickle: True, on every rank, for any object that can be pickled. To unpickle is to run
                 what the sender likes: who can join the group, or change what travels, can run
-                code on all ranks. So a group needs a token or TLS for it, unless its rendezvous is
-                at 127.0.0.1, ::1 or localhost; across networks that others use, take TLS.
+                code on all ranks. So a group needs a token or TLS for it, unless all ranks listen
+                on the loopback interface of one host; across networks that others use, take TLS.
             name: Compared across ranks and used in messages; default "object".
 
         Returns:

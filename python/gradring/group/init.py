@@ -272,7 +272,7 @@ def _check_guards(cluster: Cluster, settings: Settings) -> None:
     Raises:
         ConfigError: Ranks of another job could join it by accident.
     """
-    if settings.token or cluster.world_size == 1 or parse.is_loopback(cluster.rendezvous):
+    if settings.token or cluster.world_size == 1 or _stays_on_loopback(cluster, settings):
         return
     if cluster.job_id is None:
         raise ConfigError(
@@ -286,6 +286,13 @@ def _check_guards(cluster: Cluster, settings: Settings) -> None:
             f"rank {cluster.rank} joins {cluster.rendezvous} without a token, so anybody who "
             "reaches its ports can join the job; set GRADRING_TOKEN or GRADRING_TOKEN_FILE"
         )
+
+
+def _stays_on_loopback(cluster: Cluster, settings: Settings) -> bool:
+    """Whether rank 0 and this rank will listen where no other host can connect."""
+    if settings.interface is not None:  # it replaces the host of whatever was configured
+        return parse.is_loopback(parse.joined_address(settings.interface, 0))
+    return all(map(parse.is_loopback, filter(None, (cluster.rendezvous, cluster.listen))))
 
 
 def _warn(text: str) -> None:

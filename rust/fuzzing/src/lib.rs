@@ -403,6 +403,7 @@ fn script(messages: &[impl Serialize]) -> Vec<u8> {
 fn member() -> Member {
     Member {
         address: "127.0.0.1:29500".into(),
+        loopback_only: true,
         host: "node-a".into(),
         host_id: "node-a 7b1c".into(),
         job: "slurm 4711.0".into(),

@@ -126,6 +126,11 @@ impl Communicator {
     }
 
     #[getter]
+    fn reachable_from_other_hosts(&self) -> Vec<usize> {
+        self.inner.roster.reachable_from_other_hosts().collect()
+    }
+
+    #[getter]
     fn transport(&self) -> &str {
         &self.inner.transport_name
     }

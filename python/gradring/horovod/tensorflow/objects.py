@@ -20,8 +20,8 @@ def broadcast_object(
 ) -> Any:
     """Gives every rank the root's object.
 
-    A pickle can run code where it is opened, so the group needs a token or TLS, unless it meets at
-    127.0.0.1, ::1 or localhost.
+    A pickle can run code where it is opened, so the group needs a token or TLS, unless all ranks
+    listen on the loopback interface of one host.
 
     Args:
         obj: What `pickle` takes.

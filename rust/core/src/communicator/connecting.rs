@@ -113,7 +113,7 @@ fn meet(
     interrupt: Interrupt<'_>,
 ) -> Result<(Roster, Connections, Option<Met>)> {
     if config.world_size == 1 {
-        let roster = Roster::new(vec![this_member(String::new(), config, kinds)]);
+        let roster = Roster::new(vec![this_member(String::new(), None, config, kinds)]);
         return Ok((roster, Connections::default(), None));
     }
     let Formed {

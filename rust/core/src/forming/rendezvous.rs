@@ -240,7 +240,12 @@ impl<'a> Forming<'a> {
         }
         // The others know where they met it.
         let announced = self.config.announce.clone().unwrap_or_default();
-        let mut members = vec![this_member(announced, self.config, self.kinds)];
+        let mut members = vec![this_member(
+            announced,
+            Some(listener.port.address),
+            self.config,
+            self.kinds,
+        )];
         members.extend(self.joined().values().map(|joined| joined.member.clone()));
         self.group = GroupId::draw()?;
         self.own_state.has_agreed(self.group);
@@ -265,8 +270,14 @@ impl<'a> Forming<'a> {
                     None => this.open_listener_at(own_ip)?,
                 }),
             };
-            let address = this.announced(listener.port.address, own_ip);
-            Ok(Purpose::Join(this_member(address, this.config, this.kinds)))
+            let bound = listener.port.address;
+            let address = this.announced(bound, own_ip);
+            Ok(Purpose::Join(this_member(
+                address,
+                Some(bound),
+                this.config,
+                this.kinds,
+            )))
         })?;
         let listener = listener.expect("no rank joins without a listener");
         // Rank 0 gives up at about the same time, and knows better who is missing.

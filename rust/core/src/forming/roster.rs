@@ -1,5 +1,7 @@
 //! The agreed list of members, and what follows from it.
 
+use std::net::SocketAddr;
+
 use gradring_net::config::Config;
 use gradring_net::host::{host_id, host_name};
 use gradring_net::link::kind::Kind;
@@ -34,6 +36,14 @@ impl Roster {
         Topology::by_host(hosts).in_racks(|rank| &self.members[rank].rack)
     }
 
+    /// The ranks to which processes of other hosts can connect.
+    ///
+    /// Each rank tells what its own socket is bound to: addresses that are configured do not say it.
+    pub fn reachable_from_other_hosts(&self) -> impl Iterator<Item = usize> {
+        let members = self.members.iter().enumerate();
+        members.filter_map(|(rank, member)| (!member.loopback_only).then_some(rank))
+    }
+
     /// Whether two ranks say that they run on the same host.
     #[must_use]
     pub fn same_host(&self, one: usize, other: usize) -> bool {
@@ -54,10 +64,16 @@ impl Roster {
     }
 }
 
-/// This process as a member that listens at `address`.
-pub(crate) fn this_member(address: String, config: &Config, kinds: &[Kind]) -> Member {
+/// This process as a member that is reached at `address`; its socket, if any, is bound to `bound`.
+pub(crate) fn this_member(
+    address: String,
+    bound: Option<SocketAddr>,
+    config: &Config,
+    kinds: &[Kind],
+) -> Member {
     Member {
         address,
+        loopback_only: bound.is_none_or(|bound| bound.ip().to_canonical().is_loopback()),
         host: host_name(),
         host_id: host_id(),
         rack: config.settings.rack.0.clone(),
@@ -75,6 +91,7 @@ mod tests {
     fn local_ranks_count_the_ranks_of_one_host() {
         let members = ["a", "b", "a", "b", "b"].map(|host| Member {
             address: String::new(),
+            loopback_only: true,
             host: host.into(),
             host_id: host.into(),
             rack: String::new(),

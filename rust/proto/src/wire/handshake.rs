@@ -26,7 +26,7 @@ pub const RACK_BYTES_MAX: usize = 24;
 
 /// Grows with every change of anything that travels. What tells two versions apart never changes: the
 /// start of a greeting, and [`Message::OtherVersion`].
-pub const PROTOCOL_VERSION: u32 = 20;
+pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Bound on what a member may send.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -161,6 +161,8 @@ impl fmt::Display for GroupId {
 pub struct Member {
     /// `host:port` by which others reach it; empty for rank 0 where they met it.
     pub address: String,
+    /// Whether it listens on its host's loopback interface, which no other host can reach.
+    pub loopback_only: bool,
     /// Name for messages.
     pub host: String,
     /// Equal for two ranks exactly if they run on the same booted system and network.

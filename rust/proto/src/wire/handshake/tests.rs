@@ -481,6 +481,7 @@ fn a_giant_length_is_refused_before_it_is_allocated() {
 fn member() -> Member {
     Member {
         address: "a".repeat(100),
+        loopback_only: true,
         host: "h".repeat(64),
         host_id: "i".repeat(64 + " 01234567-89ab-cdef-0123-456789abcdef net:[4026531840]".len()),
         job: "j".repeat(32),
