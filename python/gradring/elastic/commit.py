@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring import _native
 from gradring.group import arrays
 
 HASH_BYTES = 16
@@ -44,6 +45,7 @@ class Commit:
         Raises:
             TypeError: A value is neither an array of fixed width nor what JSON gives back
                 unchanged.
+            ValueError: An asynchronous collective under way writes to an array.
         """
         described: dict[str, Any] = {}
         parts = []
@@ -51,6 +53,7 @@ class Commit:
             if isinstance(value, np.ndarray | np.generic):
                 _check_plain(name, value)
                 array = np.asarray(value)
+                _native.check_readable(array)
                 shape = None if isinstance(value, np.generic) else array.shape
                 described[name] = {"dtype": _name_of(name, array.dtype), "shape": shape}
                 parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -107,6 +107,7 @@ class State:
 
         Raises:
             TypeError: A value has become something that cannot be kept.
+            ValueError: An asynchronous collective under way writes to an array.
             gradring.errors.SaveError: As many commits in a row could not be written to their files
                 as `checkpoint_to` allows; inside `gradring.elastic.run` on all ranks, elsewhere on
                 the one that writes.

@@ -88,7 +88,7 @@ def reduce(
 ) -> Call[NDArray[Any] | None]:
     """The call of `Communicator.reduce`."""
     check_root(root, place.world_size, "reduce")
-    array = _travelling(x, "reduce", min_dims=0)
+    array = travelling(x, min_dims=0)
     memory = _result(out, array.shape, array.dtype, "reduce")
     if memory is not array:
         memory[...] = array
@@ -100,7 +100,7 @@ def reduce_scatter(
     x: Any, op: ReduceOp, out: NDArray[Any] | None, place: Place
 ) -> Call[NDArray[Any]]:
     """The call of `Communicator.reduce_scatter`."""
-    array = _travelling(x, "reduce_scatter")
+    array = travelling(x)
     rows = place.rows(array.shape[0])
     counts = [length * row_size(array) for length in split(array.shape[0], place.world_size)]
     collective = _native.Collective.reduce_scatter(op, counts)
@@ -126,14 +126,14 @@ def all_gather(
 
 def all_gather_of_equals(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
     """The call of `Communicator.all_gather_async`."""
-    array = _travelling(x, "all_gather")
+    array = travelling(x)
     return all_gather(array, [array.shape[0]] * place.world_size, out, place)
 
 
 def gather(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any] | None]:
     """The call of `Communicator.gather`."""
     check_root(root, place.world_size, "gather")
-    array = _travelling(x, "gather")
+    array = travelling(x)
     collective = _native.Collective.gather(root, array.size)
     if place.rank != root:
         return Call(collective, _sendable(array), None, array.shape)
@@ -151,7 +151,7 @@ def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[N
         shape = (out.shape[0] * place.world_size, *out.shape[1:]) if out.ndim else ()
         # Only its shape and dtype count.
         x = np.broadcast_to(np.zeros((), out.dtype), shape)
-    array = _travelling(x, "scatter")
+    array = travelling(x)
     rows = place.equal_rows(array, "scatter")
     shape = (rows.stop - rows.start, *array.shape[1:])
     result = _result(out, shape, array.dtype, "scatter")
@@ -167,7 +167,7 @@ def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[N
 
 def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
     """The call of `Communicator.all_to_all`."""
-    array = _travelling(x, "all_to_all")
+    array = travelling(x)
     rows = place.equal_rows(array, "all_to_all")
     received = _result(out, array.shape, array.dtype, "all_to_all")
     if out is not None and np.shares_memory(array, out):
@@ -187,7 +187,7 @@ def parted(
         ValueError: They are not the rows of ``x``; or there is an ``out``; or a work under way uses
             the memory of ``x``.
     """
-    array = _travelling(x, "all_to_all")
+    array = travelling(x)
     given = contents(splits)
     if given.shape != (place.world_size,):
         raise ValueError(
@@ -257,7 +257,7 @@ def send(x: Any, dest: int, place: Place) -> Call[None]:
     """The call of `Communicator.send`."""
     _check_other(dest, "dest", place, "send")
     arrays = x if isinstance(x, list | tuple) else [x]
-    sent = [_sendable(_travelling(array, "send", min_dims=0)) for array in arrays]
+    sent = [_sendable(travelling(array, min_dims=0)) for array in arrays]
     return Call(_sending(int(dest)), sent, None)
 
 
@@ -381,10 +381,16 @@ def split(length: int, parts: int) -> list[int]:
     return [length // parts + (part < length % parts) for part in range(parts)]
 
 
-def _travelling(x: Any, of: str, min_dims: int = 1) -> NDArray[Any]:
-    """`contents` of at least so many dimensions, and of a dtype that can travel."""
+def travelling(x: Any, min_dims: int = 1) -> NDArray[Any]:
+    """`contents` of at least so many dimensions, which may be copied and sent.
+
+    Raises:
+        TypeError: The dtype is not supported.
+        ValueError: An asynchronous collective under way writes to this memory.
+    """
     array = contents(x)
     _native.check_dtype(array.dtype)
+    _native.check_readable(array)
     return array if array.ndim >= min_dims else np.atleast_1d(array)
 
 

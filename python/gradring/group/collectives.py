@@ -285,8 +285,7 @@ class Collectives:
                    [1, 1],
                    [1, 1]])
         """
-        array = np.atleast_1d(arrays.contents(x))
-        _native.check_dtype(array.dtype)  # before the lengths travel
+        array = arrays.travelling(x)  # which is checked before the lengths travel
         rest = array.shape[1:]
         if out is not None:
             arrays.check_out(out, (None, *rest), array.dtype, "all_gather")

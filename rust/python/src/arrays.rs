@@ -352,12 +352,16 @@ fn check_unclaimed(slices: &[Slice], element_bytes: usize, writes: bool) -> PyRe
     let claimed = CLAIMED.lock();
     let mut ranges = ranges(slices, element_bytes).into_iter();
     if ranges.any(|range| claimed.forbids(range, writes)) {
-        return Err(PyValueError::new_err(
-            "an array shares memory with one of an asynchronous collective that is under way; \
-             wait() for that work first",
-        ));
+        return Err(under_way());
     }
     Ok(())
+}
+
+fn under_way() -> PyErr {
+    PyValueError::new_err(
+        "an array shares memory with one of an asynchronous collective that is under way; \
+         wait() for that work first",
+    )
 }
 
 /// Whether a collective that writes into `arrays` could begin now.
@@ -373,6 +377,81 @@ static BFLOAT16_NUMBER: AtomicI32 = AtomicI32::new(-1);
 #[pyfunction]
 pub(crate) fn check_dtype(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<()> {
     dtype_of(descriptor).map(drop)
+}
+
+/// Whether an array of any element type could be copied now.
+///
+/// Raises `ValueError` if an asynchronous collective that is under way writes to its memory.
+#[pyfunction]
+pub(crate) fn check_readable(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> {
+    if CLAIMS.load(Ordering::Relaxed) == 0 {
+        return Ok(());
+    }
+    // SAFETY: the pointer is to a live array object, read while the interpreter is held.
+    let start = unsafe { (*array.as_array_ptr()).fields.data }.addr();
+    let axes = array
+        .shape()
+        .iter()
+        .copied()
+        .zip(array.strides().iter().copied());
+    let mut view = View {
+        start,
+        // A broadcast axis has its elements at one place.
+        axes: axes
+            .filter(|&(length, stride)| length == 0 || stride != 0)
+            .collect(),
+        element_bytes: array.dtype().itemsize(),
+    };
+    view.axes
+        .sort_unstable_by_key(|(_, stride)| stride.unsigned_abs());
+    match view.is_written(&CLAIMED.lock()) {
+        true => Err(under_way()),
+        false => Ok(()),
+    }
+}
+
+/// Memory of an array whose elements may have gaps between them.
+struct View {
+    start: usize,
+    /// How many elements, and bytes from one to the next; the longest steps come last.
+    axes: SmallVec<[(usize, isize); 4]>,
+    element_bytes: usize,
+}
+
+impl View {
+    /// Whether a collective under way writes to one of the elements.
+    fn is_written(mut self, claimed: &Claimed) -> bool {
+        if self.axes.iter().any(|&(length, _)| length == 0) {
+            return false;
+        }
+        let (mut first, mut last) = (self.start, self.start);
+        for &(length, stride) in &self.axes {
+            let reach = stride.unsigned_abs() * (length - 1);
+            match stride < 0 {
+                true => first -= reach,
+                false => last += reach,
+            }
+        }
+        let end = last + self.element_bytes;
+        if !claimed.forbids((first, end), false) {
+            return false;
+        }
+        let elements: usize = self.axes.iter().map(|&(length, _)| length).product();
+        if elements * self.element_bytes >= end - first {
+            return true;
+        }
+        let Some((length, stride)) = self.axes.pop() else {
+            return true;
+        };
+        (0..length).any(|index| {
+            let part = Self {
+                start: self.start.wrapping_add_signed(stride * index as isize),
+                axes: self.axes.clone(),
+                element_bytes: self.element_bytes,
+            };
+            part.is_written(claimed)
+        })
+    }
 }
 
 fn dtype_of(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<DType> {

@@ -78,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(entry::refuse_others, module)?)?;
     module.add_function(wrap_pyfunction!(entry::await_others, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_dtype, module)?)?;
+    module.add_function(wrap_pyfunction!(arrays::check_readable, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_plain, module)?)?;
     module.add_function(wrap_pyfunction!(arrays::check_unused, module)?)?;
     module.add_function(wrap_pyfunction!(dlpack::lent, module)?)?;
