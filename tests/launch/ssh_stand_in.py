@@ -1,7 +1,12 @@
 """A program named ``ssh`` that runs the command here, for tests of ``gradring run --hosts``.
 
+Addresses of this machine play other hosts, and a user in front, as in ``me@127.0.0.2``, makes
+`gradring run` reach them by ssh. So do network namespaces, by address in ``SSH_STAND_IN_HOSTS``.
+
 As with the real one, the command runs in a session of its own, which is not told when the client is
 killed: it only sees its standard input end. Every command line that it is given is written down.
+Where the command itself is killed, the host is gone: the client says so once there is the file
+``SSH_STAND_IN_NOTICES``, or at once.
 """
 
 import os
@@ -13,23 +18,29 @@ import pytest
 from launching import executable
 
 PROGRAM = f"""#!{sys.executable}
-import os, subprocess, sys, threading
+import json, os, subprocess, sys, threading, time
 arguments = sys.argv[1:]
 while arguments[0].startswith("-"):
     arguments = arguments[2 if arguments[0] in ("-o", "-p", "-i") else 1 :]
-host, command = arguments
+target, command = arguments
+host = target.rpartition("@")[2]
 with open(os.environ["SSH_STAND_IN_NOTES"], "a") as notes:
     notes.write(repr(sys.argv) + "\\n")
 gone = os.environ.get("SSH_STAND_IN_GONE", "")
 down = open(gone).read() if os.path.exists(gone) else os.environ.get("SSH_STAND_IN_DOWN", "")
 if host in down.split():
     sys.exit(f"ssh: connect to host {{host}} port 22: No route to host") or 255
+namespace = json.loads(os.environ.get("SSH_STAND_IN_HOSTS", "{{}}")).get(host)
+inside = ["ip", "netns", "exec", namespace] if namespace else []
 environ = {{name: text for name, text in os.environ.items() if not name.startswith("HERE_")}}
 environ["SSH_HOST"] = host
 environ["TMPDIR"] = os.path.join(os.path.dirname(os.environ["SSH_STAND_IN_NOTES"]), "tmp-" + host)
 os.makedirs(environ["TMPDIR"], exist_ok=True)
 far = subprocess.Popen(
-    ["sh", "-c", command], stdin=subprocess.PIPE, env=environ, start_new_session=True
+    [*inside, "sh", "-c", "exec " + command],
+    stdin=subprocess.PIPE,
+    env=environ,
+    start_new_session=True,
 )
 def carry():
     try:
@@ -41,6 +52,11 @@ def carry():
         pass
 threading.Thread(target=carry, daemon=True).start()
 code = far.wait()
+if code < 0:
+    notices = os.environ.get("SSH_STAND_IN_NOTICES")
+    while notices and not os.path.exists(notices):
+        time.sleep(0.01)
+    print(f"Timeout, server {{host}} not responding.", file=sys.stderr, flush=True)
 os._exit(code if code >= 0 else 255)
 """
 

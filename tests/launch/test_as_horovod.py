@@ -160,7 +160,7 @@ def test_ranks_on_other_hosts_find_it_too(
     monkeypatch.chdir(tmp_path)
     names(tmp_path)
     ssh = ssh_stand_in.install(tmp_path)
-    words = ["-m", "gradring", "run", "--as-horovod", "--hosts", "127.0.0.2:1", "names.py"]
+    words = ["-m", "gradring", "run", "--as-horovod", "--hosts", "me@127.0.0.2:1", "names.py"]
     done = launched(python, *words, **ssh)
     assert done.stdout.splitlines()[-1] == "[0] gradring.horovod []", done.stderr
 

@@ -112,8 +112,8 @@ def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
     script = hosts_script(
         tmp_path,
         f"127.0.0.1:{slots}",
-        f"127.0.0.1:{slots}\n127.0.0.2:{slots}",
-        f"127.0.0.2:{slots}",
+        f"127.0.0.1:{slots}\nme@127.0.0.2:{slots}",
+        f"me@127.0.0.2:{slots}",
     )
     sizes = [slots, 2 * slots, slots]
     job = Job(
@@ -138,9 +138,12 @@ def test_hosts_are_added_and_removed(tmp_path: Path, slots: int) -> None:
     ],
 )
 def test_a_single_rank_fails(tmp_path: Path, how: str, discovers: bool) -> None:
-    hosts = ["--hosts", "127.0.0.1:2,127.0.0.2:2"]
+    hosts = ["--hosts", "127.0.0.1:2,me@127.0.0.2:2"]
     if discovers:
-        hosts = ["--host-discovery-script", str(hosts_script(tmp_path, "127.0.0.1:2\n127.0.0.2:2"))]
+        hosts = [
+            "--host-discovery-script",
+            str(hosts_script(tmp_path, "127.0.0.1:2\nme@127.0.0.2:2")),
+        ]
     launch = ["-np", 4, "--min-np", 2, "--max-np", 4, *hosts]
     # It is replaced; Horovod gives its host up instead, and goes on with the other one.
     job = Job(tmp_path, launch, fails=[0], how=how, sizes=[4, 3, 4])
@@ -155,7 +158,7 @@ def test_a_single_rank_fails(tmp_path: Path, how: str, discovers: bool) -> None:
     ids=["all ranks fail", "all hosts are given up"],
 )
 def test_all_ranks_fail(tmp_path: Path, each: int, options: list[object]) -> None:
-    launch = ["-np", 2 * each, "--min-np", 2, "--hosts", f"127.0.0.1:{each},127.0.0.2:{each}"]
+    launch = ["-np", 2 * each, "--min-np", 2, "--hosts", f"127.0.0.1:{each},me@127.0.0.2:{each}"]
     fails = list(range(2 * each))
     job = Job(tmp_path, [*launch, *options], fails=fails, how="exception", least=2, always=True)
     assert job.exit_code == 1, job.said
@@ -164,7 +167,7 @@ def test_all_ranks_fail(tmp_path: Path, each: int, options: list[object]) -> Non
 
 
 def test_a_host_that_was_given_up_comes_back(tmp_path: Path) -> None:
-    launch = ["-np", 2, "--min-np", 1, "--hosts", "127.0.0.1:1,127.0.0.2:1"]
+    launch = ["-np", 2, "--min-np", 1, "--hosts", "127.0.0.1:1,me@127.0.0.2:1"]
     options = ["--host-failures", 1, "--host-cooldown", 1]
     job = Job(tmp_path, [*launch, *options], fails=[1], sizes=[2, 1, 2])
     assert (job.exit_code, job.sizes()) == (0, [2, 1, 2]), job.said
@@ -173,7 +176,7 @@ def test_a_host_that_was_given_up_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_there_are_too_few_workers_for_too_long(tmp_path: Path) -> None:
-    launch = ["-np", 4, "--min-np", 4, "--hosts", "127.0.0.1:2,127.0.0.2:2", "--max-restarts", 0]
+    launch = ["-np", 4, "--min-np", 4, "--hosts", "127.0.0.1:2,me@127.0.0.2:2", "--max-restarts", 0]
     job = Job(tmp_path, launch, fails=[0], least=4, timeout=1.0)
     assert job.exit_code != 0, job.said
     assert job.sizes() == [4]

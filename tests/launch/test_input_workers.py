@@ -254,7 +254,7 @@ print(os.environ["SSH_HOST"], input_service(), json.dumps(of_all(list(elements(d
 """
     for name, value in ssh_stand_in.install(tmp_path).items():
         monkeypatch.setenv(name, value)
-    hosts = ["--hosts", "127.0.0.2,127.0.0.3", "--input-workers", 2, "--input-unprotected"]
+    hosts = ["--hosts", "me@127.0.0.2,me@127.0.0.3", "--input-workers", 2, "--input-unprotected"]
     with started(*hosts, program(tmp_path, text)) as launcher:
         assert launcher.wait() == 0, launcher.stderr()
         lines = sorted(line.split(" ", 3)[1:] for line in launcher.stdout().splitlines())

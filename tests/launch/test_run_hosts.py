@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,13 +28,15 @@ from test_run_orphans import start
 
 import gradring as gradring_package
 from commands import command_line, succeeded
+from gradring.testing import simulated_hosts
+from gradring.testing.network import why_unavailable
 from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
 from gradring.tools.launch.ranks import KEPT_MEMORY
 from gradring.tools.launch.ssh import Ssh, forwarded
 from gradring.tools.launch.survey import SurveyError, ports_in, problem
 from waiting import wait_until
 
-HOSTS = "127.0.0.2:2,127.0.0.3"
+HOSTS = "me@127.0.0.2:2,me@127.0.0.3"
 
 pytestmark = ssh_stand_in.needs_addresses
 
@@ -126,7 +129,7 @@ def test_what_ended_a_rank_on_another_host_is_relayed(tmp_path: Path, ssh: dict[
         "        sys.stderr.write('it did not work')\n"
         "        sys.exit(1)\n",
     )
-    done = gradring("run", "--hosts", "127.0.0.2:2", "--grace", 60, *program, **ssh)
+    done = gradring("run", "--hosts", "me@127.0.0.2:2", "--grace", 60, *program, **ssh)
     assert done.returncode == 7, done.stderr
     assert re.search(r"gradring run: rank 1 on \S+ failed first \(exit code 7\); ", done.stderr)
     assert "[0] it did not work\n" in done.stderr and "gradring failure" not in done.stderr
@@ -143,7 +146,7 @@ def test_the_token_is_on_no_command_line(tmp_path: Path, ssh: dict[str, str]) ->
         "seen = [p for p in Path('/proc').glob('[0-9]*/cmdline') if token in read(p)]\n"
         "print(len(token), seen)\n",
     )
-    done = gradring("run", "--hosts", "127.0.0.2", *program, **ssh)
+    done = gradring("run", "--hosts", "me@127.0.0.2", *program, **ssh)
     assert done.stdout == "[0] 64 []\n", done.stderr
     notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
     assert "BatchMode=yes" in notes and "GRADRING" not in notes
@@ -158,7 +161,7 @@ def test_a_token_in_a_file_reaches_hosts_that_do_not_have_the_file(
         tmp_path, "print(os.environ['GRADRING_TOKEN'], 'GRADRING_TOKEN_FILE' in os.environ)"
     )
     token = {"GRADRING_TOKEN_FILE": str(tmp_path / "token")}
-    done = gradring("run", "--hosts", "127.0.0.2", *program, **ssh, **token)
+    done = gradring("run", "--hosts", "me@127.0.0.2", *program, **ssh, **token)
     assert done.stdout == "[0] from a file False\n", done.stderr
 
 
@@ -171,7 +174,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
         "        for _ in range(5): assert comm.all_reduce(np.ones(3), name='w')[0] == 4.0\n",
     )
     trace = tmp_path / "timeline.json"
-    options = ["--hosts", "localhost,127.0.0.2:2,127.0.0.3", "--trace", trace]
+    options = ["--hosts", "localhost,me@127.0.0.2:2,me@127.0.0.3", "--trace", trace]
     done = succeeded("run", *options, *program, env=ssh)
     assert f"the timeline is {trace}; open it" in done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
@@ -198,7 +201,7 @@ def test_a_host_that_is_gone_costs_its_part_of_the_timeline(
         f"open({str(tmp_path / 'gone')!r}, 'w').write('127.0.0.3')\n",
     )
     trace = tmp_path / "timeline.json"
-    options = ["--hosts", "127.0.0.2,127.0.0.3", "--trace", trace]
+    options = ["--hosts", "me@127.0.0.2,me@127.0.0.3", "--trace", trace]
     gone = str(tmp_path / "gone")
     done = succeeded("run", *options, *program, env={**ssh, "SSH_STAND_IN_GONE": gone})
     assert "the timeline's parts on 127.0.0.3 cannot be had: ssh: connect to host" in done.stderr
@@ -236,7 +239,7 @@ def test_a_killed_rank_is_reported_with_its_signal(tmp_path: Path, ssh: dict[str
 def test_no_remote_process_outlives_the_launcher(
     tmp_path: Path, ssh: dict[str, str], signum: int
 ) -> None:
-    options = ["--hosts", "127.0.0.2,127.0.0.3", "--grace", "1"]
+    options = ["--hosts", "me@127.0.0.2,me@127.0.0.3", "--grace", "1"]
     with start(tmp_path, *options, **ssh) as launcher:
         pids = pids_noted(tmp_path, 2)
         assert all(map(is_running, pids))
@@ -250,7 +253,7 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, ssh: dict[str, s
     program = script(tmp_path, "print('started')")
     done = gradring("run", "--hosts", HOSTS, *program, **ssh, SSH_STAND_IN_DOWN="127.0.0.3")
     assert done.returncode == 1 and done.stdout == ""
-    assert "host 127.0.0.3 cannot run ranks" in done.stderr and "No route to host" in done.stderr
+    assert "host me@127.0.0.3 cannot run ranks" in done.stderr and "No route to host" in done.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -261,7 +264,7 @@ def test_a_signal_ends_the_launcher_while_a_host_does_not_answer(
     hangs = f"#!/bin/sh\necho $$ > {pid}-\nmv {pid}- {pid}\nexec sleep 300\n"
     stand_in = executable(tmp_path / "bin" / "ssh", hangs)
     environ = {**os.environ, "PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"}
-    with started("run", "--hosts", "127.0.0.2", "true", env=environ) as launcher:
+    with started("run", "--hosts", "me@127.0.0.2", "true", env=environ) as launcher:
         wait_until(pid.exists, "the host is asked")
         launcher.send_signal(signum)
         assert launcher.wait(DEADLINE_S / 2) == 128 + signum  # it would be asked for a minute
@@ -273,7 +276,7 @@ def test_a_host_may_greet_in_any_encoding(tmp_path: Path, ssh: dict[str, str]) -
     greets = f"import os\nfor stream in 1, 2: os.write(stream, {greeting!r})\n"
     first_line, _, rest = stand_in.read_text().partition("\n")
     stand_in.write_text(f"{first_line}\n{greets}{rest}")
-    run = command_line("run", "--hosts", "127.0.0.2", *script(tmp_path, "print('started')"))
+    run = command_line("run", "--hosts", "me@127.0.0.2", *script(tmp_path, "print('started')"))
     done = subprocess.run(run, env={**os.environ, **ssh}, capture_output=True, check=False)
     assert done.stdout == b"[0] " + greeting + b"[0] started\n", done.stderr
 
@@ -285,9 +288,9 @@ def test_a_host_whose_name_has_no_address_is_named(ssh: dict[str, str]) -> None:
 
 
 def test_a_host_without_gradring_is_named(ssh: dict[str, str]) -> None:
-    done = gradring("run", "--hosts", "127.0.0.2", "--python", "/nonexistent/python", "x", **ssh)
+    done = gradring("run", "--hosts", "me@127.0.0.2", "--python", "/nonexistent/python", "x", **ssh)
     assert done.returncode == 1
-    assert "host 127.0.0.2" in done.stderr and "--python names another" in done.stderr
+    assert "host me@127.0.0.2" in done.stderr and "--python names another" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -317,7 +320,7 @@ def test_ranks_fill_the_hosts_in_order() -> None:
 
 def test_a_variable_that_is_to_travel_and_is_not_set_is_named(ssh: dict[str, str]) -> None:
     program = ["sh", "-c", "echo ${RATE-none} ${SEED-none}"]
-    done = gradring("run", "--hosts", "127.0.0.2", "-x", "RATE", "-x", "SEED=1", *program, **ssh)
+    done = gradring("run", "--hosts", "me@127.0.0.2", "-x", "RATE", "-x", "SEED=1", *program, **ssh)
     assert (done.returncode, done.stdout) == (0, "[0] none 1\n")
     assert done.stderr.startswith("gradring run: -x RATE: this variable is not set here")
 
@@ -374,3 +377,82 @@ def test_a_host_with_another_gradring_or_a_greeting_alone_is_named() -> None:
     for other in ("[3]", '{"ports": [7]}', json.dumps({**answer, "ports": 7})):
         with pytest.raises(ValueError, match=r"it printed .*, which names no ports"):
             ports_in(other, host)
+
+
+def names_of_this_machine() -> list[str]:
+    """Its host name, and the addresses of its interfaces where ``ip`` tells them."""
+    names = ["localhost", "127.0.0.1", "127.0.0.2", socket.gethostname()]
+    if shutil.which("ip") is not None:
+        done = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True)
+        rows = [line.split() for line in done.stdout.splitlines()]
+        found = [row[3].partition("/")[0] for row in rows if row[2] in ("inet", "inet6")]
+        names += [address for address in found if not address.startswith("fe80:")]
+    return names
+
+
+def test_this_machine_is_known_by_each_of_its_names_and_addresses() -> None:
+    for name in names_of_this_machine():
+        assert Host(name, 1).is_local, name
+        # The user may be another one.
+        assert not Host(f"me@{name}", 1).is_local
+
+
+@pytest.mark.parametrize("name", ["198.51.100.7", "2001:db8::1", "no-host.invalid", "a" * 70])
+def test_other_machines_are_not_taken_for_this_one(name: str) -> None:
+    assert not Host(name, 1).is_local
+
+
+def test_ranks_on_addresses_of_this_machine_start_without_ssh(ssh: dict[str, str]) -> None:
+    hosts = f"127.0.0.2:2,{socket.gethostname()}"
+    command = ["sh", "-c", "echo ${SSH_HOST-here} $GRADRING_RENDEZVOUS $OMP_NUM_THREADS"]
+    done = succeeded("run", "--hosts", hosts, *command, env=ssh)
+    threads = max(1, len(os.sched_getaffinity(0)) // 3)
+    assert len(done.stdout.splitlines()) == 3
+    for line in done.stdout.splitlines():
+        assert re.fullmatch(rf"\[\d\] here 127\.0\.0\.1:\d+ {threads}", line)
+    assert not Path(ssh["SSH_STAND_IN_NOTES"]).exists()
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason=f"{why_unavailable()}")
+def test_a_kernel_that_binds_to_any_address_makes_no_machine_this_one() -> None:
+    program = (
+        "from gradring.tools.launch.hosts import Host\n"
+        "names = '10.99.0.1', '127.0.0.2', '10.99.0.2', '198.51.100.7'\n"
+        "print([Host(name, 1).is_local for name in names])"
+    )
+    with simulated_hosts(1) as (host,):
+        bind_to_any = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind"
+        script = f'{bind_to_any} && exec "$0" -c "$1"'
+        command = host.command("sh", "-c", script, sys.executable, program)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, True, False, False]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_unavailable() is not None, reason=f"{why_unavailable()}")
+@pytest.mark.parametrize("own", ["10.99.0.1", "127.0.0.1"])
+def test_ranks_on_an_address_of_this_machine_meet_those_on_another(
+    tmp_path: Path, ssh: dict[str, str], own: str
+) -> None:
+    program = script(
+        tmp_path,
+        "import gradring\n"
+        "with gradring.init() as comm:\n"
+        "    print(os.environ.get('SSH_HOST'), comm.all_reduce(1.0))\n"
+        "    print(os.environ['GRADRING_RENDEZVOUS'].rpartition(':')[0])\n",
+    )
+    with simulated_hosts(2) as hosts:
+        there = {"SSH_STAND_IN_HOSTS": json.dumps({hosts[1].address: hosts[1].name})}
+        command = command_line("run", "--hosts", f"{own},{hosts[1].address}", *program)
+        done = subprocess.run(
+            hosts[0].command(*map(str, command)),
+            env={**os.environ, **ssh, **there},
+            capture_output=True,
+            text=True,
+        )
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] 10.99.0.1",
+        "[0] None 2.0",
+        "[1] 10.99.0.1",
+        "[1] 10.99.0.2 2.0",
+    ], done.stderr

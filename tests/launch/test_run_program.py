@@ -156,7 +156,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
     there = executable(tmp_path / "an env" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "key").touch()
     # The last host is not needed, and cannot be reached.
-    text = "localhost\r\n127.0.0.2 slots=99999999999 port=2222 # there\r\n127.0.0.3\r\n"
+    text = "localhost\r\nme@127.0.0.2 slots=99999999999 port=2222 # there\r\nme@127.0.0.3\r\n"
     (tmp_path / "hosts").write_text(text)
     options = ["-np", 2, "--hostfile", tmp_path / "hosts", "--python", there, "--ssh-port", 23]
     options += ["--ssh-identity-file", tmp_path / "key", "--ssh-option", "ConnectTimeout=3"]
@@ -187,7 +187,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
 def test_what_another_host_cannot_start_is_explained(
     here: Path, tmp_path: Path, command: list[str], problem: str
 ) -> None:
-    done = gradring("run", "--hosts", "127.0.0.2", *command, **ssh_stand_in.install(tmp_path))
+    done = gradring("run", "--hosts", "me@127.0.0.2", *command, **ssh_stand_in.install(tmp_path))
     assert done.returncode == 127
     assert problem.format(here=here) in done.stderr
 
@@ -197,7 +197,7 @@ def test_a_python_of_another_host_without_gradring_is_explained(here: Path, tmp_
     (here / "train.py").write_text("import gradring\n")
     python = executable(tmp_path / "bare" / "python3", WITHOUT_GRADRING)
     ssh = ssh_stand_in.install(tmp_path)
-    done = gradring("run", "--hosts", "127.0.0.2:2", python, "train.py", **ssh)
+    done = gradring("run", "--hosts", "me@127.0.0.2:2", python, "train.py", **ssh)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"gradring run: the Python that {str(python)!r} started on 127.0.0.2 has no gradring; "

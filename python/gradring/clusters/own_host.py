@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from gradring.config import parse
 from gradring.errors import ConfigError
@@ -54,14 +55,27 @@ def reachable_host(environ: Mapping[str, str], name: str | None) -> str:
 
 
 def is_own(host: str) -> bool:
-    """Whether a socket of this host can be bound to ``host``."""
+    """Whether ``host`` is an address of this host, or a name of one."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
+        if not _binds_to_any(family):
+            return True
+        own = str(address[0])
+        is_loopback = ipaddress.ip_address(own.partition("%")[0]).is_loopback
+        return is_loopback or address_towards(own) == own
+    except (OSError, UnicodeError):
+        return False
+
+
+def _binds_to_any(family: int) -> bool:
+    """Whether sockets can be bound to addresses of other hosts, as load balancers want it."""
+    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    try:
+        return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() != "0"
     except OSError:
         return False
-    return True
 
 
 def _chosen(environ: Mapping[str, str]) -> str | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
-from gradring.clusters.own_host import address_towards, reachable_host
+from gradring.clusters.own_host import address_towards, is_own, reachable_host
 from gradring.config.parse import MAX_PORT, shown, whole_number
 from gradring.config.words import counted
 from gradring.machine.ports import LOOPBACK
-
-LOCAL_NAMES = ("localhost", LOOPBACK, "::1")
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,20 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine by its name; ranks are then started without ssh."""
-        return self.target in LOCAL_NAMES or self.target == socket.gethostname()
+        """Whether it is this machine, by any name or address; ranks then start without ssh.
+
+        With ``user@`` in front they start by ssh: the user may be another one.
+        """
+        return self.target == self.name and _is_this_machine(self.name)
+
+    def is_same_machine(self, other: Host) -> bool:
+        """Whether both are one machine, perhaps by two names of this one."""
+        return self.name == other.name or (self.is_local and other.is_local)
+
+
+@lru_cache(maxsize=4096)  # more hosts than a group may have ranks
+def _is_this_machine(name: str) -> bool:
+    return name in ("localhost", socket.gethostname()) or is_own(name)
 
 
 THIS_HOST = Host("localhost", 1)

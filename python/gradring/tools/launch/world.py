@@ -118,7 +118,7 @@ class World:
         host = self._host(rank)
         # A server computes little beside the ranks; tf.data shares cores by itself.
         ranks = self._placed[: len(self._placed) - self._servers] if rank >= 0 else []
-        local_size = max(1, sum(other.name == host.name for other in ranks))
+        local_size = max(1, sum(other.is_same_machine(host) for other in ranks))
         if host.is_local:
             environ = with_defaults(environ, local_size)
             command = program.command(environ.get("PATH"))
