@@ -17,8 +17,10 @@ import pytest
 import ssh_stand_in
 from launching import DEADLINE_S, executable, gradring, hosts_script, started, wait_until_gone
 
-from commands import succeeded
+from commands import command_line, succeeded
 from gradring.config.parse import JOIN
+from gradring.testing import simulated_hosts
+from gradring.testing.network import why_unavailable
 from waiting import wait_until
 
 HEAD = """\
@@ -191,7 +193,7 @@ def test_a_rank_that_has_joined_on_another_host_may_take_its_time_to_end(tmp_pat
         "if own: wait_until_said('must leave')\n"
         "note(f'saved-{own}')\n",
     )
-    options = ["--hosts", "localhost:2,127.0.0.2", "-np", 3, "--min-np", 1, "--grace", 1]
+    options = ["--hosts", "localhost:2,me@127.0.0.2", "-np", 3, "--min-np", 1, "--grace", 1]
     told = re.findall("worker (.) on .* must leave", errors_of(tmp_path, *options, *ranks, **ssh))
     assert told == ["1"] and (tmp_path / "saved-2").exists()
 
@@ -289,6 +291,72 @@ def test_a_rank_that_came_too_late_to_join_fails_no_job_that_is_done(tmp_path: P
     succeeded("run", "-np", 2, "--min-np", 1, *ranks)
 
 
+#: What ends a worker without its program's doing.
+LOSSES = {
+    "host": "os.kill(os.getppid(), signal.SIGKILL), time.sleep(300)",
+    "killed": "die()",
+    "preempted": "os.kill(os.getpid(), signal.SIGTERM), time.sleep(300)",
+}
+
+
+@ssh_stand_in.needs_addresses
+@pytest.mark.parametrize("least", [2, 3])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_is_noticed_when_the_others_have_ended_well_fails_no_job_with_enough_of_them(
+    tmp_path: Path, loss: str, least: int
+) -> None:
+    ranks = program(
+        tmp_path,
+        f"if rank == 2 and {loss == 'host'}: wait_for('begun'), {LOSSES[loss]}\n"
+        f"if rank == 2: wait_for('over'), {LOSSES[loss]}\n"
+        "if rank == 0: note('begun'), note('done', str(os.getpid()))\n"
+        "else: wait_until_gone('done'), note('over')\n",
+    )
+    ssh = ssh_stand_in.install(tmp_path) | {"SSH_STAND_IN_NOTICES": str(tmp_path / "over")}
+    hosts = ["--hosts", "localhost:2,me@127.0.0.2", "-np", 3, "--min-np", least]
+    done = gradring("run", *hosts, *ranks, **ssh)
+    how = {
+        "host": r"connection lost, ssh exit code 255",
+        "killed": "killed by SIGKILL",
+        "preempted": "killed by SIGTERM",
+    }[loss]
+    if least == 2:
+        said = rf"gradring run: the job has ended well without worker 2 on 127\.0\.0\.2 \({how}\)"
+        assert (done.returncode, "failed first" in done.stderr) == (0, False), done.stderr
+    else:
+        said = rf"gradring run: worker 2 on 127\.0\.0\.2 failed first \({how}\); "
+        assert done.returncode == {"host": 255, "killed": 137, "preempted": 143}[loss]
+    assert re.search(said, done.stderr), done.stderr
+
+
+@ssh_stand_in.needs_addresses
+def test_a_host_that_is_lost_and_does_not_come_back_fails_no_job(tmp_path: Path) -> None:
+    """The launcher notices it while the others train, and tries to start its worker again."""
+    ranks = program(
+        tmp_path,
+        f"if rank == 1: note('gone', '127.0.0.2'), {LOSSES['host']}\n"
+        "wait_until_said('is given up')\n",
+    )
+    ssh = ssh_stand_in.install(tmp_path) | {"SSH_STAND_IN_GONE": str(tmp_path / "gone")}
+    options = ["--hosts", "localhost,me@127.0.0.2", "--min-np", 1, "--host-failures", 2]
+    errors = errors_of(tmp_path, *options, *ranks, **ssh)
+    assert "worker 1 on 127.0.0.2 is lost (connection lost, ssh exit code 255); it is s" in errors
+
+
+@ssh_stand_in.needs_addresses
+def test_an_exit_code_of_255_is_the_ranks_own_unless_ssh_has_failed(tmp_path: Path) -> None:
+    ssh = ssh_stand_in.install(tmp_path)
+    ranks = program(tmp_path, "sys.exit(-1)")
+    done = gradring("run", "--hosts", "me@127.0.0.2", *ranks, **ssh)
+    assert done.returncode == 255
+    assert "rank 0 on 127.0.0.2 failed first (exit code 255); it printed nothing" in done.stderr
+    ranks = program(tmp_path, LOSSES["host"])
+    done = gradring("run", "--hosts", "me@127.0.0.2", *ranks, **ssh)
+    assert done.returncode == 255
+    assert "rank 0 on 127.0.0.2 failed first (connection lost, ssh exit code 255)" in done.stderr
+    assert done.stderr.endswith("[0] Timeout, server 127.0.0.2 not responding.\n")
+
+
 @pytest.mark.parametrize(
     "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
@@ -383,7 +451,7 @@ def test_a_host_comes_and_another_goes(tmp_path: Path) -> None:
         "if rank == 0: wait_for('on-127.0.0.3'), wait_for('left-127.0.0.2')\n"
         "else: wait_for('never') if host == '127.0.0.2' else None\n",
     )
-    script = hosts_script(tmp_path, "localhost\n127.0.0.2", "localhost\n127.0.0.3")
+    script = hosts_script(tmp_path, "localhost\nme@127.0.0.2", "localhost\nme@127.0.0.3")
     options = ["-np", 2, "--min-np", 1, "--max-np", 2, "--host-discovery-script", script]
     done = succeeded("run", *options, *ranks, env=ssh)
     assert (tmp_path / "on-127.0.0.2").read_text() == "founds"
@@ -402,7 +470,7 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace_period(tmp_path: P
         "if rank == 1: note('list-1'), time.sleep(300)\n"
         "wait_until_said('has left')\n",
     )
-    script = hosts_script(tmp_path, "localhost\n127.0.0.2", "localhost")
+    script = hosts_script(tmp_path, "localhost\nme@127.0.0.2", "localhost")
     options = ["-np", 2, "--min-np", 1, "--grace", 1, "--host-discovery-script", script]
     errors = errors_of(tmp_path, *options, *ranks, **ssh)
     assert "worker 1 on 127.0.0.2 has left (killed by SIGKILL)" in errors
@@ -419,7 +487,7 @@ def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
         "if host == '127.0.0.3': note('moved')\n"
         "wait_for('moved')\n",
     )
-    options = ["--hosts", "localhost,127.0.0.2,127.0.0.3", "-np", 2, "--min-np", 1]
+    options = ["--hosts", "localhost,me@127.0.0.2,me@127.0.0.3", "-np", 2, "--min-np", 1]
     done = succeeded("run", *options, "--host-failures", 1, *ranks, env=ssh)
     assert "127.0.0.2 is given up after 1 failures in a row" in done.stderr
     assert "worker 1 is started on 127.0.0.3, to join the others" in done.stderr
@@ -429,7 +497,7 @@ def test_a_rank_moves_from_a_host_that_is_given_up(tmp_path: Path) -> None:
 def test_a_host_that_cannot_be_reached_is_left_out_if_others_have_room(tmp_path: Path) -> None:
     ssh = ssh_stand_in.install(tmp_path)
     ranks = program(tmp_path, "print(os.environ['GRADRING_WORLD_SIZE'])")
-    options = ["--hosts", "localhost,127.0.0.2", "--min-np", 1, "--host-failures", 1]
+    options = ["--hosts", "localhost,me@127.0.0.2", "--min-np", 1, "--host-failures", 1]
     done = gradring("run", *options, *ranks, **ssh, SSH_STAND_IN_DOWN="127.0.0.2")
     assert done.returncode == 0 and done.stdout == "[0] 1\n"
     assert "No route to host" in done.stderr and "; it is given up" in done.stderr
@@ -504,3 +572,51 @@ def test_a_signal_ends_the_launcher_while_it_waits_for_hosts(tmp_path: Path) -> 
         run.send_signal(signal.SIGTERM)
         assert run.wait(DEADLINE_S) == 128 + signal.SIGTERM
     wait_until_gone([int(pid.read_text())])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_unavailable() is not None, reason=f"{why_unavailable()}")
+def test_a_job_that_loses_a_machine_to_a_power_cut_trains_on_and_ends_well(tmp_path: Path) -> None:
+    ranks = program(
+        tmp_path,
+        "import gradring, gradring.elastic, numpy as np\n"
+        "with gradring.init() as comm:\n"
+        "    if rank == 2: note('far-end', str(os.getppid()))\n"
+        "    @gradring.elastic.run(comm)\n"
+        "    def train(state):\n"
+        "        while state.step < 20 or comm.world_size == 3:\n"
+        "            ones = comm.all_reduce(np.ones(8))[0]\n"
+        "            assert ones == comm.world_size\n"
+        "            state.step += 1\n"
+        "            state.commit()\n"
+        "    train(gradring.elastic.State(step=0))\n"
+        "    print('trained by', comm.world_size, flush=True)\n"
+        "if rank == 0: note('done', str(os.getpid()))\n"
+        "else: wait_until_gone('done'), note('noticed')\n",
+    )
+    with simulated_hosts(3) as hosts:
+        first, *others = hosts
+        names = json.dumps({host.address: host.name for host in others})
+        variables = ssh_stand_in.install(tmp_path) | {
+            "SSH_STAND_IN_HOSTS": names,
+            "SSH_STAND_IN_NOTICES": str(tmp_path / "noticed"),
+        }
+        addresses = ",".join(host.address for host in hosts)
+        words = map(str, command_line("run", "--hosts", addresses, "--min-np", 2, *ranks))
+        with subprocess.Popen(
+            first.command(*words),
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as run:
+            wait_until((tmp_path / "far-end").exists, "the ranks train")
+            others[-1].cut()
+            os.kill(int((tmp_path / "far-end").read_text()), signal.SIGKILL)
+            out, errors = run.communicate(timeout=2 * DEADLINE_S)
+    assert run.returncode == 0, errors
+    assert sorted(out.splitlines()) == ["[0] trained by 2", "[1] trained by 2"]
+    assert errors.splitlines()[-1] == (
+        "gradring run: the job has ended well without worker 2 on 10.99.0.3 (connection lost, ssh "
+        "exit code 255)"
+    )

@@ -15,6 +15,7 @@ from signal import SIGKILL, SIGTERM
 
 from gradring.config.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, ports, value
 from gradring.config.values import AUTO
+from gradring.config.words import listed
 from gradring.errors import ConfigError
 from gradring.machine.ports import free_ports
 from gradring.tools.launch.hostfile import hosts_in
@@ -64,6 +65,9 @@ class Elastic(Policy):
         self._end_at: float | None = None
         self._late: set[RankProcess] = set()
         self._failed: list[RankProcess] = []
+        #: Once the job has ended well: the workers that have, and those that were lost after that.
+        self._well: set[int] = set()
+        self._lost: list[RankProcess] = []
 
     @property
     def is_local(self) -> bool:
@@ -128,21 +132,27 @@ class Elastic(Policy):
             self._kill_at[process] = now + FIRST_PAUSE_S
             if process.rank in words:
                 left = process.rank in leaving or exits[process.rank] in LEFT
+                verb = "has left" if left else "is lost" if process.is_lost else "failed"
                 say(
-                    f"worker {process.rank} on {process.host} {'has left' if left else 'failed'} "
-                    f"({process.ending}); {words[process.rank]}"
+                    f"worker {process.rank} on {process.host} {verb} ({process.ending}); "
+                    f"{words[process.rank]}"
                 )
         failed = [p for p in ended if p.exit_code != 0 and p.rank not in leaving]
+        self._well |= {rank for rank, code in exits.items() if code == 0 and rank not in leaving}
         if self._slots.completed:
             # One that came too late to take part has missed nothing.
-            return [p for p in failed if p.rank not in without_group and p not in self._late]
+            failed = [p for p in failed if p.rank not in without_group and p not in self._late]
+            self._lost += [p for p in failed if _is_loss(p)]
+            enough = not self._slots.over or len(self._well) >= self._limits.least
+            return [p for p in failed if not _is_loss(p)] + ([] if enough else self._lost)
         self._failed += failed
         return self._failed if self._slots.over else []
 
     def outcome(self) -> tuple[int, str | None]:
         """Success once a worker has ended well; else why the job has not been done."""
         if self._slots.completed:
-            return 0, None
+            lost = [f"worker {p.rank} on {p.host} ({p.ending})" for p in self._lost]
+            return 0, f"the job has ended well without {listed(lost)}" if lost else None
         return 1, self._slots.problem or "all workers have left, and none is started again"
 
     def close(self) -> None:
@@ -287,6 +297,11 @@ class Elastic(Policy):
         """The host with no more slots than the user gives it ports."""
         ranks = len(self._given_ports)
         return replace(host, slots=min(host.slots, ranks)) if ranks else host
+
+
+def _is_loss(process: RankProcess) -> bool:
+    """Whether a worker ended as in a group that goes on without it, not by its program's doing."""
+    return process.is_lost or process.exit_code in (-SIGKILL, 128 + SIGKILL, *LEFT)
 
 
 def _given_ports(environ: Mapping[str, str]) -> list[int]:

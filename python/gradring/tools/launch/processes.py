@@ -113,7 +113,13 @@ class GroupLeader:
 
 
 class RankProcess(GroupLeader):
-    """One rank on this machine."""
+    """One rank on this machine.
+
+    Attributes:
+        is_lost: Whether the connection to its host was lost, so that nobody knows how it has ended.
+    """
+
+    is_lost = False
 
     def __init__(
         self,

@@ -27,8 +27,9 @@ from gradring.tools.launch.output import FAILURE_MARK
 from gradring.tools.launch.processes import RankProcesses, shell_exit_code
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.ranks import with_defaults
-from gradring.tools.launch.report import left_in, room_for_failures
+from gradring.tools.launch.report import leave_exit_code, left_in, room_for_failures
 from gradring.tools.launch.signals import arrived, signals_as_bytes
+from gradring.tools.launch.ssh import SSH_FAILED
 from gradring.tools.launch.watch import Watch
 
 STDIN = 0
@@ -89,9 +90,12 @@ def main() -> int:
         for line in first[1:]:
             processes.signal(int(line))
         _watch(processes, lines, wakeup, failure if JOIN in environ else None)
-        _relay(failure)
         assert rank.exit_code is not None
-        return shell_exit_code(rank.exit_code)
+        exit_code = shell_exit_code(rank.exit_code)
+        if exit_code == SSH_FAILED:
+            leave_exit_code(failure, exit_code)
+        _relay(failure)
+        return exit_code
 
 
 def _relay(failure: Path, before: bytes = b"") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -109,6 +110,23 @@ def kind_left(failure: Path) -> str | None:
         case {"kind": str(kind)}:
             return kind
     return None
+
+
+def exit_code_left(failure: Path) -> int | None:
+    """The exit code of a rank, if `leave_exit_code` has left it there."""
+    match _parsed(failure):
+        case {"exit_code": int(code)}:
+            return code
+    return None
+
+
+def leave_exit_code(failure: Path, code: int) -> None:
+    """Adds the exit code of a rank to what it has left about its failure."""
+    left = _parsed(failure)
+    with contextlib.suppress(OSError):  # a full disk
+        failure.write_text(
+            json.dumps({**(left if isinstance(left, dict) else {}), "exit_code": code})
+        )
 
 
 def has_joined(failure: Path) -> bool:

@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gradring.tools.launch.guardian import Guardian
 from gradring.tools.launch.hosts import Host
 from gradring.tools.launch.processes import PIPE, RankProcess
 from gradring.tools.launch.program import Program
+from gradring.tools.launch.report import exit_code_left
 
 OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15"),
@@ -32,6 +34,8 @@ OPTIONS = (
 FORWARDED_PREFIXES = ("GRADRING_", "TF_", "KERAS_", "OMP_", "PYTHON", "MALLOC_", "GLIBC_")
 #: How long the other end has to kill its rank before the ssh client itself is killed.
 CLOSING_S = 2.0
+#: Exit code of an ssh client that has lost its connection, or got none. A rank may have it, too.
+SSH_FAILED = 255
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class RemoteRankProcess(RankProcess):
         login = ssh.command(host, "gradring.tools.launch.remote_rank")
         super().__init__(rank, login, os.environ, guardian, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         self.host = host.name
+        self._failure = Path(environ["GRADRING_FAILURE_FILE"])
         self._killed_at: float | None = None
         order: dict[str, Any] = {
             "words": list(program.words),
@@ -164,6 +169,17 @@ class RemoteRankProcess(RankProcess):
         if code is not None and code > 128 and code - 128 in set(signal.Signals):
             return 128 - code
         return code
+
+    @property
+    def is_lost(self) -> bool:  # type: ignore[override]
+        """Whether ssh has failed: the other end says so where the exit code is the rank's."""
+        failed = self.popen.returncode == SSH_FAILED
+        return failed and exit_code_left(self._failure) != SSH_FAILED
+
+    @property
+    def ending(self) -> str:
+        """Words for how it has ended."""
+        return f"connection lost, ssh {super().ending}" if self.is_lost else super().ending
 
     def signal(self, signum: int) -> None:
         """Has the other end signal its rank; kills the ssh client when that takes too long."""

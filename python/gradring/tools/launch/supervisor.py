@@ -218,6 +218,9 @@ class Supervisor:
 
     def _collect(self) -> None:
         ended = self.processes.poll()
+        if ended:
+            # What they have left arrives before they are judged: a pipe holds one reading.
+            self.watch.wait(0)
         if not ended or self._ends_all:
             return
         # Of several found at once, one that was killed is more likely the cause than the effect.
