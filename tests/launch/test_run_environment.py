@@ -1,6 +1,7 @@
 """The variables that each rank is given."""
 
 import json
+import re
 import signal
 import socket
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 from launching import gradring, script
 
 from gradring.clusters import detect
+from gradring.config.settings import READ, Setting
+from gradring.config.values import check_variables
+from gradring.errors import ConfigError
 from gradring.machine.ports import free_ports
 from gradring.tools.launch import ranks
 from gradring.tools.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
@@ -133,3 +137,45 @@ gradring.init().close()
 """
     done = gradring("run", "-np", 1, *options, *script(tmp_path, text))
     assert done.stdout == "[0] True\n[0] True\n", done.stderr
+
+
+#: Kinds of settings for which any text is a value, or the name of a file.
+FREE = ("text", "directory", "file", "secret", "PEM file")
+
+
+@pytest.mark.parametrize(
+    "setting", [it for it in READ.values() if it.kind not in FREE], ids=lambda it: it.name
+)
+def test_a_wrong_value_of_a_setting_is_found_before_ranks_start(setting: Setting) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting.variable}="):
+        check_variables({setting.variable: "?!"}, is_own=True)
+    check_variables({setting.variable: " "}, is_own=True)
+
+
+def test_what_only_another_host_can_judge_is_left_to_it() -> None:
+    there = {"GRADRING_INTERFACE": "ib7", "GRADRING_TLS_CA": "/there", "GRADRING_TOKEN_FILE": "/x"}
+    check_variables(there, is_own=False)
+    for name, text in there.items():
+        with pytest.raises(ConfigError, match=name):
+            check_variables({name: text}, is_own=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["-np", 2], {"GRADRING_TRANSPORT": "udp"}, "='udp' is not one of auto, tcp, shm; correct"),
+        (["-np", 2, "--min-np", 1], {"GRADRING_TIMEOUT_S": "5m"}, "='5m' is not a number of s"),
+        (["--hosts", "node-a", "-x", "GRADRING_STREAMS=99"], {}, "=99 is not a whole number fr"),
+    ],
+)
+def test_a_wrong_setting_costs_a_line(
+    words: list[object], variables: dict[str, str], said: str
+) -> None:
+    done = gradring("run", *words, "echo", "started", **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"gradring run: GRADRING_\w+=.*\n", done.stderr) and said in done.stderr
+
+
+def test_variables_that_no_rank_gets_are_not_judged() -> None:
+    done = gradring("run", "-np", 1, "echo", "started", GRADRING_RANK="x", GRADRING_JOIN="x")
+    assert done.stdout == "[0] started\n", done.stderr

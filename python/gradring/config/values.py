@@ -26,6 +26,8 @@ _SECRET_REMEDY = (
 )
 #: First among the addresses of a running job: it may not run yet.
 AUTO = "auto"
+#: Kinds of settings whose values only the host of a rank can judge.
+_OF_A_HOST = ("name or IP", "secret", "file", "PEM file")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -71,6 +73,22 @@ def check_token(rank: int, world_size: int, token: bytes | None, required: bool 
             f"require_auth (GRADRING_REQUIRE_AUTH) asks for authentication, but rank {rank} has "
             "no token; give every rank the same token (GRADRING_TOKEN or GRADRING_TOKEN_FILE)"
         )
+
+
+def check_variables(environ: Mapping[str, str], *, is_own: bool) -> None:
+    """Refuses values that ranks with these variables cannot use, before there are any.
+
+    Args:
+        environ: The variables.
+        is_own: Whether one of the ranks is on this host: otherwise its files and interfaces may
+            be others than theirs.
+
+    Raises:
+        ConfigError: A value cannot be used; names its variable.
+    """
+    for setting in READ.values():
+        if is_own or setting.kind not in _OF_A_HOST:
+            _read(environ, setting)
 
 
 def _read(environ: Mapping[str, str], setting: Setting, given: object = None) -> Any:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gradring.clusters import outer_place
+from gradring.clusters import outer_place, without_cluster_variables
 from gradring.config.parse import MAX_WORLD_SIZE, is_digits
-from gradring.config.values import Settings
+from gradring.config.values import Settings, check_variables
 from gradring.config.words import counted, listed
 from gradring.tools.cli.arguments import (
     check_file,
@@ -216,6 +216,11 @@ def run(arguments: argparse.Namespace) -> int:
     stand_ins = {variable: "1" for variable, is_chosen in chosen.items() if is_chosen}
     if stand_ins and (advice := advice_to_install()) is not None:
         return _misused(advice)
+    given = dict(entry.split("=", 1) for entry in arguments.forward if "=" in entry)
+    is_own = not hosts or any(host.is_local for host in hosts)
+    own = without_cluster_variables(os.environ)  # as the ranks get them
+    check_variables(own, is_own=is_own and arguments.host_script is None)
+    check_variables(given, is_own=False)
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
