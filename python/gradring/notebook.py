@@ -52,7 +52,7 @@ def run(
 
     Raises:
         gradring.testing.RankFailure: A rank raised, or its process died; names the one that failed
-            first and shows its traceback.
+            first, whose traceback is among its lines.
         gradring.testing.RankTimeout: Ranks had not finished in time, and were killed.
         ModuleNotFoundError: There is no cloudpickle.
         TypeError: An argument is of another type, or ``fn`` or ``args`` cannot travel.

@@ -121,11 +121,17 @@ def test_what_cells_define_travels_to_the_ranks_and_back(
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] \u00fcber", "[1] \u00fcber"]
 
 
-def test_an_error_of_a_rank_is_raised_in_the_cell_with_its_name(kernel: dict[str, Any]) -> None:
+def test_an_error_of_a_rank_is_raised_in_the_cell_with_its_name(
+    kernel: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     execute(CELL, kernel)
     with pytest.raises(RankFailure, match="rank 1 failed first") as caught:
         gradring.notebook.run(kernel["meet"], 2, args=[kernel["Found"](1), 1])
     assert isinstance(caught.value.__cause__, kernel["NoSuchLayer"])
+    # Its traceback was shown as it came.
+    assert capsys.readouterr().out.count("[1] Traceback") == 1
+    assert "Traceback" not in str(caught.value) and "last output" not in str(caught.value)
+    assert str(caught.value).splitlines()[-1] == "rank 1: NoSuchLayer: dense_7"
 
 
 def test_tensorflow_may_be_imported_in_the_notebook(kernel: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def test_a_module_that_gradrings_interpreter_lacks_too_is_not_explained(
 ) -> None:
     (here / "train.py").write_text(f"import {module}\n")
     done = gradring("run", "-np", 1, *command, **without_gradring)
-    assert done.stderr.splitlines()[-1].startswith("[0] ModuleNotFoundError")
+    assert done.stderr.splitlines()[-2].startswith("[0] ModuleNotFoundError")
 
 
 @ssh_stand_in.needs_addresses

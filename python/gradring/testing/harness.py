@@ -172,6 +172,7 @@ class _World:
             environment.update(env)
         self._processes: list[RankProcess] = []
         self._stopped: set[int] = set()
+        self._is_heard = False
         self.ended_at = [float("inf")] * world_size
         self.unfinished: list[int] = []
 
@@ -183,6 +184,7 @@ class _World:
         hear: Callable[[int, str], None] | None = None,
     ) -> None:
         """Starts all ranks and waits until they have ended or have been ended."""
+        self._is_heard = hear is not None
         deadline = time.monotonic() + timeout
         stop_at = float("inf")
         with RankProcesses() as processes:
@@ -270,6 +272,7 @@ class _World:
             self._output(rank),
             report.traceback if report else "",
             ended_by_harness=rank in self._stopped,
+            is_shown=self._is_heard,
         )
 
     def _report(self, rank: int) -> Report | None:

@@ -40,6 +40,7 @@ class Outcome:
         output: What it printed to stdout and stderr, the last mebibyte at most.
         traceback: Text of the exception's traceback in that process.
         ended_by_harness: Whether ``run_ranks`` ended it, because of the time or another's failure.
+        is_shown: Whether the output was shown as it came; errors do not repeat it then.
 
     Examples:
         >>> import os
@@ -61,6 +62,7 @@ class Outcome:
     output: str
     traceback: str = ""
     ended_by_harness: bool = False
+    is_shown: bool = False
 
     @property
     def ok(self) -> bool:
@@ -79,7 +81,9 @@ class Outcome:
         return f"rank {self.rank}: {describe_exit(self.exit_code)}{ended}"
 
     def details(self) -> str:
-        """The traceback, and the last lines of output before it."""
+        """The traceback, and the last lines of output before it; nothing of what was shown."""
+        if self.is_shown:
+            return ""
         parts = [self.traceback.rstrip()] if self.traceback else []
         # A rank prints its traceback, too.
         output = self.output.replace(self.traceback, "") if self.traceback else self.output
@@ -120,7 +124,7 @@ class RankFailure(Exception):
         headline = headline or f"rank {rank} failed first"
         shown = [outcome.summary() for outcome in self.outcomes]
         details = [self.outcomes[one].details() for one in detailed or [rank]]
-        super().__init__("\n".join([headline, *shown, *details]))
+        super().__init__("\n".join([headline, *shown, *filter(None, details)]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles by its facts, not by its message."""
@@ -150,9 +154,10 @@ class RankTimeout(RankFailure, TimeoutError):
         self.ranks = list(ranks)
         self.timeout = timeout
         were = agreed(len(self.ranks), "was", "were")
+        where = "above" if outcomes[self.ranks[0]].is_shown else "below"
         headline = (
             f"{words.ranks(self.ranks)} of {len(outcomes)} had not finished after {timeout:g} s "
-            f"and {were} killed; see where they were below, or give a larger timeout"
+            f"and {were} killed; see where they were {where}, or give a larger timeout"
         )
         super().__init__(self.ranks[0], outcomes, headline, self.ranks)
 

@@ -190,7 +190,7 @@ class _Job:
             return exit_code, False
 
     def _report(self, attempt: Supervisor, logs: Logs, environ: Mapping[str, str]) -> int:
-        """Repeats the last words of the process that failed first; returns its exit code."""
+        """Names the process that failed first, with its last words; returns its exit code."""
         blames = {
             process.rank: blame_left(
                 attempt.failure_of(process.rank), list(attempt.outputs[process.rank][1].tail)
@@ -201,15 +201,21 @@ class _Job:
         first = attempt.processes.numbered(number)
         out, err = attempt.outputs[number]
         lines = last_words(list(err.tail), list(out.tail))
+        are_above = attempt.were_shown_last(number, lines)
         advice = _all_output(logs.path(self.world.title(number)))
         flight = environ.get("GRADRING_FLIGHT_DIR")
         if flight and any(paths.written(Path(flight))):
             advice += f"; what each rank was doing: gradring explain {flight}"
-        words = f"its last words ({advice}):" if lines else "it printed nothing"
+        words = "its last words are above" if are_above else "its last words"
+        words = f"{words} ({advice})" if lines else "it printed nothing"
         name = self.policy.name(number)
-        say(f"{name} on {first.host} failed first ({first.ending}){elsewhere}; {words}")
+        say(
+            f"{name} on {first.host} failed first ({first.ending}){elsewhere}; {words}"
+            + ":" * (bool(lines) and not are_above)
+        )
         with contextlib.suppress(OSError):
-            write(sys.stderr.buffer, b"".join(err.prefix + line + b"\n" for line in lines))
+            shown = [] if are_above else lines
+            write(sys.stderr.buffer, b"".join(err.prefix + line + b"\n" for line in shown))
         if module := missing_module(lines):
             python = self.world.python_of(number)
             if sentence := self.program.advice_without(module, first.host, python):

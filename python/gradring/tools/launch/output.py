@@ -150,9 +150,12 @@ class RankOutput:
 
     Attributes:
         asking: The stream whose prompt is the last that stands on the terminal, if any.
+        lines_shown: The number of lines of all streams that have been shown.
+        shown_at: What it was when the last line of this stream had been shown; 0: none was.
     """
 
     asking: ClassVar[RankOutput | None] = None
+    lines_shown: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -189,6 +192,7 @@ class RankOutput:
         self._buffer = LineBuffer()
         self._arrived_at = float("-inf")
         self._prompt = b""
+        self.shown_at = 0
 
     def copy(self, now: float) -> bool:
         """Copies what has arrived; returns False when the stream has ended."""
@@ -223,6 +227,9 @@ class RankOutput:
         if self._is_shown:
             shown = self._tracebacks.shown(self, lines) if self._tracebacks else lines
             self._write(b"".join(self._continued(line) + b"\n" for line in shown))
+            if shown:
+                RankOutput.lines_shown += len(shown)
+                self.shown_at = RankOutput.lines_shown
         if self._log is not None and not self._log.closed:
             self._write_log(self._log, b"".join(line + b"\n" for line in lines))
 

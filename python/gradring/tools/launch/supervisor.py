@@ -22,7 +22,7 @@ from gradring.tools.launch.hosts import Host
 from gradring.tools.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks, say
 from gradring.tools.launch.processes import RankProcess, RankProcesses
 from gradring.tools.launch.program import Program
-from gradring.tools.launch.report import Blame
+from gradring.tools.launch.report import Blame, last_words
 from gradring.tools.launch.signals import arrived
 from gradring.tools.launch.ssh import RemoteRankProcess
 from gradring.tools.launch.watch import CLOSING_TICK_S, Watch
@@ -188,6 +188,14 @@ class Supervisor:
         for output in self.outputs[number]:
             self.watch.listen(output.pipe, functools.partial(self._copy, output))
             self._open.add(output)
+
+    def were_shown_last(self, number: int, words: Sequence[bytes]) -> bool:
+        """Whether nothing was shown after these last words of a process but the same of others."""
+        shown_at = max(output.shown_at for output in self.outputs[number])
+        later = [pair for pair in self.outputs.values() if any(o.shown_at > shown_at for o in pair)]
+        return shown_at > 0 and all(
+            last_words(list(err.tail), list(out.tail)) == words for out, err in later
+        )
 
     def run(self) -> None:
         """Returns when every process has ended and the policy starts no more."""
