@@ -52,7 +52,9 @@ class Guardian:
 
 def main() -> None:
     """Reads registrations until the launcher is gone, then kills what is left."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # A batch system may signal every process of a job.
+    for name in ("INT", "TERM", "HUP", "USR1", "USR2", "TSTP"):
+        signum = getattr(signal, f"SIG{name}")
         signal.signal(signum, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:

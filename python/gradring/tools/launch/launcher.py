@@ -26,7 +26,14 @@ from gradring.tools.launch.output import Logs, say, write
 from gradring.tools.launch.processes import RankProcesses, shell_exit_code
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import blame_left, last_words, missing_module, room_for_failures
-from gradring.tools.launch.signals import arrived, signals_as_bytes
+from gradring.tools.launch.signals import (
+    NOTICES,
+    RESUME,
+    SUSPEND,
+    arrived,
+    signals_as_bytes,
+    stop_here,
+)
 from gradring.tools.launch.slots import pause_s
 from gradring.tools.launch.ssh import Ssh
 from gradring.tools.launch.supervisor import Policy, Supervisor
@@ -236,5 +243,8 @@ def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:
     while (left := deadline - time.monotonic()) > 0:
         if select.select([wakeup], [], [], left)[0]:
             for signum in arrived(wakeup):
-                return signum
+                if signum == SUSPEND:
+                    stop_here()
+                elif signum not in (*NOTICES, RESUME):  # no rank runs that could hear these
+                    return signum
     return None

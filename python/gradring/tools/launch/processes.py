@@ -189,6 +189,11 @@ class RankProcesses:
         for process in self.ranks:
             process.signal(signum)
 
+    def signal_all(self, signum: int) -> None:
+        """Sends a signal to every group that is left, of ranks and of helpers."""
+        for process in self._all():
+            process.signal(signum)
+
     def end_helpers(self) -> None:
         """Kills them: they have nothing to save."""
         for process in self.helpers.values():

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Iterator
 
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Those that only the ranks are to hear, as batch systems send them some time before the end.
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+#: That stops the job, as Ctrl-Z, and that continues it.
+SUSPEND, RESUME = signal.SIGTSTP, signal.SIGCONT
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES, SUSPEND, RESUME)
 
 
 @contextlib.contextmanager
@@ -38,3 +43,18 @@ def signals_as_bytes() -> Iterator[socket.socket]:
 def arrived(receiver: socket.socket) -> list[int]:
     """The numbers of the signals that can be read now, but for those of children."""
     return [signum for signum in receiver.recv(4096) if signum != signal.SIGCHLD]
+
+
+def stop_here() -> None:
+    """Stops this process, as it has been asked to; returns when it is continued.
+
+    At a terminal where no shell could continue it, it goes on at once, as any program does there.
+    """
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:  # a batch system, which knows what it does
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    before = signal.signal(SUSPEND, signal.SIG_DFL)
+    os.kill(os.getpid(), SUSPEND)
+    signal.signal(SUSPEND, before)

@@ -23,7 +23,7 @@ from gradring.tools.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks,
 from gradring.tools.launch.processes import RankProcess, RankProcesses
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import Blame, last_words
-from gradring.tools.launch.signals import arrived
+from gradring.tools.launch.signals import NOTICES, RESUME, SUSPEND, arrived, stop_here
 from gradring.tools.launch.ssh import RemoteRankProcess
 from gradring.tools.launch.watch import CLOSING_TICK_S, Watch
 from gradring.tools.launch.world import World
@@ -255,8 +255,23 @@ class Supervisor:
         self._ends_all |= self.watch.send_what_is_due()
 
     def _take_signals(self) -> None:
-        for signum in arrived(self.wakeup):
-            self._stop(signum)
+        signums = arrived(self.wakeup)
+        for index, signum in enumerate(signums):
+            if signum in NOTICES:
+                self.processes.signal(signum)
+            elif signum not in (SUSPEND, RESUME):
+                self._stop(signum)
+            elif signum == SUSPEND and RESUME not in signums[index:]:
+                self._suspend()
+
+    def _suspend(self) -> None:
+        """Stops all processes and this one, until this one is continued."""
+        since = time.monotonic()
+        # Sessions of their own ignore what a terminal sends.
+        self.processes.signal_all(signal.SIGSTOP)
+        stop_here()
+        self.processes.signal_all(signal.SIGCONT)
+        self.watch.postpone(time.monotonic() - since)
 
     def _stop(self, signum: int) -> None:
         """Passes the signal on; processes have the grace to end, or none at the second signal."""

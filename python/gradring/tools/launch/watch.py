@@ -54,6 +54,11 @@ class Watch:
         now = time.monotonic()
         self.terminate_at, self.kill_at = now + terminate_s, now + kill_s
 
+    def postpone(self, seconds: float) -> None:
+        """Gives the processes so much longer."""
+        self.terminate_at += seconds
+        self.kill_at += seconds
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Waits for input until a signal is due, for a tick at most, and reads what is there."""
         if timeout_s is None:
