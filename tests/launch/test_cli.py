@@ -18,6 +18,7 @@ from gradring.config.settings import SETTINGS
 from gradring.tools import cli
 from gradring.tools.cli import COMMANDS
 from gradring.tools.cli.arguments import DOCUMENTATION
+from gradring.tools.cli.run import EQUIVALENTS
 from gradring.tools.launch.ssh import FORWARDED_PREFIXES
 
 
@@ -177,6 +178,18 @@ def test_wrong_usage_of_run_is_explained(options: str, problem: str) -> None:
     assert problem in done.stderr
 
 
+def test_equivalents_of_other_launchers_name_options_that_there_are() -> None:
+    done = gradring("run", "--help")
+    for ours, theirs in EQUIVALENTS.items():
+        assert re.search(rf"^  .*{ours}\b", done.stdout, re.MULTILINE)
+        assert not any(re.search(rf"[ ,]{option}\b(?!-)", done.stdout) for option in theirs)
+
+
+def test_hosts_are_named_as_for_horovodrun_and_mpirun_too() -> None:
+    done = gradring("run", "-np", 2, "-H", "localhost:2", "echo", "here")
+    assert sorted(done.stdout.splitlines()) == ["[0] here", "[1] here"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
@@ -189,6 +202,12 @@ def test_wrong_usage_of_run_is_explained(options: str, problem: str) -> None:
         (["bench", "allreduce"], "there is no 'allreduce'; did you mean all-reduce?"),
         (["bench", "all-reduce", "--size", "4"], "did you mean --sizes?"),
         (["bench", "all-reduce", "--op", "summ"], "there is no 'summ'; did you mean sum?"),
+        (["run", "--nproc-per-node", "2", "x"], ": --nproc-per-node; did you mean -np?"),
+        (["run", "--nproc_per_node=2", "x"], ": --nproc_per_node=2; did you mean -np?"),
+        (["run", "--num_processes", "2", "x"], ": --num_processes; did you mean -np?"),
+        (["run", "--num-proc", "2", "x"], ": --num-proc; did you mean -np?"),
+        (["run", "--nnodes", "2", "x"], ": --nnodes; did you mean --hosts?"),
+        (["run", "--machinefile", "h", "x"], ": --machinefile; did you mean --hostfile?"),
         (["run", "-np", "2", "--zzz", "x"], "unrecognized arguments: --zzz (gradring run --help)"),
     ],
 )

@@ -1,8 +1,9 @@
 """The ``gradring`` command: one file per sub-command, and ``arguments`` for several of them.
 
 Each module in `COMMANDS` has ``NAME``, ``HELP``, ``EXAMPLE``, ``add_arguments(parser)`` and
-``run(arguments) -> exit code``, and does its heavy imports inside ``run``. Only the chosen one is
-imported, so that ``gradring run`` starts at once.
+``run(arguments) -> exit code``, and does its heavy imports inside ``run``. It may have
+``EQUIVALENTS``, as of `Parser`. Only the chosen one is imported, so that ``gradring run`` starts at
+once.
 """
 
 from __future__ import annotations
@@ -103,7 +104,11 @@ def _parser(names: Sequence[str]) -> Parser:
         command = cast(Command, importlib.import_module(f"{__name__}.{name}"))
         about = command.HELP
         sub = commands.add_parser(
-            command.NAME, help=about, description=about, example=command.EXAMPLE
+            command.NAME,
+            help=about,
+            description=about,
+            example=command.EXAMPLE,
+            equivalents=getattr(command, "EQUIVALENTS", {}),
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run, parser=sub)

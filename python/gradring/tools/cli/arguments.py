@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from gradring.config.parse import MAX_DIGITS, is_digits, is_numeral, shown
@@ -39,9 +40,22 @@ class Parser(argparse.ArgumentParser):
     Those of sub-commands are of this class, too.
     """
 
-    def __init__(self, *, example: str = "", **more: Any) -> None:
-        """As `argparse.ArgumentParser`; ``example`` is a command line that does something."""
+    def __init__(
+        self,
+        *,
+        example: str = "",
+        equivalents: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        **more: Any,
+    ) -> None:
+        """As `argparse.ArgumentParser`.
+
+        Args:
+            example: A command line that does something.
+            equivalents: By option, those of other programs that do the same.
+            more: As there.
+        """
         ending = f"example:\n  {example}\n\n" if example else ""
+        self._equivalents = {its: ours for ours, theirs in equivalents.items() for its in theirs}
         super().__init__(
             epilog=f"{ending}documentation:\n  {DOCUMENTATION}",
             formatter_class=_Help,
@@ -61,8 +75,11 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Ends with the option that is nearest to the first that is not known."""
-        near = meant(unknown[0].partition("=")[0], self._option_string_actions, ALIKE)
-        if near is not None:
+        name = unknown[0].partition("=")[0]
+        near = meant(name, self._option_string_actions, ALIKE)
+        if name in self._equivalents:
+            near = self._equivalents[name]
+        elif near is not None:
             near = max(self._option_string_actions[near].option_strings, key=len)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(near)}")
 

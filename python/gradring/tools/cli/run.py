@@ -40,6 +40,22 @@ from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
 EXAMPLE = "gradring run -np 2 train.py"
+#: Options of torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, by ours.
+EQUIVALENTS = {
+    "-np": (
+        *("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes"),
+        *("--num_gpus", "--num-proc", "--ntasks", "--ntasks-per-node"),
+    ),
+    "--hosts": ("--nnodes", "--num_machines", "--num_nodes", "--host", "--nodes", "--npernode"),
+    "--hostfile": ("--machinefile", "--deepspeed_hostfile"),
+    "--min-np": ("--min-num-proc", "--min_nodes"),
+    "--max-np": ("--max-num-proc", "--max_nodes"),
+    "--max-restarts": ("--max_restarts", "--reset-limit"),
+    "--host-cooldown": ("--blacklist-cooldown-range",),
+    "--log-dir": ("--log_dir", "--output-filename"),
+    "--trace": ("--timeline-filename",),
+    "-m": ("--module",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-np -n N", count("ranks"), dest="world_size")(
         "number of ranks; with --hosts or --hostfile, as many as they have room for by default"
     )
-    placed("--hosts HOST:RANKS,...", usage(parse_hosts), default=[])(
+    placed("--hosts -H HOST:RANKS,...", usage(parse_hosts), default=[])(
         "where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
         "password"
     )
