@@ -74,6 +74,35 @@ def test_every_element_goes_to_one_rank_in_each_epoch(tmp_path: Path) -> None:
     assert len(services) == 1 and services.pop().startswith("grpc://127.0.0.1:")
 
 
+READS_AT_ONCE = """
+numbers = tf.data.Dataset.range(ELEMENTS).batch(6)
+divided = strategy.experimental_distribute_dataset(distribute_input(numbers, strategy))
+print(json.dumps(of_all(list(elements(divided)))))
+server = tf.data.experimental.service.DispatchServer()
+worker = tf.data.experimental.service.WorkerServer(
+    tf.data.experimental.service.WorkerConfig(server.target.split("://")[1])
+)
+one = tf.data.experimental.service.distribute("parallel_epochs", server.target)
+print(len(list(tf.data.Dataset.range(ELEMENTS).apply(one))))
+"""
+
+
+def test_a_proxy_is_not_asked_for_hosts_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the launcher's input workers nor for those that a program starts by itself."""
+    # It takes connections and says nothing, as a proxy that is far away.
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        run = program(tmp_path, READS_AT_ONCE)
+        with started("-np", 1, "--input-workers", 1, run) as launcher:
+            assert launcher.wait() == 0, launcher.stderr()
+            lines = launcher.stdout().splitlines()
+    assert lines == [f"[0] {[1] * ELEMENTS}", f"[0] {ELEMENTS}"]
+
+
 READS_ON = """
 numbers = tf.data.Dataset.range(ELEMENTS).apply(sleep(50_000)).batch(2)
 divided = strategy.experimental_distribute_dataset(distribute_input(numbers, strategy))

@@ -105,6 +105,19 @@ def test_memory_of_a_step_is_kept_unless_the_user_says_how(name: str) -> None:
     assert {n: v for n, v in found.items() if n in {name, *KEPT_MEMORY}} == {name: "131072"}
 
 
+@pytest.mark.parametrize("proxy", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_a_proxy_is_not_asked_for_hosts_of_the_job(proxy: str) -> None:
+    own = f"localhost,127.0.0.1,::1,{socket.gethostname()},node-a"
+    found = with_defaults({proxy: "http://proxy:3128"}, 1, ["node-a", "localhost"])
+    assert found["no_grpc_proxy"] == own
+    # gRPC reads the first of them that is set.
+    for name in ("no_proxy", "no_grpc_proxy"):
+        given = {proxy: "http://proxy:3128", name: "example.org,node-a"}
+        found = with_defaults(given, 1, ["node-a"])
+        assert found["no_grpc_proxy"] == f"example.org,node-a,{own.removesuffix(',node-a')}"
+    assert "no_grpc_proxy" not in with_defaults({}, 1, ["node-a"])
+
+
 def test_the_launcher_keeps_the_memory_of_ranks_on_this_host(tmp_path: Path) -> None:
     program = script(tmp_path, f"print([os.environ[name] for name in {[*KEPT_MEMORY]}])\n")
     done = gradring("run", "-np", 1, *program)

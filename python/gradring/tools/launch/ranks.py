@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -26,6 +27,9 @@ Otherwise it gives back what a step leaves and asks for it again in the next, pa
 Gradients wait for each other until a bucket is whole, so more memory is in use at once than in one
 process, and more is given back. docs/performance.md has what that costs.
 """
+
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Where gRPC finds a proxy, also for hosts beside this one."""
 
 
 def new_token() -> str:
@@ -123,14 +127,31 @@ def joining(founder: Mapping[str, str], others: Sequence[str]) -> dict[str, str]
     }
 
 
-def with_defaults(environ: Mapping[str, str], local_size: int) -> dict[str, str]:
+def with_defaults(
+    environ: Mapping[str, str], local_size: int, hosts: Sequence[str] = ()
+) -> dict[str, str]:
     """``environ``, and what suits one of so many ranks on this machine where it says nothing.
 
     The cores are divided among the ranks, and memory is kept, unless a variable of
-    :data:`KEPT_MEMORY` or ``GLIBC_TUNABLES`` is set: then all of these are the user's.
+    :data:`KEPT_MEMORY` or ``GLIBC_TUNABLES`` is set: then all of these are the user's. TensorFlow's
+    servers, as of tf.data service, reach ``hosts`` and this machine without a proxy.
     """
     users = any(name in environ for name in (*KEPT_MEMORY, "GLIBC_TUNABLES"))
-    return {**thread_counts(local_size), **({} if users else KEPT_MEMORY), **environ}
+    defaults = {**thread_counts(local_size), **({} if users else KEPT_MEMORY)}
+    return {**defaults, **environ, **without_proxy(environ, hosts)}
+
+
+def without_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
+    """The variable that keeps gRPC's connections to this machine and ``hosts`` from a proxy.
+
+    It counts for gRPC only, and instead of ``no_proxy``, whose value it repeats. Without a proxy it
+    is not needed.
+    """
+    if not any(environ.get(name) for name in PROXIES):
+        return {}
+    given = environ.get("no_grpc_proxy") or environ.get("no_proxy") or ""
+    own = ("localhost", LOOPBACK, "::1", socket.gethostname(), *hosts)
+    return {"no_grpc_proxy": ",".join(dict.fromkeys([*filter(None, given.split(",")), *own]))}
 
 
 def thread_counts(local_size: int) -> dict[str, str]:

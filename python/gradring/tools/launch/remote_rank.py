@@ -76,7 +76,8 @@ def main() -> int:
     # A login shell has activated no environment: the `python` of the command is to be this one.
     beside = os.path.dirname(sys.executable)
     inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
-    environ = with_defaults({**inherited, **order["environ"]}, order["local_size"])
+    all_variables = {**inherited, **order["environ"]}
+    environ = with_defaults(all_variables, order["local_size"], order["hosts"])
     if order["job"] is not None:
         environ["GRADRING_TRACE"] = str(make_room(order["job"]))
     program = Program(order["words"], order["module"])

@@ -133,6 +133,7 @@ class RemoteRankProcess(RankProcess):
         *,
         ssh: Ssh,
         local_size: int,
+        hosts: Sequence[str],
         job: str | None,
     ) -> None:
         """Starts it; its streams are pipes.
@@ -145,6 +146,7 @@ class RemoteRankProcess(RankProcess):
             guardian: Ends the ssh client when this process is killed.
             ssh: How to get there.
             local_size: Ranks on that host, among which it divides its cores.
+            hosts: Names of all hosts of the job.
             job: Under which its part of a timeline is collected; None if there is to be none.
         """
         login = ssh.command(host, "gradring.tools.launch.remote_rank")
@@ -158,6 +160,7 @@ class RemoteRankProcess(RankProcess):
             "environ": dict(environ),
             "directory": os.getcwd(),
             "local_size": local_size,
+            "hosts": list(hosts),
             "job": job,
         }
         self._tell(json.dumps(order))

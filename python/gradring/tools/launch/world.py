@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -120,7 +121,7 @@ class World:
         ranks = self._placed[: len(self._placed) - self._servers] if rank >= 0 else []
         local_size = max(1, sum(other.is_same_machine(host) for other in ranks))
         if host.is_local:
-            environ = with_defaults(environ, local_size)
+            environ = with_defaults(environ, local_size, self._names())
             command = program.command(environ.get("PATH"))
             stdin = own_input() if rank == self.reader else DEVNULL
             streams = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE}
@@ -129,6 +130,7 @@ class World:
             *(rank, host, program, forwarded(environ, self._forward), processes.guardian),
             ssh=self.ssh,
             local_size=local_size,
+            hosts=self._names(),
             job=self._job,
         )
         return processes.add(remote)
@@ -152,6 +154,16 @@ class World:
         if not host.is_local:
             return host.name
         return address_towards(next(h.name for h in self._placed if not h.is_local))
+
+    def _names(self) -> list[str]:
+        """The names and addresses under which processes of the job reach each other."""
+        hosts = [*self._used, *self._helpers]
+        others = [host.name for host in hosts if not host.is_local]
+        names = [host.name for host in hosts]
+        if others:
+            with contextlib.suppress(OSError):  # ssh says that there is no way to it
+                names.append(address_towards(others[0]))
+        return list(dict.fromkeys(names))
 
 
 def with_token(environ: Mapping[str, str]) -> dict[str, str]:
