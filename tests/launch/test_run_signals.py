@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,3 +140,29 @@ def test_a_terminal_without_a_shell_suspends_nothing(tmp_path: Path) -> None:
         os.kill(launcher, signal.SIGKILL)
         os.waitpid(launcher, 0)
         os.close(terminal)
+
+
+@pytest.mark.slow
+def test_a_job_that_was_suspended_longer_than_a_rank_may_be_silent_trains_on(
+    tmp_path: Path,
+) -> None:
+    program = script(
+        tmp_path,
+        f"HERE = {str(tmp_path)!r}\n"
+        "import gradring, numpy as np\n"
+        "with gradring.init() as comm:\n"
+        "    with open(f'{HERE}/pids-{rank}-', 'w') as file: file.write(f'{os.getpid()}')\n"
+        "    os.rename(f'{HERE}/pids-{rank}-', f'{HERE}/pids-{rank}')\n"
+        "    resumed = np.zeros(1)\n"
+        "    def on_resume(*_): resumed[0] = 1\n"
+        "    signal.signal(signal.SIGCONT, on_resume)\n"
+        "    while comm.all_reduce(resumed.copy())[0] < 3: time.sleep(0.01)\n"
+        "print('trained', flush=True)\n",
+    )
+    with running(tmp_path, 3, "-np", 3, *program) as (launcher, pids):
+        launcher.send_signal(signal.SIGTSTP)
+        wait_until(lambda: all(state(pid) == "T" for pid in pids), "all are stopped")
+        time.sleep(12)  # the ranks' silence, after 10 s of which one that runs would count as lost
+        launcher.send_signal(signal.SIGCONT)
+        out, errors = launcher.communicate(timeout=DEADLINE_S)
+    assert sorted(out.splitlines()) == [f"[{rank}] trained" for rank in range(3)], errors

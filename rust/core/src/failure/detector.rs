@@ -49,6 +49,8 @@ pub(crate) struct Detector {
     broken_links: BTreeSet<(usize, usize)>,
     /// Neighbours that said goodbye.
     left: BTreeSet<usize>,
+    /// When time was kept last.
+    kept_at: Instant,
     beat_at: Instant,
     beats: u32,
     gossip_at: Instant,
@@ -102,6 +104,7 @@ impl Detector {
             broken: Vec::new(),
             broken_links: BTreeSet::new(),
             left: BTreeSet::new(),
+            kept_at: now,
             beat_at: now,
             beats: 0,
             gossip_at: now,
@@ -315,6 +318,7 @@ impl Detector {
 
     /// Whatever is due because time has passed.
     pub(crate) fn keep_time(&mut self, now: Instant) {
+        self.forgive_own_silence(now);
         if now >= self.next_beat() {
             self.beat_at = now;
             self.beats = self.beats.saturating_add(1);
@@ -330,6 +334,24 @@ impl Detector {
         {
             self.fail(cause);
         }
+    }
+
+    /// Time in which this process was stopped, as by Ctrl-Z or with its machine, says nothing about
+    /// the others: it could not hear them, and the whole job may have been stopped.
+    fn forgive_own_silence(&mut self, now: Instant) {
+        let stopped = now.saturating_duration_since(self.kept_at);
+        self.kept_at = now;
+        // A monitor that runs keeps time at each of its heartbeats.
+        if stopped < self.timing.silence / 2 {
+            return;
+        }
+        for neighbour in &mut self.neighbours {
+            neighbour.heard_at = now;
+        }
+        for (_, _, due) in &mut self.broken {
+            *due += stopped;
+        }
+        self.diagnosis_until += stopped;
     }
 
     fn next_beat(&self) -> Instant {

@@ -36,14 +36,36 @@ fn questions(detector: &mut Detector) -> Vec<u64> {
 fn a_neighbour_is_lost_when_it_was_silent_for_too_long_and_not_before() {
     let start = Instant::now();
     let mut detector = detector(1, start);
-    detector.sign_of_life(0, start + SECOND);
-    detector.keep_time(start + Timing::USUAL.silence - SECOND);
-    assert_eq!(blamed(&detector), None);
-    detector.keep_time(start + Timing::USUAL.silence);
+    let silence = Timing::USUAL.silence;
+    for beat in (1..).map(|beat| beat * Timing::USUAL.heartbeat) {
+        if beat >= silence {
+            break;
+        }
+        detector.sign_of_life(0, start + beat);
+        detector.keep_time(start + beat);
+        assert_eq!(blamed(&detector), None);
+    }
+    detector.keep_time(start + silence);
     assert_eq!(
         blamed(&detector),
         Some(0),
         "the predecessor has said nothing"
+    );
+}
+
+#[test]
+fn a_rank_that_was_stopped_blames_no_neighbour_for_the_time() {
+    let start = Instant::now();
+    let mut detector = detector(1, start);
+    let resumed = start + 3 * Timing::USUAL.silence;
+    for beat in (0..10).map(|beat| beat * Timing::USUAL.heartbeat) {
+        detector.keep_time(resumed + beat);
+        assert_eq!(blamed(&detector), None);
+    }
+    detector.keep_time(resumed + Timing::USUAL.silence);
+    assert!(
+        blamed(&detector).is_some(),
+        "nobody has said anything since"
     );
 }
 
