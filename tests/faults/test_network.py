@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import gradring
+from commands import command_line
 from gradring import errors
 from gradring.testing import network, run_ranks, simulated_hosts
+from waiting import SOON_LOST, wait_until
 
 pytestmark = pytest.mark.skipif(
     network.why_unavailable() is not None, reason=str(network.why_unavailable())
@@ -42,3 +49,49 @@ def test_shared_memory_between_hosts_is_refused_with_the_reason() -> None:
     for outcome in outcomes:
         assert isinstance(outcome.exception, errors.ConfigError), outcome
         assert "cannot share memory" in str(outcome.exception)
+
+
+#: Stands for ssh: the command runs in the namespace whose name is in the file of the address.
+SSH = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+exec ip netns exec "$(cat {places}/$1)" sh -c "$2"
+"""
+TRAIN = """
+import gradring, numpy as np, pathlib, time
+comm = gradring.init()
+for step in range(10**9):
+    comm.all_reduce(np.ones(1000), name="gradients")
+    if step == 10:
+        pathlib.Path({directory!r}, f"trains-{{comm.rank}}").touch()
+    time.sleep(0.01)
+"""
+
+
+def test_the_report_names_the_host_whose_network_was_cut(tmp_path: Path) -> None:
+    ssh, program = tmp_path / "bin" / "ssh", tmp_path / "train.py"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH.format(places=tmp_path))
+    ssh.chmod(0o755)
+    program.write_text(TRAIN.format(directory=str(tmp_path)))
+    soon = [word for name in SOON_LOST for word in ("-x", name)]
+    with simulated_hosts(3) as hosts:
+        for host in hosts:
+            (tmp_path / host.address).write_text(host.name)
+        with subprocess.Popen(
+            command_line(
+                "run", "--hosts", ",".join(f"{each.address}:1" for each in hosts), program
+            ),
+            env={**os.environ, **SOON_LOST, "PATH": f"{ssh.parent}:{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as job:
+            try:
+                wait_until(lambda: len([*tmp_path.glob("trains-*")]) == 3, "all ranks train")
+                hosts[2].cut()
+                _, told = job.communicate(timeout=120)
+            finally:
+                job.kill()
+    assert job.returncode == 1
+    report = rf"rank [01] on \S+ failed first .*, but rank 2 on {hosts[2].address} is to blame"
+    assert re.search(report, told), told

@@ -113,6 +113,28 @@ def test_a_rank_that_blames_another_is_not_the_first_to_fail(tmp_path: Path) -> 
     )
 
 
+def test_a_host_whose_network_was_cut_is_to_blame_though_its_rank_blames_another(
+    tmp_path: Path,
+) -> None:
+    job = plain(tmp_path)
+    told = Blame(2, "PeerLostError")
+    assert job.policy.culprit({2: Blame(0, "PeerLostError"), 1: told, 0: told}) == (
+        1,
+        ", but rank 2 on a is to blame (PeerLostError), which blames rank 0: the network "
+        "of a may be cut",
+    )
+
+
+def test_a_loss_that_the_system_has_found_counts_more_than_one_that_was_told(
+    tmp_path: Path,
+) -> None:
+    job = plain(tmp_path)
+    told, found = Blame(2, "PeerLostError"), Blame(2, "PeerLostError", by_system=True)
+    assert job.policy.culprit({0: told, 1: found})[0] == 1
+    # An error of its own is no word of another rank.
+    assert job.policy.culprit({0: None, 1: found}) == (0, "")
+
+
 def test_only_several_ranks_without_a_group_are_told_so(tmp_path: Path) -> None:
     for ranks in (1, 2):
         exit_code, sentence = plain(tmp_path, ranks).policy.outcome()

@@ -331,6 +331,24 @@ def test_last_words_that_were_shown_last_are_not_repeated(tmp_path: Path, ranks:
     )
 
 
+def test_a_blame_is_of_the_system_where_the_last_traceback_says_so(tmp_path: Path) -> None:
+    left = tmp_path / "rank-0.json"
+    left.write_text('{"kind": "PeerLostError", "rank": 1}')
+    head, text = (
+        b"Traceback (most recent call last):",
+        b"gradring.errors.PeerLostError: rank 1 on a",
+    )
+    broke = text + b": its control connection broke: Connection timed out (os error 110)"
+    for printed, by_system in (
+        ([head, broke], True),
+        ([head, text + b": no sign of life"], False),
+        ([head, broke, head, text + b": no sign of life"], False),
+        ([b"(os error 110)"], False),
+    ):
+        assert blame_left(left, printed) == Blame(1, "PeerLostError", by_system)
+    assert blame_printed([head, broke]) == Blame(1, "PeerLostError", by_system=True)
+
+
 def test_what_tensorflow_says_when_it_starts_is_no_last_word() -> None:
     start_up = [
         b"2026-11-22 10:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations",
@@ -351,6 +369,9 @@ def test_what_tensorflow_says_when_it_starts_is_no_last_word() -> None:
         ({1: 1, 0: 1}, 1),
         ({0: 1, 1: 1}, 1),
         ({1: 0, 0: 1}, 1),
+        # The network of rank 2 was cut.
+        ({2: 0, 0: 2, 1: 2}, 0),
+        ({0: 2, 2: 1, 1: 2}, 0),
     ],
 )
 def test_the_first_cause_blames_no_other_failed_rank(

@@ -47,11 +47,18 @@ class Plain(Policy):
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
         """The first that blames no other failed rank; names one that is to blame and goes on."""
-        cause = first_cause({rank: b.rank if b else None for rank, b in blames.items()})
+        # A rank that blames none, or has it from its system, knows more than one that was told.
+        known = sorted(blames, key=lambda rank: (b := blames[rank]) is not None and not b.by_system)
+        cause = first_cause({rank: b.rank if (b := blames[rank]) else None for rank in known})
         blame = blames[cause]
-        if blame is None or blame.rank in blames or blame.rank >= len(self.ranks):
+        if blame is None or blame.rank == cause or blame.rank >= len(self.ranks):
             return cause, ""
         process = self._job.processes.ranks[blame.rank]
+        if other := blames.get(blame.rank):
+            return cause, (
+                f", but rank {blame.rank} on {process.host} is to blame ({blame.kind}), which "
+                f"blames rank {other.rank}: the network of {process.host} may be cut"
+            )
         ended = "had ended well" if process.exit_code == 0 else "still ran or was stopped"
         return cause, (
             f", but rank {blame.rank} on {process.host} is to blame ({blame.kind}), which {ended}"

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ START_UP = re.compile(
     rb"\d{4}-\d\d-\d\d [\d:.]+: [IWE] (tensorflow|external)/|[IWE]\d{4} \d\d:\d\d:|"
     rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions: "
 )
+#: What an error of the operating system ends with.
+SYSTEM = b"(os error "
 LAST_LINES = 20
 #: Of what a rank leaves about its failure: more than gradring writes.
 LEFT_BYTES_MAX = 4096
@@ -40,10 +43,17 @@ MAX_LINES = 100
 
 @dataclass(frozen=True)
 class Blame:
-    """The rank that an error names, and the name of its class."""
+    """Whom an error blames.
+
+    Attributes:
+        rank: The rank that it names.
+        kind: The name of its class.
+        by_system: Whether the operating system has found the loss, and not another rank's word.
+    """
 
     rank: int
     kind: str
+    by_system: bool = False
 
 
 def room_for_failures(prefix: str) -> tempfile.TemporaryDirectory[str]:
@@ -79,11 +89,17 @@ def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:
 def first_cause(blamed: Mapping[int, int | None]) -> int:
     """The rank whose failure is most likely the cause of the others': the first to blame no other.
 
+    Where the network was cut, ranks on both sides blame each other; it is then the first of those
+    that blame the rank that most of them have lost.
+
     Args:
         blamed: By rank that failed, in the order in which they did, the rank that its error names.
     """
     causes = [rank for rank, named in blamed.items() if named == rank or named not in blamed]
-    return next(iter(causes or blamed))
+    if causes:
+        return causes[0]
+    ((lost, _),) = Counter(blamed.values()).most_common(1)
+    return next(rank for rank, named in blamed.items() if named == lost)
 
 
 def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
@@ -100,7 +116,7 @@ def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
         case {"rank": None}:
             return None
         case {"rank": int(rank), "kind": str(kind)} if rank >= 0:
-            return Blame(rank, kind)
+            return Blame(rank, kind, _is_by_system(stderr))
     return blame_printed(stderr)
 
 
@@ -164,7 +180,7 @@ def blame_printed(stderr: Sequence[bytes]) -> Blame | None:
         if any(sentence in line for sentence in CHAINED):
             break
         if found := BLAME.search(line):
-            return Blame(int(found[2]), found[1].decode())
+            return Blame(int(found[2]), found[1].decode(), SYSTEM in line)
     return None
 
 
@@ -180,6 +196,11 @@ def _parsed(failure: Path) -> Any:
         return json.loads(left_in(failure))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _is_by_system(stderr: Sequence[bytes]) -> bool:
+    start = _start_of_last_traceback(stderr)
+    return start is not None and any(SYSTEM in line for line in stderr[start:])
 
 
 def _start_of_last_traceback(lines: Sequence[bytes]) -> int | None:
