@@ -139,6 +139,7 @@ class SettingValues:
     as_horovod: bool
     as_mwms: bool
     with_strategy: bool
+    servers: bool
 
 # end of settings
 

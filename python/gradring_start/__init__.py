@@ -11,6 +11,7 @@ variable                    what it does
 ``GRADRING_AS_HOROVOD``     ``horovod`` and its modules are those of `gradring.horovod`
 ``GRADRING_AS_MWMS``        who makes a ``MultiWorkerMirroredStrategy`` gets gradring's strategy
 ``GRADRING_WITH_STRATEGY``  models of Keras belong to gradring's strategy, without a scope
+``GRADRING_SERVERS``        a worker that would wait for a chief of TensorFlow's raises an error
 ==========================  ====================================================================
 """
 
@@ -26,23 +27,26 @@ from types import ModuleType
 from typing import Any, cast
 
 AS_HOROVOD, AS_MWMS = "GRADRING_AS_HOROVOD", "GRADRING_AS_MWMS"
-WITH_STRATEGY = "GRADRING_WITH_STRATEGY"
-#: All of them.
+WITH_STRATEGY, SERVERS = "GRADRING_WITH_STRATEGY", "GRADRING_SERVERS"
+#: Those by which gradring stands in for something.
 STAND_INS = (AS_HOROVOD, AS_MWMS, WITH_STRATEGY)
+#: For models of Keras that no strategy has made.
+_GIVEN = "gradring.tensorflow.given_strategy"
 #: What calls `install`, beside the installed packages.
 FILE = "gradring_start.pth"
-#: What is called with a module when it has been imported: modules and functions of
-#: `gradring.tensorflow`, by the variable that asks for them; None where the import is enough.
+#: What is called with a module when it has been imported: modules and functions by the variable
+#: that asks for them; None where the import is enough.
 _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
     "tensorflow": {
-        AS_MWMS: ("in_place_of_mwms", "install"),
-        WITH_STRATEGY: ("given_strategy", None),
+        AS_MWMS: ("gradring.tensorflow.in_place_of_mwms", "install"),
+        WITH_STRATEGY: (_GIVEN, None),
+        SERVERS: ("gradring_start.no_chief", "install"),
     },
-    "keras.src.layers.layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
+    "keras.src.layers.layer": {WITH_STRATEGY: (_GIVEN, "wait_for_layer")},
     "keras.src.backend.tensorflow.distribution_lib": {
-        WITH_STRATEGY: ("given_strategy", "take_place_of_initialize")
+        WITH_STRATEGY: (_GIVEN, "take_place_of_initialize")
     },
-    "tf_keras.src.engine.base_layer": {WITH_STRATEGY: ("given_strategy", "wait_for_layer")},
+    "tf_keras.src.engine.base_layer": {WITH_STRATEGY: (_GIVEN, "wait_for_layer")},
 }
 _OFF = ("", "0", "false", "no", "off")
 
@@ -102,7 +106,7 @@ def _call_after(loader: Any, called: Sequence[tuple[str, str | None]]) -> None:
         if "tensorflow" not in sys.modules:  # Keras may have another backend
             return
         for name, function in called:
-            asked = importlib.import_module(f"gradring.tensorflow.{name}")
+            asked = importlib.import_module(name)
             if function is not None:
                 getattr(asked, function)(module)
 

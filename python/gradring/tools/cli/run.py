@@ -35,7 +35,7 @@ from gradring.tools.launch.servers import Servers
 from gradring.tools.launch.slots import HOST_FAILURES, Limits
 from gradring.tools.launch.ssh import FORWARDED_PREFIXES, Ssh
 from gradring.tools.launch.supervisor import Policy
-from gradring_start import AS_HOROVOD, AS_MWMS, WITH_STRATEGY, advice_to_install
+from gradring_start import AS_HOROVOD, AS_MWMS, SERVERS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
@@ -237,6 +237,8 @@ def run(arguments: argparse.Namespace) -> int:
     own = without_cluster_variables(os.environ)  # as the ranks get them
     check_variables(own, is_own=is_own and arguments.host_script is None)
     check_variables(given, is_own=False)
+    if arguments.servers:
+        stand_ins[SERVERS] = "1"
     if arguments.log_dir is not None:
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
