@@ -97,8 +97,8 @@ class RendezvousError(GradringError, ConnectionError):
         Traceback (most recent call last):
             ...
         gradring.errors.RendezvousError: rank 0 on 127.0.0.1:1: rank 1 cannot reach it at
-        127.0.0.1:1: Connection refused ...; check that every rank was started with the same world
-        size and rendezvous address, and that no firewall is between them
+        127.0.0.1:1: Connection refused ...; nothing listens there: start that rank, look at its
+        output, or correct the address
     """
 
 

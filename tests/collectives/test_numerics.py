@@ -122,9 +122,13 @@ def different_settings(setting: str, of_rank_1: Any) -> None:
 @pytest.mark.parametrize(
     ("setting", "of_rank_1", "told"),
     [
-        ("reproducible", True, "was started with streams=1, checksum=false, .*reproducible=true"),
-        ("streams", 2, "was started with streams=2, checksum=false, "),
-        ("checksum", True, "was started with streams=1, checksum=true, "),
+        (
+            "reproducible",
+            True,
+            "was started with reproducible=true, rank 0 with reproducible=false;",
+        ),
+        ("streams", 2, "was started with streams=2, rank 0 with streams=1;"),
+        ("checksum", True, "was started with checksum=true, rank 0 with checksum=false;"),
     ],
 )
 def test_ranks_with_different_settings_do_not_form_a_group(
@@ -134,4 +138,3 @@ def test_ranks_with_different_settings_do_not_form_a_group(
         assert isinstance(outcome.exception, errors.ConfigError), outcome
         assert outcome.exception.rank == 1
         assert re.search(told, str(outcome.exception))
-        assert "rank 0 with streams=1, checksum=false, " in str(outcome.exception)

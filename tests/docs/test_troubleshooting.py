@@ -42,7 +42,7 @@ def joined(source: str) -> str:
 
 def parts(message: str) -> list[str]:
     """What stands between the names and numbers."""
-    return [part for part in (part.strip(" ,") for part in message.split("...")) if part]
+    return [part for part in (part.strip(" ,;") for part in message.split("...")) if part]
 
 
 CODE = said()

@@ -24,6 +24,8 @@ def agreed(
     except Exception as error:
         failure = error
     words = f"{type(failure).__name__}: {failure}".encode() if failure else b""
+    if isinstance(failure, OSError) and not isinstance(failure, GradringError):
+        words += b"; look at that path, its permissions and the disk of that host"
     try:
         said = all_gather_bytes(communicator, words, f"{verb}/failure")
     except GradringError as error:

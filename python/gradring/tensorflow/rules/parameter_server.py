@@ -75,8 +75,8 @@ class PushedUpdates(Updates):
         servers = served.servers.addresses
         if served.place.world_size > 1 and not servers:
             raise ConfigError(
-                f"update={rule} needs parameter servers, and {served.name} knows none: start them "
-                "by `gradring run -np 3 --ps 1`, or name tasks of type ps in TF_CONFIG"
+                f"{type(rule).__name__} needs parameter servers, and {served.name} knows none: "
+                "start them by `gradring run -np 3 --ps 1`, or name tasks of type ps in TF_CONFIG"
             )
         if servers:
             check_servers(rule, len(servers))

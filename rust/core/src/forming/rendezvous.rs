@@ -192,9 +192,10 @@ impl<'a> Forming<'a> {
         let settings = &roster.members()[0].settings;
         let mut others = (1..).zip(&roster.members()[1..]);
         if let Some((rank, member)) = others.find(|(_, member)| member.settings != *settings) {
+            let (theirs, ours) = what_differs(&member.settings, settings);
             let fact = Unusable::SettingsDiffer {
-                theirs: member.settings.as_str().into(),
-                ours: settings.as_str().into(),
+                theirs: theirs.into(),
+                ours: ours.into(),
             };
             return Err(Error::from(fact).blaming(rank, &member.host));
         }
@@ -477,6 +478,17 @@ impl Owner for Forming<'_> {
         }
         self.given_up.clone().map_or(Ok(()), Err)
     }
+}
+
+/// Of two texts of settings, those that differ.
+fn what_differs(theirs: &str, ours: &str) -> (String, String) {
+    let (theirs, ours): (Vec<_>, Vec<_>) =
+        (theirs.split(", ").collect(), ours.split(", ").collect());
+    let without = |these: &[&str], others: &[&str]| {
+        let these = these.iter().filter(|setting| !others.contains(setting));
+        these.copied().collect::<Vec<_>>().join(", ")
+    };
+    (without(&theirs, &ours), without(&ours, &theirs))
 }
 
 /// What ends the start when somebody wants this rank to stop.

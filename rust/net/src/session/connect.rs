@@ -12,7 +12,7 @@ use crate::link::tcp;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn};
 use crate::link::tcp::tls;
-use gradring_proto::error::{Error, ErrorKind, NotFormed, Result, Text};
+use gradring_proto::error::{Error, ErrorKind, NotFormed, Obstacle, Result, Text};
 use gradring_proto::wire::handshake::{self, Hello};
 
 /// Pauses between two attempts, the shortest and the longest: what is awaited starts, or moves from a
@@ -66,8 +66,14 @@ impl Failure {
     pub fn error(&self, address: &str) -> Error {
         match self {
             Self::Unreachable(error) => {
-                let (address, error) = (address.into(), Text::of(error));
-                NotFormed::NobodyThere { address, error }.into()
+                let (address, obstacle) = (address.into(), obstacle(error));
+                let error = Text::of(error);
+                NotFormed::NobodyThere {
+                    address,
+                    error,
+                    obstacle,
+                }
+                .into()
             }
             Self::Handshake(error) | Self::Own(error) => error.clone(),
         }
@@ -83,6 +89,16 @@ impl Failure {
             error.kind,
             ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
         )
+    }
+}
+
+/// What is in the way, by the error of looking up a name or of connecting.
+pub fn obstacle(error: &io::Error) -> Obstacle {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Obstacle::NobodyListens,
+        io::ErrorKind::TimedOut => Obstacle::NoWay,
+        _ if error.raw_os_error().is_some() => Obstacle::NoWay,
+        _ => Obstacle::NoAddress,
     }
 }
 
@@ -222,7 +238,8 @@ impl<'a> Connector<'a> {
             .map_err(Failure::Own)?
             .map_err(Failure::Unreachable)?;
         let connect = move || connect(&addresses, deadline);
-        in_time(deadline, "no answer in time", owner, connect)
+        let late = io::Error::new(io::ErrorKind::TimedOut, "no answer in time");
+        in_time(deadline, late, owner, connect)
             .map_err(Failure::Own)?
             .map_err(Failure::Unreachable)
     }
@@ -239,14 +256,15 @@ pub fn look_up(
         return Ok(Ok(vec![number]));
     }
     let address = address.to_owned();
-    in_time(deadline, LOOK_UP_GOES_ON, owner, move || resolve(&address))
+    let late = io::Error::other(LOOK_UP_GOES_ON);
+    in_time(deadline, late, owner, move || resolve(&address))
 }
 
 /// Does something in a thread of its own, because the system does not let go of who looks up a name
 /// or connects. Fails when the owner gives up; what is not done by the deadline fails with `late`.
 fn in_time<T: Send + 'static>(
     deadline: Instant,
-    late: &str,
+    late: io::Error,
     owner: &mut impl Owner,
     task: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<io::Result<T>> {
@@ -265,7 +283,7 @@ fn in_time<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => owner.check()?,
         }
         if Instant::now() >= deadline {
-            return Ok(Err(io::Error::other(late)));
+            return Ok(Err(late));
         }
     }
 }

@@ -27,6 +27,7 @@ struct Visits {
     /// The first.
     initiator: String,
     reason: String,
+    advice: &'static str,
     count: usize,
     /// Whether all had the same name and had the very same reason.
     alike: bool,
@@ -56,7 +57,7 @@ impl TurnedAway {
     /// Notes a visit; returns what people should hear of it, the first time that it is for this
     /// reason.
     pub fn note(&self, initiator: &Initiator, error: &Error) -> Option<String> {
-        let (initiator_name, reason) = (initiator.to_string(), error.to_string());
+        let (initiator_name, reason) = (initiator.to_string(), error.happened().to_string());
         let sort = Sort::of(initiator, error);
         let (kind, reasons_max) = match sort {
             Sort::Member => (format!("{initiator_name}: {reason}"), MEMBERS_REASONS_MAX),
@@ -73,11 +74,12 @@ impl TurnedAway {
         }
         let of_this_sort = visits.keys().filter(|(other, _)| *other == sort);
         let is_kept = of_this_sort.count() < reasons_max;
-        let said = is_kept.then(|| format!("turned away {initiator_name}: {reason}"));
+        let said = is_kept.then(|| format!("turned away {initiator_name}: {error}"));
         if is_kept {
             let first = Visits {
                 initiator: initiator_name,
                 reason,
+                advice: error.advice(),
                 count: 1,
                 alike: true,
             };
@@ -99,7 +101,12 @@ impl fmt::Display for TurnedAway {
                 _ => write!(f, " (and the like, {} times)", visits.count)?,
             }
         }
-        Ok(())
+        // What to do stands at the end, each once.
+        let mut advices: Vec<_> = visits.values().map(|visits| visits.advice).collect();
+        advices.sort_unstable();
+        advices.dedup();
+        let mut advices = advices.into_iter().filter(|advice| !advice.is_empty());
+        advices.try_for_each(|advice| write!(f, "; {advice}"))
     }
 }
 

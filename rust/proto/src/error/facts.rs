@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Error as Failure, ErrorKind, shortened};
+use super::{Error as Failure, shortened};
 
 /// A text that came from outside, such as the system's word on an error. It is short and without
 /// characters that would garble a terminal or a log, also after a journey: it may come from anybody.
@@ -215,15 +215,12 @@ facts! {
         #[error("it refused this rank, and did not prove that it belongs to the job")]
         Refused,
         #[error("rank {initiator} cannot reach it at {address}: {error}")]
-        Unreachable { initiator: usize, address: Text, error: Text },
+        Unreachable { initiator: usize, address: Text, error: Text, obstacle: Obstacle },
         #[error("no process can be reached at {address}: {error}")]
-        NobodyThere { address: Text, error: Text },
-        #[error(
-            "cannot listen on {address}: {error}; end the program that holds the port, or choose another \
-             port (for several ranks on one host, GRADRING_PORT takes a range such as 29500-29515)"
-        )]
+        NobodyThere { address: Text, error: Text, obstacle: Obstacle },
+        #[error("cannot listen on {address}: {error}")]
         PortInUse { address: Text, error: Text },
-        #[error("cannot listen on {address}: {error}; choose a port above 1023")]
+        #[error("cannot listen on {address}: {error}")]
         PortForbidden { address: Text, error: Text },
         #[error("cannot listen on {address}: {error}")]
         CannotListen { address: Text, error: Text },
@@ -563,56 +560,6 @@ impl NotServed {
             | Self::Disk { .. } => "ConfigError",
         }
     }
-
-    /// What to do.
-    pub(super) fn advice(&self) -> &'static str {
-        match self {
-            Self::Greeting { error, .. } => match error.kind {
-                ErrorKind::Rendezvous(_) => "check the addresses of the parameter servers",
-                _ => error.advice(),
-            },
-            Self::Unreachable { .. } => {
-                "look at that server's own output for the cause, and start it again with the same address \
-                 and directory: the workers go on by themselves"
-            }
-            Self::AllLost { .. } => {
-                "look at the workers' own output for the cause, and start them again"
-            }
-            Self::Held { .. } => {
-                "look at what the other workers and servers do; if they are only slow, raise stall_timeout \
-                 (GRADRING_STALL_TIMEOUT_S)"
-            }
-            Self::WorkerTaken { .. } | Self::NoSuchWorker { .. } => {
-                "give every worker an index of its own, and end what is left of an earlier run"
-            }
-            Self::ModelsDiffer { .. } => {
-                "make every worker build the same model with the same optimizer"
-            }
-            Self::RulesDiffer { .. } => "give all parameter servers the same rule",
-            Self::NoLink { .. } => {
-                "leave transport (GRADRING_TRANSPORT) at auto, which takes shared memory inside a host and \
-                 TCP otherwise"
-            }
-            Self::StreamsDiffer { .. } => {
-                "give all workers and parameter servers the same streams (GRADRING_STREAMS)"
-            }
-            Self::OtherServer { .. } | Self::NotAServer | Self::OnlyParameters => {
-                "check the addresses of the parameter servers"
-            }
-            Self::DirectoryTaken { .. } | Self::OtherDirectory { .. } => {
-                "give every parameter server a directory of its own"
-            }
-            Self::Disk { .. } => "make room or give another directory, and start the server again",
-            Self::NobodyCame { .. } => {
-                "start the workers with the servers' addresses, or raise timeout (GRADRING_TIMEOUT_S)"
-            }
-            Self::OutOfTurn { .. } => "call them in that order, from one thread",
-            Self::Closed { .. } => "make a new one to go on",
-            Self::OfParent { .. } => {
-                "use it there only, or start this process with multiprocessing's spawn"
-            }
-        }
-    }
 }
 
 /// A pipe that will carry nothing more.
@@ -661,6 +608,17 @@ impl fmt::Display for Broken {
         self.stream
             .map_or(Ok(()), |stream| write!(f, " (stream {stream})"))
     }
+}
+
+/// Why a process has no connection to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Obstacle {
+    /// Its name has no address, or none yet.
+    NoAddress,
+    /// Its host answers that no process listens.
+    NobodyListens,
+    /// Nothing answers, or there is no route.
+    NoWay,
 }
 
 const fn counted(published: bool) -> &'static str {

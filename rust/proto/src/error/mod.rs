@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+mod advice;
 mod facts;
 
 pub use facts::{
     Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
-    Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Shortage, Suspicion, Text, Unusable,
-    listed_ranks, ranks,
+    Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Obstacle, Shortage, Suspicion, Text,
+    Unusable, listed_ranks, ranks,
 };
 
 /// Result of anything that can fail in this crate.
@@ -241,6 +242,12 @@ impl Error {
         part.map_or(Some(rank), |part| part.world_ranks.get(rank).copied())
     }
 
+    /// What happened, without what to do.
+    #[must_use]
+    pub fn happened(&self) -> impl fmt::Display + '_ {
+        Happened(self)
+    }
+
     /// The same error with texts beside the fact as `Text` has them: they may come from anybody.
     #[must_use]
     pub(crate) fn fit_to_travel(mut self) -> Self {
@@ -250,74 +257,28 @@ impl Error {
         }
         self
     }
-
-    fn advice(&self) -> &'static str {
-        match self.kind {
-            ErrorKind::Config(_) => "correct the setting and start again",
-            ErrorKind::Rendezvous(NotFormed::NoLoopback { .. }) => "type: ip link set lo up",
-            ErrorKind::Rendezvous(_) => {
-                "check that every rank was started with the same world size and rendezvous address, \
-                 and that no firewall is between them"
-            }
-            ErrorKind::Authentication(_) => {
-                "give every rank the same token (GRADRING_TOKEN or GRADRING_TOKEN_FILE), and with TLS \
-                 a certificate for its own name or address from a common authority"
-            }
-            ErrorKind::Mismatch { .. } => {
-                "make every rank call the same collectives, with the same shapes, in the same order"
-            }
-            ErrorKind::PeerLost(Lost::Left) => {
-                "that rank ended well, and this one still has steps or calls that it lacks: call evaluate() and the \
-                 like on all ranks, and where batches are uneven, gradring.tensorflow.join(batches)"
-            }
-            ErrorKind::PeerLost(_) => {
-                "look at that rank's own output for the cause, and restart the job"
-            }
-            // No rank is to blame for a wait that its caller made short.
-            ErrorKind::CollectiveTimeout(_) if self.blamed.is_none() => {
-                "it goes on: wait again, or ask gradring doctor for whom it waits"
-            }
-            ErrorKind::CollectiveTimeout(_) => {
-                "look at what that rank is doing; if it is only slow, raise stall_timeout (GRADRING_STALL_TIMEOUT_S)"
-            }
-            ErrorKind::Aborted(_) => "make a new communicator to go on",
-            ErrorKind::Protocol(_) => {
-                "check that all ranks run the same version of gradring and that nothing else uses its ports"
-            }
-            ErrorKind::Corrupted(_) => {
-                "no rank used those bytes: restart the job; if it happens again, look at the memory, \
-                 network cards and cables of these hosts"
-            }
-            ErrorKind::Misuse(_) => {
-                "call the collectives of a communicator from one thread, or give each thread a \
-                 communicator of its own; in a signal handler, set a flag or call close()"
-            }
-            ErrorKind::Exhausted(Shortage::NoWakeUp { .. }) => {
-                "allow it in the seccomp profile of the container or sandbox"
-            }
-            ErrorKind::Exhausted(_) => "raise that limit and start again",
-            ErrorKind::Membership(NotAgreed::Minority { .. }) => {
-                "look at those hosts and the network to them; where the job goes on, start this process \
-                 again to join it, and where it does not, start all from the last checkpoint"
-            }
-            ErrorKind::Membership(NotAgreed::TurnedAway { .. }) => {
-                "give it the job's own GRADRING_TOKEN, GRADRING_JOB_ID, certificates and version, or other \
-                 addresses in GRADRING_JOIN"
-            }
-            ErrorKind::Parameters(ref fact) => fact.advice(),
-            ErrorKind::Membership(_) => {
-                "start more workers, or the job again from its last checkpoint"
-            }
-        }
-    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let (Some(collective), Some(sequence)) = (&self.collective, self.sequence) {
+        Happened(self).fmt(f)?;
+        match self.advice() {
+            "" => Ok(()),
+            advice => write!(f, "; {advice}"),
+        }
+    }
+}
+
+/// The first part of a message.
+struct Happened<'a>(&'a Error);
+
+impl fmt::Display for Happened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(error) = self;
+        if let (Some(collective), Some(sequence)) = (&error.collective, error.sequence) {
             write!(f, "{collective} (collective #{sequence}): ")?;
         }
-        match (&self.kind, &self.blamed) {
+        match (&error.kind, &error.blamed) {
             (ErrorKind::Mismatch { theirs, others }, Some(Blamed { rank, host })) => {
                 write!(
                     f,
@@ -328,7 +289,7 @@ impl fmt::Display for Error {
             (ErrorKind::Corrupted(_), _)
             // It names the ranks itself.
             | (ErrorKind::Rendezvous(NotFormed::MissingRanks { .. }), _) => {
-                write!(f, "{}", self.kind)?;
+                write!(f, "{}", error.kind)?;
             }
             (kind, blamed) => {
                 if let Some(Blamed { rank, host }) = blamed {
@@ -337,13 +298,13 @@ impl fmt::Display for Error {
                 write!(f, "{kind}")?;
             }
         }
-        if let Some(elapsed) = self.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
+        if let Some(elapsed) = error.elapsed.filter(|&elapsed| elapsed >= WORTH_SAYING) {
             write!(f, " (after {:.1} s)", elapsed.as_secs_f64())?;
         }
-        if let Some(part) = &self.part {
+        if let Some(part) = &error.part {
             write!(f, " (in {part})")?;
         }
-        write!(f, "; {}", self.advice())
+        Ok(())
     }
 }
 

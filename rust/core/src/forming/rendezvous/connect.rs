@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Forming;
 use crate::forming::roster::Roster;
 use gradring_net::link::tcp::connection::Connection;
+use gradring_net::session::connect::obstacle;
 pub(super) use gradring_net::session::connect::{Connector, Failure, Retry};
 use gradring_proto::error::{Error, NotFormed, Result, Text};
 use gradring_proto::wire::handshake::{Hello, Purpose};
@@ -64,6 +65,7 @@ impl Forming<'_> {
                         initiator: self.config.rank,
                         address: address.into(),
                         error: Text::of(error),
+                        obstacle: obstacle(error),
                     };
                     Error::from(fact).blaming(rank, host)
                 })),
