@@ -19,7 +19,7 @@ from gradring.config import parse
 from gradring.config.settings import PREFIX, READ, SETTINGS, takes_settings
 from gradring.config.values import Settings, TlsFiles, check_token
 from gradring.config.words import did_you_mean, meant
-from gradring.errors import ConfigError
+from gradring.errors import ConfigError, GradringError
 from gradring.group.communicator import Communicator, core_of, formed, open_groups
 from gradring.group.open_groups import Membership
 from gradring.observe.observer import observe
@@ -140,16 +140,25 @@ def init(
     given = {
         name: arguments[name] for name in {**READ, **settings} if arguments.get(name) is not None
     }
-    _warn_of_misspelt_variables()
-    cluster = resolve(
-        os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, port=port, join=join
-    )
-    wanted = Settings.from_environ(os.environ, **given)
-    if job_id is not None:
-        cluster = replace(cluster, job_id=job_id)
-    turn = _turns.setdefault((cluster.rank, cluster.world_size, cluster.rendezvous), RLock())
-    with turn:
-        return _joined(cluster, wanted, given, listen, announce)
+    try:
+        _warn_of_misspelt_variables()
+        cluster = resolve(
+            os.environ,
+            rank=rank,
+            world_size=world_size,
+            rendezvous=rendezvous,
+            port=port,
+            join=join,
+        )
+        wanted = Settings.from_environ(os.environ, **given)
+        if job_id is not None:
+            cluster = replace(cluster, job_id=job_id)
+        turn = _turns.setdefault((cluster.rank, cluster.world_size, cluster.rendezvous), RLock())
+        with turn:
+            return _joined(cluster, wanted, given, listen, announce)
+    except GradringError as error:
+        # The message says it all; where in gradring it was found would be 20 lines more.
+        raise error.with_traceback(None) from None
 
 
 def _joined(
