@@ -126,7 +126,8 @@ def run(
     timeout = parse.seconds(timeout, "elastic.run: timeout")
     if not 1 <= min_workers <= most:
         raise ConfigError(
-            f"elastic.run: min_workers={min_workers!r} is not between 1 and max_workers={most!r}"
+            f"elastic.run: min_workers={min_workers!r} is not between 1 and max_workers={most!r}; "
+            "correct them"
         )
 
     def elastic(train: _Train) -> _Train:

@@ -23,8 +23,8 @@ impl Error {
                 "make every rank call the same collectives, with the same shapes, in the same order"
             }
             ErrorKind::PeerLost(Lost::Left) => {
-                "that rank ended well, and this one still has steps or calls that it lacks: call evaluate() and the \
-                 like on all ranks, and where batches are uneven, gradring.tensorflow.join(batches)"
+                "that rank ended well, but this one calls more: call evaluate() and the like on all ranks, and for \
+                 uneven batches gradring.tensorflow.join(batches)"
             }
             ErrorKind::PeerLost(_) => {
                 "look at that rank's own output for the cause, and restart the job"
