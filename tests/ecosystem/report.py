@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ecosystem.catalogue import KERAS, PROGRAMS, TENSORFLOW, Program
 from ecosystem.run import Result, variable
-from gradring.machine import resources
 from pages import written_between
 
 RECORDS = Path(__file__).with_name("records.json")
@@ -64,10 +63,11 @@ def _caption(shown: Sequence[tuple[Program, Result]], of: Sequence[Program]) -> 
     right = [program for program, result in shown if not result.problems]
     packages = {program.package.name for program in right}
     unchanged = sum(not program.changed for program in right)
+    machines = " and ".join(sorted({result.machine for _, result in shown}))
     caption = (
         f"{_counted(shown, of)} They use {len(packages)} packages; {unchanged} of those that went "
         f"right are unchanged. TensorFlow {TENSORFLOW} and Keras {KERAS.version}, or tf_keras of "
-        f"that TensorFlow, where no other is named; {resources.machine()}."
+        f"that TensorFlow, where no other is named; {machines}."
     )
     return textwrap.fill(caption, PAGE_COLUMNS)
 

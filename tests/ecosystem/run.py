@@ -15,6 +15,7 @@ import numpy as np
 
 from ecosystem.catalogue import Program
 from ecosystem.environments import make_environment
+from gradring.machine import resources
 
 HERE = Path(__file__).parent
 RANKS = 2
@@ -36,6 +37,7 @@ class Result:
         program: Its name.
         versions: Of the package and of those that it computes with.
         day: When it ran.
+        machine: On which it ran.
         distance: Between the weights of a rank and of one process: the Euclidean norm of the
             difference, over that of what training has changed.
         loss: The largest difference of an epoch's loss, relative to the loss.
@@ -48,6 +50,7 @@ class Result:
     program: str
     versions: dict[str, str]
     day: str
+    machine: str
     distance: float = float("nan")
     loss: float = float("nan")
     ratio: float | None = None
@@ -74,7 +77,7 @@ class Failed(Exception):
 
 def run(program: Program, wheel: Path) -> Result:
     """Runs it both ways, with this wheel."""
-    result = Result(program.name, {}, date.today().isoformat())
+    result = Result(program.name, {}, date.today().isoformat(), resources.machine())
     try:
         environment = make_environment(program.package, wheel)
         alone = _run(program, environment, ranks=None)[0]

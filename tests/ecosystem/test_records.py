@@ -62,18 +62,18 @@ def noted(
     ],
 )
 def test_what_is_wrong_is_named(ranks: list[Run], problem: str) -> None:
-    result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 1.0), ranks)
+    result = compared(Result("x", {}, "", ""), PROGRAMS[0], noted("a", 1.0), ranks)
     assert [found for found in result.problems if found.startswith(problem)], result.problems
 
 
 def test_what_is_right_has_no_problem() -> None:
-    result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 1.0), [noted("a", 1.0)] * 2)
+    result = compared(Result("x", {}, "", ""), PROGRAMS[0], noted("a", 1.0), [noted("a", 1.0)] * 2)
     assert not result.problems
     assert (result.distance, result.loss, result.ratio) == (0.0, 0.0, 1.0)
 
 
 def test_training_that_changes_nothing_is_a_problem() -> None:
-    result = compared(Result("x", {}, ""), PROGRAMS[0], noted("a", 0.0), [noted("a", 0.0)] * 2)
+    result = compared(Result("x", {}, "", ""), PROGRAMS[0], noted("a", 0.0), [noted("a", 0.0)] * 2)
     assert result.problems == ["training has changed nothing"]
 
 
