@@ -215,12 +215,6 @@ def test_where_nothing_costs_anything_no_time_passes(tmp_path: Path) -> None:
     assert (row["time_us"], row["busbw_gbps"]) == (0, 0)
 
 
-def test_a_full_disk_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    full = ("--world-size", "2", "--sizes", "4", "--json", "/dev/full")
-    assert main(["simulate", *full]) == 1
-    assert "No space left on device" in capsys.readouterr().err
-
-
 def test_numbers_of_ranks_double_or_are_listed() -> None:
     assert parse_world_sizes("16..100") == (16, 32, 64)
     assert parse_world_sizes("2,4,4..8") == (2, 4, 8)

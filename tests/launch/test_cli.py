@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from launching import DEADLINE_S, gradring
@@ -222,33 +223,78 @@ def test_wrong_usage_is_two_lines_with_the_nearest_right_word(
     assert problem in error
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        (["doctor", "--help"], 0),
-        (["env"], 128 + 13),
-        (["simulate", "--world-size", "2..8"], 141),
-        (["bench", "link"], 141),
-    ],
-)
-def test_a_reader_that_goes_away_is_no_error(command: list[str], code: int) -> None:
+#: Commands that write to standard output, and what a rank or a file is not needed for.
+WRITING = [
+    ["--version"],
+    ["doctor", "--help"],
+    ["env"],
+    ["doctor", "127.0.0.1:1"],
+    ["simulate", "--world-size", "2..8"],
+    ["bench", "link"],
+    ["bench", "all-reduce", "--sizes", "4"],
+    ["demo"],
+]
+#: What PYTHONUNBUFFERED is; Python takes an empty variable for none.
+BUFFERING = ["", "1"]
+
+
+def with_output(
+    target: IO[bytes], *words: str, unbuffered: str, stream: str = "stdout", **given: Any
+) -> tuple[int, bytes, bytes]:
+    """The exit code, and what arrived at the stream that is not ``target``."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: target}
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = command_line(*words)
+    done = subprocess.run(command, env=environ, timeout=DEADLINE_S, **streams, **given)
+    return done.returncode, done.stdout or b"", done.stderr or b""
+
+
+@pytest.mark.parametrize("unbuffered", BUFFERING)
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_a_reader_that_goes_away_is_no_error(
+    command: list[str], unbuffered: str, tmp_path: Path
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as gone:
-        done = subprocess.run(
-            command_line(*command), stdout=gone, stderr=subprocess.PIPE, timeout=DEADLINE_S
-        )
-    assert (done.returncode, done.stderr) == (code, b"")
+        done = with_output(gone, *command, unbuffered=unbuffered, cwd=tmp_path)
+    assert done == (128 + signal.SIGPIPE, b"", b"")
 
 
-@pytest.mark.parametrize("name", ["env", "doctor"])
-def test_a_full_disk_is_told_in_one_line(name: str) -> None:
+NO_SPACE = b"gradring: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", BUFFERING)
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_a_full_disk_is_told_in_one_line(
+    command: list[str], unbuffered: str, tmp_path: Path
+) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            command_line(name), stdout=full, stderr=subprocess.PIPE, timeout=DEADLINE_S
-        )
-    told = b"gradring: [Errno 28] No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, told)
+        done = with_output(full, *command, unbuffered=unbuffered, cwd=tmp_path)
+    assert done == (1, b"", NO_SPACE)
+
+
+def test_a_full_disk_under_a_file_is_told_in_one_line() -> None:
+    done = gradring("simulate", "--world-size", "2", "--sizes", "4", "--json", "/dev/full")
+    assert (done.returncode, done.stderr) == (1, NO_SPACE.decode())
+
+
+@pytest.mark.parametrize("unbuffered", BUFFERING)
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["no-command"], 2),
+        (["run", "-np", "2"], 2),
+        (["explain", "/no/directory"], 2),
+        (["run", "-np", "2", "no-program"], 127),
+    ],
+)
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(
+    command: list[str], code: int, unbuffered: str
+) -> None:
+    with open("/dev/full", "wb") as full:
+        done = with_output(full, *command, unbuffered=unbuffered, stream="stderr")
+    assert done == (code, b"", b"")
 
 
 @pytest.mark.parametrize("closed", [1, 2])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gradring.machine.streams import print_error
 from gradring.tools.launch.exec_rank import CANNOT_START
 from gradring.tools.launch.program import Program
 from gradring_start import AS_HOROVOD, advice_to_install
@@ -21,11 +22,11 @@ def main(words: list[str]) -> int:
     module = words[:1] == ["-m"]
     words = words[module:]
     if not words:
-        print("usage: python -m gradring.horovod [-m] PROGRAM ...", file=sys.stderr)
+        print_error("usage: python -m gradring.horovod [-m] PROGRAM ...")
         return USAGE_ERROR
     advice = advice_to_install()
     if advice is not None:
-        print(f"gradring.horovod: {advice}", file=sys.stderr)
+        print_error(f"gradring.horovod: {advice}")
         return USAGE_ERROR
     program, path = Program(words, module), os.environ.get("PATH")
     problem = program.problem(path)
@@ -36,7 +37,7 @@ def main(words: list[str]) -> int:
             os.execvp(command[0], command)
         except OSError as error:
             problem = f"cannot start {command[0]!r}: {error.strerror}"
-    print(f"gradring.horovod: {problem}", file=sys.stderr)
+    print_error(f"gradring.horovod: {problem}")
     return CANNOT_START
 
 

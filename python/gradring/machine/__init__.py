@@ -1,1 +1,1 @@
-"""The machine: its resources, network interfaces and free ports."""
+"""The machine: its resources, network interfaces, free ports, and the streams of this process."""

@@ -108,12 +108,12 @@ def _following(show: Callable[[list[Measurement]], None]) -> Iterator[Path]:
         path = Path(directory) / "measured.jsonl"
         path.touch()
         ended = threading.Event()
-        gone: list[BrokenPipeError] = []
+        gone: list[OSError] = []
 
         def follow() -> None:
             try:
                 _follow(path, ended, show)
-            except BrokenPipeError as error:  # nobody reads any more: there is nothing to measure
+            except OSError as error:  # nobody reads any more: there is nothing to measure
                 gone.append(error)
                 _thread.interrupt_main()
 

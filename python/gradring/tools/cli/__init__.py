@@ -21,7 +21,8 @@ from typing import Protocol, cast
 import gradring
 from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.errors import GradringError
-from gradring.tools.cli.arguments import Parser
+from gradring.machine.streams import print_error
+from gradring.tools.cli.arguments import OUTPUT_ERRORS, Parser
 
 #: Names of the sub-commands and of their modules in this package, in the order of the help.
 COMMANDS = ("run", "env", "doctor", "bench", "simulate", "demo", "explain")
@@ -58,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+        if error.errno not in OUTPUT_ERRORS:
             raise
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader has gone, as in gradring doctor | head -1
             return 128 + signal.SIGPIPE
-        print(f"gradring: {error}", file=sys.stderr)
+        print_error(f"gradring: {error}")
         return 1
 
 
@@ -85,10 +86,10 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         return cast(int, parsed.run(parsed))
     except GradringError as error:
-        print(f"gradring {parsed.command}: {error}", file=sys.stderr)
+        print_error(f"gradring {parsed.command}: {error}")
         return USAGE_ERROR if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
-        print(f"gradring {parsed.command}: interrupted", file=sys.stderr)
+        print_error(f"gradring {parsed.command}: interrupted")
         return 128 + signal.SIGINT
 
 

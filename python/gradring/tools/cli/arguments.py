@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,12 @@ from typing import Any, NoReturn, TypeVar
 from gradring.config.parse import MAX_DIGITS, is_digits, is_numeral, shown
 from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.errors import ConfigError
+from gradring.machine.streams import print_error
 
 T = TypeVar("T")
 DOCUMENTATION = "https://github.com/gradring/gradring/blob/main/docs/command-line.md"
+#: Of an output whose reader has gone, and of one on a full disk: `main` says so for all commands.
+OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC)
 #: Prints a line at once.
 say = partial(print, flush=True)
 
@@ -82,6 +87,13 @@ class Parser(argparse.ArgumentParser):
         elif near is not None:
             near = max(self._option_string_actions[near].option_strings, key=len)
         self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(near)}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse hides that help or an error could not be written, and a buffer brings it back.
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            print_error(message.removesuffix("\n"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices and isinstance(value, str):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
 from gradring.clusters import outer_place
 from gradring.errors import ConfigError
-from gradring.tools.cli.arguments import check_file, count, option, say, usage
+from gradring.machine.streams import print_error
+from gradring.tools.cli.arguments import OUTPUT_ERRORS, check_file, count, option, say, usage
 
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
@@ -45,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     measure = {"all-reduce": _run_all_reduce, "link": _run_link}[arguments.measured]
     try:
         wrong = measure(arguments)
-    except BrokenPipeError:
-        raise
     except (RankFailure, OSError) as error:
-        print(f"gradring bench: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS:
+            raise
+        print_error(f"gradring bench: {error}")
         return 1
     if wrong:
-        print(f"gradring bench: {wrong} elements were wrong; see the last column", file=sys.stderr)
+        print_error(f"gradring bench: {wrong} elements were wrong; see the last column")
         return WRONG_RESULT
     return 0
 

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from gradring.tools.cli.arguments import make_directory, option
+from gradring.machine.streams import print_error
+from gradring.tools.cli.arguments import OUTPUT_ERRORS, make_directory, option
 
 NAME = "demo"
 HELP = "train on real data with 2 ranks, check the result, and compare it with TensorFlow's own"
@@ -52,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
             return show_killed_rank(arguments.kill, arguments.report)
         return demo(arguments.report)
     except OSError as error:
-        print(f"gradring demo: {error}", file=sys.stderr)
+        if error.errno in OUTPUT_ERRORS:
+            raise
+        print_error(f"gradring demo: {error}")
         return 1
 
 

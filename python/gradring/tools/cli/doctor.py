@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from gradring.config import parse
 from gradring.config.values import Settings
 from gradring.config.words import agreed, counted, listed, ranks
 from gradring.errors import AuthenticationError, ConfigError, GradringError, RendezvousError
+from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import option, say, seconds, usage
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if cluster.world_size > 1:
         return _examine_group(arguments.timeout)
     versions = ", ".join(f"{name} {text}" for name, text in here.versions().items())
-    print(f"this process is in no job: {cluster.reason} (gradring env says more); {versions}")
+    say(f"this process is in no job: {cluster.reason} (gradring env says more); {versions}")
     return _look_at_running_jobs()
 
 
@@ -69,17 +69,17 @@ def _examine_group(timeout_s: float) -> int:
 
     cluster = detect(os.environ)
     if cluster.rank == 0:
-        print(f"{cluster.source}: {cluster.reason}")
+        say(f"{cluster.source}: {cluster.reason}")
     try:
         return 0 if group.examine(cluster, timeout_s, say) else TROUBLE
     except ConfigError:
         raise
     except GradringError as error:
         rank, host = cluster.rank, socket.gethostname()
-        print(f"rank {rank} on {host} is not in the group: {error}", file=sys.stderr)
+        print_error(f"rank {rank} on {host} is not in the group: {error}")
         if rank != 0:
             found = endpoint.probe(cluster.rendezvous)
-            print(f"rank {rank}: {_endpoint_line(found)}", file=sys.stderr)
+            print_error(f"rank {rank}: {_endpoint_line(found)}")
         return TROUBLE
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from gradring.tools.cli.arguments import say
+
 NAME = "env"
 HELP = "print the cluster that gradring.init() would join, and why; and all settings"
 EXAMPLE = "gradring env"
@@ -20,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         for name, text in decision():
-            print(f"{name:<12}{text}")
+            say(f"{name:<12}{text}")
         return 0
     finally:  # the more so where a setting is wrong
         _print_table([("variable", "value", "from"), *variables()])
@@ -28,6 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    print()
+    say()
     for variable, value, source in rows:
-        print(f"{variable:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+        say(f"{variable:<{widths[0]}}  {value:<{widths[1]}}  {source}")

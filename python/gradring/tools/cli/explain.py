@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from gradring.tools.cli.arguments import option
+from gradring.machine.streams import print_error
+from gradring.tools.cli.arguments import option, say
 
 NAME = "explain"
 HELP = "say what the ranks were doing when they failed or hung, from their flight records"
@@ -33,16 +33,16 @@ def run(arguments: argparse.Namespace) -> int:
     groups = []
     for directory in directories:
         if len(directories) > 1:
-            print(f"{directory}:")
+            say(f"{directory}:")
         found = records.read(directory)
         groups.append(found)
         for sentence in explanation.explain(found):
-            print(sentence)
+            say(sentence)
     if arguments.trace is not None:
         try:
             timeline.write(arguments.trace, *groups)
         except OSError as error:
-            print(f"gradring explain: {arguments.trace}: {error.strerror}", file=sys.stderr)
+            print_error(f"gradring explain: {arguments.trace}: {error.strerror}")
             return 1
-        print(f"Timeline: {arguments.trace} (open it at ui.perfetto.dev)")
+        say(f"Timeline: {arguments.trace} (open it at ui.perfetto.dev)")
     return 0

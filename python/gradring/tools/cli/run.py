@@ -15,6 +15,7 @@ from gradring.clusters import outer_place, without_cluster_variables
 from gradring.config.parse import MAX_WORLD_SIZE, is_digits
 from gradring.config.values import Settings, check_variables
 from gradring.config.words import counted, listed
+from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import (
     check_file,
     count,
@@ -288,7 +289,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return in_child(start)
     except OSError as error:
-        print(f"gradring run: the ranks cannot be started: {error}", file=sys.stderr)
+        print_error(f"gradring run: the ranks cannot be started: {error}")
         return 1
 
 
@@ -305,10 +306,9 @@ def _warn_of_outer_launcher(world_size: int) -> None:
     outer = outer_place(os.environ)
     if outer is not None:
         source, place = outer
-        print(
+        print_error(
             f"gradring run: this is {place} ({source}), and each of them starts a group of its own "
-            f"with {counted(world_size, 'rank')}; to make them one group, leave out gradring run",
-            file=sys.stderr,
+            f"with {counted(world_size, 'rank')}; to make them one group, leave out gradring run"
         )
 
 
@@ -316,15 +316,14 @@ def _warn_of_unset(forward: Sequence[str]) -> None:
     """Says which variables are to travel and are not there, such as one that no shell exported."""
     for entry in forward:
         if "=" not in entry and entry not in os.environ:
-            print(
+            print_error(
                 f"gradring run: -x {entry}: this variable is not set here, so no rank gets it; "
-                f"export it, or give -x {entry}=VALUE",
-                file=sys.stderr,
+                f"export it, or give -x {entry}=VALUE"
             )
 
 
 def _misused(problem: str) -> int:
-    print(f"gradring run: {problem}", file=sys.stderr)
+    print_error(f"gradring run: {problem}")
     return 2
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradring.machine.ports import LOOPBACK
+from gradring.machine.streams import print_error, write
 from gradring.tools.launch.output import FAILURE_MARK
 
 #: How often a worker asks the dispatcher what there is to do; TensorFlow's own is half a minute.
@@ -40,13 +41,12 @@ def main() -> int:
         if host == LOOPBACK:
             _keep_to_loopback(bound)
     except ImportError as error:
-        print(f"{socket.gethostname()}: --input-workers needs TensorFlow: {error}", file=sys.stderr)
+        print_error(f"{socket.gethostname()}: --input-workers needs TensorFlow: {error}")
         return 1
     except (RuntimeError, OSError) as error:
-        print(f"{socket.gethostname()}: tf.data service cannot start: {error}", file=sys.stderr)
+        print_error(f"{socket.gethostname()}: tf.data service cannot start: {error}")
         return 1
-    sys.stderr.buffer.write(FAILURE_MARK + json.dumps({"port": bound}).encode() + b"\n")
-    sys.stderr.buffer.flush()
+    write(sys.stderr.buffer, FAILURE_MARK + json.dumps({"port": bound}).encode() + b"\n")
     signal.alarm(0)
     server.join()
     return 1

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradring.config.words import counted
+from gradring.machine.streams import write
 from gradring.observe import paths, step_log
 from gradring.tools.launch import tracing
 from gradring.tools.launch.exec_rank import CANNOT_START
-from gradring.tools.launch.output import Logs, say, write
+from gradring.tools.launch.output import Logs, say
 from gradring.tools.launch.processes import RankProcesses, shell_exit_code
 from gradring.tools.launch.program import Program
 from gradring.tools.launch.report import blame_left, last_words, missing_module, room_for_failures

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import sys
 from collections import deque
 from pathlib import Path
 from typing import IO, ClassVar
+
+from gradring.machine.streams import print_error, write
 
 #: A longer line is passed on in pieces, so that memory stays bounded.
 MAX_LINE_BYTES = 64 * 1024
@@ -273,34 +273,7 @@ def say(sentence: str) -> None:
     """Prints a sentence of the launcher's own."""
     begin = "" if RankOutput.asking is None else "\n"
     RankOutput.asking = None
-    text = f"{begin}gradring run: {sentence}\n"
-    with contextlib.suppress(OSError):  # a full disk must not end the ranks
-        write(sys.stderr.buffer, text.encode(sys.stderr.encoding, "backslashreplace"))
-
-
-def write(target: IO[bytes], data: bytes) -> None:
-    """Writes all of it, however much its reader takes at once.
-
-    An unbuffered stream (PYTHONUNBUFFERED) leaves the rest when a signal arrives, and one that does
-    not block when it is full: a rank at the same terminal may have made it so.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    rest = memoryview(data)
-    while rest:
-        try:
-            written = target.write(rest) or 0
-        except BlockingIOError as full:
-            written = full.characters_written
-        rest = rest[written:]
-        if rest:
-            select.select([], [target], [])
-    while True:
-        try:
-            return target.flush()
-        except BlockingIOError:
-            select.select([], [target], [])
+    print_error(f"{begin}gradring run: {sentence}")
 
 
 def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:

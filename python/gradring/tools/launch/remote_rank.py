@@ -20,6 +20,7 @@ from typing import Any
 from gradring.clusters import without_cluster_variables
 from gradring.config.parse import JOIN
 from gradring.errors import ConfigError
+from gradring.machine.streams import print_error, write
 from gradring.tools.launch.collect import make_room
 from gradring.tools.launch.exec_rank import CANNOT_START
 from gradring.tools.launch.launcher import DEFAULT_GRACE_S
@@ -64,12 +65,12 @@ def main() -> int:
         os.chdir(order["directory"])
     except OSError as error:
         host = socket.gethostname()
-        print(f"no directory {order['directory']!r} on {host}: {error.strerror}", file=sys.stderr)
+        print_error(f"no directory {order['directory']!r} on {host}: {error.strerror}")
         return CANNOT_START
     try:
         room = room_for_failures("gradring-rank-")
     except ConfigError as error:
-        print(f"{socket.gethostname()}: {error}", file=sys.stderr)
+        print_error(f"{socket.gethostname()}: {error}")
         return CANNOT_START
     inherited = without_cluster_variables(os.environ)
     inherited.pop("GRADRING_TOKEN_FILE", None)
@@ -82,7 +83,7 @@ def main() -> int:
         environ["GRADRING_TRACE"] = str(make_room(order["job"]))
     program = Program(order["words"], order["module"])
     if (problem := program.problem(environ["PATH"])) is not None:
-        print(f"{socket.gethostname()}: {problem}", file=sys.stderr)
+        print_error(f"{socket.gethostname()}: {problem}")
         return CANNOT_START
     with room as directory, signals_as_bytes() as wakeup, RankProcesses() as processes:
         failure = Path(directory) / "failure.json"
@@ -104,8 +105,7 @@ def _relay(failure: Path, before: bytes = b"") -> bytes:
     with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
         left = left_in(failure).replace(b"\n", b" ")
         if left != before:
-            sys.stderr.buffer.write(FAILURE_MARK + left + b"\n")
-            sys.stderr.buffer.flush()
+            write(sys.stderr.buffer, FAILURE_MARK + left + b"\n")
         return left
     return before
 
