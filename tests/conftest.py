@@ -99,13 +99,24 @@ def ranks_are_copies(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.path.parent.name == "packaging":  # whose environments have no package
         yield
         return
-    from gradring.testing import harness
+    from gradring.testing import harness, network
 
     tensorflow = "tensorflow" in f"{request.path.parent.name} {request.path.read_text()}"
     start = functools.partial(request.getfixturevalue("templates").start, tensorflow=tensorflow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "start_interpreter", start)
+        if (reason := network.why_unavailable()) is not None:
+            # A test is skipped where it gets to its simulated hosts.
+            patch.setattr(network, "why_unavailable", lambda: pytest.skip(reason))
         yield
+
+
+@pytest.fixture
+def simulated_hosts_are_possible() -> None:
+    """For a test that has another process simulate hosts."""
+    from gradring.testing import network
+
+    network.why_unavailable()
 
 
 @pytest.fixture

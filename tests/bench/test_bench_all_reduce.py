@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
@@ -21,7 +20,7 @@ import gradring
 from gradring.errors import ConfigError
 from gradring.gradients.reduction import REDUCE_OPS
 from gradring.machine import packages, resources
-from gradring.testing.network import why_unavailable
+from gradring.testing import network as simulated
 from gradring.tools.bench import all_reduce, options, rank, systems, table, values
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.network import network
@@ -477,7 +476,6 @@ def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
         options.parse_names("tcp,pigeon", options.TRANSPORTS, "transport {}")
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 def test_congestion_control_is_that_of_all_systems_and_only_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -492,7 +490,6 @@ def test_congestion_control_is_that_of_all_systems_and_only_there(
     assert "--congestion warp: " in capsys.readouterr().err
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 @pytest.mark.parametrize(
     "peers",
     [pytest.param((), id="alone"), pytest.param(systems.PEERS, marks=pytest.mark.slow, id="all")],
@@ -549,8 +546,9 @@ def test_who_may_not_simulate_hosts_learns_that_it_needs_root_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    why = "network namespaces need root"
+    monkeypatch.setattr(simulated, "why_unavailable", lambda: why)
     assert main([*BENCH, "--sizes", "4", option, text]) == 2
     message = capsys.readouterr().err
-    assert f"{option} {text}: cannot simulate hosts: network namespaces need root" in message
+    assert f"{option} {text}: cannot simulate hosts: {why}" in message
     assert f"without {option} {without}" in message

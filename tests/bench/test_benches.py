@@ -20,7 +20,6 @@ from benches.tables import LINES, MANY, STEPS, TIMES, rewritten
 
 from chosen import marked
 from gradring import build_info
-from gradring.testing.network import why_unavailable
 from gradring.tools.bench.comparison import comparisons
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.table import format_ratio
@@ -269,7 +268,7 @@ def test_a_ring_in_c_sums_as_gradring_does(ranks: int) -> None:
     assert re.search(r"^ +4000 B C, blocks .* gradring / it", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+@pytest.mark.usefixtures("simulated_hosts_are_possible")
 def test_a_limited_network_bounds_the_bandwidth(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
     arguments = ("--rate", "100mbit", "--sizes", "2MiB", "--iterations", "1")
@@ -280,7 +279,7 @@ def test_a_limited_network_bounds_the_bandwidth(tmp_path: Path) -> None:
     assert narrow["refused"] or narrow["wrong"] == 0
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+@pytest.mark.usefixtures("simulated_hosts_are_possible")
 def test_connections_are_limited_and_several_streams_measured(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
     arguments = ("--rate", "1gbit", "--flow-rate", "100mbit", "--streams", "1,2", "--sizes", "2MiB")
@@ -291,7 +290,7 @@ def test_connections_are_limited_and_several_streams_measured(tmp_path: Path) ->
     assert all(row["wrong"] == 0 and row["busbw_gbps"] > 0 for row in rows)
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
+@pytest.mark.usefixtures("simulated_hosts_are_possible")
 def test_reducing_inside_hosts_first_sends_less_between_them(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
     arguments = ("--ranks-per-host", "2", "--algorithms", "direct,hierarchical")
@@ -357,11 +356,11 @@ ON_SIMULATED_HOSTS = ("compressed_updates", "simulated_times")
 
 
 @pytest.mark.parametrize("program", marked(PROGRAMS, QUICK))
-def test_a_program_prints_what_it_measures(program: str) -> None:
+def test_a_program_prints_what_it_measures(program: str, request: pytest.FixtureRequest) -> None:
     if program not in QUICK and importlib.util.find_spec("tensorflow") is None:
         pytest.skip("needs TensorFlow")
-    if program in ON_SIMULATED_HOSTS and (reason := why_unavailable()) is not None:
-        pytest.skip(reason)
+    if program in ON_SIMULATED_HOSTS:
+        request.getfixturevalue("simulated_hosts_are_possible")
     arguments, said = PROGRAMS[program]
     done = run(program, *arguments)
     for pattern in said:

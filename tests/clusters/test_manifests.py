@@ -20,13 +20,11 @@ from documents import ROOT, programs
 from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
-from gradring.testing.network import why_unavailable
 
 EXAMPLES = ROOT / "examples" / "kubernetes"
 DOMAIN = "default.svc.cluster.local"
 SERVICES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
 
-needs_hosts = pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 needs_namespaces = pytest.mark.skipif(pods.why_not() is not None, reason=str(pods.why_not()))
 
 
@@ -125,7 +123,6 @@ def elastic_pods(tmp_path: Path) -> Iterator[PodsOnHosts]:
         yield started
 
 
-@needs_hosts
 def test_a_pod_that_fails_comes_back_at_its_address(elastic_pods: PodsOnHosts) -> None:
     for index in (1, 0):
         elastic_pods.end(index, signal.SIGKILL)
@@ -134,7 +131,6 @@ def test_a_pod_that_fails_comes_back_at_its_address(elastic_pods: PodsOnHosts) -
     elastic_pods.job.ends(3)
 
 
-@needs_hosts
 def test_a_pod_that_is_evicted_comes_back_at_another_address(elastic_pods: PodsOnHosts) -> None:
     elastic_pods.end(0, signal.SIGTERM)
     elastic_pods.start(0, elsewhere=True)
@@ -143,7 +139,6 @@ def test_a_pod_that_is_evicted_comes_back_at_another_address(elastic_pods: PodsO
     elastic_pods.job.ends(3)
 
 
-@needs_hosts
 @pytest.mark.slow
 def test_a_pod_whose_node_is_lost_comes_back_at_another_address(elastic_pods: PodsOnHosts) -> None:
     elastic_pods.lose(0)

@@ -9,7 +9,7 @@ import bits
 import pytest
 
 from chosen import marked
-from gradring.testing import network, run_ranks
+from gradring.testing import run_ranks
 from pairs import on_threads
 
 RECORD: dict[str, bits.Digests] = json.loads(bits.RECORD.read_text(encoding="utf-8"))
@@ -41,7 +41,6 @@ def test_the_instruction_set_changes_no_bits() -> None:
     assert found == [RECORD["3 ranks, ring"]] * 3
 
 
-@pytest.mark.skipif(network.why_unavailable() is not None, reason=str(network.why_unavailable()))
 @pytest.mark.parametrize("placed", marked(bits.HOSTS, QUICK_HOSTS))
 def test_several_hosts_give_the_recorded_bits(placed: str) -> None:
     assert bits.on_hosts(bits.HOSTS[placed]) == [RECORD[f"hosts {placed}"]] * len(

@@ -14,12 +14,8 @@ from test_numerics import wrong_sums
 import gradring
 from chosen import marked, marked_rows
 from faults.test_faults import assert_lost, reduce_until_killed, survivors
-from gradring.testing import network, run_ranks, simulated_hosts
+from gradring.testing import run_ranks, simulated_hosts
 from pairs import with_communicator
-
-pytestmark = pytest.mark.skipif(
-    network.why_unavailable() is not None, reason=str(network.why_unavailable())
-)
 
 # The host of each rank.
 TWO_OF_TWO = [0, 0, 1, 1]

@@ -15,7 +15,7 @@ import pytest
 import gradring
 from gradring.errors import AuthenticationError, ConfigError, MismatchError, PeerLostError
 from gradring.machine.ports import free_ports
-from gradring.testing import network, run_ranks, simulated_hosts
+from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads, with_communicator
 from waiting import wait_until
 
@@ -194,7 +194,6 @@ def test_groups_take_any_port_where_their_rank_has_a_single_one_for_itself() -> 
     assert run_ranks(within_ports, 2, env=env) == [[2, 2, 2]] * 2
 
 
-@pytest.mark.skipif(network.why_unavailable() is not None, reason=str(network.why_unavailable()))
 def test_groups_form_across_hosts() -> None:
     with simulated_hosts(2) as hosts:
         results = run_ranks(with_communicator, 4, places, [0, 0, 1, 1], [0, 1, 1, 0], hosts=hosts)

@@ -11,7 +11,7 @@ from interactive_sessions import on_a_rank, problems_of, under_horovods_names
 
 import api_pages
 import gradring
-from gradring.testing import network, run_ranks
+from gradring.testing import run_ranks
 
 REFERENCE = api_pages.Reference()
 NUMPY = {"np": "numpy"}
@@ -95,6 +95,6 @@ def test_examples_of_programs_print_what_they_say(
 ) -> None:
     if module_of(path) == "gradring.ray":
         request.getfixturevalue("started_ray")
-    if "simulated_hosts" in PROGRAMS[path] and network.why_unavailable() is not None:
-        pytest.skip(str(network.why_unavailable()))
+    if "simulated_hosts" in PROGRAMS[path]:
+        request.getfixturevalue("simulated_hosts_are_possible")
     assert not problems_of(path, PROGRAMS[path], 0, gradring=gradring, np=np)

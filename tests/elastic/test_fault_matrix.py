@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from _pytest.mark import ParameterSet
 
+from chosen import marked
 from elastic.drill import drill
-from elastic.matrix import OF_HOSTS, QUICK, Cell, cells
+from elastic.matrix import QUICK, Cell, cells
 from faults.matrix import ROWS
-from gradring.testing.network import why_unavailable
+
+QUICK_CELLS = [cell for cell in cells() if cell.name in QUICK]
 
 
-def marked(cell: Cell) -> ParameterSet:
-    """The cell, for `make test-all` only unless it is a quick one."""
-    marks = [] if cell.name in QUICK else [pytest.mark.slow]
-    if cell.fault in OF_HOSTS and why_unavailable() is not None:
-        marks.append(pytest.mark.skip(reason="needs network namespaces"))
-    return pytest.param(cell, id=cell.name, marks=marks)
-
-
-@pytest.mark.parametrize("cell", [marked(cell) for cell in cells()])
+@pytest.mark.parametrize("cell", marked(cells(), QUICK_CELLS), ids=lambda cell: cell.name)
 def test_an_elastic_job_goes_on_as_the_matrix_says(cell: Cell) -> None:
     result = drill(cell)
     assert not result.problems, "\n".join(result.problems)

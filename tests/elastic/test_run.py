@@ -40,7 +40,6 @@ from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, MismatchError, RendezvousError
 from gradring.group.communicator import core_of
 from gradring.testing import Outcome, run_ranks, simulated_hosts
-from gradring.testing.network import why_unavailable
 from pairs import Pair, on_threads
 from waiting import wait_until
 
@@ -535,7 +534,6 @@ def cut_off(trainee: Trainee) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(why_unavailable() is not None, reason="needs network namespaces")
 def test_of_a_network_that_is_cut_the_larger_part_goes_on(stage: Stage) -> None:
     with simulated_hosts(5) as hosts:
         places = tuple(f"{host.address}:29500" for host in hosts)

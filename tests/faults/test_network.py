@@ -8,17 +8,12 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import gradring
 from commands import command_line
 from gradring import errors
-from gradring.testing import network, run_ranks, simulated_hosts
+from gradring.testing import run_ranks, simulated_hosts
 from waiting import SOON_LOST, wait_until
-
-pytestmark = pytest.mark.skipif(
-    network.why_unavailable() is not None, reason=str(network.why_unavailable())
-)
 
 
 def sum_over_hosts() -> tuple[str, float]:

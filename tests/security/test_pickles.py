@@ -11,13 +11,8 @@ import pytest
 
 import gradring
 from gradring.errors import ConfigError
-from gradring.testing import network, run_ranks, simulated_hosts
+from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
-
-#: On the hosts of `simulated_hosts`.
-needs_hosts = pytest.mark.skipif(
-    network.why_unavailable() is not None, reason=str(network.why_unavailable())
-)
 
 
 def exchange(token: str | None, wide_rank: int | None = None) -> list[Any]:
@@ -35,7 +30,6 @@ def exchange(token: str | None, wide_rank: int | None = None) -> list[Any]:
         return [*said, comm.all_gather_object("JSON")]
 
 
-@needs_hosts
 @pytest.mark.parametrize("count", [1, 2])
 def test_without_a_token_nothing_is_unpickled_where_others_reach_the_ports(count: int) -> None:
     """Also on one host: a stranger's rank says that it is there."""
@@ -106,7 +100,6 @@ def test_a_wide_interface_needs_a_job_id_and_warns_whatever_the_rendezvous_says(
         assert len(warned) == 1 and "anybody who reaches its ports" in warned[0]
 
 
-@needs_hosts
 def test_with_a_token_pickles_travel_between_hosts() -> None:
     with simulated_hosts(2) as hosts:
         found = run_ranks(exchange, 2, "secret", hosts=hosts)

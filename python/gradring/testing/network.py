@@ -81,6 +81,8 @@ def why_unavailable() -> str | None:
     missing = [program for program in ("ip", "tc", "bridge") if not shutil.which(program)]
     if missing:
         return f"{' and '.join(missing)} not found; try: apt install iproute2"
+    if subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode != 0:
+        return "this system forbids network namespaces (a container without CAP_SYS_ADMIN)"
     return None
 
 
