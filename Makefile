@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +27,12 @@ check: setup lint-code ## for every save: lints, types, Rust, and the tests that
 	SEEDS=200 cargo test --workspace --quiet
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --in-one-process
 
+# Variables of the machine are left behind (tests/clean_environment.py).
+test: prerequisites ## what CI runs: lints, and tests of everything, also of the built wheel
+	@$(PYTHON) tests/clean_environment.py $(MAKE) --no-print-directory test-here
+
 # Lints take one processor, so Rust's tests run beside them; what lints say comes when these have ended.
-test: setup ## what CI runs: lints, and tests of everything, also of the built wheel
+test-here: setup
 	@mkdir -p target; $(MAKE) --no-print-directory lint >target/lint.log 2>&1 & lints=$$!; $(MAKE) --no-print-directory test-rust; \
 		failed=$$?; wait $$lints || failed=1; cat target/lint.log; exit $$failed
 	@$(MAKE) --no-print-directory test-instructions wheel

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import clean_environment
 from reruns import RECORD, Reruns
 
 # The tests of a wheel load this file where the package is not installed.
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers ``--rerun`` where the reports of all tests arrive, and mends signals."""
+    """Makes variables and signals a user's; registers ``--rerun`` where all reports arrive."""
+    clean_environment.clean()
     if config.getoption("--rerun") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Reruns(RECORD))
     let_signals_mean_what_they_mean()
