@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,11 @@ test-here: setup
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
 	$(BIN)/python tests/everything.py
+
+# Root makes the machine (sudo asks); the tests run as another user.
+TESTS ?= tests
+test-elsewhere: setup ## the tests of the package as another user, on one core of an unlike machine; TESTS=tests/launch for a part
+	$(BIN)/python tests/elsewhere.py $(TESTS)
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
