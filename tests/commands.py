@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+#: The interpreter as a word of a shell: its path may have a space.
+PYTHON = shlex.quote(sys.executable)
+#: A script that becomes the interpreter with its arguments.
+AS_PYTHON = f'#!/bin/sh\nexec {PYTHON} "$@"\n'
+
+
+def head_of_script(python: str = sys.executable) -> str:
+    """The first lines of a Python script as pip writes them: a path after ``#!`` has no space."""
+    return f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"
 
 
 def command_line(*words: object) -> list[str]:

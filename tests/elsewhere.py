@@ -28,6 +28,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from commands import head_of_script
+
 ROOT = Path(__file__).parents[1]
 NAMESPACES = ("--mount", "--uts", "--net", "--ipc")
 USER, ID = "elsewhere", 54321
@@ -113,11 +115,7 @@ def command(path: Path, environment: Path, folder: Path) -> None:
     there = environment / "bin" / path.name
     first, _, rest = path.read_bytes().partition(b"\n")
     if first.startswith(b"#!") and b"python" in first:
-        # As pip writes it: the kernel takes no interpreter with a space in its path.
-        python = str(environment / "bin" / "python")
-        there.write_bytes(
-            f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n".encode() + rest
-        )
+        there.write_bytes(head_of_script(str(environment / "bin" / "python")).encode() + rest)
         there.chmod(0o755)
     elif not path.name.startswith(("python", "activate", "Activate")):
         there.symlink_to(folder / ".venv" / "bin" / path.name)

@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands import AS_PYTHON, PYTHON, head_of_script
 from documents import ROOT, Block, blocks, make_targets, programs
 from gradring.clusters import without_cluster_variables
 from gradring.machine.ports import free_ports
@@ -30,11 +30,10 @@ PORTS = re.compile(r"\b29500(?:-(\d+))?\b")
 FIRST_PORT = 29500
 COMMANDS = ("gradring", "make", "python", "cargo", *FOREIGN)
 
-SSH = f"""#!{sys.executable}
-import subprocess, sys
+SSH = f"""{head_of_script()}import subprocess, sys
 sys.exit(subprocess.call(["sh", "-c", sys.argv[-1]]))
 """
-SHELL = '#!/bin/sh\nexec {} "$@"\n'
+GRADRING = f'#!/bin/sh\nexec {PYTHON} -m gradring "$@"\n'
 
 #: What a document shows in one way, and a run prints in another.
 VARIES = re.compile(r"\bnode-[ab]\b|\.\.\.|\s+")
@@ -63,8 +62,8 @@ def workplace(tmp_path: Path) -> Path:
     for name, script in {
         # Each name of a host is one of this machine, so that ssh has nowhere to go.
         "ssh": SSH,
-        "python": SHELL.format(sys.executable),
-        "gradring": SHELL.format(f"{sys.executable} -m gradring"),
+        "python": AS_PYTHON,
+        "gradring": GRADRING,
     }.items():
         tmp_path.joinpath("bin", name).write_text(script)
         tmp_path.joinpath("bin", name).chmod(0o755)
@@ -83,7 +82,7 @@ def with_ports(text: str, port: int) -> str:
 
 def run(block: Block, workplace: Path, port: int) -> str:
     """Runs a block's commands as a script that ends at the first failure; what it printed."""
-    script = with_ports(block.text, port).replace("/opt/venv/bin/python", sys.executable)
+    script = with_ports(block.text, port).replace("/opt/venv/bin/python", PYTHON)
     script = script.replace("node-a", "127.0.0.2").replace("node-b", "127.0.0.3")
     done = subprocess.run(
         ["sh", "-e", "-c", script],

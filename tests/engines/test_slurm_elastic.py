@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster, why_not
 
+from commands import AS_PYTHON
 from documents import ROOT
 from elastic.observed import WITHIN_S, Job
 from waiting import wait_until
@@ -39,7 +40,7 @@ def submit(slurm: SlurmCluster, directory: Path, script: str) -> tuple[Job, str]
     job = Job(directory, lambda: "".join(path.read_text() for path in directory.glob("*.out")))
     python = directory / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.write_text(AS_PYTHON)
     python.chmod(0o755)
     path = f"{python.parent}:{os.environ['PATH']}"
     script = str(ROOT / "examples" / "slurm" / script)

@@ -6,11 +6,11 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
+from commands import AS_PYTHON
 from documents import ROOT, programs
 from gradring.clusters import without_cluster_variables
 
@@ -31,7 +31,7 @@ wait
 
 def test_the_batch_script_starts_its_ranks_with_srun_and_a_secret(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(programs()["sum.py"])
-    for name, text in {"srun": SRUN, "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}.items():
+    for name, text in {"srun": SRUN, "python": AS_PYTHON}.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commands import command_line, completed
+from commands import command_line, completed, head_of_script
 from gradring.machine import resources
 from waiting import wait_until
 
@@ -62,7 +62,7 @@ def hosts_script(directory: Path, *lists: str) -> Path:
     """Prints the first list of hosts; the next one when there is a file ``list-1`` and so on."""
     return executable(
         directory / "hosts.py",
-        f"#!{sys.executable}\nimport os\n"
+        f"{head_of_script()}import os\n"
         f"known = [os.path.exists(f'{directory}/list-{{n}}') for n in range(1, {len(lists)})]\n"
         f"print({lists!r}[sum(known)])\n",
     )

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from launching import executable
 
-PROGRAM = f"""#!{sys.executable}
-import json, os, subprocess, sys, threading, time
+from commands import head_of_script
+
+PROGRAM = f"""{head_of_script()}import json, os, subprocess, sys, threading, time
 arguments = sys.argv[1:]
 while arguments[0].startswith("-"):
     arguments = arguments[2 if arguments[0] in ("-o", "-p", "-i") else 1 :]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from commands import command_line, completed
+from commands import PYTHON, command_line, completed
 
 NAMESPACE = ("unshare", "--map-root-user")
 #: In which a command is the first process, and sees only those that it starts.
@@ -130,16 +131,16 @@ def test_a_sandbox_that_refuses_eventfd_is_named(tmp_path: Path) -> None:
         "import gradring",
         "gradring.init()",
     )
-    done = inside((*NAMESPACE, "--net"), "sh", "-c", f"ip link set lo up; {sys.executable} {path}",
+    done = inside((*NAMESPACE, "--net"), "sh", "-c", f"ip link set lo up; {PYTHON} {path}",
                   **COORDINATOR)  # fmt: skip
     assert "refuses eventfd2" in done.stderr and "seccomp" in done.stderr, done.stderr
     assert "29500" not in done.stderr.splitlines()[-1]
 
 
 def test_the_launcher_says_that_it_needs_a_temporary_directory() -> None:
-    freeze = "mount --bind $place $place && mount -o remount,ro,bind $place"
+    freeze = "mount --rbind $place $place && mount -o remount,ro,bind $place"
     places = f"for place in /tmp /var/tmp; do {freeze} || exit; done; cd /proc"
-    command = " ".join(command_line("run", "-np", 1, "true"))
+    command = shlex.join(command_line("run", "-np", 1, "true"))
     script = f"{places} && exec {command}"
     done = inside((*NAMESPACE, "--mount"), "sh", "-c", script, TMPDIR="/proc")
     assert done.returncode == 2

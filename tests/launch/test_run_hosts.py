@@ -27,7 +27,7 @@ from launching import (
 from test_run_orphans import start
 
 import gradring as gradring_package
-from commands import command_line, succeeded
+from commands import command_line, head_of_script, succeeded
 from gradring.testing import simulated_hosts
 from gradring.testing.network import why_unavailable
 from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
@@ -274,8 +274,8 @@ def test_a_signal_ends_the_launcher_while_a_host_does_not_answer(
 def test_a_host_may_greet_in_any_encoding(tmp_path: Path, ssh: dict[str, str]) -> None:
     stand_in, greeting = tmp_path / "bin" / "ssh", "Grüße\n".encode("latin-1")
     greets = f"import os\nfor stream in 1, 2: os.write(stream, {greeting!r})\n"
-    first_line, _, rest = stand_in.read_text().partition("\n")
-    stand_in.write_text(f"{first_line}\n{greets}{rest}")
+    rest = stand_in.read_text().removeprefix(head_of_script())
+    stand_in.write_text(f"{head_of_script()}{greets}{rest}")
     run = command_line("run", "--hosts", "me@127.0.0.2", *script(tmp_path, "print('started')"))
     done = subprocess.run(run, env={**os.environ, **ssh}, capture_output=True, check=False)
     assert done.stdout == b"[0] " + greeting + b"[0] started\n", done.stderr

@@ -8,8 +8,10 @@ import pytest
 import ssh_stand_in
 from launching import executable, gradring, python_path, script
 
+from commands import AS_PYTHON, PYTHON
+
 WHO = "print(sys.executable, sys.argv, sys.path[0])\n"
-WITHOUT_GRADRING = f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n'
+WITHOUT_GRADRING = f'#!/bin/sh\nexec {PYTHON} -I -S "$@"\n'
 """An interpreter that sees no packages but Python's own."""
 
 
@@ -89,7 +91,7 @@ def test_what_cannot_be_started_says_what_to_type(
     (here / "plain file").touch()
     done = gradring("run", "-np", 2, *command)
     assert (done.returncode, done.stdout) == (127, "")
-    problem = problem.format(here=here, python=sys.executable)
+    problem = problem.format(here=here, python=PYTHON)
     assert done.stderr.startswith(f"gradring run: {problem}"), done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -153,7 +155,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
     script(here, "print(sys.executable, sys.argv[1:], __name__)\n")
     ssh = ssh_stand_in.install(tmp_path)
     # The path there has a space, and differs from the path here.
-    there = executable(tmp_path / "an env" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    there = executable(tmp_path / "an env" / "python", AS_PYTHON)
     (tmp_path / "key").touch()
     # The last host is not needed, and cannot be reached.
     text = "localhost\r\nme@127.0.0.2 slots=99999999999 port=2222 # there\r\nme@127.0.0.3\r\n"

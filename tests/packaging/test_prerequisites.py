@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def interpreter(version: str) -> str:
     """One that says that it has this version."""
     pretend = f"import sys; sys.version_info = tuple(map(int, '{version}.0'.split('.')))"
     return f"""if [ "$1" = -V ]; then echo Python {version}.0; exit; fi
-    exec {sys.executable} -c "{pretend}; $2" """
+    exec {shlex.quote(sys.executable)} -c "{pretend}; $2" """
 
 
 def prerequisites(bin_directory: Path, *arguments: str) -> tuple[int, str]:
