@@ -81,7 +81,7 @@ def make(folder: Path) -> None:
             shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
     environment = checkout / ".venv"
     # With those of the system an environment also has those of the user.
-    made = ["-m", "venv", "--without-pip", "--system-site-packages", environment]
+    made = ["-m", "venv", "--without-pip", "--system-site-packages", str(environment)]
     subprocess.run([sys.executable, *made], check=True)
     packages = Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     # The package first, and then all that the environment of this checkout has.
