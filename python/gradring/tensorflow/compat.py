@@ -367,6 +367,13 @@ def is_assigned_alone(variable: Any) -> bool:
     return getattr(variable, "_gradring_is_assigned_alone", False)
 
 
+def spec_of_replica(element_spec: Any) -> Any:
+    """What the first local replica gets of an element of a distributed dataset."""
+    return tf.nest.map_structure(
+        lambda spec: spec._value_specs[0] if hasattr(spec, "_value_specs") else spec, element_spec
+    )
+
+
 def is_undivided(distributed: Any) -> bool:
     """Whether each process takes all batches of its own dataset.
 

@@ -174,6 +174,8 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, state: elastic.State, every_steps: int = 50) -> None:
         """A commit comes after so many steps, and at the end of every epoch.
 
+        After an epoch's last step, the commit is that of the epoch's end, behind the validation.
+
         Args:
             state: What to commit, on every rank.
             every_steps: At least 1, the same on every rank; default 50. A commit copies all
@@ -199,6 +201,9 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         Raises:
             gradring.errors.SaveError: As for `gradring.elastic.State.commit`.
         """
+        if ends_epoch(self, batch):
+            # Nothing is left of the epoch to begin with, and `on_epoch_end` commits.
+            return
         if (batch + 1) // self._every_steps > self._committed:
             self._committed = (batch + 1) // self._every_steps
             self._note(step=self._before + batch + 1)
@@ -222,6 +227,12 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         for name, value in position.items():
             if hasattr(self._state, name):
                 setattr(self._state, name, value)
+
+
+def ends_epoch(callback: Any, batch: int) -> bool:
+    """Whether the batch is known to be an epoch's last; Keras may not know the number of steps."""
+    steps = (callback.params or {}).get("steps")
+    return steps is not None and batch + 1 >= steps
 
 
 def _is_added_up(variable: Any) -> bool:

@@ -196,9 +196,20 @@ def symbolic_build(
         for *_, batches in epoch:
             batch = next(batches, None)
             if batch is None:
-                # An epoch without steps, such as the rest of one whose last step was committed.
-                return
+                # An epoch without steps, as the rest of one whose last step was committed. All
+                # ranks read the metrics at its end, so a rank that has just joined builds them.
+                data_batch = _element_spec(iterator)
+                if data_batch is None:
+                    return
+                break
             # Its shapes are those of a batch with samples.
             data_batch = empty_batches.with_row(compat.select_replica(0, batch))
             break
     original(model, data_batch=data_batch)
+
+
+def _element_spec(iterator: Any) -> Any:
+    """What a batch of one replica would be, or None where shapes are not known."""
+    spec = compat.spec_of_replica(iterator._distributed_dataset.element_spec)
+    shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
+    return None if any(shape is None or shape.rank is None for shape in shapes) else spec
