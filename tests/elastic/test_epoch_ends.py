@@ -69,13 +69,13 @@ def train_on(stage: Stage, address: str, what: str, size: str, step: int) -> Any
     class Happen(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             # In its first group the epoch is whole, so batches are counted from its beginning.
-            if place == founders - 1 and len(begun) == 1 and self.epoch == EPOCH:
-                if batch + 1 == step:
-                    job = state._after_commit.__self__  # type: ignore[union-attr]
-                    stage.tell("come")
-                    wait_until(lambda: bool(job._participant.joiners), "one would join", LIMIT_S)
-                    if what == "killed":
-                        os.kill(os.getpid(), signal.SIGKILL)
+            if place != founders - 1 or len(begun) > 1 or (self.epoch, batch + 1) != (EPOCH, step):
+                return
+            job = state._after_commit.__self__  # type: ignore[union-attr]
+            stage.tell("come")
+            wait_until(lambda: bool(job._participant.joiners), "one would join", LIMIT_S)
+            if what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.epoch = epoch
