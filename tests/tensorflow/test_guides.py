@@ -273,11 +273,12 @@ def disagreements(rank: int) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_training = batch == 1
 
+    class Rate(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.5
+
     said = []
-    best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
-    average = keras.callbacks.SwapEMAWeights()
-    rate = keras.callbacks.LearningRateScheduler(lambda _: 0.5)
-    for callback in (rate, Stop(), best, average):
+    for callback in (Rate(), Stop()):
         strategy = CustomCollectiveStrategy()
         with strategy.scope():
             model = make_model()
@@ -365,10 +366,8 @@ def test_what_the_chief_saves_alone_is_restored_by_all(ranks: Any) -> None:
 
 def test_a_callback_that_changes_one_rank_alone_is_an_error_on_all(ranks: Any) -> None:
     for rank, found in enumerate(ranks):
-        rate, stopped, best, average = found["disagreements"]
+        rate, stopped = found["disagreements"]
         assert f"fit on rank {rank} of" in rate
         assert f"the learning rate is {0.25 if rank else 0.5} here, and from 0.25 to 0.5" in rate
         assert "a callback has set stop_training after batch 1" in stopped
-        assert f"fit on rank {rank} of" in best
-        assert "the ranks have [1, 0] EarlyStopping(restore_best_weights=True)" in best
-        assert "the ranks have [1, 0] SwapEMAWeights" in average
+        assert rank or "on rank 0 on " in stopped and "others train on; set it on every" in stopped

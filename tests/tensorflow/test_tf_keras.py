@@ -11,6 +11,7 @@ import pytest
 from keras_models import BATCH, assert_trained_alike, dataset, strategy_of
 from tf_worker import join
 
+from gradring.errors import MismatchError
 from gradring.testing import run_ranks
 
 #: How far float32 weights may be from those of one process; float16 rounds elsewhere.
@@ -21,7 +22,26 @@ def train_all() -> Any:
     import tensorflow as tf
 
     with join() as comm:
-        return tf.keras.__name__, {kind: train(comm, kind) for kind in TOLERANCES}
+        trained = {kind: train(comm, kind) for kind in TOLERANCES}
+        return tf.keras.__name__, {**trained, "stopped": stopped(comm)}
+
+
+def stopped(comm: Any) -> Any:
+    """How many epochs a training has that one rank alone would stop; what a rank alone is told."""
+    import tensorflow as tf
+
+    with strategy_of(comm).scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(3)])
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+    stops = tf.keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e3)
+    own = [stops] if comm.rank == comm.world_size - 1 else []
+    epochs = len(model.fit(dataset(), epochs=4, verbose=0, callbacks=own).epoch)
+    try:
+        model.fit(dataset(), epochs=1 + comm.rank, verbose=0)
+    except MismatchError as error:
+        return epochs, str(error).partition(";")[0]
+    return epochs, ""
 
 
 def train(comm: Any, kind: str) -> Any:
@@ -55,5 +75,8 @@ def test_two_workers_train_as_one_process() -> None:
     (name, first), (_, second) = run_ranks(train_all, 2, env=legacy)
     ((_, alone),) = run_ranks(train_all, 1, env=legacy)
     assert name.startswith("tf_keras")
+    for epochs, said in (first["stopped"], second["stopped"]):
+        assert epochs == alone["stopped"][0] == 2
+        assert said.startswith("fit: rank 1 on ") and " has epochs=2, and rank 0 on " in said
     for kind, tolerance in TOLERANCES.items():
         assert_trained_alike([first[kind], second[kind]], alone[kind], tolerance)

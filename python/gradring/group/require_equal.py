@@ -28,6 +28,7 @@ def require_equal(
     communicator: Collectives,
     own: Mapping[str, str],
     *,
+    of: str = "",
     remedy: str = "give every rank of the job the same",
     standing: int = 0,
 ) -> list[int]:
@@ -36,6 +37,7 @@ def require_equal(
     Args:
         communicator: The ranks.
         own: What this rank has, by name.
+        of: The call that needs it, which begins the message and names the collective.
         remedy: The end of the message.
         standing: Of this rank. Those that have the highest must be equal; any other rank must be
             as they are, and is alone told if it is not.
@@ -48,13 +50,15 @@ def require_equal(
             the highest standing do.
     """
     text = json.dumps([standing, own]).encode()
-    texts = gather_if_different(communicator, text, "require_equal")
+    name = f"{of}: arguments" if of else "require_equal"
+    texts = gather_if_different(communicator, text, name)
     if texts is None:
         return list(range(communicator.world_size))
     told = [json.loads(each) for each in texts]
     highest = max(theirs for theirs, _ in told)
     counting = [rank for rank, (theirs, _) in enumerate(told) if theirs == highest]
     first = counting[0]
+    prefix = f"{of}: " if of else ""
     for rank in counting if standing == highest else [communicator.rank]:
         for name, value in told[first][1].items():
             other = told[rank][1].get(name)
@@ -64,7 +68,7 @@ def require_equal(
                     with contextlib.suppress(GradringError):
                         communicator.barrier()
                 raise MismatchError(
-                    f"{named(communicator, rank)} has {name}={other}, and "
+                    f"{prefix}{named(communicator, rank)} has {name}={other}, and "
                     f"{named(communicator, first)} has {name}={value}; {remedy}",
                     rank=rank,
                     host=communicator.hosts[rank],

@@ -25,6 +25,7 @@ from gradring.tensorflow import (
     fit_callbacks,
     gradient_norm,
     keras_loops,
+    loop_arguments,
     sample_shares,
     summed_losses,
     synchronised_moments,
@@ -101,10 +102,12 @@ def repair() -> None:
     _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
     _replace(optimizers.Optimizer, "build", _build, _always)
     _replace(keras.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
-    for loop in ("fit", "evaluate", "predict"):
-        _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
     for loop in ("evaluate", "predict"):
         _replace(keras.Model, loop, keras_loops.with_equal_replicas, _is_ours, traced=False)
+    # The first that ranks have in common, inside what notices that one leaves.
+    for loop in ("fit", "evaluate", "predict"):
+        _replace(keras.Model, loop, loop_arguments.compared, _is_ours, traced=False)
+        _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
     _replace(keras.Model, "fit", keras_loops.warn_of_training_alone, _trains_alone, traced=False)
     trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
     _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
@@ -226,8 +229,11 @@ def _watch_tf_keras() -> None:
     losses = sys.modules["tf_keras.src.utils.losses_utils"]
     _replace(losses, "scale_loss_for_distribution", summed_losses.noting, _in_our_replica)
     _replace(legacy.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
-    in_fit, end_epoch = fit_callbacks.is_in_fit, fit_callbacks.end_legacy_epoch
-    _replace(legacy.callbacks.CallbackList, "on_epoch_end", end_epoch, in_fit, traced=False)
+    for loop in ("fit", "evaluate", "predict"):
+        _replace(legacy.Model, loop, loop_arguments.compared, _is_ours, traced=False)
+    callbacks, in_fit = legacy.callbacks.CallbackList, fit_callbacks.is_in_fit
+    _replace(callbacks, "on_train_batch_end", fit_callbacks.end_batch, in_fit, traced=False)
+    _replace(callbacks, "on_epoch_end", fit_callbacks.end_epoch, in_fit, traced=False)
     _watched = True
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.errors import MismatchError, RestoreError
+from gradring.group.collectives import named
 from gradring.group.together import agreed
 from gradring.tensorflow.context import holding
 from gradring.tensorflow.model_variables import build, variables_of
@@ -89,49 +90,29 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
 
     fit = _fit.get()
     saves = bool(those(keras.callbacks.ModelCheckpoint))
-    stops = those(keras.callbacks.EarlyStopping)
-    kinds = {
-        "EarlyStopping(restore_best_weights=True)": sum(it.restore_best_weights for it in stops),
-        "SwapEMAWeights": len(those(keras.callbacks.SwapEMAWeights)),
-    }
-    _agree_on_callbacks(fit, saves, kinds)
+    fit.chief_saves = bool(_from_chief(fit.model, saves, "ModelCheckpoint"))
     backups = those(keras.callbacks.BackupAndRestore)
     _restored(fit.model, backups, lambda: original(callbacks, logs))
-
-
-def _agree_on_callbacks(fit: _Fit, saves: bool, kinds: Mapping[str, int]) -> None:
-    """Learns whether the chief saves.
-
-    Args:
-        fit: To be begun.
-        saves: Whether this rank does.
-        kinds: How many callbacks it has that give a model other weights.
-
-    Raises:
-        gradring.errors.MismatchError: Another rank has not as many.
-    """
-    communicator = fit.model.distribute_strategy.communicator
-    found = communicator.all_gather(np.array([[saves, *kinds.values()]]), name="fit: callbacks")
-    fit.chief_saves = bool(found[CHIEF, 0])
-    for (kind, own), counts in zip(kinds.items(), found[:, 1:].T, strict=True):
-        if (counts != own).any():
-            raise MismatchError(
-                f"fit on rank {communicator.rank} of {communicator.host}: the ranks have "
-                f"{counts.tolist()} {kind}, and those that have one would end with other weights; "
-                "give it to every rank, or to none",
-                rank=communicator.rank,
-                host=communicator.host,
-            )
 
 
 def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:
     """`CallbackList.on_train_batch_end`: all ranks leave the epoch here, or get an error."""
     original(callbacks, batch, logs)
     model = _fit.get().model
-    if model.stop_training:
-        # Who goes on meets this with its next step, and the error names the cause.
-        name = f"fit: a callback has set stop_training after batch {batch}"
-        model.distribute_strategy.communicator.all_reduce(np.zeros(1), name=name)
+    if not model.stop_training:
+        return
+    communicator = model.distribute_strategy.communicator
+    # Who goes on meets this with its next step, and the error names the cause.
+    cause = f"fit: a callback has set stop_training after batch {batch}"
+    try:
+        communicator.all_reduce(np.zeros(1), name=cause)
+    except MismatchError as error:
+        raise MismatchError(
+            f"{cause} on {named(communicator, communicator.rank)}, and others train on; set it on "
+            "every rank after the same batch, or at the end of an epoch, where one rank stops all",
+            rank=communicator.rank,
+            host=communicator.host,
+        ) from error
 
 
 def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
@@ -157,14 +138,6 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
             host=communicator.host,
         )
     model.stop_training = bool(stop)
-    _warn_of_unlike_variables(epoch)
-
-
-def end_legacy_epoch(
-    original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None
-) -> None:
-    """The same of `tf_keras`, whose callbacks agree on nothing."""
-    original(callbacks, epoch, logs)
     _warn_of_unlike_variables(epoch)
 
 

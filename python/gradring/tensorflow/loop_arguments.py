@@ -1,0 +1,120 @@
+"""What the ranks give `fit`, `evaluate` and `predict`, compared before the loop begins.
+
+Ranks with other arguments would meet in other steps, and the error would name a collective that the
+user has never called. A rank that calls the loop alone meets the others here, too, so the error
+names the loop. Data may differ, and so may what only shows something.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.group.require_equal import require_equal
+
+#: What decides how often the ranks meet, and what they train.
+_COMPARED = (
+    "epochs",
+    "initial_epoch",
+    "steps_per_epoch",
+    "steps",
+    "validation_split",
+    "validation_steps",
+    "validation_freq",
+    "class_weight",
+)
+#: Used of arrays only; a dataset has its own.
+_OF_ARRAYS = ("batch_size", "validation_batch_size", "shuffle")
+#: Of these, only whether there are any.
+_GIVEN = ("validation_data", "sample_weight")
+#: Callbacks, by the names of their classes, that change the weights of their rank or need the
+#: others. All others may be on some ranks alone, as `ModelCheckpoint` and `TensorBoard` are.
+_ON_EVERY_RANK = (
+    "CheckReplicas",
+    "CommitState",
+    "LearningRateScheduler",
+    "PreemptionCheckpoint",
+    "ReduceLROnPlateau",
+    "SwapEMAWeights",
+)
+_BEST_WEIGHTS = "EarlyStopping(restore_best_weights=True)"
+#: Of a value in an error, in characters.
+_SHOWN = 60
+_REMEDY = "give every rank the same arguments, and callbacks that change the training"
+
+
+def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """A loop of Keras, whose ranks have the same arguments.
+
+    Raises:
+        gradring.errors.MismatchError: They have not.
+    """
+    communicator = model.distribute_strategy.communicator
+    # A validation of `fit` has what `fit` was given.
+    if communicator.world_size > 1 and not kwargs.get("_use_cached_eval_dataset"):
+        loop = original.__name__
+        try:
+            given = inspect.signature(original).bind(model, *args, **kwargs)
+        except TypeError:  # Keras says what is wrong
+            return original(model, *args, **kwargs)
+        given.apply_defaults()
+        require_equal(communicator, _own(given.arguments), of=loop, remedy=_REMEDY)
+    return original(model, *args, **kwargs)
+
+
+def _own(given: Mapping[str, Any]) -> dict[str, str]:
+    """What has to be the same, by name."""
+    has_arrays = _is_array(given.get("x")) or _is_array(given.get("validation_data"))
+    names = (*_COMPARED, *_OF_ARRAYS) if has_arrays else _COMPARED
+    own = {name: _shown(given[name]) for name in names if name in given}
+    for name in _GIVEN:
+        if name in given:
+            own[name] = "None" if given[name] is None else "given"
+    if "epochs" in given:
+        kinds = [kind for each in _callbacks(given.get("callbacks")) for kind in _kinds_of(each)]
+        for kind in (*_ON_EVERY_RANK, _BEST_WEIGHTS):
+            own[f"callbacks {kind}"] = str(kinds.count(kind))
+    return own
+
+
+def _callbacks(given: Any) -> Iterator[Any]:
+    """Each that `fit` gets, by itself, in a list or in a `CallbackList`."""
+    yield from tf.nest.flatten(getattr(given, "callbacks", given))
+
+
+def _kinds_of(callback: Any) -> Iterator[str]:
+    names = {kind.__name__ for kind in type(callback).__mro__}
+    yield from names.intersection(_ON_EVERY_RANK)
+    if "EarlyStopping" in names and getattr(callback, "restore_best_weights", False):
+        yield _BEST_WEIGHTS
+
+
+def _is_array(data: Any) -> bool:
+    """Whether it is an array or a tensor, or begins with one."""
+    while isinstance(data, list | tuple | Mapping) and data:
+        data = next(iter(data.values() if isinstance(data, Mapping) else data))
+    return hasattr(data, "shape")
+
+
+def _shown(value: Any) -> str:
+    """A value as text that is the same on all ranks if the value is."""
+    text = _text(value)
+    if len(text) <= _SHOWN:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{text[:_SHOWN]}... (hash {digest})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(sorted(f"{_text(k)}: {_text(v)}" for k, v in value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    # A number of numpy is written like one of Python. Any other object may show its address.
+    is_plain = value is None or isinstance(value, str | Real)
+    return str(value) if is_plain else type(value).__name__
