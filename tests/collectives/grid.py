@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.gradients.reduction import REDUCE_OPS
+from gradring.gradients.checks import REDUCE_OPS
 from gradring.tools.bench.values import dtype_of
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]

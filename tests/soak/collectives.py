@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.gradients.reduction import REDUCE_OPS
+from gradring.gradients.checks import REDUCE_OPS
 from gradring.group.communicator import Communicator
 from gradring.tools.bench import values
 from soak import plan as plans

@@ -22,6 +22,15 @@ REFUSED = {
     "samples of a sum": "ValueError: samples weigh a mean, and have no meaning for op='sum'",
     "samples of each gradient": "ValueError: samples must be a scalar, and have the shape (2,)",
     "samples of integers": "TypeError: samples weigh gradients of floats, not of int32",
+    "an unknown op": "ConfigError: op='average' is none of sum, mean, min, max, product",
+    "a group for an op": "product; give the group as communicator=",
+    "a strategy for a group": "is no gradring.Communicator; give its attribute communicator",
+    "a name for a group": "ConfigError: communicator='world' is no gradring.Communicator",
+    "bytes below 0": "ConfigError: bucket_bytes=-1 is not a positive number; correct it",
+    "a truth for bytes": "ConfigError: bucket_bytes=True is not a positive number; correct it",
+    "an unknown check": "ConfigError: check_gradients=True is unknown; choose 'warn', 'raise' or",
+    "a strategy of a strategy": "is no gradring.Communicator; give its attribute communicator",
+    "a sum by a strategy": "is no gradring.Communicator; give its attribute communicator",
     "too many variables": "ValueError: 2 variables cannot have 1 gradients",
     "the highest row": "ValueError: table: op='max' does not exist for tf.IndexedSlices; use",
     "input for another strategy": "ConfigError: distribute_input needs a CustomCollectiveStrategy",
@@ -122,13 +131,29 @@ def joined() -> tuple[Any, Found]:
 def reductions(comm: Any) -> Found:
     import tensorflow as tf
 
-    from gradring.tensorflow import GradientReducer, all_reduce, distribute_input, join
+    from gradring.tensorflow import (
+        CustomCollectiveStrategy,
+        GradientReducer,
+        all_reduce,
+        distribute_input,
+        join,
+    )
 
+    ours: Any = CustomCollectiveStrategy(communicator=comm)
     one, rows = [tf.constant([1.0])], tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     mean, numbers = GradientReducer(), tf.data.Dataset.range(2)
     other = tf.distribute.get_strategy()
     return {
         "samples of a sum": said(lambda: GradientReducer("sum")(one, samples=2)),
+        "an unknown op": said(lambda: GradientReducer("average")),  # type: ignore[arg-type]
+        "a group for an op": said(lambda: GradientReducer(comm)),
+        "a strategy for a group": said(lambda: GradientReducer(communicator=ours)),
+        "a name for a group": said(lambda: GradientReducer(communicator="world")),  # type: ignore[arg-type]
+        "bytes below 0": said(lambda: GradientReducer(bucket_bytes=-1)),
+        "a truth for bytes": said(lambda: GradientReducer(bucket_bytes=True)),
+        "an unknown check": said(lambda: GradientReducer(check_gradients=True)),  # type: ignore[arg-type]
+        "a strategy of a strategy": said(lambda: CustomCollectiveStrategy(communicator=ours)),
+        "a sum by a strategy": said(lambda: all_reduce(one, communicator=ours)),
         "samples of each gradient": said(lambda: mean(one, samples=tf.constant([1, 2]))),
         "samples of integers": said(lambda: mean([tf.constant([1])], samples=2)),
         "too many variables": said(lambda: mean(one, ["a", "b"])),

@@ -1,6 +1,6 @@
-"""Checks of gradients for NaN and infinity, and what follows from a finding.
+"""Checks of gradients for NaN and infinity, and of the arguments of reductions.
 
-The ops look, before the reduction: afterwards all ranks have the same NaN, and none can tell
+The ops look for NaN before the reduction: afterwards all ranks have the same NaN, and none can tell
 whose it was.
 """
 
@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
+from gradring.config import parse
 from gradring.errors import ConfigError
+from gradring.group.arrays import ReduceOp
+from gradring.group.communicator import Communicator
+
+#: Names of what `Communicator.all_reduce` can do.
+REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
 @dataclass(frozen=True)
@@ -31,3 +38,23 @@ def check(check_gradients: object) -> None:
         raise ConfigError(
             f"check_gradients={check_gradients!r} is unknown; choose 'warn', 'raise' or None"
         )
+
+
+def check_op(op: object) -> None:
+    """Raises `gradring.errors.ConfigError` unless it is the name of a reduce op."""
+    if isinstance(op, str) and op in REDUCE_OPS:
+        return
+    is_group = isinstance(op, Communicator) or hasattr(op, "communicator")
+    hint = "; give the group as communicator=" if is_group else ""
+    raise ConfigError(f"op={parse.shown(op)} is none of {', '.join(REDUCE_OPS)}{hint}")
+
+
+def check_communicator(communicator: object) -> None:
+    """Raises `gradring.errors.ConfigError` unless it is a communicator or None."""
+    if communicator is None or isinstance(communicator, Communicator):
+        return
+    has_one = isinstance(getattr(communicator, "communicator", None), Communicator)
+    hint = "its attribute communicator" if has_one else "what gradring.init() returns"
+    raise ConfigError(
+        f"communicator={parse.shown(communicator)} is no gradring.Communicator; give {hint}"
+    )

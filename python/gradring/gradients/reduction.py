@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES, Entry, pack
-from gradring.gradients.checks import NO_CHECK, Check
+from gradring.gradients.checks import NO_CHECK, Check, check_op
 from gradring.gradients.names import Label, Names
-from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
-
-#: Names of what `Communicator.all_reduce` can do.
-REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Reduction:
         check_gradients: What to do about tensors that are not finite: "warn", "raise" or None.
 
     Raises:
-        ValueError: ``op`` is unknown.
+        ConfigError: ``op`` is unknown.
     """
 
     communicator: Communicator
@@ -59,8 +54,7 @@ class Reduction:
     check_gradients: str | None = None
 
     def __post_init__(self) -> None:
-        if self.op not in REDUCE_OPS:
-            raise ValueError(f"op={self.op!r} is no reduce op; use one of {', '.join(REDUCE_OPS)}")
+        check_op(self.op)
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Collective:
         """The collective that reduces the tensors at these positions.

@@ -14,7 +14,7 @@ from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.dtypes import accumulator, as_tensor, map_values
 from gradring.tensorflow.model_variables import with_known_shapes
-from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.ops import group_of
 from gradring.tensorflow.reduction import Variable, reduce_leaves
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.start_wait import eager_step, reduce
@@ -56,9 +56,11 @@ class GradientReducer:
             check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
 
         Raises:
-            gradring.errors.ConfigError: `check_gradients` is something else, or `bucket_bytes` not
-                above 0.
+            gradring.errors.ConfigError: `op` is unknown, `bucket_bytes` is not above 0,
+                `communicator` is none, or `check_gradients` is something else.
         """
+        checks.check_op(op)
+        checks.check_communicator(communicator)
         buckets.check(bucket_bytes)
         checks.check(check_gradients)
         self._check_gradients = check_gradients
@@ -119,7 +121,7 @@ class GradientReducer:
         named = None if variables is None else [variables[i] for i in present]
         names = Names.of_variables(with_gaps("gradients", gradients), leaves, named)
         reduction = Reduction(
-            self._communicator or current_communicator(),
+            group_of(self._communicator),
             names,
             self._op if samples is None else "sum",
             self._bucket_bytes,

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.gradients import buckets
+from gradring.gradients import buckets, checks
 from gradring.gradients.names import Label, Names, name_of, without_counters
-from gradring.gradients.reduction import REDUCE_OPS, Collective, Reduction
+from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.arrays import ReduceOp, check_root
 from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow import cluster
@@ -83,7 +83,7 @@ def all_reduce(
     """
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     reduction = Reduction(comm, names, op, bucket_bytes)
     return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, reduction))
 
@@ -127,7 +127,7 @@ def broadcast_labelled(
     value: tf.Tensor, root: int, label: Label, communicator: Communicator | None
 ) -> tf.Tensor:
     """As `broadcast`, where what is shown and what is compared differ."""
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     check_root(root, comm.world_size, label.shown)
     value = as_tensor(value, label.shown)
     encoded, decode = as_native_bits(value, label.shown)
@@ -244,8 +244,7 @@ def reduce_scatter(
         array([3., 6.], dtype=float32)
     """
     label, comm, value = _with_rows(value, name or "reduce_scatter", communicator, "divide")
-    if op not in REDUCE_OPS:
-        raise ValueError(f"{label.shown}: op={op!r} is none of {', '.join(REDUCE_OPS)}")
+    checks.check_op(op)
     native, decode = as_native(value, label.shown)
     started = start_reduce_scatter(native, with_dtype(Collective(comm, label, op), value))
     return decode(own_rows(wait([started])[0][0], comm))
@@ -323,11 +322,22 @@ def _with_rows(
     Raises:
         ValueError: It has no first dimension.
     """
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     value = as_tensor(value, name)
     if value.shape.rank == 0:
         raise ValueError(f"{name}: a scalar has no dimension to {to} along; reshape it to [1]")
     return Label.of(name), comm, value
+
+
+def group_of(communicator: Communicator | None) -> Communicator:
+    """The communicator that a call was given, or the current one.
+
+    Raises:
+        gradring.errors.ConfigError: It is none, or as for `current_communicator`.
+        gradring.errors.RendezvousError: As for `current_communicator`.
+    """
+    checks.check_communicator(communicator)
+    return communicator or current_communicator()
 
 
 def current_communicator() -> Communicator:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.ops import group_of
 
 
 @dataclass
@@ -74,7 +74,7 @@ def measure_overlap(communicator: Communicator | None = None) -> Iterator[Overla
         >>> print("measured:", overlap)
         measured: ...% of ... s in collectives hidden (... s of it waiting for peers), ... s exposed
     """
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     overlap = Overlap()
     before = comm.stats()
     try:

@@ -18,7 +18,7 @@ from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow import compat
 from gradring.tensorflow.adoption import of_tensorflow
 from gradring.tensorflow.model_variables import variables_of
-from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.ops import group_of
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import id_of
@@ -59,7 +59,7 @@ def check_replicas(
             ...
         gradring.errors.MismatchError: variables: the replicas differ. '0/weights' is the ...
     """
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     arrays = {}
     variables = list(variables_of(model) if _is_model(model) else model)
     rule_of(variables).sync(variables)

@@ -27,7 +27,7 @@ from gradring.tensorflow.model_variables import (
     local_parts,
     variables_of,
 )
-from gradring.tensorflow.ops import broadcast_variables, current_communicator
+from gradring.tensorflow.ops import broadcast_variables, group_of
 from gradring.tensorflow.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of, sync
 
@@ -88,7 +88,7 @@ def restore(
         >>> [weight.tolist() for weight in model.get_weights()]
         [[[0.0], [0.0]], [1.0]]
     """
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     source = Path(path).absolute()
     with agreed(comm, "restore", source, RestoreError):
         read = _reader(model, source)

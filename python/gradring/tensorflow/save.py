@@ -21,7 +21,7 @@ from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
 from gradring.tensorflow.adoption import communicator_of, strategy_of
 from gradring.tensorflow.model_variables import variables_of
-from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.ops import group_of
 from gradring.tensorflow.rules.replicas import sync_replicas
 from gradring.tensorflow.whole_files import beside, put
 
@@ -66,7 +66,7 @@ def save(
         >>> keras.saving.load_model("model.keras").count_params()
         3
     """
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     destination = Path(path).absolute()
     with _workspace(destination, comm) as workspace:
         written = workspace / destination.name

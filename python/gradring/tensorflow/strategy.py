@@ -108,13 +108,14 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         Raises:
             gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
                 with `update`; or one of the two needs one local device; or `update` is no rule; or
-                `bucket_bytes` is not above 0; or `cluster_resolver` and `communicator` contradict
-                each other; or `devices` names none, one twice, one that does not exist, or not as
-                many as on the other ranks.
+                `bucket_bytes` is not above 0; or `communicator` is none; or `cluster_resolver` and
+                `communicator` contradict each other; or `devices` names none, one twice, one that
+                does not exist, or not as many as on the other ranks.
             gradring.errors.MismatchError: Another rank has another `update`.
             gradring.errors.RendezvousError: The group could not be formed; says who is missing.
         """
         checks.check(check_gradients)
+        checks.check_communicator(communicator)
         buckets.check(bucket_bytes)
         cluster_resolver = cluster.unless_empty(cluster_resolver)
         served = None

@@ -12,7 +12,7 @@ from gradring.errors import ConfigError
 from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
 from gradring.tensorflow import compat_keras, empty_batches
-from gradring.tensorflow.ops import current_communicator
+from gradring.tensorflow.ops import group_of
 
 Batch = TypeVar("Batch")
 
@@ -62,7 +62,7 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
         2 1.0
         0 1.0
     """
-    comm = communicator or current_communicator()
+    comm = group_of(communicator)
     compat_keras.repair()
     empty_batches.expect_outside()
     empty = _nothing(getattr(batches, "element_spec", None))

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from gradring.gradients.reduction import REDUCE_OPS
+    from gradring.gradients.checks import REDUCE_OPS
     from gradring.tools.bench import options, systems, values
 
     sub = kinds.add_parser(
