@@ -35,7 +35,7 @@ PUBLIC = {
         CustomCollectiveStrategy GradientReducer Overlap ScalarWriter all_gather all_reduce
         all_to_all broadcast broadcast_variables check_replicas distribute_input failure_of
         input_service join measure_overlap reduce_scatter sync_replicas""",
-    "gradring.tensorflow.callbacks": "CheckReplicas LiveLine",
+    "gradring.tensorflow.callbacks": "CheckReplicas LiveLine PreemptionCheckpoint",
     "gradring.tensorflow.elastic": "CommitState State",
     "gradring.tensorflow.restore": "restore",
     "gradring.tensorflow.save": "save",

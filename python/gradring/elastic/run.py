@@ -7,13 +7,12 @@ import enum
 import functools
 import gc
 import logging
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -33,6 +32,7 @@ from gradring.group.communicator import (
 from gradring.group.job_end import ends_with_the_job
 from gradring.group.require_equal import must_match, require_equal
 from gradring.group.steps import described
+from gradring.machine.notices import Notices
 
 _log = logging.getLogger("gradring")
 
@@ -186,7 +186,10 @@ class _Job:
         self._must_match = {"min_workers": str(least), "max_workers": str(most)}
         self._must_match |= must_match(self._communicator) | state._must_match()
         self._state = state
-        self._leaves = _Terminated()
+        #: Whether there will be a commit.
+        self._waits = False
+        #: Of SIGTERM, by which this process leaves at its next commit.
+        self._leaves = Notices(lambda: self._waits)
         #: From its first group on, or from when it looks for one to join.
         self._participant: _native.Participant
         #: The ranks of the group that are not on trial, while others are.
@@ -200,7 +203,8 @@ class _Job:
         self._has_begun = False
 
     def __enter__(self) -> _Job:
-        self._leaves.__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self._leaves.watch(signal.SIGTERM)
         return self
 
     def __exit__(
@@ -221,7 +225,7 @@ class _Job:
                 self._communicator._participant.leave(tells=error is not None)
         finally:
             self._communicator._participant = None
-            self._leaves.__exit__()
+            self._leaves.unwatch()
 
     def run(self, train: Callable[[], Any]) -> Any:
         """Calls the function in one group after the other, until it returns in all processes."""
@@ -243,7 +247,7 @@ class _Job:
                 newcomers_failed = not (self._has_begun or isinstance(error, _SURVIVABLE))
             finally:
                 self._state._after_commit = self._state._group = None
-                self._leaves.waits = False
+                self._waits = False
             group = self._next_group(newcomers_failed)
         # It has returned like all others, of whom one knew it before the group failed.
         return result
@@ -314,14 +318,14 @@ class _Job:
         self._state._sync(communicator, participant.has_state)
         participant.establish(native)
         self._log_time("got the values, and begins")
-        self._has_begun = self._leaves.waits = True
+        self._has_begun = self._waits = True
         self._state._after_commit, self._state._group = self._at_commit, communicator
 
     def _leave(self, why: str) -> None:
         """Leaves the group at a commit, and with SIGTERM the job."""
         self._log_change("leaves its group for a new one", why)
         self._left_s = time.monotonic()
-        if self._leaves.wanted:
+        if self._leaves.received:
             self._participant.leave(tells=True)
             self._communicator.close()
             raise SystemExit(128 + signal.SIGTERM) from None
@@ -334,7 +338,7 @@ class _Job:
             raise error
         if not has_returned:
             self._state.restore()
-        if self._leaves.wanted:
+        if self._leaves.received:
             raise SystemExit(128 + signal.SIGTERM) from None
 
     def _log_time(self, what: str) -> None:
@@ -375,7 +379,7 @@ class _Job:
 
     def _reason_to_regroup(self) -> str:
         """Why this process wants a new group; empty if it does not."""
-        if self._leaves.wanted:
+        if self._leaves.received:
             return "has got SIGTERM, and leaves"
         joiners = self._participant.joiners
         if not joiners or self._communicator.world_size >= self._workers[1]:
@@ -447,39 +451,6 @@ class _Job:
 def _fact_of(error: GradringError) -> str:
     """Without TensorFlow's trace, and without the advice for a job that would end by it."""
     return str(error).partition("\n")[0].rpartition("}} ")[2].partition("; ")[0]
-
-
-class _Terminated:
-    """Makes SIGTERM end the process at its next commit, where this is the main thread."""
-
-    def __init__(self) -> None:
-        self._process = os.getpid()
-        #: Whether the signal has come.
-        self.wanted = False
-        #: Whether there will be a commit.
-        self.waits = False
-        self._before: Any = None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
-
-    def __exit__(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            _native.end_by_sigterm()
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            # A fork, as pools make them, has no commits to wait for.
-            signal.signal(signum, self._before)
-            os.kill(os.getpid(), signum)
-            return
-        self.wanted = True
-        if callable(self._before):
-            self._before(signum, frame)
-        if not self.waits:
-            raise SystemExit(128 + signum)
 
 
 def _behind(error: Exception) -> GradringError | None:

@@ -113,9 +113,8 @@ class State:
                 the one that writes.
         """
         self._commit = Commit.of(self._commit.number + 1, self._values())
-        due = self._commit.number % self._every_commits == 0
-        if self._writes and self._checkpoints is not None and due:
-            self._checkpoints.write(self._commit)
+        if self._commit.number % self._every_commits == 0:
+            self._write()
         if self._after_commit is not None:
             self._after_commit(True)
         elif self._has_given_up:
@@ -275,6 +274,11 @@ class State:
                 `gradring.elastic.run` on all ranks, elsewhere on the one that writes.
         """
         self._ask_files(Checkpoints.flush)
+
+    def _write(self) -> None:
+        """Begins to write the last commit, on the rank that writes."""
+        if self._writes and self._checkpoints is not None:
+            self._checkpoints.write(self._commit)
 
     @property
     def _has_given_up(self) -> bool:

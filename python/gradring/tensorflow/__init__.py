@@ -11,7 +11,7 @@ name                                  what it does
 `all_to_all`                          gives every rank its part of each rank's tensor
 `broadcast`                           gives every rank the root's tensor
 `broadcast_variables`                 gives every rank the root's variables
-`callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`
+`callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`, ...
 `check_replicas`                      compares the variables of all ranks
 `elastic`                             for restarts: `elastic.State`, `elastic.CommitState`
 `distribute_input`                    has the job's input workers read a dataset

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, TextIO
 
@@ -11,16 +17,26 @@ import tensorflow as tf
 
 from gradring.config import parse
 from gradring.errors import ConfigError
+from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
+from gradring.machine.notices import Notices
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
+from gradring.tensorflow import fit_callbacks, input_time
 from gradring.tensorflow import gradient_norm as norms
-from gradring.tensorflow import input_time
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.elastic import CommitState, ends_epoch, save_commit, why_unwritten
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.scalars import ScalarWriter
+
+_log = logging.getLogger("gradring")
+
+#: What schedulers send some time before they end a process.
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+#: How often ranks ask each other for a notice, unless a step takes longer.
+NOTICE_PERIOD_S = 1.0
 
 
 class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -232,6 +248,166 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def _check(self) -> None:
         check_replicas(variables_of(self.model), _communicator_of(self))
+
+
+class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves and leaves `fit` when a scheduler says that it will end one of the processes.
+
+    The notice is a signal, which one rank alone may get. All ranks save after the same step, and
+    end with the same exit code; the next start resumes by what was saved. Give it to all ranks,
+    with the callback that saves.
+
+    To agree, the ranks do a reduction of 16 bytes once a second, or after each step that takes
+    longer, also in a validation.
+
+    Examples:
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> data = tf.data.Dataset.from_tensor_slices((tf.ones([24, 2]), tf.ones([24, 1]))).batch(8)
+        >>> backup = keras.callbacks.BackupAndRestore("backup")
+        >>> leave = gradring.tensorflow.callbacks.PreemptionCheckpoint(backup)
+        >>> history = model.fit(data, epochs=2, verbose=0, callbacks=[backup, leave])
+    """
+
+    def __init__(
+        self,
+        saver: Any,
+        *,
+        signals: Iterable[int] = NOTICES,
+        exit_code: int = 143,
+    ) -> None:
+        """Listens to the signals from now on.
+
+        A signal that comes between two calls of `fit` is remembered for the next one; but SIGTERM
+        ends the process there, as ever.
+
+        Args:
+            saver: What saves: an `elastic.CommitState` whose state has a directory, which resumes
+                after the step that was saved; or Keras' `BackupAndRestore`, which begins the epoch
+                again, if some of its steps are left, with the weights that were saved. `fit` gets
+                it, too.
+            signals: Their numbers; default SIGTERM, which Kubernetes and Slurm send, and SIGUSR1,
+                for which programs ask Slurm by ``--signal=USR1@60``. SIGUSR2 would no longer write
+                flight records.
+            exit_code: Of all ranks, from 0 to 255; default 143, by which `gradring run` knows a
+                process that was asked to end.
+
+        Raises:
+            gradring.errors.ConfigError: `saver` is something else, one of `signals` cannot be
+                handled, `exit_code` is none, or this is not the main thread.
+        """
+        super().__init__()
+        keras: Any = sys.modules.get("keras")
+        is_commit = isinstance(saver, CommitState)
+        if not (is_commit or isinstance(saver, keras.callbacks.BackupAndRestore)):
+            raise ConfigError(
+                f"PreemptionCheckpoint: saver={parse.shown(saver)} saves nothing to resume from; "
+                "give the BackupAndRestore of Keras 3, or the elastic.CommitState, that fit gets"
+            )
+        self._saver = saver
+        self._exit_code = parse.integer(exit_code, "PreemptionCheckpoint: exit_code", maximum=255)
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "PreemptionCheckpoint handles signals, which Python allows in the main thread "
+                "only; make it there"
+            )
+        self._signals = tuple(signals)
+        self._notices = Notices(lambda: fit_callbacks.is_in_fit(self))
+        try:
+            self._notices.watch(*self._signals)
+        except (OSError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"PreemptionCheckpoint: signals={parse.shown(self._signals)} cannot be handled "
+                f"({error}); give numbers such as signal.SIGUSR1"
+            ) from error
+        self._epoch = self._batch = 0
+        #: With which a backup begins that is saved now.
+        self._next_epoch = 0
+        #: How many steps the ranks do before they ask each other, and have done since.
+        self._every = 1
+        self._steps = 0
+        self._asked_at = time.monotonic()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """From here on, a signal waits for the end of a step.
+
+        Raises:
+            gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`;
+                or `fit` does not get the saver, or its state has no directory or is inside of
+                `elastic.run`, where a process leaves by itself at a commit.
+        """
+        _communicator_of(self)
+        why = ""
+        if getattr(self._saver, "model", None) is not self.model:
+            why = "fit does not get the callback that saves; add it to callbacks="
+        elif isinstance(self._saver, CommitState):
+            why = why_unwritten(self._saver)
+        if why:
+            raise ConfigError(f"PreemptionCheckpoint: {why}")
+        self._notices.watch(*self._signals)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """All callbacks have done what they do at the end of an epoch."""
+        self._epoch, self._batch, self._next_epoch = epoch, 0, epoch
+        self._ask()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """One step has ended, or several with ``steps_per_execution``.
+
+        Raises:
+            SystemExit: A rank was given notice, and all have saved.
+            gradring.errors.SaveError: A rank was given notice, and one could not save.
+        """
+        self._batch = batch + 1
+        # The end of an epoch is near, and what is saved there has nothing to repeat.
+        if not ends_epoch(self, batch):
+            self._count()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """The same for a step of the validation."""
+        self._next_epoch = self._epoch + 1
+        self._count()
+
+    def _count(self) -> None:
+        self._steps += 1
+        if self._steps >= self._every:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Leaves if one of the ranks was given notice."""
+        communicator = _communicator_of(self)
+        own = self._notices.received
+        notice = (communicator.rank + 1) << 8 | own if own else 0
+        step_us = int((time.monotonic() - self._asked_at) * 1e6 / max(1, self._steps))
+        found = communicator.all_reduce(
+            np.array([notice, step_us]), "max", name="PreemptionCheckpoint: notice"
+        )
+        # All ranks know the slowest step, so they count to the same number.
+        due = int(NOTICE_PERIOD_S * 1e6) // max(1, int(found[1]))
+        self._every = max(1, min(2 * self._every, due))
+        self._steps, self._asked_at = 0, time.monotonic()
+        if found[0]:
+            rank, signum = (int(found[0]) >> 8) - 1, int(found[0]) & 0xFF
+            self._leave(communicator, f"{named(communicator, rank)} got {_name_of(signum)}")
+
+    def _leave(self, communicator: Communicator, why: str) -> None:
+        if isinstance(self._saver, CommitState):
+            save_commit(self._saver, self._epoch, self._batch)
+        else:
+            fit_callbacks.save_backup(self._saver, self._next_epoch)
+        if communicator.rank == 0:
+            _log.warning(
+                "fit has saved and leaves in epoch %d after %d steps, with exit code %d: %s",
+                *(self._epoch, self._batch, self._exit_code, why),
+            )
+        self._notices.received = 0
+        raise SystemExit(self._exit_code)
+
+
+def _name_of(signum: int) -> str:
+    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
 
 
 def _communicator_of(callback: Any) -> Communicator:

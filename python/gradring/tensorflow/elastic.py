@@ -12,6 +12,7 @@ from gradring import elastic
 from gradring.config import parse
 from gradring.elastic import run
 from gradring.errors import ConfigError
+from gradring.group.together import agreed
 from gradring.tensorflow.adoption import communicator_of, of_tensorflow
 from gradring.tensorflow.model_variables import (
     build,
@@ -227,6 +228,36 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         for name, value in position.items():
             if hasattr(self._state, name):
                 setattr(self._state, name, value)
+
+
+def why_unwritten(commits: CommitState) -> str:
+    """Why no file would have its commits; empty if one would."""
+    state, communicator = commits._state, communicator_of(commits.model.distribute_strategy)
+    if communicator is not None and communicator._participant is not None:
+        return "inside of elastic.run, SIGTERM makes a process leave at a commit; leave it out"
+    if state._checkpoints is None:
+        return "the state is kept in memory alone; call its checkpoint_to(directory) and sync()"
+    return ""
+
+
+def save_commit(commits: CommitState, epoch: int, steps: int) -> None:
+    """Commits outside of the turn, and waits for the file; every rank calls it.
+
+    Args:
+        commits: Of the `fit`.
+        epoch: Which one is under way.
+        steps: How many of its steps this `fit` has done.
+
+    Raises:
+        gradring.errors.SaveError: On all ranks, if the file could not be written.
+    """
+    communicator = communicator_of(commits.model.distribute_strategy)
+    assert communicator is not None, "its callback has asked for it"
+    with agreed(communicator, "save", "the state of fit"):
+        commits._note(epoch=epoch, step=commits._before + steps)
+        commits._state.commit()
+        commits._state._write()
+        commits._state.flush()
 
 
 def ends_epoch(callback: Any, batch: int) -> bool:

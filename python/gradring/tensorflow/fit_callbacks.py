@@ -178,6 +178,19 @@ def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
     _raise_unsaved()
 
 
+def save_backup(backup: Any, epoch: int) -> None:
+    """Has a `BackupAndRestore` of this `fit` save in the middle of an epoch; all ranks call it.
+
+    Raises:
+        gradring.errors.SaveError: On all, if one could not save.
+    """
+    sync_model(backup.model)
+    # Keras sets it at the end of an epoch, so after a restart it would be the first epoch.
+    backup._current_epoch = epoch
+    backup._save_model()
+    _raise_unsaved()
+
+
 def _raise_unsaved() -> None:
     """Returns when all ranks have come here.
 
