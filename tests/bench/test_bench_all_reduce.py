@@ -18,7 +18,7 @@ import pytest
 
 import gradring
 from gradring.errors import ConfigError
-from gradring.gradients.reduction import REDUCE_OPS
+from gradring.gradients.checks import REDUCE_OPS
 from gradring.machine import packages, resources
 from gradring.testing import network as simulated
 from gradring.tools.bench import all_reduce, options, rank, systems, table, values

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
-from gradring.gradients.reduction import REDUCE_OPS
+from gradring.gradients.checks import REDUCE_OPS
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.tools.bench.values import dtype_of
 

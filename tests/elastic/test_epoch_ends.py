@@ -64,7 +64,7 @@ def train_on(stage: Stage, address: str, what: str, size: str, step: int) -> Any
     if size == "unknown":
         batches = batches.filter(lambda *_: True)
     state = elastic.State(model=model, epoch=0, step=0)
-    begun = []
+    begun: list[tuple[int, int, int]] = []
 
     class Happen(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks give `fit`, `evaluate` and `predict`: what may differ, and what is named."""
+"""Arguments of `fit`, `evaluate` and `predict` on the ranks: those that may differ, and others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def differing() -> dict[str, Case]:
     kinds, x_and_y = keras.callbacks, data()
     weights = {0: 1.0, 1: 2.0}
 
-    class Halve(kinds.ReduceLROnPlateau):  # type: ignore[misc]
+    class Halve(keras.callbacks.ReduceLROnPlateau):  # type: ignore[misc]
         """One of a program's own."""
 
     def validated(**given: Any) -> dict[str, Any]:
@@ -113,18 +113,20 @@ def compare(directory: Path) -> Any:
             del options["y"]
         return getattr(model, loop)(**options)
 
-    found = {"equal": [name for name, case in equal(directory).items() if run(case) is not None]}
+    found: dict[str, Any] = {
+        "equal": [name for name, case in equal(directory).items() if run(case) is not None]
+    }
     for name, case in differing().items():
         with pytest.raises(MismatchError) as raised:
             run(case)
         found[name] = raised.value.rank, str(raised.value)
     # All ranks were told before any of them had begun, so their group is as before.
     run(("fit", {}, {}))
-    for name, case in ALONE.items():
+    for name, loops in ALONE.items():
         strategy.communicator.close()
         strategy = CustomCollectiveStrategy()
         model = made(strategy)
-        loop = case[rank]
+        loop = loops[rank]
         if loop is None:
             strategy.communicator.close()
             continue

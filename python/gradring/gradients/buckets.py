@@ -42,8 +42,8 @@ class Bucket:
 
 def check(bucket_bytes: object) -> None:
     """Raises `gradring.errors.ConfigError` for an argument that cannot bound a bucket."""
-    is_number = isinstance(bucket_bytes, Real) and not isinstance(bucket_bytes, bool)
-    if not (is_number and float(bucket_bytes) > 0):
+    is_number = isinstance(bucket_bytes, Real) and float(bucket_bytes) > 0
+    if isinstance(bucket_bytes, bool) or not is_number:
         raise ConfigError(f"bucket_bytes={bucket_bytes!r} is not a positive number; correct it")
 
 

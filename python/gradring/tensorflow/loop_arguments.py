@@ -1,4 +1,4 @@
-"""What the ranks give `fit`, `evaluate` and `predict`, compared before the loop begins.
+"""Comparison of the arguments of `fit`, `evaluate` and `predict`, before the loop begins.
 
 Ranks with other arguments would meet in other steps, and the error would name a collective that the
 user has never called. A rank that calls the loop alone meets the others here, too, so the error
