@@ -180,13 +180,46 @@ def test_a_progress_bar_between_two_ranks_breaks_no_line(tmp_path: Path) -> None
     assert {"[0] step 99", "[1] step 99"} <= set(lines)
 
 
+@pytest.mark.parametrize(
+    "printed",
+    [
+        b"10%\r20%\n",
+        b"10%\r20%\r\n",
+        b"\r10%\r20%",
+        b"a\r\nb\r\n",
+        b"\r\r\n",
+        b"x" * (MAX_LINE_BYTES + 5) + b"\r100%\nnext\n",
+        b"".join(b"\rstep %d" % step for step in range(20_000)) + b"\n",
+    ],
+)
+def test_a_log_has_every_state_of_a_line_that_is_redrawn(printed: bytes, tmp_path: Path) -> None:
+    (tmp_path / "printed").write_bytes(printed)
+    gradring("run", "-np", 1, "--log-dir", tmp_path, "--", "cat", tmp_path / "printed")
+    log = (tmp_path / "rank-0.log").read_bytes()
+    assert log == printed + b"\n" * (not printed.endswith(b"\n"))
+
+
+def test_a_line_of_one_stream_begins_anew_in_a_log_though_the_others_is_being_redrawn(
+    tmp_path: Path,
+) -> None:
+    with Logs(tmp_path, anew=True) as logs:
+        log = logs.open("rank 0")
+        assert log is not None
+        for stream, data in [(1, b"10%\r"), (1, b"20%\r"), (2, b"why\n"), (1, b"30%\n"), (1, b"")]:
+            log.write(data, stream)
+    assert (tmp_path / "rank-0.log").read_bytes() == b"10%\r20%\r\nwhy\n30%\n"
+
+
 def test_lines_cut_anywhere_are_put_together() -> None:
     text = b"one\ntwo\r\n\nthree \xc3\xa9\nfour"
     for cut in range(len(text)):
-        buffer = LineBuffer()
+        buffer, lines, passed = LineBuffer(), [], b""
         # Progress lines are timed; at one instant an unfinished "two\r" may be shown once.
-        lines = buffer.feed(text[:cut], 0.0) + buffer.feed(text[cut:], 0.0) + buffer.flush()
+        for part in (text[:cut], text[cut:], None):
+            lines += buffer.flush() if part is None else buffer.feed(part, 0.0)
+            passed += b"".join(buffer.passed)
         assert lines == [b"one", b"two", b"", b"three \xc3\xa9", b"four"]
+        assert passed == text + b"\n"
 
 
 def test_an_endless_line_is_passed_on_in_pieces() -> None:

@@ -1,7 +1,7 @@
 """Whole, prefixed lines: what many ranks print at once stays readable.
 
 A line is passed on when its end has arrived. A progress bar redraws one line with carriage returns;
-of these only the newest state is shown, at most every `PROGRESS_S` seconds.
+of these only the newest state is shown, at most every `PROGRESS_S` seconds. A log file has all.
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ TRACEBACK = b"Traceback (most recent call last):"
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines; they are returned without their line ends."""
+    """Cuts a stream of bytes into lines; they are returned without their line ends.
+
+    Attributes:
+        passed: The bytes that the last call has passed on or left out, as they came: each has a
+            line, or states of one that is redrawn.
+    """
 
     def __init__(self) -> None:
         """Makes an empty buffer."""
+        self.passed: list[bytes] = []
         self._pending = b""
         self._drawn: bytes | None = None
         self._drawn_at = float("-inf")
@@ -47,11 +53,16 @@ class LineBuffer:
         """
         *complete, self._pending = (self._pending + data).split(b"\n")
         lines = [line for raw in complete if (line := self._finish(raw)) is not None]
+        self.passed = [raw + b"\n" for raw in complete]
         redrawn = b"\r" in self._pending
         if redrawn:
-            self._pending = _newest(self._pending) + b"\r" * self._pending.endswith(b"\r")
+            newest = _newest(self._pending) + b"\r" * self._pending.endswith(b"\r")
+            if earlier := self._pending[: len(self._pending) - len(newest)]:
+                self.passed.append(earlier)
+            self._pending = newest
         while len(self._pending) > MAX_LINE_BYTES:
             lines.append(self._pending[:MAX_LINE_BYTES])
+            self.passed.append(lines[-1])
             self._pending = self._pending[MAX_LINE_BYTES:]
         if redrawn and now - self._drawn_at >= PROGRESS_S:
             newest = _newest(self._pending)
@@ -68,6 +79,7 @@ class LineBuffer:
     def flush(self) -> list[bytes]:
         """The last line, when it has no end."""
         raw, self._pending = self._pending, b""
+        self.passed = [raw + b"\n"] if raw else []
         line = self._finish(raw) if raw else None
         return [] if line is None else [line]
 
@@ -75,6 +87,40 @@ class LineBuffer:
         """The visible text of a finished line; None when it has just been shown as progress."""
         line, shown, self._drawn = _newest(raw), self._drawn, None
         return None if shown is not None and line == shown else line
+
+
+class Log:
+    """The file of what a process prints; a line of one of its streams stays apart from the other's.
+
+    Attributes:
+        path: Its name.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        """Writes to an unbuffered file."""
+        self.path: str = file.name
+        self._file = file
+        self._unfinished: object = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is written."""
+        return self._file.closed
+
+    def write(self, data: bytes, stream: object) -> None:
+        """Adds what has come from a stream, perhaps the beginning of a line.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if data:
+            between = b"" if self._unfinished in (None, stream) else b"\n"
+            self._unfinished = None if data.endswith(b"\n") else stream
+            self._file.write(between + data)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._file.close()
 
 
 class Logs(contextlib.ExitStack):
@@ -85,13 +131,13 @@ class Logs(contextlib.ExitStack):
         super().__init__()
         self._directory = directory
         self._anew = anew
-        self._files: dict[str, IO[bytes] | None] = {}
+        self._files: dict[str, Log | None] = {}
 
     def path(self, title: str) -> Path | None:
         """The file of a process; None if there is no directory."""
         return self._directory and self._directory / f"{title.replace(' ', '-')}.log"
 
-    def open(self, title: str) -> IO[bytes] | None:
+    def open(self, title: str) -> Log | None:
         """The open file of a process, if there is to be one and it can be written.
 
         Raises:
@@ -100,11 +146,11 @@ class Logs(contextlib.ExitStack):
         path = self.path(title)
         if path is None or title in self._files:
             return self._files.get(title)
-        file: IO[bytes] | None = None
+        file: Log | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             mode = "wb" if self._anew else "ab"
-            file = self.enter_context(open(path, mode, buffering=0))  # noqa: SIM115
+            file = Log(self.enter_context(open(path, mode, buffering=0)))  # noqa: SIM115
         except OSError as error:
             if self._anew and not self._files:
                 raise
@@ -162,7 +208,7 @@ class RankOutput:
         rank: int,
         pipe: IO[bytes],
         target: IO[bytes],
-        log: IO[bytes] | None,
+        log: Log | None,
         *,
         name: str,
         failure: Path | None = None,
@@ -175,7 +221,7 @@ class RankOutput:
             rank: Whose stream it is; it has a colour of its own on a terminal.
             pipe: The read end of the stream.
             target: Where the prefixed lines go.
-            log: The unbuffered file for the same lines without prefix, if any.
+            log: The file for all that comes, without prefix, if any.
             name: What stands in brackets before every line.
             failure: Where what a rank on another host has left goes; None for one on this.
             tracebacks: Says which of them are shown; None: all.
@@ -219,8 +265,12 @@ class RankOutput:
         self.pipe.close()
 
     def _emit(self, lines: list[bytes]) -> None:
+        passed = self._buffer.passed
         if self._failure is not None:
             lines = self._without_failure(lines, self._failure)
+            passed = [_without_mark(each) for each in passed]
+        if self._log is not None and not self._log.closed:
+            self._write_log(self._log, b"".join(passed))
         if not lines:
             return
         self.tail.extend(lines)
@@ -230,8 +280,6 @@ class RankOutput:
             if shown:
                 RankOutput.lines_shown += len(shown)
                 self.shown_at = RankOutput.lines_shown
-        if self._log is not None and not self._log.closed:
-            self._write_log(self._log, b"".join(line + b"\n" for line in lines))
 
     def _continued(self, text: bytes) -> bytes:
         """A line, or what follows the prompt that is its beginning."""
@@ -248,13 +296,13 @@ class RankOutput:
         except OSError:  # a full disk loses lines; it must not end the ranks
             pass
 
-    def _write_log(self, log: IO[bytes], lines: bytes) -> None:
+    def _write_log(self, log: Log, data: bytes) -> None:
         """Writes to the log of both streams; ends it, and says so once, if that fails."""
         try:
-            log.write(lines)
+            log.write(data, self)
         except OSError as error:
             log.close()
-            say(f"{log.name} cannot be written any more ({error.strerror})")
+            say(f"{log.path} cannot be written any more ({error.strerror})")
 
     def _without_failure(self, lines: list[bytes], file: Path) -> list[bytes]:
         """The rank's own lines, of which the last may have no end."""
@@ -267,6 +315,12 @@ class RankOutput:
             if own or not mark:
                 kept.append(own)
         return kept
+
+
+def _without_mark(passed: bytes) -> bytes:
+    """What the rank itself has printed of a line."""
+    own, mark, _ = passed.partition(FAILURE_MARK)
+    return own + b"\n" if own and mark else own
 
 
 def say(sentence: str) -> None:
