@@ -170,6 +170,15 @@ SHORTENED = "9" * 79 + r"\.\.\."
         ({"GRADRING_TOKEN_FILE": "/nonexistent"}, "GRADRING_TOKEN_FILE='/nonexistent' cannot be"),
         ({"GRADRING_TOKEN": "a", "GRADRING_TOKEN_FILE": "b"}, "both set"),
         ({"GRADRING_TRACE": "/"}, "GRADRING_TRACE='/' names no file"),
+        *(
+            ({name: path}, f"^{name}='.{{80}}.* is too long: the path has {size} bytes and its")
+            for name in ("GRADRING_TRACE", "GRADRING_FLIGHT_DIR", "GRADRING_LOG_DIR")
+            for path, size in [
+                ("/tmp/" + "a" * 300, 305),
+                ("/tmp/" + "\xe9" * 130, 265),
+                ("/a" * 2050, 4100),
+            ]
+        ),
         (
             {"GRADRING_PROMETHEUS_ADDRESS": "9400"},
             "GRADRING_PROMETHEUS_ADDRESS='9400' is neither an IP",

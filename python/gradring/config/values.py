@@ -24,6 +24,9 @@ TLS_VARIABLES = tuple(variables("tls"))
 _SECRET_REMEDY = (
     "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"
 )
+#: Linux takes 255 bytes of a name and 4095 of a path: the rest is for the files that ranks make,
+#: such as ``FILE.parts/group-2/rank-0.json``.
+MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 4000
 #: First among the addresses of a running job: it may not run yet.
 AUTO = "auto"
 #: Kinds of settings whose values only the host of a rank can judge.
@@ -173,7 +176,29 @@ def _path(name: str, found: Any, setting: Setting) -> Path:
     path = Path(found).absolute()
     if setting.kind == "file" and not path.name:
         raise ConfigError(f"{name}={parse.shown(found)} names no file; correct it")
+    check_path(name, path)
     return path
+
+
+def check_path(name: str, path: Path) -> None:
+    """Whether the system takes this path, and those of records in it or beside it.
+
+    Raises:
+        gradring.errors.ConfigError: It is too long, or has what no path can have; names it.
+    """
+    try:
+        parts = [os.fsencode(part) for part in path.parts]
+    except UnicodeEncodeError:
+        parts = [b"\0"]
+    wrong = f"{name}={parse.shown(str(path))}"
+    if any(b"\0" in part for part in parts):
+        raise ConfigError(f"{wrong} has characters that no path can have; correct it")
+    longest, whole = max(map(len, parts)), len(os.path.join(*parts))
+    if longest > MAX_NAME_BYTES or whole > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"{wrong} is too long: the path has {whole} bytes and its longest name {longest}, and "
+            f"{MAX_PATH_BYTES} and {MAX_NAME_BYTES} leave room for the files; give a shorter one"
+        )
 
 
 def _addresses(name: str, found: object, setting: Setting) -> tuple[str, ...]:

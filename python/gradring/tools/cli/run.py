@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gradring.clusters import outer_place, without_cluster_variables
 from gradring.config.parse import MAX_WORLD_SIZE, is_digits
-from gradring.config.values import Settings, check_variables
+from gradring.config.values import Settings, check_path, check_variables
 from gradring.config.words import counted, listed
 from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import (
@@ -241,8 +241,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.servers:
         stand_ins[SERVERS] = "1"
     if arguments.log_dir is not None:
+        check_path("--log-dir", arguments.log_dir.absolute())
         make_directory("--log-dir", arguments.log_dir)
     if arguments.trace is not None:
+        check_path("--trace", arguments.trace.absolute())
         check_file("--trace", arguments.trace)
     _warn_of_outer_launcher(world_size)
     _warn_of_unset(arguments.forward)
