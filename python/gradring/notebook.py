@@ -51,8 +51,8 @@ def run(
         What it returned on each rank, in rank order.
 
     Raises:
-        gradring.testing.RankFailure: A rank raised, or its process died; names the one that failed
-            first, whose traceback is among its lines.
+        gradring.testing.RankFailure: A rank raised, exited (even with code 0), or its process died;
+            names the one that failed first, whose traceback is among its lines.
         gradring.testing.RankTimeout: Ranks had not finished in time, and were killed.
         ModuleNotFoundError: There is no cloudpickle.
         TypeError: An argument is of another type, or ``fn`` or ``args`` cannot travel.

@@ -134,6 +134,37 @@ def test_an_error_of_a_rank_is_raised_in_the_cell_with_its_name(
     assert str(caught.value).splitlines()[-1] == "rank 1: NoSuchLayer: dense_7"
 
 
+@pytest.mark.parametrize(
+    ("leaves", "code"),
+    [
+        ("sys.exit()", 0),
+        ("sys.exit(3)", 3),
+        ("sys.exit('no data')", 1),
+        ("raise SystemExit(0)", 0),
+        ("os._exit(0)", 0),
+        ("os._exit(3)", 3),
+    ],
+)
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_a_rank_that_exits_is_named_with_its_exit_code(
+    leaves: str, code: int, others_wait: bool, kernel: dict[str, Any]
+) -> None:
+    source = f"""
+import gradring, os, sys, numpy as np
+def leave():
+    with gradring.init() as comm:
+        comm.barrier()
+        if comm.rank == 1:
+            {leaves}
+        return comm.all_reduce(np.ones(3)) if {others_wait} else comm.rank
+"""
+    execute(source, kernel)
+    with pytest.raises(RankFailure, match=f"(?m)^rank 1: .*exit code {code}\\b") as caught:
+        gradring.notebook.run(kernel["leave"], 2)
+    assert caught.value.rank == 1
+    assert caught.value.outcomes[1].exit_code == code
+
+
 def test_tensorflow_may_be_imported_in_the_notebook(kernel: dict[str, Any]) -> None:
     printed = execute(
         """

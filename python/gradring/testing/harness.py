@@ -81,8 +81,8 @@ def run_ranks(
         The results with ``check=True``, and one `Outcome` per rank with ``check=False``.
 
     Raises:
-        RankFailure: With ``check=True``: a rank raised, or its process died. The others had
-            ten seconds to end by themselves.
+        RankFailure: With ``check=True``: a rank raised, exited (even with code 0), or its process
+            died. The others had ten seconds to end by themselves.
         RankTimeout: Ranks had not finished in time; they have been killed, and their output tells
             where their threads were.
         TypeError: ``fn`` cannot be found by name from another interpreter.

@@ -73,6 +73,9 @@ class Outcome:
         """One line: ``rank 1: ValueError: no such layer``."""
         if self.ok:
             return f"rank {self.rank}: returned"
+        if isinstance(self.exception, SystemExit):
+            ended = describe_exit(self.exit_code)
+            return f"rank {self.rank}: SystemExit before its function returned ({ended})"
         if self.exception is not None:
             kind = type(self.exception).__name__
             words = str(self.exception).strip().splitlines() or [""]
@@ -94,7 +97,7 @@ class Outcome:
 
 
 class RankFailure(Exception):
-    """A rank raised, or its process died; names the one that failed first.
+    """A rank raised, exited, or its process died; names the one that failed first.
 
     Attributes:
         rank: The rank that failed first.

@@ -66,10 +66,7 @@ def main(call_path: str, report_path: str) -> None:
         arguments: tuple[Any, ...] = pickle.loads(call.arguments)
         value = dumps(function(*arguments))
     except SystemExit as error:
-        if error.code in (None, 0):
-            _write(report_path, Report(pickle.dumps(None), None, "", time.monotonic()))
-        else:
-            _write(report_path, _failure(error, dumps))
+        _write(report_path, _failure(error, dumps))
         raise
     except BaseException as error:
         _write(report_path, _failure(error, dumps))
