@@ -171,3 +171,24 @@ def test_ranks_that_reduce_different_variables_are_told_both(told: Any, mistake:
     for message in (rank[mistake] for rank in told):
         assert "MismatchError" in message
         assert all(words in message for words in TOLD[mistake]), message
+
+
+def with_a_name_that_is_no_text() -> dict[str, list[float]]:
+    import tensorflow as tf
+
+    import gradring.tensorflow as under_test
+
+    calls = {"all_reduce": under_test.all_reduce, "all_gather": under_test.all_gather}
+    with join():
+        return {
+            f"{name}, {how}": run(lambda call=call: call(tf.ones(2), name="load \udcff.npz"))()
+            .numpy()
+            .tolist()
+            for name, call in calls.items()
+            for how, run in {"eager": lambda it: it, "graph": tf.function}.items()
+        }
+
+
+def test_a_name_may_quote_that_of_a_file_which_is_no_text() -> None:
+    (found,) = run_ranks(with_a_name_that_is_no_text, 1)
+    assert len(found) == 4 and all(value == [1.0, 1.0] for value in found.values())

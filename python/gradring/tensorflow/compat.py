@@ -621,6 +621,11 @@ def run_op(
     Returns:
         The flat list of output tensors.
     """
+    # A name that quotes that of a file may be no UTF-8.
+    values: dict[str, Any] = {
+        name: value.encode(errors="backslashreplace") if isinstance(value, str) else value
+        for name, value in attrs.items()
+    }
     flat: list[Any] = []
     named: dict[str, Any] = {"T": dtype.as_datatype_enum}
     for value in inputs.values():
@@ -630,8 +635,8 @@ def run_op(
         else:
             flat.append(value)
     encoded: list[Any] = []
-    for name, value in (named | attrs).items():
-        encoded += [name, value.encode() if isinstance(value, str) else value]
+    for name, value in (named | values).items():
+        encoded += [name, value]
     ctx = context.context()
     if tf.executing_eagerly():
         run = execute.quick_execute if unseen else execute.execute
@@ -640,7 +645,7 @@ def run_op(
         before = ctx.invoking_op_callbacks
         ctx.invoking_op_callbacks = before or unseen
         try:
-            *_, results = op_def_library._apply_op_helper(op, **inputs, **attrs)
+            *_, results = op_def_library._apply_op_helper(op, **inputs, **values)
         finally:
             ctx.invoking_op_callbacks = before
     if execute.must_record_gradient():
