@@ -186,14 +186,14 @@ def check_path(name: str, path: Path) -> None:
     Raises:
         gradring.errors.ConfigError: It is too long, or has what no path can have; names it.
     """
-    try:
-        parts = [os.fsencode(part) for part in path.parts]
-    except UnicodeEncodeError:
-        parts = [b"\0"]
     wrong = f"{name}={parse.shown(str(path))}"
-    if any(b"\0" in part for part in parts):
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
         raise ConfigError(f"{wrong} has characters that no path can have; correct it")
-    longest, whole = max(map(len, parts)), len(os.path.join(*parts))
+    longest, whole = max(map(len, encoded.split(b"/"))), len(encoded)
     if longest > MAX_NAME_BYTES or whole > MAX_PATH_BYTES:
         raise ConfigError(
             f"{wrong} is too long: the path has {whole} bytes and its longest name {longest}, and "
@@ -323,6 +323,8 @@ def _tls(environ: Mapping[str, str], given: object) -> TlsFiles | None:
         given = TlsFiles(*paths.values())
     if not isinstance(given, TlsFiles):
         raise ConfigError(f"tls={parse.shown(given)} is not a gradring.TlsFiles; give one")
+    for name in ("ca", "cert", "key"):
+        check_path(f"tls.{name}", Path(getattr(given, name)))
     _check_private(Path(given.key), key_name)
     return given
 

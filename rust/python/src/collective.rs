@@ -4,6 +4,7 @@ use gradring_proto::collective;
 use gradring_proto::dtype::ReduceOp;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 /// What a collective does, without the arrays that it works on.
 #[pyclass(frozen, module = "gradring._native")]
@@ -12,19 +13,19 @@ pub(crate) struct Collective(pub(crate) collective::Collective);
 #[pymethods]
 impl Collective {
     #[staticmethod]
-    fn all_reduce(op: &str) -> PyResult<Self> {
+    fn all_reduce(op: &Bound<'_, PyString>) -> PyResult<Self> {
         let op = reduce_op(op)?;
         Ok(Self(collective::Collective::AllReduce { op }))
     }
 
     #[staticmethod]
-    fn reduce(op: &str, root: usize) -> PyResult<Self> {
+    fn reduce(op: &Bound<'_, PyString>, root: usize) -> PyResult<Self> {
         let op = reduce_op(op)?;
         Ok(Self(collective::Collective::Reduce { op, root }))
     }
 
     #[staticmethod]
-    fn reduce_scatter(op: &str, counts: Vec<usize>) -> PyResult<Self> {
+    fn reduce_scatter(op: &Bound<'_, PyString>, counts: Vec<usize>) -> PyResult<Self> {
         let op = reduce_op(op)?;
         Ok(Self(collective::Collective::ReduceScatter { op, counts }))
     }
@@ -71,8 +72,9 @@ impl Collective {
 }
 
 /// The reduce op of this name.
-pub(crate) fn reduce_op(name: &str) -> PyResult<ReduceOp> {
-    ReduceOp::from_name(name).ok_or_else(|| {
+pub(crate) fn reduce_op(name: &Bound<'_, PyString>) -> PyResult<ReduceOp> {
+    let name = name.to_string_lossy();
+    ReduceOp::from_name(&name).ok_or_else(|| {
         let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
         PyValueError::new_err(format!("op={name:?} is none of {known}"))
     })

@@ -46,16 +46,20 @@ impl Communicator {
         addresses: Vec<String>,
         config: &Bound<'_, Config>,
         listening: Option<(Py<Listening>, Vec<usize>)>,
-        part: Option<(String, Vec<usize>)>,
+        part: Option<(Bound<'_, PyString>, Vec<usize>)>,
     ) -> PyResult<Self> {
         enter(py, || {
             take_failure_file(py)?;
+            let part = part.map(|(name, world_ranks)| {
+                let name = name.to_string_lossy().into_owned();
+                Arc::new(Part { name, world_ranks })
+            });
             let mut config = config::Config {
                 rank,
                 world_size,
                 rendezvous,
                 addresses,
-                part: part.map(|(name, world_ranks)| Arc::new(Part { name, world_ranks })),
+                part,
                 ..config.get().inner.clone()
             };
             let beside = listening.map(|(listening, ranks)| {
@@ -144,8 +148,8 @@ impl Communicator {
         &self,
         py: Python<'_>,
         arrays: &Bound<'_, PyAny>,
-        op: &str,
-        name: &str,
+        op: &Bound<'_, PyString>,
+        name: &Bound<'_, PyString>,
     ) -> PyResult<()> {
         let op = reduce_op(op)?;
         self.run_over(py, arrays, None, name, AllReduce { op })
@@ -159,7 +163,7 @@ impl Communicator {
         py: Python<'_>,
         collective: &Collective,
         arrays: &Bound<'_, PyAny>,
-        name: &str,
+        name: &Bound<'_, PyString>,
         shape: Option<Vec<usize>>,
     ) -> PyResult<()> {
         self.run_over(py, arrays, shape.as_deref(), name, collective.0.clone())
@@ -172,10 +176,11 @@ impl Communicator {
         py: Python<'_>,
         collective: &Collective,
         arrays: &Bound<'_, PyAny>,
-        name: &str,
+        name: &Bound<'_, PyString>,
         shape: Option<Vec<usize>>,
     ) -> PyResult<Work> {
         enter(py, || {
+            let name = &name.to_string_lossy();
             let writes = collective.0.writes(self.inner.rank);
             let mut bucket = Bucket::parse(arrays, writes)?;
             let keepalive = Box::new((bucket.claim(), bucket.take_owners()));
@@ -262,7 +267,6 @@ impl Communicator {
         self.inner.engine.end_step(left.as_deref())
     }
 
-    /// A reason that quotes the name of a file may be no UTF-8.
     fn abort(&self, reason: &Bound<'_, PyString>) -> PyResult<()> {
         let text = reason.to_string_lossy();
         self.outside(reason.py(), |inner| inner.abort(&text))
@@ -318,10 +322,12 @@ impl Communicator {
         py: Python<'_>,
         arrays: &Bound<'_, PyAny>,
         shape: Option<&[usize]>,
-        name: &str,
+        name: &Bound<'_, PyString>,
         collective: collective::Collective,
     ) -> PyResult<()> {
         enter(py, || {
+            // One that quotes the name of a file may be no UTF-8.
+            let name = &name.to_string_lossy();
             let writes = collective.writes(self.inner.rank);
             let mut bucket = Bucket::parse(arrays, writes)?;
             let _owners = bucket.take_owners();

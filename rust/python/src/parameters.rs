@@ -15,7 +15,7 @@ use gradring_servers::worker::Worker;
 use numpy::{PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::caller::guarded;
 use crate::config::Config;
@@ -129,7 +129,7 @@ impl ParameterClient {
     fn begin(
         &self,
         py: Python<'_>,
-        variables: Vec<(String, Vec<usize>, String, bool)>,
+        variables: Vec<(Bound<'_, PyString>, Vec<usize>, String, bool)>,
         optimizer: &str,
         placement: Option<BTreeMap<usize, usize>>,
     ) -> PyResult<()> {
@@ -369,14 +369,14 @@ fn check_server(index: usize, servers: usize) -> Result<()> {
 }
 
 fn model_of(
-    variables: Vec<(String, Vec<usize>, String, bool)>,
+    variables: Vec<(Bound<'_, PyString>, Vec<usize>, String, bool)>,
     optimizer: &str,
     placement: &BTreeMap<usize, usize>,
     servers: usize,
 ) -> Result<Model> {
     for (name, _, dtype, _) in &variables {
         if dtype != "float32" {
-            let what = format!("dtype of {name}");
+            let what = format!("dtype of {}", name.to_string_lossy());
             return Err(wrong(
                 &what,
                 dtype,
@@ -404,7 +404,7 @@ fn model_of(
     let variables = variables
         .into_iter()
         .map(|(name, shape, _, decays)| Variable {
-            name,
+            name: name.to_string_lossy().into_owned(),
             shape,
             decays,
         })
