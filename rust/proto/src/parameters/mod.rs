@@ -35,6 +35,10 @@
 //! first server writes a new term down before anybody else hears of it, and a server that was
 //! restarted in a term does not take that one up again; so a term has one log.
 //!
+//! *Waiting for workers.* A worker that outlived the restored servers claims the incarnation that it had,
+//! and the others are back as soon as it is. If nobody claims one, all processes have started anew: the
+//! term begins as the first one does, when all workers are there or a time has passed.
+//!
 //! *A lost worker* is one of which nothing was heard for a while. It counts no more, and what it
 //! submitted is dropped as far as it is in no entry, so nobody waits for it.
 //!
@@ -50,7 +54,7 @@ pub mod log;
 pub mod message;
 pub mod optimizer;
 pub mod queue;
-mod restoring;
+pub mod restoring;
 pub mod rules;
 pub mod sequencer;
 pub mod server;

@@ -19,9 +19,23 @@ pub(super) struct Status {
     pub(super) entries: Vec<Entry>,
 }
 
+/// Where the weights of a term come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// No server had any: a worker gives the initial ones.
+    Initial,
+    /// The memory of servers.
+    Memory,
+    /// The snapshots of all servers.
+    Snapshots,
+    /// A worker gives initial ones, because the servers had no version in common.
+    NothingInCommon,
+}
+
 /// How all come to the same point.
 pub(super) struct Plan {
     pub(super) start: Start,
+    pub(super) origin: Origin,
     /// Keepers that cannot come to it by themselves.
     pub(super) lacking: BTreeSet<usize>,
 }
@@ -54,7 +68,9 @@ impl Plan {
             whole = all.map(|(keeper, _)| *keeper).collect();
         }
         let shards: BTreeSet<_> = whole.iter().map(|it| keepers.shard(*it)).collect();
+        let mut origin = Origin::Memory;
         if shards.len() < keepers.servers {
+            origin = Origin::Snapshots;
             // Only the first copies have snapshots.
             whole = (0..keepers.servers).collect();
             let firsts: Vec<_> = answers.range(..keepers.servers).map(|(_, it)| it).collect();
@@ -65,10 +81,20 @@ impl Plan {
             let common = common.copied().max_by_key(|point| point.version);
             (point, entries) = (common.unwrap_or_default(), Vec::new());
         }
+        if point.version == 0 {
+            let mut known = answers
+                .values()
+                .flat_map(|it| it.points.iter().chain(&it.at));
+            origin = match known.any(|point| point.version > 0) {
+                true => Origin::NothingInCommon,
+                false => Origin::Initial,
+            };
+        }
         let term = last.term().max(heard_of).saturating_add(1);
         let lacks = |keeper: &usize| point.version > 0 && !whole.contains(keeper);
         Self {
             lacking: (0..keepers.count()).filter(lacks).collect(),
+            origin,
             start: Start {
                 round,
                 terms: last.followed_by(term, point.version),

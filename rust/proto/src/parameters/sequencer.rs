@@ -11,7 +11,7 @@ use super::log::{Entry, IN_FLIGHT_MAX};
 use super::message::{Ask, Order, Reply, Report, Request};
 use super::optimizer::Hyper;
 use super::queue::{Counts, Pending, Queue};
-use super::restoring::{Plan, Status};
+use super::restoring::{Origin, Plan, Status};
 use super::rules::{Rules, Timing};
 use super::snapshot::Snapshot;
 
@@ -35,6 +35,11 @@ enum Phase {
 struct Leader {
     since: Instant,
     terms: Terms,
+    origin: Origin,
+    /// Whether a worker has come that was a member of an earlier term.
+    has_survivors: bool,
+    /// Whether workers may compute: all were there, or nobody waits for the others any more.
+    has_begun: bool,
     queue: Queue,
     /// Entries that not all keepers have applied; the last leads to the queue's version.
     log: VecDeque<Entry>,
@@ -116,6 +121,21 @@ impl Sequencer {
             Phase::Leading(leader) => leader.terms.start(),
             _ => 0,
         }
+    }
+
+    /// Where the weights of the current term come from, if there is one.
+    #[must_use]
+    pub fn origin(&self) -> Option<Origin> {
+        match &self.phase {
+            Phase::Leading(leader) => Some(leader.origin),
+            _ => None,
+        }
+    }
+
+    /// Whether workers outlived the servers of the term before: those that are away may have left.
+    #[must_use]
+    pub fn has_survivors(&self) -> bool {
+        matches!(&self.phase, Phase::Leading(leader) if leader.has_survivors)
     }
 
     /// By staleness in versions, of how many gradients of this term updates were made.
@@ -302,6 +322,9 @@ impl Sequencer {
             let saved = installed.values();
             let leader = Leader {
                 since: now,
+                origin: plan.origin,
+                has_survivors: false,
+                has_begun: false,
                 queue: Queue::new(self.rules.clone(), version, applied),
                 log: VecDeque::new(),
                 progress: saved.map(|saved| (version, *saved)).collect(),
@@ -381,6 +404,7 @@ impl Sequencer {
         }
         let replies = match &request.ask {
             Ask::Join { nonce, claim } => {
+                leader.has_survivors |= claim.is_some_and(|Incarnation(since, _)| since < term);
                 let joined = leader.join(worker, *nonce, *claim, now);
                 joined.map(|joined| (Some(joined), leader.go_again(worker)))
             }
@@ -416,7 +440,7 @@ impl Sequencer {
         };
         let mut is_new = false;
         let everybody = leader.heard.len() >= self.rules.workers as usize;
-        // Those that were here before come back at once, and have gradients that belong together.
+        // Survivors come back at once, and have gradients that belong together.
         let is_gathering = !everybody && now < leader.since + GATHERING * self.timing.again;
         while !(is_gathering && self.rules.is_synchronous())
             && leader.may_append(self.timing.snapshot_every)
@@ -425,11 +449,12 @@ impl Sequencer {
             leader.log.push_back(entry);
             is_new = true;
         }
-        let may_begin =
-            leader.queue.version() > 0 || everybody || now >= leader.since + self.timing.start;
+        leader.has_begun |= everybody
+            || now >= leader.since + self.timing.start
+            || (leader.has_survivors && leader.queue.version() > 0);
         // What the queue has no room for while the log waits for a server need not be computed.
         let is_stuck = leader.queue.is_full() && !leader.may_append(self.timing.snapshot_every);
-        if may_begin && !is_stuck {
+        if leader.has_begun && !is_stuck {
             let members: Vec<_> = leader.queue.members().map(|(worker, _)| worker).collect();
             for worker in members {
                 if !leader.queue.computes(worker) {

@@ -12,7 +12,7 @@ mod scenario;
 mod training;
 
 /// What histories must be examples of, or they are no test of the protocol.
-pub(crate) const EXAMPLES: [&str; 18] = [
+pub(crate) const EXAMPLES: [&str; 20] = [
     "a copy was filled from another server",
     "a gradient was not worth pushing",
     "a late gradient counted less",
@@ -23,7 +23,9 @@ pub(crate) const EXAMPLES: [&str; 18] = [
     "a snapshot was restored",
     "a straggler was folded in",
     "a worker was killed",
+    "all went on together after a crash of all",
     "an update was taken back",
+    "crash of all",
     "cut",
     "initial weights came twice",
     "kill",

@@ -51,6 +51,8 @@ pub(super) struct Record {
     pub(super) has_all: bool,
     /// The last term in which servers went on.
     term: Term,
+    /// Whether all processes have ended at once.
+    pub(super) crashed: bool,
 }
 
 /// Element `index` of the part on `server` of what was pushed.
@@ -252,7 +254,7 @@ impl Record {
             return Ok(());
         }
         let on_time = bases.iter().filter(|base| **base == before.version).count();
-        let calm = scenario.faults.is_empty();
+        let calm = scenario.loses_nobody();
         if rules.is_synchronous() {
             let workers = ids
                 .iter()
@@ -264,6 +266,10 @@ impl Record {
             }
             if calm && on_time < rules.needed(scenario.paces.len()) {
                 return Err(format!("an update of only {on_time} gradients"));
+            }
+            if calm && self.crashed {
+                self.examples
+                    .insert("all went on together after a crash of all");
             }
             if on_time < ids.len() {
                 self.examples.insert("a straggler was folded in");

@@ -87,6 +87,8 @@ pub(super) enum Harm {
     Stop(Moment),
     /// Nothing passes to and from it for a while.
     Cut(Moment),
+    /// All processes end at once, as by a power cut, and start again as they did at first.
+    Crash,
 }
 
 impl Harm {
@@ -95,6 +97,7 @@ impl Harm {
             Self::Kill(_) => "kill",
             Self::Stop(_) => "stop",
             Self::Cut(_) => "cut",
+            Self::Crash => "crash of all",
         }
     }
 }
@@ -142,6 +145,12 @@ impl Scenario {
             paces,
         }
     }
+
+    /// Whether all workers are there whenever servers begin.
+    pub(super) fn loses_nobody(&self) -> bool {
+        let mut faults = self.faults.iter();
+        faults.all(|fault| matches!(fault.harm, Harm::Crash))
+    }
 }
 
 fn rules(random: &mut Random, workers: usize) -> Rules {
@@ -182,10 +191,11 @@ fn any_fault(random: &mut Random, workers: usize, servers: usize) -> Fault {
     };
     let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
     let lasts = random.between(1, longest);
-    let harm = match random.below(6) {
+    let harm = match random.below(7) {
         0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
         4 => Harm::Stop(lasts),
-        _ => Harm::Cut(lasts),
+        5 => Harm::Cut(lasts),
+        _ => Harm::Crash,
     };
     Fault { trigger, who, harm }
 }

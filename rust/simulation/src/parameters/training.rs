@@ -142,17 +142,25 @@ impl Training {
 
     fn begin(&mut self) {
         for server in 0..self.servers.len() {
-            let at = self.world.random.between(0, 50 * MILLISECOND);
-            self.world.at(at, Event::Restart(Who::Server(server)));
+            self.start_soon(Who::Server(server));
         }
         for worker in 0..self.workers.len() {
-            let at = self.world.random.between(0, 500 * MILLISECOND);
-            self.world.at(at, Event::Restart(Who::Worker(worker)));
+            self.start_soon(Who::Worker(worker));
         }
         for (index, at, who) in self.faults.timed() {
             self.world.at(at, Event::Strike(index, who));
         }
         self.world.at(self.calm() + SETTLES, Event::Measure);
+    }
+
+    /// Starts a process with all others.
+    fn start_soon(&mut self, who: Who) {
+        let longest = match who {
+            Who::Server(_) => 50 * MILLISECOND,
+            Who::Worker(_) => 500 * MILLISECOND,
+        };
+        let after = self.world.random.between(0, longest);
+        self.world.after(after, Event::Restart(who));
     }
 
     /// When the last fault is over.
@@ -283,6 +291,20 @@ impl Training {
                     self.record.note("a worker was killed");
                     if let Some(back) = *back {
                         self.world.after(back, Event::Restart(who));
+                    }
+                }
+            }
+            (Harm::Crash, _) => {
+                self.record.has_all = false;
+                self.record.crashed = true;
+                for server in 0..self.servers.len() {
+                    if self.servers[server].process.take().is_some() {
+                        self.start_soon(Who::Server(server));
+                    }
+                }
+                for worker in 0..self.workers.len() {
+                    if self.workers[worker].process.take().is_some() {
+                        self.start_soon(Who::Worker(worker));
                     }
                 }
             }

@@ -310,6 +310,9 @@ fn replies(sequencer: &mut Sequencer, worker: u32, now: Instant) -> Vec<Reply> {
     own.collect()
 }
 
+/// What a worker had been before servers were restored.
+const SURVIVOR: Incarnation = Incarnation(1, 9);
+
 fn join(claim: Option<Incarnation>) -> Ask {
     let nonce = 1;
     Ask::Join { nonce, claim }
@@ -346,7 +349,7 @@ fn workers_go_when_all_are_there_or_there_are_weights_or_the_time_to_wait_is_ove
     let now = Instant::now();
     let ms = Duration::from_millis(1);
     let mut sequencer = leading(two(None), 1, now);
-    assert!(goes(&say(&mut sequencer, 1, join(None), now)));
+    assert!(goes(&say(&mut sequencer, 1, join(Some(SURVIVOR)), now)));
     let mut sequencer = leading(two(None), 0, now);
     assert!(!goes(&say(&mut sequencer, 1, join(None), now)));
     assert!(goes(&say(&mut sequencer, 0, join(None), now)));
@@ -355,6 +358,98 @@ fn workers_go_when_all_are_there_or_there_are_weights_or_the_time_to_wait_is_ove
     let start = now + timing().start;
     assert!(!goes(&replies(&mut sequencer, 0, start - ms)));
     assert!(goes(&replies(&mut sequencer, 0, start)));
+}
+
+#[test]
+fn after_all_processes_have_started_anew_workers_go_as_they_do_at_first() {
+    let now = Instant::now();
+    let start = now + timing().start;
+    let before = start - Duration::from_millis(1);
+    for staleness in [Some(0), Some(2), None] {
+        let mut sequencer = leading(two(staleness), 7, now);
+        // It asks again under what it became in this term.
+        for claim in [None, Some(Incarnation(2, 1))] {
+            assert!(!goes(&say(&mut sequencer, 0, join(claim), now)));
+        }
+        assert!(!goes(&replies(&mut sequencer, 0, before)));
+        assert!(goes(&replies(&mut sequencer, 0, start)));
+        let mut sequencer = leading(two(staleness), 7, now);
+        say(&mut sequencer, 0, join(None), now);
+        assert!(goes(&say(&mut sequencer, 1, join(None), before)));
+        assert!(!sequencer.has_survivors());
+        // From then on nobody waits for one that is lost.
+        say(&mut sequencer, 1, Ask::Leave(Incarnation(2, 2)), before);
+        let nonce = 9;
+        let again = Ask::Join { nonce, claim: None };
+        assert!(goes(&say(&mut sequencer, 0, again, before)));
+        // One that outlived the servers does not wait for those that did not.
+        let mut sequencer = leading(two(staleness), 7, now);
+        say(&mut sequencer, 0, join(None), now);
+        say(&mut sequencer, 1, join(Some(SURVIVOR)), now);
+        assert!(sequencer.has_survivors());
+        let mut sequencer = leading(two(staleness), 7, now);
+        assert!(goes(&say(&mut sequencer, 1, join(Some(SURVIVOR)), now)));
+    }
+}
+
+/// What all servers go on from if these have so many versions in snapshots, and one in memory.
+fn origin(servers: [(&[Version], Option<Version>); 2]) -> (Option<Origin>, Version) {
+    let now = Instant::now();
+    let keepers = Keepers {
+        servers: 2,
+        replicas: 0,
+    };
+    let mut sequencer = Sequencer::new(two(None), timing(), keepers, 7, now);
+    assert_eq!(sequencer.origin(), None);
+    let round = prepared(sequencer.step(now));
+    for (keeper, (saved, at)) in servers.into_iter().enumerate() {
+        let Report::Status {
+            round,
+            terms,
+            mut points,
+            at,
+            entries,
+        } = status(round, at)
+        else {
+            unreachable!("it is one");
+        };
+        points.extend(saved.iter().map(|version| point(*version)));
+        let status = Report::Status {
+            round,
+            terms,
+            points,
+            at,
+            entries,
+        };
+        sequencer.receive(keeper, status, now);
+    }
+    for keeper in 0..2 {
+        let (term, applied, saved) = (2, vec![], 0);
+        let installed = Report::Installed {
+            term,
+            applied,
+            saved,
+        };
+        sequencer.receive(keeper, installed, now);
+    }
+    (sequencer.origin(), sequencer.start())
+}
+
+#[test]
+fn it_is_known_where_the_weights_of_a_term_come_from() {
+    for (servers, found) in [
+        ([(&[][..], None), (&[][..], None)], (Origin::Initial, 0)),
+        ([(&[], Some(0)), (&[], Some(0))], (Origin::Initial, 0)),
+        ([(&[1], Some(3)), (&[1], Some(3))], (Origin::Memory, 3)),
+        ([(&[1, 3], None), (&[1, 3], None)], (Origin::Snapshots, 3)),
+        ([(&[1, 3], None), (&[1], Some(4))], (Origin::Snapshots, 1)),
+        ([(&[3], None), (&[1], None)], (Origin::NothingInCommon, 0)),
+        ([(&[], None), (&[1], None)], (Origin::NothingInCommon, 0)),
+        ([(&[], None), (&[], Some(3))], (Origin::NothingInCommon, 0)),
+    ] {
+        let (from, version) = found;
+        assert_eq!(origin(servers), (Some(from), version), "{servers:?}");
+    }
 }
 
 #[test]
