@@ -395,6 +395,7 @@ class ParameterServer:
             of the gradients of one update.
         directory: For this server's snapshots, made if need be; None keeps none: after the loss of
             a server, training goes on from the weights that a worker has, with new optimizer slots.
+            When the job has ended well, it gets the name `directory.finished`.
         worker_timeout: Seconds after which a lost worker is lost for good.
         config: Of its settings, `timeout` bounds the wait for the first worker, and `checksum`
             checks arrays too (all else is always checked), and `transport` says what links are

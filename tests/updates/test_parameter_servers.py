@@ -189,9 +189,9 @@ def test_a_killed_server_is_restored_and_every_gradient_counts_once(
             assert damage is None or restored >= int(whole[-1].name.split("-")[-1])
             worker.push([gradient(0)], 1.0)
     worker.leave()
-    warned = [
-        line for _, errors in ended(servers) for line in errors.splitlines() if "snapshot" in line
-    ]
+    lines = [line for _, errors in ended(servers) for line in errors.splitlines()]
+    assert len([line for line in lines if "all servers go on from snapshot" in line]) == 1
+    warned = [line for line in lines if "passes a snapshot over" in line]
     assert len(warned) == (damaged is not None)
     assert damaged is None or str(damaged) in warned[0]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from keras_models import needs_fit
 
-from commands import succeeded
+from commands import command_line, completed, succeeded
 from gradring.machine.ports import free_ports
 
 #: What this takes is TensorFlow's start in five processes.
@@ -119,3 +119,67 @@ def test_a_server_and_a_worker_that_end_at_once_start_again_and_go_on(
     assert f'gradring_version{{rank="0"}} {float(versions[-1])}' in first["worker"]
     assert 'gradring_gradients_total{server="0",fate="applied"}' in first["server"]
     assert 'gradring_gradient_staleness_bucket{server="0",le="+Inf"}' in first["server"]
+
+
+AGAIN = """
+import os, signal, sys
+import keras
+import tensorflow as tf
+from gradring import updates
+from gradring.tensorflow import CustomCollectiveStrategy
+
+rule = updates.ParameterServer(snapshots="snapshots", snapshot_every=2)
+strategy = CustomCollectiveStrategy(update=rule)
+with strategy.scope():
+    weight = tf.Variable(100.0)
+    optimizer = keras.optimizers.SGD(1.0)
+
+
+@tf.function
+def step():
+    strategy.run(lambda: optimizer.apply_gradients([(tf.constant(1.0), weight)]))
+
+
+for number in range(7):
+    step()
+    if number == 0:
+        print("first", float(weight), strategy.update_stats()["version"])
+if sys.argv[1] == "raises":
+    raise ValueError("no such layer")
+if sys.argv[1] == "interrupted":
+    os.kill(os.getpid(), signal.SIGINT)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "leaves":
+    strategy.leave()
+    os._exit(5)  # such as in an evaluation
+"""
+
+
+@needs_fit
+@pytest.mark.parametrize(
+    ("first", "goes_on"),
+    [
+        ("ends", False),
+        ("raises", True),
+        pytest.param("leaves", False, marks=pytest.mark.slow),
+        pytest.param("interrupted", True, marks=pytest.mark.slow),
+        pytest.param("killed", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_goes_on_from_the_snapshots_of_one_that_failed_and_not_of_one_that_ended_well(
+    first: str, goes_on: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(AGAIN)
+    for how in (first, "ends"):
+        command = ("run", "-np", 1, "--ps", 1, "--", sys.executable, "train.py", how)
+        done = completed(command_line(*command), cwd=tmp_path, timeout=DEADLINE_S)
+        assert (done.returncode == 0) == (how == "ends"), done.stderr
+    _, value, version = re.findall(r"(first) (\S+) (\d+)", done.stdout)[0]
+    assert float(value) == 100 - (int(version) - 1)
+    where = re.findall(r"all servers go on from snapshot (\d+) of snapshots/server-0", done.stderr)
+    assert where == ([str(int(version) - 1)] if goes_on else [])
+    begins_anew = "begins anew: the last job here has finished, and snapshots/server-0.finished"
+    assert (begins_anew in done.stderr) == (not goes_on)
+    if not goes_on:
+        assert int(version) == 2

@@ -661,6 +661,12 @@ def _unless_gradrings(
     return lambda end: None if issubclass(end.exc_type, GradringError) else show(end)
 
 
+def program_error() -> BaseException | None:
+    """What the program that ends now has raised, if it did."""
+    # At a prompt, it is that of an earlier line.
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
 @atexit.register
 def _close_all() -> None:
     """Says goodbye for programs that end without closing; peers see a clean leave, or the error.
@@ -668,8 +674,7 @@ def _close_all() -> None:
     Daemon threads may be inside collectives: they are let out first, and no more come in.
     """
     _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
-    # At a prompt, it is that of an earlier line.
-    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    error = program_error()
     if error is not None:
         # They end because of it, and must not have the last word.
         threading.excepthook = _unless_gradrings(threading.excepthook)

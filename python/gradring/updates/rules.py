@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from gradring.config.parse import shown
+from gradring.config.values import check_path
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import require_equal
@@ -202,8 +204,9 @@ class ParameterServer:
             made in a block of ``tf.device("/job:ps/task:1")`` in the scope of the strategy needs
             none.
         snapshots: A directory for the servers' snapshots, in which each server makes its own, and
-            from which they go on when one is started again. None (default): they go on from a
-            worker's variables; the optimizer begins anew.
+            from which they go on when a server, or a job that was killed, is started again. A job
+            that has ended well leaves them under another name, and the next one begins anew. None
+            (default): they go on from a worker's variables; the optimizer begins anew.
         snapshot_every: Updates between two snapshots; default 100.
         replicas: On how many further servers each part of the variables is kept, by the same
             updates; default 0; fewer than there are servers, and not with ``late="compensate"``.
@@ -270,7 +273,8 @@ class ParameterServer:
             problem = 'needs another late than "compensate": copies do not know what workers pulled'
             raise _wrong(self, "replicas", f"{problem}; correct it")
         if self.snapshots is not None:
-            object.__setattr__(self, "snapshots", os.fspath(self.snapshots))
+            object.__setattr__(self, "snapshots", os.fsdecode(self.snapshots))
+            check_path("ParameterServer: snapshots", Path(self.snapshots))
         _check_placement(self)
 
     @property

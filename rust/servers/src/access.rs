@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::gathering::Gathering;
 use super::link::{Linker, PeerLink};
+use super::model::Fingerprint;
 use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp;
@@ -16,7 +17,7 @@ use gradring_net::session::listener::{
     AccessPolicy, Initiator, ListenOptions, Listener, Service, bind,
 };
 use gradring_net::session::turned_away::TurnedAway;
-use gradring_proto::error::{Breach, Error, NotServed, Result};
+use gradring_proto::error::{Breach, Error, NotServed, Result, Text};
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{self, ClientKind, Hello, Purpose};
 
@@ -31,6 +32,8 @@ pub(crate) struct ClientAccess {
     pub(crate) present: Mutex<Present>,
     /// Those who were let in, until the server takes them up.
     pub(crate) arrived: Mutex<Arrived>,
+    /// The directory of snapshots with which the server begins, and what these are of.
+    pub(crate) kept: Option<(Text, Fingerprint)>,
     /// Wakes the server.
     pub(crate) owner: Arc<WakeUp>,
     /// Those who were not let in before the first worker.
@@ -47,7 +50,7 @@ pub(crate) struct Present {
     /// By worker, its process: a random number, its id, and the host.
     workers: BTreeMap<usize, (u64, u32, String)>,
     /// What the first worker trains, and which it was.
-    model: Option<(usize, [u8; 32])>,
+    model: Option<(usize, Fingerprint)>,
     /// Connections of links that are not made yet.
     gathering: Gathering,
 }
@@ -193,6 +196,12 @@ impl ClientAccess {
                     && theirs != *model
                 {
                     return Err(NotServed::ModelsDiffer { worker, other }.into());
+                }
+                if let Some((directory, kept)) = &self.kept
+                    && kept != model
+                {
+                    let directory = directory.clone();
+                    return Err(NotServed::OtherModel { directory, worker }.into());
                 }
                 let other = present.workers.get(&worker);
                 if let Some((_, process, host)) = other.filter(|it| it.0 != process.0) {

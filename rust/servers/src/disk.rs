@@ -4,9 +4,12 @@
 //! whole; its checksums say so, too, and one that is not is passed over with a warning. A snapshot is
 //! written by a thread, from values that later updates leave alone. One that cannot be written is tried
 //! again until it can: the server goes on, and updates wait only when too many are in no snapshot.
+//!
+//! A directory is of one job. When that job has ended well, its directory gets another name, so the next
+//! job begins anew, and the snapshots stay until that job has ended, too.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -18,6 +21,7 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::message::{Incoming, Message, Outgoing};
+use super::model::Fingerprint;
 use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_proto::error::{Error, NotServed, Result, Text};
@@ -29,14 +33,17 @@ use gradring_proto::wire::codec;
 use gradring_proto::wire::frame::checksum;
 
 /// Grows whenever what is in a directory changes. Versions that had none wrote a server's index there.
-const FORMAT: u32 = 0x1_0002;
+const FORMAT: u32 = 0x1_0003;
 
-/// Whose directory it is, and the terms; before it are the checksum of the rest, and its format.
-#[derive(Serialize, Deserialize)]
+/// Whose directory it is, the terms, and what is trained; before it are the checksum of the rest, and
+/// its format.
+#[derive(Clone, Serialize, Deserialize)]
 struct Known {
     server: usize,
     servers: usize,
     terms: Terms,
+    /// Nothing before the first worker.
+    model: Option<Fingerprint>,
 }
 
 /// How long until a snapshot that could not be written is tried again.
@@ -59,7 +66,8 @@ pub(crate) struct Store {
 
 struct Files {
     directory: PathBuf,
-    who: (usize, usize),
+    /// What the file of terms has.
+    known: Known,
     /// Snapshots that are there as a whole.
     points: BTreeMap<Point, PathBuf>,
     writer: Option<Sender<Snapshot>>,
@@ -84,8 +92,8 @@ impl Store {
             None => None,
             Some(directory) => {
                 let (shared, wake_up) = (Arc::clone(&done), Arc::clone(&wake_up));
-                let (files, known) = Files::open(directory, who, shared, wake_up, on_warning)?;
-                terms = known;
+                let files = Files::open(directory, who, shared, wake_up, on_warning)?;
+                terms = files.known.terms.clone();
                 Some(files)
             }
         };
@@ -103,6 +111,38 @@ impl Store {
     /// `Config` when they could not.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.done).trouble.clone().map_or(Ok(()), Err)
+    }
+
+    /// Its directory, if it has one.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.files.as_ref().map(|files| files.directory.as_path())
+    }
+
+    /// What the snapshots in the directory are of, if there are any.
+    pub(crate) fn model(&self) -> Option<Fingerprint> {
+        let files = self.files.as_ref()?;
+        files.known.model.filter(|_| !files.points.is_empty())
+    }
+
+    /// From now on, snapshots are of this model.
+    ///
+    /// # Errors
+    /// `Config` when that cannot be written.
+    pub(crate) fn set_model(&mut self, model: Fingerprint) -> Result<()> {
+        match &mut self.files {
+            Some(files) if files.known.model != Some(model) => {
+                files.known.model = Some(model);
+                files.write_known()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The job has ended well: none goes on from here by itself.
+    pub(crate) fn finish(&mut self) {
+        if let Some(files) = &mut self.files {
+            files.finish();
+        }
     }
 
     /// Snapshots that were completed since.
@@ -152,7 +192,8 @@ impl Disk for Store {
         };
         let is_past = |point: &Point| terms.contains(*point);
         files.retain(is_past);
-        if let Err(error) = files.write_known(terms) {
+        files.known.terms = terms.clone();
+        if let Err(error) = files.write_known() {
             lock(&self.done).trouble = Some(error);
         }
     }
@@ -182,7 +223,7 @@ impl Files {
         done: Arc<Mutex<Done>>,
         wake_up: Arc<WakeUp>,
         on_warning: fn(String),
-    ) -> Result<(Self, Terms)> {
+    ) -> Result<Self> {
         fs::create_dir_all(directory).map_err(|error| trouble("make", directory, &error))?;
         let lock_path = directory.join("lock");
         let locked = File::create(&lock_path).map_err(|it| trouble("write", &lock_path, &it))?;
@@ -196,32 +237,50 @@ impl Files {
             // Such as a network file system without locks.
             Err(error) => return Err(trouble("lock", &lock_path, &error.into())),
         }
+        let (server, servers) = who;
+        let known = Known {
+            server,
+            servers,
+            terms: Terms::default(),
+            model: None,
+        };
         let mut files = Self {
             directory: directory.into(),
-            who,
+            known,
             points: BTreeMap::new(),
             writer: None,
             thread: None,
             on_warning,
             _lock: locked,
         };
-        let terms = files.read_known()?;
         let entries = fs::read_dir(directory).map_err(|it| trouble("read", directory, &it))?;
-        for entry in entries.flatten() {
+        let entries: Vec<_> = entries.flatten().collect();
+        let is_snapshot = |it: &DirEntry| it.file_name().to_string_lossy().starts_with(SNAPSHOT);
+        match files.read_known()? {
+            Some(known) => files.known = known,
+            None if entries.iter().any(is_snapshot) => {
+                let error = io::Error::other("it is missing, and there are snapshots");
+                return Err(trouble("read", &directory.join(TERMS), &error));
+            }
+            None if server == 0 => files.warn_of_finished(),
+            None => {}
+        }
+        for entry in entries {
             let (path, name) = (entry.path(), entry.file_name());
             if name.to_string_lossy().ends_with(PARTIAL) {
                 let _ = fs::remove_file(&path);
-            } else if name.to_string_lossy().starts_with("snapshot-")
+            } else if is_snapshot(&entry)
                 && let Some(snapshot) = files.read(&path)
             {
                 files.points.insert(snapshot.point, path);
             }
         }
+        let terms = files.known.terms.clone();
         files.retain(|point| terms.contains(*point));
         let (sender, snapshots) = channel::<Snapshot>();
         let writer = Writer {
             directory: files.directory.clone(),
-            server: who.0,
+            server,
             done,
             wake_up,
             on_warning,
@@ -232,19 +291,61 @@ impl Files {
             .map_err(|error| Error::no_thread(&error))?;
         files.writer = Some(sender);
         files.thread = Some(thread);
-        Ok((files, terms))
+        Ok(files)
     }
 
     /// A snapshot that is there as a whole; warns of another.
     fn read(&self, path: &Path) -> Option<Snapshot> {
         let warn = |error: Error| {
-            let (server, host) = (self.who.0, host_name());
-            (self.on_warning)(format!(
-                "parameter server {server} on {host} passes a snapshot over: {error}; servers go on \
-                 from the last that all of them have whole"
+            self.warn(&format!(
+                "passes a snapshot over: {error}; servers go on from the last that all of them have whole"
             ));
         };
         read(path).map_err(warn).ok()
+    }
+
+    fn warn(&self, what: &str) {
+        warn(self.on_warning, self.known.server, what);
+    }
+
+    /// Says that a job that has ended well was here, and how to go on from it.
+    fn warn_of_finished(&self) {
+        let finished = finished(&self.directory);
+        if finished.exists() {
+            self.warn(&format!(
+                "begins anew: the last job here has finished, and {} keeps its snapshots until this one \
+                 has; to go on from them, give that directory of each server this one's name again",
+                finished.display()
+            ));
+        }
+    }
+
+    /// Writes what was begun, and leaves the directory under the name of those that are finished.
+    fn finish(&mut self) {
+        self.end_writing();
+        let finished = finished(&self.directory);
+        let attempt = || {
+            match fs::remove_dir_all(&finished) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            fs::rename(&self.directory, &finished)?;
+            sync_parent(&finished)
+        };
+        if let Err(error) = attempt() {
+            self.warn(&format!(
+                "cannot call {} finished ({error}), so the next job would go on from there; remove it",
+                self.directory.display()
+            ));
+        }
+    }
+
+    fn end_writing(&mut self) {
+        self.writer = None;
+        if let Some(thread) = self.thread.take() {
+            // What was begun is finished.
+            drop(thread.join());
+        }
     }
 
     fn path(&self, point: Point) -> PathBuf {
@@ -262,11 +363,12 @@ impl Files {
         });
     }
 
-    fn read_known(&self) -> Result<Terms> {
-        let path = self.directory.join("terms");
+    /// What an earlier process wrote, if one did.
+    fn read_known(&self) -> Result<Option<Known>> {
+        let path = self.directory.join(TERMS);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Terms::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(trouble("read", &path, &error)),
         };
         let damaged = || trouble("read", &path, &io::Error::other("it is damaged"));
@@ -280,28 +382,33 @@ impl Files {
             return Err(trouble("read", &path, &error));
         }
         let (_, known): (u32, Known) = codec::decode(rest).map_err(|_| damaged())?;
-        if (known.server, known.servers) != self.who {
+        let directory = Text::of(self.directory.display());
+        let (theirs, servers, server) = (known.server, known.servers, self.known.server);
+        if theirs != server {
             return Err(NotServed::OtherDirectory {
-                directory: Text::of(self.directory.display()),
-                theirs: known.server,
-                servers: known.servers,
-                server: self.who.0,
+                directory,
+                theirs,
+                servers,
+                server,
             }
             .into());
         }
-        Ok(known.terms)
+        if servers != self.known.servers {
+            let (theirs, ours) = (servers, self.known.servers);
+            return Err(NotServed::OtherNumber {
+                directory,
+                theirs,
+                ours,
+            }
+            .into());
+        }
+        Ok(Some(known))
     }
 
-    fn write_known(&self, terms: &Terms) -> Result<()> {
-        let (server, servers) = self.who;
-        let known = Known {
-            server,
-            servers,
-            terms: terms.clone(),
-        };
-        let bytes = codec::encode(&(FORMAT, known), usize::MAX)?;
+    fn write_known(&self) -> Result<()> {
+        let bytes = codec::encode(&(FORMAT, self.known.clone()), usize::MAX)?;
         let sum = checksum([&bytes[..]]).to_le_bytes();
-        write(&self.directory.join("terms"), &[&sum, &bytes])
+        write(&self.directory.join(TERMS), &[&sum, &bytes])
     }
 }
 
@@ -365,26 +472,37 @@ impl Writer {
     }
 
     fn warn(&self, what: &str) {
-        let (server, host) = (self.server, host_name());
-        (self.on_warning)(format!("parameter server {server} on {host} {what}"));
+        warn(self.on_warning, self.server, what);
     }
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        self.writer = None;
-        if let Some(thread) = self.thread.take() {
-            // What was begun is finished.
-            drop(thread.join());
-        }
+        self.end_writing();
     }
 }
 
+fn warn(on_warning: fn(String), server: usize, what: &str) {
+    let host = host_name();
+    on_warning(format!("parameter server {server} on {host} {what}"));
+}
+
+/// Where the directory of a job is once that has ended well.
+fn finished(directory: &Path) -> PathBuf {
+    let mut name = directory.file_name().unwrap_or_default().to_owned();
+    name.push(".finished");
+    directory.with_file_name(name)
+}
+
+/// The file of `Known`.
+const TERMS: &str = "terms";
+/// Begins the names of snapshots.
+const SNAPSHOT: &str = "snapshot-";
 /// Ends the names of files that are being written.
 const PARTIAL: &str = ".partial";
 
 fn name_of(point: Point) -> String {
-    format!("snapshot-{}-{}", point.term, point.version)
+    format!("{SNAPSHOT}{}-{}", point.term, point.version)
 }
 
 fn trouble(what: &str, path: &Path, error: &io::Error) -> Error {
@@ -408,14 +526,19 @@ fn write(path: &Path, slices: &[&[u8]]) -> Result<()> {
         }
         file.sync_all()?;
         fs::rename(&partial, path)?;
-        let directory = path.parent().unwrap_or_else(|| Path::new("."));
-        File::open(directory)?.sync_all()
+        sync_parent(path)
     };
     attempt().map_err(|error| {
         // What is there of it may be what others lack.
         let _ = fs::remove_file(&partial);
         trouble("write", path, &error)
     })
+}
+
+/// Makes a change of a name durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    File::open(parent.unwrap_or_else(|| Path::new(".")))?.sync_all()
 }
 
 fn read(path: &Path) -> Result<Snapshot> {

@@ -35,6 +35,9 @@ pub enum Given<'a> {
     Rows(&'a [usize], &'a [f32]),
 }
 
+/// Equal for equal models.
+pub type Fingerprint = [u8; 32];
+
 /// All variables, and where they are.
 #[derive(Debug)]
 pub struct Model {
@@ -43,7 +46,7 @@ pub struct Model {
     shapes: Vec<Shape>,
     /// By server.
     shards: Vec<Vec<Part>>,
-    fingerprint: [u8; 32],
+    fingerprint: Fingerprint,
 }
 
 impl Variable {
@@ -80,7 +83,7 @@ impl Model {
 
     /// Equal exactly for the same variables, optimizer and placement.
     #[must_use]
-    pub const fn fingerprint(&self) -> [u8; 32] {
+    pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 

@@ -16,17 +16,19 @@ use super::message::{Counted, Message};
 use gradring_core::forming::rendezvous::check_loopback;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
+use gradring_net::host::host_name;
 use gradring_net::link::forks::Process;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::Listener;
 use gradring_net::session::turned_away::TurnedAway;
-use gradring_proto::error::{Abort, Error, NotServed, Result};
+use gradring_proto::error::{Abort, Error, NotServed, Result, Text};
 use gradring_proto::lock::lock;
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{Incarnation, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::message::{Ask, Order, Report, Request};
+use gradring_proto::parameters::restoring::Origin;
 use gradring_proto::parameters::rules::{Rules, Timing};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::Server as Protocol;
@@ -112,6 +114,8 @@ impl Server {
         let keepers = Keepers { servers, replicas };
         let who = (place.server, servers);
         let store = Store::open(directory, who, Arc::clone(&wake_up), config.on_warning)?;
+        let kept = store.model().zip(store.directory());
+        let kept = kept.map(|(model, it)| (Text::of(it.display()), model));
         let mut stores = vec![store];
         for _ in 0..replicas {
             let wake_up = Arc::clone(&wake_up);
@@ -127,6 +131,7 @@ impl Server {
             server: place.server,
             workers: rules.workers as usize,
             rules: rules.compared(),
+            kept,
             present: Mutex::default(),
             arrived: Mutex::default(),
             owner: Arc::clone(&wake_up),
@@ -193,6 +198,7 @@ impl Server {
             told: vec![false; servers],
             is_over: false,
             told_at: now,
+            restored: 0,
             counted: (0, 0),
             place: place.clone(),
             published: Arc::clone(&published),
@@ -239,6 +245,7 @@ impl Server {
                 return Err(closed());
             }
             let Some(limit) = core.turn(Instant::now())? else {
+                core.finish();
                 return Ok(());
             };
             let limit = limit.min(INTERRUPT_INTERVAL);
@@ -246,6 +253,9 @@ impl Server {
             if asked.elapsed() >= INTERRUPT_INTERVAL {
                 asked = Instant::now();
                 if interrupt.interrupts() {
+                    if core.has_nobody_to_wait_for() {
+                        core.finish();
+                    }
                     return Err(Abort::Interrupted.into());
                 }
             }
@@ -344,6 +354,8 @@ struct Core {
     told: Vec<bool>,
     /// Server 0 has said that all is over.
     is_over: bool,
+    /// How often servers were restored, as far as was said.
+    restored: u64,
     /// When workers were last told what has become of gradients.
     told_at: Instant,
     /// Bytes of channels that are closed.
@@ -369,12 +381,13 @@ impl Core {
 
     /// Does what there is to do, and says how long it may wait then; nothing once all is over.
     fn turn(&mut self, now: Instant) -> Result<Option<Duration>> {
-        self.accept(now);
+        self.accept(now)?;
         self.connect(now)?;
         self.recv_from_workers(now)?;
         self.recv_from_servers(now)?;
         self.note_saved(now)?;
         self.sequence(now)?;
+        self.say_where_it_goes_on();
         self.keep_up(now)?;
         self.remove_lost(now)?;
         self.publish();
@@ -382,7 +395,7 @@ impl Core {
             return Ok(None);
         }
         if let Some(sequencer) = &self.sequencer {
-            if sequencer.start() > 0 {
+            if sequencer.start() > 0 && sequencer.has_survivors() {
                 self.liveness.have_been_there();
             }
             let server = self.place.server;
@@ -415,11 +428,17 @@ impl Core {
         workers.chain(servers.flatten())
     }
 
-    fn accept(&mut self, now: Instant) {
+    fn accept(&mut self, now: Instant) -> Result<()> {
         for (client, link) in self.access.arrived(now) {
             let channel = MessageChannel::new(link, self.config.settings.checksum, now);
             match client {
-                ClientKind::Worker { index, process, .. } => {
+                ClientKind::Worker {
+                    index,
+                    process,
+                    model,
+                } => {
+                    // Before there is a snapshot of what it trains.
+                    self.copies[0].disk().set_model(model)?;
                     let worker = index as u32;
                     self.liveness.connected(worker);
                     let before = self.workers.insert(worker, (process.0, channel));
@@ -431,6 +450,7 @@ impl Core {
                 }
             }
         }
+        Ok(())
     }
 
     fn count(&mut self, ended: Option<&MessageChannel>) {
@@ -638,6 +658,40 @@ impl Core {
             while let Some((copy, order)) = self.orders.pop_front() {
                 self.apply(copy, order, now)?;
             }
+        }
+    }
+
+    /// Where servers do not go on from memory, a user knows with which weights they do.
+    fn say_where_it_goes_on(&mut self) {
+        let Some(sequencer) = &self.sequencer else {
+            return;
+        };
+        if self.restored == sequencer.restored() {
+            return;
+        }
+        self.restored = sequencer.restored();
+        let what = match sequencer.origin() {
+            Some(Origin::Snapshots) => format!("go on from snapshot {}", sequencer.start()),
+            Some(Origin::NothingInCommon) => "begin anew: they have no snapshot in common".into(),
+            _ => return,
+        };
+        let of = self.copies[0].disk().directory();
+        let of = of.map_or_else(String::new, |of| format!(" of {}", of.display()));
+        let (server, host) = (self.place.server, host_name());
+        (self.config.on_warning)(format!(
+            "parameter server {server} on {host}: all servers {what}{of}"
+        ));
+    }
+
+    /// Whether a worker has ended well, and the others are lost or have ended, too.
+    fn has_nobody_to_wait_for(&self) -> bool {
+        !self.liveness.left.is_empty() && self.workers.is_empty()
+    }
+
+    /// The job has ended well.
+    fn finish(&mut self) {
+        for copy in &mut self.copies {
+            copy.disk().finish();
         }
     }
 

@@ -342,8 +342,10 @@ fn a_lost_server_is_restored_from_its_directory_and_workers_go_on() {
     for Served { thread, .. } in served.into_iter().flatten() {
         thread.join().unwrap().unwrap();
     }
+    // The job has ended well, so the next one is to begin anew.
     for directory in directories {
-        std::fs::remove_dir_all(directory).unwrap();
+        assert!(!directory.exists());
+        std::fs::remove_dir_all(directory.with_extension("finished")).unwrap();
     }
 }
 

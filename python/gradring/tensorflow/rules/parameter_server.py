@@ -21,6 +21,7 @@ import tensorflow as tf
 from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
+from gradring.group.communicator import program_error
 from gradring.tensorflow import failures
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.dtypes import map_values
@@ -277,6 +278,11 @@ class PushedUpdates(Updates):
                 )
 
     def _leave_at_exit(self) -> None:
+        if program_error() is not None:
+            # A lost worker, which may come back: the job has not ended well for it.
+            assert self._client is not None, "it is registered once there is one"
+            self._client.close()
+            return
         try:
             self.leave()
         except GradringError as error:

@@ -231,6 +231,14 @@ impl NotServed {
             Self::DirectoryTaken { .. } | Self::OtherDirectory { .. } => {
                 "give every parameter server a directory of its own"
             }
+            Self::OtherNumber { .. } => {
+                "start as many as that job had (gradring run --ps) to go on from its snapshots, or give \
+                 another directory (snapshots=) to begin anew"
+            }
+            Self::OtherModel { .. } => {
+                "train the same model to go on from its snapshots, or give another directory (snapshots=) \
+                 to begin anew"
+            }
             Self::Disk { .. } => "make room or give another directory, and start the server again",
             Self::NobodyCame { turned_away, .. } if !turned_away.is_empty() => "",
             Self::NobodyCame { .. } => {

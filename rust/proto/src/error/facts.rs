@@ -304,6 +304,16 @@ facts! {
         OnlyParameters,
         #[error("{directory} has the snapshots of another living process")]
         DirectoryTaken { directory: Text },
+        #[error(
+            "{directory} has the snapshots of a job with {}, and this job has {ours}",
+            servers(*theirs)
+        )]
+        OtherNumber { directory: Text, theirs: usize, ours: usize },
+        #[error(
+            "{directory} has the snapshots of a job whose variables, optimizer or placement differ from those \
+             of worker {worker}"
+        )]
+        OtherModel { directory: Text, worker: usize },
         #[error("{directory} has the snapshots of server {theirs} of {servers}, and this is server {server}")]
         OtherDirectory { directory: Text, theirs: usize, servers: usize, server: usize },
         #[error("cannot {what} {path}: {error}")]
@@ -557,6 +567,8 @@ impl NotServed {
             | Self::OtherServer { .. }
             | Self::DirectoryTaken { .. }
             | Self::OtherDirectory { .. }
+            | Self::OtherNumber { .. }
+            | Self::OtherModel { .. }
             | Self::Disk { .. } => "ConfigError",
         }
     }
@@ -626,6 +638,12 @@ const fn counted(published: bool) -> &'static str {
         true => "published",
         false => "took back",
     }
+}
+
+/// `1 parameter server`, or `2 parameter servers`.
+fn servers(count: usize) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} parameter server{plural}")
 }
 
 /// `rank 3`, or `ranks 0, 1 and 2`; of many, how many more there are.
