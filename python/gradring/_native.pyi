@@ -188,6 +188,7 @@ class Config:
         listen: `host:port` at which it listens; None: a free port.
         announce: `host:port` by which others reach it.
         job: The job's name; empty for none.
+        versions: Of what computes beside gradring, for the other ranks; empty for none.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -200,6 +201,7 @@ class Config:
         listen: str | None = None,
         announce: str | None = None,
         job: str = "",
+        versions: str = "",
     ) -> Config: ...
     def listening_at(self, listen: str | None) -> Config:
         """The same, of a process that listens elsewhere."""
@@ -281,6 +283,8 @@ class Communicator:
     def local_size(self) -> int: ...
     @property
     def hosts(self) -> list[str]: ...
+    @property
+    def versions(self) -> list[str]: ...
     @property
     def reachable_from_other_hosts(self) -> list[int]: ...
     @property

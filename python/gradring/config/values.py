@@ -16,6 +16,7 @@ from gradring.config import parse
 from gradring.config.settings import READ, Setting, variables
 from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError
+from gradring.machine import versions
 
 if TYPE_CHECKING:
     from gradring._native import SettingValues
@@ -379,7 +380,8 @@ class Settings(SettingValues):
             ConfigError: A value cannot be used.
         """
         job = parse.job_id(job_id) if job_id is not None else ""
-        return _native.Config(self, listen=listen, announce=announce, job=job)
+        told = versions.loaded()
+        return _native.Config(self, listen=listen, announce=announce, job=job, versions=told)
 
 
 #: What counts where neither an argument nor a variable says anything.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -29,6 +30,7 @@ from gradring.group.collectives import Collectives, all_gather_bytes
 from gradring.group.open_groups import OpenGroups
 from gradring.group.steps import Step, described
 from gradring.group.together import agreed
+from gradring.machine import versions
 from gradring.observe import lateness
 from gradring.stats import SlowestRank, Stats
 
@@ -268,6 +270,8 @@ class Communicator(Collectives):
             _log.warning(
                 "rank %d uses TCP to rank %d of the same host: %s", self.rank, peer, reason
             )
+        if self.rank == 0 and self._part is None:
+            _warn_of_versions(*versions.differences(native.versions))
 
     @overload
     def split(self, color: int, key: int = 0, *, name: str | None = None) -> Communicator: ...
@@ -659,6 +663,16 @@ def _unless_gradrings(
 ) -> Callable[[threading.ExceptHookArgs], object]:
     """Shows what ends a thread, but for errors of gradring."""
     return lambda end: None if issubclass(end.exc_type, GradringError) else show(end)
+
+
+@functools.cache  # once for an elastic job, whose groups change
+def _warn_of_versions(*differences: str) -> None:
+    if differences:
+        _log.warning(
+            "ranks run different versions, which may compute differently: %s; install the same on "
+            "all hosts",
+            "; ".join(differences),
+        )
 
 
 def program_error() -> BaseException | None:

@@ -1,1 +1,1 @@
-"""The machine: its resources, network interfaces, free ports, and the streams of this process."""
+"""The machine: its resources, interfaces, free ports, packages, and the streams of this process."""

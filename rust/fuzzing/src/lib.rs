@@ -409,6 +409,7 @@ fn member() -> Member {
         job: "slurm 4711.0".into(),
         settings: "algorithm=auto".into(),
         rack: "r7".into(),
+        versions: "Python 3.11.7, numpy 2.4.6".into(),
         transports: vec!["shm".into(), "tcp".into()],
     }
 }

@@ -244,6 +244,8 @@ pub struct Config {
     /// What tells the job from others that may use the same addresses; must be the same on all
     /// ranks. Empty if nothing does.
     pub job: String,
+    /// Versions of what computes beside gradring, which the ranks tell each other; empty for none.
+    pub versions: String,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
     /// Certificates, if everything that travels over TCP is to be inside TLS.
@@ -284,6 +286,7 @@ impl Config {
             announce: None,
             addresses: Vec::new(),
             job: String::new(),
+            versions: String::new(),
             token: Vec::new(),
             tls: None,
             socket: None,

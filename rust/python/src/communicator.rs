@@ -130,6 +130,11 @@ impl Communicator {
     }
 
     #[getter]
+    fn versions(&self) -> Vec<&str> {
+        self.inner.roster.versions().collect()
+    }
+
+    #[getter]
     fn reachable_from_other_hosts(&self) -> Vec<usize> {
         self.inner.roster.reachable_from_other_hosts().collect()
     }

@@ -30,12 +30,13 @@ pub(crate) struct Config {
 #[pymethods]
 impl Config {
     #[new]
-    #[pyo3(signature = (settings, *, listen=None, announce=None, job=""))]
+    #[pyo3(signature = (settings, *, listen=None, announce=None, job="", versions=""))]
     fn new(
         settings: &Bound<'_, PyAny>,
         listen: Option<String>,
         announce: Option<String>,
         job: &str,
+        versions: &str,
     ) -> PyResult<Self> {
         let value = |name| settings.getattr(name);
         let mut texts = BTreeMap::new();
@@ -58,6 +59,7 @@ impl Config {
             interface: interface.transpose()?,
             announce,
             job: job.into(),
+            versions: versions.into(),
             token: value("token")?.extract::<Option<_>>()?.unwrap_or_default(),
             tls: value("tls")?.extract::<Option<_>>()?.map(tls_files),
             settings: Settings::of(&texts).map_err(unusable)?,

@@ -36,6 +36,11 @@ impl Roster {
         Topology::by_host(hosts).in_racks(|rank| &self.members[rank].rack)
     }
 
+    /// What each rank says of the versions that it runs, by rank.
+    pub fn versions(&self) -> impl Iterator<Item = &str> {
+        self.members.iter().map(|member| member.versions.as_str())
+    }
+
     /// The ranks to which processes of other hosts can connect.
     ///
     /// Each rank tells what its own socket is bound to: addresses that are configured do not say it.
@@ -79,6 +84,7 @@ pub(crate) fn this_member(
         rack: config.settings.rack.0.clone(),
         job: config.job.clone(),
         settings: config.settings.compared(),
+        versions: config.versions.clone(),
         transports: kinds.iter().map(|kind| kind.name.into()).collect(),
     }
 }
@@ -97,6 +103,7 @@ mod tests {
             rack: String::new(),
             job: String::new(),
             settings: String::new(),
+            versions: String::new(),
             transports: Vec::new(),
         });
         let roster = Roster::new(members.into());

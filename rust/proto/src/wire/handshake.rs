@@ -29,9 +29,9 @@ pub const RACK_BYTES_MAX: usize = 24;
 pub const PROTOCOL_VERSION: u32 = 21;
 
 /// Bound on what a member may send.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// Ranks of the largest group: with 512 bytes for each, its roster fits into a message.
-pub const WORLD_SIZE_MAX: usize = MESSAGE_BYTES_MAX / 512;
+const MESSAGE_BYTES_MAX: usize = 2 << 20;
+/// Ranks of the largest group: with 1,024 bytes for each, its roster fits into a message.
+pub const WORLD_SIZE_MAX: usize = MESSAGE_BYTES_MAX / 1024;
 /// Bound on what anybody may send; the longest is the settings of a member, or an error.
 const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
@@ -173,6 +173,9 @@ pub struct Member {
     pub job: String,
     /// Settings that must be equal on all ranks, as text.
     pub settings: String,
+    /// Versions of what computes beside gradring, such as `Python 3.11.7, numpy 2.4.6`. They may
+    /// differ, and rank 0 says so.
+    pub versions: String,
     /// What it offers to make links of, by name.
     pub transports: Vec<String>,
 }

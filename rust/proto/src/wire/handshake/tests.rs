@@ -487,6 +487,7 @@ fn member() -> Member {
         job: "j".repeat(32),
         settings: "p".repeat(150),
         rack: "r".repeat(RACK_BYTES_MAX),
+        versions: "v".repeat(200),
         transports: vec!["shm".into(), "tcp".into()],
     }
 }
