@@ -83,12 +83,17 @@ def make(folder: Path) -> None:
     # With those of the system an environment also has those of the user.
     made = ["-m", "venv", "--without-pip", "--system-site-packages", str(environment)]
     subprocess.run([sys.executable, *made], check=True)
-    packages = Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    # The package first, and then all that the environment of this checkout has.
-    (environment / packages / "developer.pth").write_text(
-        f"{checkout / 'python'}\n"
-        f"import site; site.addsitedir({str(folder / '.venv' / packages)!r})\n"
-    )
+    packages = Path(sysconfig.get_path("purelib"))
+    there = environment / packages.relative_to(sys.prefix)
+
+    def link(source: str, target: str) -> None:
+        Path(target).symlink_to(folder / ".venv" / Path(source).relative_to(sys.prefix))
+
+    shutil.copytree(packages, there, copy_function=link, dirs_exist_ok=True)
+    for path in packages.glob("*.pth"):
+        # That of the package leads to this checkout.
+        (there / path.name).unlink()
+        (there / path.name).write_text(path.read_text().replace(str(ROOT), str(checkout)))
     for path in Path(sys.prefix, "bin").iterdir():
         if not (environment / "bin" / path.name).exists():
             command(path, environment, folder)
@@ -140,7 +145,7 @@ def inside(folder: Path, arguments: list[str]) -> int:
     open_to_all(Path(sys.base_prefix), folder)
     checkout = folder / "checkout"
     for path in (home, checkout):
-        run("chown", "-R", f"{ID}:{ID}", str(path))
+        run("chown", "-hR", f"{ID}:{ID}", str(path))
     core = str(min(os.sched_getaffinity(0)))
     user_of = ("setpriv", f"--reuid={ID}", f"--regid={ID}", "--clear-groups", "--no-new-privs")
     variables = ("env", "-i", f"HOME={home}", f"PATH={os.defpath}", "LANG=C", f"TZ={TIME_ZONE}")
