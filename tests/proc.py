@@ -1,4 +1,4 @@
-"""Facts from Linux about this process, in /proc."""
+"""Facts from Linux about this process, most of them in /proc."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from pathlib import Path
 
 LISTEN, CLOSE_WAIT, ESTABLISHED = "0A", "08", "01"
 """States as /proc/net/tcp writes them; in the second, the peer alone has closed its end."""
+
+
+def has_ipv6() -> bool:
+    """Whether the loopback interface has ::1."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def descriptors() -> list[str]:

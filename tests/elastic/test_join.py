@@ -36,6 +36,7 @@ from gradring.group.communicator import open_groups
 from gradring.group.require_equal import require_equal
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from proc import has_ipv6
 from waiting import wait_until
 
 STEPS = 5
@@ -67,14 +68,6 @@ def test_who_joins_gets_the_state_and_the_others_lose_nothing(stage: Stage, tran
         assert re.search(why, outcome.output), outcome.output
     assert joiner.groups[0].step >= STEPS
     assert [group.world_size for seen in others for group in seen.groups] == [2, 3, 2, 3]
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

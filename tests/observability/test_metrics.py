@@ -29,6 +29,7 @@ from gradring.observe.observer import observe_worker, observer_of
 from gradring.stats import Stats
 from gradring.testing import run_ranks
 from gradring.tools.launch.hosts import parse_hosts
+from proc import has_ipv6
 from waiting import wait_until
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana"
@@ -197,14 +198,6 @@ def test_a_port_that_is_taken_stops_nobody(caplog: pytest.LogCaptureFixture) -> 
         lines = metrics.render(comm).splitlines()
     assert any(line.startswith("gradring_info{") for line in lines)
     assert "serves no metrics: 127.0.0.1:" in caplog.text
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 def served_again_beside_a_fork(port: int) -> list[bool]:
