@@ -43,9 +43,12 @@ def fitted(comm: Any, directory: Path, kind: str, *callbacks: Any) -> Any:
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow import callbacks as module
     from gradring.tensorflow.callbacks import PreemptionCheckpoint
     from gradring.tensorflow.elastic import CommitState, State
 
+    # So few steps may take less than the second after which ranks would ask.
+    module.NOTICE_PERIOD_S = 0.0
     strategy = CustomCollectiveStrategy(communicator=comm)
     keras.utils.set_random_seed(1)
     with strategy.scope():
