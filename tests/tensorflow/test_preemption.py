@@ -13,6 +13,7 @@ import pytest
 from keras_models import needs_fit
 
 import gradring
+import gradring.elastic
 from chosen import chosen, marked
 from gradring.errors import ConfigError, SaveError
 from gradring.testing import Outcome, run_ranks
@@ -153,6 +154,13 @@ def refusals(comm: Any) -> list[str]:
     thread.join()
     refused(lambda: fit(PreemptionCheckpoint(saver)))
     refused(lambda: fit(saver, PreemptionCheckpoint(saver)))
+    backup = keras.callbacks.BackupAndRestore(f"backup-{comm.rank}")
+
+    @gradring.elastic.run(comm, min_workers=2)
+    def train(state: Any) -> None:
+        refused(lambda: fit(backup, PreemptionCheckpoint(backup)))
+
+    train(gradring.elastic.State(step=0))
     return said
 
 
@@ -203,6 +211,7 @@ def test_what_cannot_save_or_listen_is_refused(ranks: Any) -> None:
             "exit_code=256",
         ]
         parts += ["main thread", "does not get the callback", "is kept in memory alone"]
+        parts += ["inside of elastic.run"]
         for part, said in zip(parts, found["refused"], strict=True):
             assert part in said
             assert said.startswith("PreemptionCheckpoint")

@@ -26,7 +26,13 @@ from gradring.tensorflow import fit_callbacks, input_time
 from gradring.tensorflow import gradient_norm as norms
 from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cross_device_ops import alone
-from gradring.tensorflow.elastic import CommitState, ends_epoch, save_commit, why_unwritten
+from gradring.tensorflow.elastic import (
+    CommitState,
+    ends_epoch,
+    has_files,
+    is_in_elastic_run,
+    save_commit,
+)
 from gradring.tensorflow.model_variables import variables_of
 from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.scalars import ScalarWriter
@@ -335,15 +341,16 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
         Raises:
             gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`;
-                or `fit` does not get the saver, or its state has no directory or is inside of
+                or `fit` does not get the saver, or its state has no directory; or it is inside of
                 `elastic.run`, where a process leaves by itself at a commit.
         """
-        _communicator_of(self)
         why = ""
-        if getattr(self._saver, "model", None) is not self.model:
+        if is_in_elastic_run(_communicator_of(self)):
+            why = "inside of elastic.run, SIGTERM makes a process leave at a commit; leave it out"
+        elif getattr(self._saver, "model", None) is not self.model:
             why = "fit does not get the callback that saves; add it to callbacks="
-        elif isinstance(self._saver, CommitState):
-            why = why_unwritten(self._saver)
+        elif isinstance(self._saver, CommitState) and not has_files(self._saver):
+            why = "the state is kept in memory alone; call its checkpoint_to(directory) and sync()"
         if why:
             raise ConfigError(f"PreemptionCheckpoint: {why}")
         self._notices.watch(*self._signals)

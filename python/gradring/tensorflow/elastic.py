@@ -12,6 +12,7 @@ from gradring import elastic
 from gradring.config import parse
 from gradring.elastic import run
 from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
 from gradring.tensorflow.adoption import communicator_of, of_tensorflow
 from gradring.tensorflow.model_variables import (
@@ -230,14 +231,14 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 setattr(self._state, name, value)
 
 
-def why_unwritten(commits: CommitState) -> str:
-    """Why no file would have its commits; empty if one would."""
-    state, communicator = commits._state, communicator_of(commits.model.distribute_strategy)
-    if communicator is not None and communicator._participant is not None:
-        return "inside of elastic.run, SIGTERM makes a process leave at a commit; leave it out"
-    if state._checkpoints is None:
-        return "the state is kept in memory alone; call its checkpoint_to(directory) and sync()"
-    return ""
+def is_in_elastic_run(communicator: Communicator) -> bool:
+    """Whether its processes leave and join at commits."""
+    return communicator._participant is not None
+
+
+def has_files(commits: CommitState) -> bool:
+    """Whether its commits are written to files."""
+    return commits._state._checkpoints is not None
 
 
 def save_commit(commits: CommitState, epoch: int, steps: int) -> None:
