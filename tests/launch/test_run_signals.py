@@ -143,7 +143,7 @@ def test_a_terminal_without_a_shell_suspends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_was_suspended_longer_than_a_rank_may_be_silent_trains_on(
+def test_a_job_suspended_for_longer_than_silence_trains_on(
     tmp_path: Path,
 ) -> None:
     program = script(
