@@ -160,7 +160,7 @@ def test_a_report_for_which_there_is_no_room_is_told_in_one_line(
         assert cli.main(["demo", "--report", str(tmp_path)]) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().err == "gradring demo: [Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == "gradring: [Errno 28] No space left on device\n"
 
 
 @pytest.mark.parametrize("trouble", [[], ["--slow-rank", "1"], ["--kill", "1"]])

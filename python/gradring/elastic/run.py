@@ -187,9 +187,10 @@ class _Job:
         self._must_match |= must_match(self._communicator) | state._must_match()
         self._state = state
         #: Whether there will be a commit.
-        self._waits = False
-        #: Of SIGTERM, by which this process leaves at its next commit.
-        self._leaves = Notices(lambda: self._waits)
+        self._waits = threading.Event()
+        #: Of SIGTERM, by which this process leaves at its next commit. It does not refer to the job,
+        #: whose port is free as soon as nothing does.
+        self._leaves = Notices(self._waits.is_set)
         #: From its first group on, or from when it looks for one to join.
         self._participant: _native.Participant
         #: The ranks of the group that are not on trial, while others are.
@@ -247,7 +248,7 @@ class _Job:
                 newcomers_failed = not (self._has_begun or isinstance(error, _SURVIVABLE))
             finally:
                 self._state._after_commit = self._state._group = None
-                self._waits = False
+                self._waits.clear()
             group = self._next_group(newcomers_failed)
         # It has returned like all others, of whom one knew it before the group failed.
         return result
@@ -318,7 +319,8 @@ class _Job:
         self._state._sync(communicator, participant.has_state)
         participant.establish(native)
         self._log_time("got the values, and begins")
-        self._has_begun = self._waits = True
+        self._has_begun = True
+        self._waits.set()
         self._state._after_commit, self._state._group = self._at_commit, communicator
 
     def _leave(self, why: str) -> None:

@@ -404,7 +404,7 @@ pub(crate) fn check_readable(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> 
     };
     view.axes
         .sort_unstable_by_key(|(_, stride)| stride.unsigned_abs());
-    match view.is_written(&CLAIMED.lock()) {
+    match view.may_be_written(&CLAIMED.lock()) {
         true => Err(under_way()),
         false => Ok(()),
     }
@@ -420,7 +420,7 @@ struct View {
 
 impl View {
     /// Whether a collective under way writes to one of the elements.
-    fn is_written(mut self, claimed: &Claimed) -> bool {
+    fn may_be_written(mut self, claimed: &Claimed) -> bool {
         if self.axes.iter().any(|&(length, _)| length == 0) {
             return false;
         }
@@ -449,7 +449,7 @@ impl View {
                 axes: self.axes.clone(),
                 element_bytes: self.element_bytes,
             };
-            part.is_written(claimed)
+            part.may_be_written(claimed)
         })
     }
 }

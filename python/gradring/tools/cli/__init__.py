@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in OUTPUT_ERRORS:
             raise
-        with open(os.devnull, "wb") as nowhere:
+        # That of a notebook is no file.
+        with open(os.devnull, "wb") as nowhere, contextlib.suppress(io.UnsupportedOperation):
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader has gone, as in gradring doctor | head -1
             return 128 + signal.SIGPIPE
