@@ -188,8 +188,8 @@ class _Job:
         self._state = state
         #: Whether there will be a commit.
         self._waits = threading.Event()
-        #: Of SIGTERM, by which this process leaves at its next commit. It does not refer to the job,
-        #: whose port is free as soon as nothing does.
+        #: Of SIGTERM, by which this process leaves at its next commit. It has no reference to the
+        #: job, whose port is free with the last one.
         self._leaves = Notices(self._waits.is_set)
         #: From its first group on, or from when it looks for one to join.
         self._participant: _native.Participant

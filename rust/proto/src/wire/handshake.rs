@@ -11,7 +11,7 @@
 //! group, generation, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
 
 use std::fmt;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::de::DeserializeOwned;
@@ -394,11 +394,17 @@ fn read_body(stream: &mut impl Read, bytes_max: usize) -> Result<Vec<u8>> {
     stream
         .read_exact(&mut length)
         .map_err(|error| broken(&error))?;
-    let mut body = vec![0; codec::length(length, bytes_max)?];
-    stream
-        .read_exact(&mut body)
+    let length = codec::length(length, bytes_max)?;
+    // Memory is taken for what has come, whatever length is claimed.
+    let mut body = Vec::new();
+    let mut claimed = stream.take(length as u64);
+    claimed
+        .read_to_end(&mut body)
         .map_err(|error| broken(&error))?;
-    Ok(body)
+    match body.len() == length {
+        true => Ok(body),
+        false => Err(broken(&io::ErrorKind::UnexpectedEof.into())),
+    }
 }
 
 fn mac(token: &[u8], role: &[u8], transcript: &[u8]) -> Hmac<Sha256> {

@@ -551,8 +551,8 @@ fn a_joiner_that_finds_no_member_says_where_it_asked() {
     assert_eq!(
         job.errors,
         [
-            "no member of the job answered at h7:1, h8:1 within 60 s; start more workers, or the job \
-             again from its last checkpoint"
+            "no member of the job answered at h7:1, h8:1 within 60 s; correct GRADRING_JOIN, or start the \
+             job again from its last checkpoint"
         ]
     );
 }
