@@ -78,7 +78,8 @@ def test_certificates_in_files_that_no_path_leads_to_are_named(wrong: str) -> No
 
 def test_snapshots_go_where_a_path_leads() -> None:
     assert ParameterServer(snapshots="\udcff").snapshots == "\udcff"
-    assert ParameterServer(snapshots=b"\xff").snapshots == "\udcff"
+    of_bytes: Any = b"\xff"
+    assert ParameterServer(snapshots=of_bytes).snapshots == "\udcff"
     for wrong, says in [
         ("\ud800", "has characters that no path can have"),
         ("a" * 300, "too long"),

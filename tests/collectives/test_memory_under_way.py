@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ def readings(comm: gradring.Communicator, x: Any) -> dict[str, Callable[[], obje
     for name in (*READERS, *(f"{name}_async" for name in READERS)):
         call = getattr(comm, name)
         if name.startswith(("reduce_scatter", "all_")):
-            calls[name] = lambda call=call: call(x)
+            calls[name] = partial(call, x)
         else:
             for root in range(comm.world_size):
-                calls[f"{name} to {root}"] = lambda call=call, root=root: call(x, root=root)
+                calls[f"{name} to {root}"] = partial(call, x, root=root)
     other = 1 - comm.rank
     calls["all_to_all with splits"] = lambda: comm.all_to_all(x, splits=[len(x), 0])
     calls["send"] = lambda: comm.send(x, other)

@@ -15,7 +15,8 @@ from gradring.testing import run_ranks
 
 def warned(numpy_of_rank: dict[int, str]) -> list[str]:
     """What this rank logs while it joins, with another version of numpy where one is given."""
-    np.__version__ = numpy_of_rank.get(int(os.environ["GRADRING_RANK"]), np.__version__)
+    of_rank = numpy_of_rank.get(int(os.environ["GRADRING_RANK"]), np.__version__)
+    vars(np)["__version__"] = of_rank
     said: list[str] = []
 
     class Keep(logging.Handler):

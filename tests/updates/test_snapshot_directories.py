@@ -14,7 +14,6 @@ import pytest
 from parameters import (
     INITIAL,
     SGD,
-    ParameterServer,
     client,
     free_addresses,
     gradient,
@@ -24,6 +23,7 @@ from parameters import (
 )
 
 from gradring import errors
+from gradring._native import ParameterServer
 from waiting import wait_until
 
 #: Updates of the job that was here before, and between two of its snapshots.
@@ -81,13 +81,17 @@ def finished(directory: Path, servers: int = 1) -> None:
     assert not raised
 
 
+def wait_for_last(directory: Path) -> None:
+    wait_until(lambda: LAST in snapshots(directory), "the last snapshot is there")
+
+
 def killed(directory: Path, servers: int = 1) -> None:
     """Leaves what a job leaves of which all processes were killed."""
     addresses, made = made_in(directory, servers)
     with serving(made, ends=False):
         push(addresses, STEPS, leaves=False)
         for own in directory.iterdir():
-            wait_until(lambda own=own: LAST in snapshots(own), "the last snapshot is there")
+            wait_for_last(own)
 
 
 def begins_with(directory: Path, servers: int = 1, *, name: str = "weights", **rules: Any) -> float:
@@ -296,10 +300,12 @@ def test_a_job_that_goes_on_from_snapshots_waits_for_all_workers_as_a_first_one_
         wait_until(lambda: made.stats()["members"] == [0], "one is there")
         # It asks four times a second, and survivors are waited for during one.
         asked: set[int] = set()
-        wait_until(
-            lambda: (asked.add(made.stats()["bytes_received"]), len(asked))[1] > 10,
-            "it has asked many times",
-        )
+
+        def has_asked() -> bool:
+            asked.add(made.stats()["bytes_received"])
+            return len(asked) > 10
+
+        wait_until(has_asked, "it has asked many times")
         assert made.stats()["version"] == LAST
         push(addresses, steps, worker=1)
         first.join()

@@ -320,7 +320,9 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "only; make it there"
             )
         self._signals = tuple(signals)
-        self._notices = Notices(lambda: fit_callbacks.is_in_fit(self))
+        #: Whether the ranks will ask each other once more in this `fit`.
+        self._will_ask = False
+        self._notices = Notices(lambda: self._will_ask and fit_callbacks.is_in_fit(self))
         try:
             self._notices.watch(*self._signals)
         except (OSError, TypeError, ValueError) as error:
@@ -353,7 +355,19 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             why = "the state is kept in memory alone; call its checkpoint_to(directory) and sync()"
         if why:
             raise ConfigError(f"PreemptionCheckpoint: {why}")
+        self._will_ask = True
         self._notices.watch(*self._signals)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """The ranks ask for the last time; what comes later ends a process as ever.
+
+        Raises:
+            SystemExit: A rank was given notice, and all have saved.
+            gradring.errors.SaveError: A rank was given notice, and one could not save.
+        """
+        self._epoch, self._batch, self._next_epoch = self._epoch + 1, 0, self._epoch + 1
+        self._will_ask = False
+        self._ask()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """All callbacks have done what they do at the end of an epoch."""

@@ -30,18 +30,21 @@ _COMPARED = (
 )
 #: Used of arrays only; a dataset has its own.
 _OF_ARRAYS = ("batch_size", "validation_batch_size", "shuffle")
+#: What Keras takes for None.
+_BATCH_SIZE = 32
 #: Of these, only whether there are any.
 _GIVEN = ("validation_data", "sample_weight")
 #: Callbacks, by the names of their classes, that change the weights of their rank or need the
-#: others. All others may be on some ranks alone, as `ModelCheckpoint` and `TensorBoard` are.
+#: others. All others may be on some ranks alone, as `ModelCheckpoint` and `TensorBoard` are. Where
+#: one sets the learning rate, the end of an epoch compares that.
 _ON_EVERY_RANK = (
     "CheckReplicas",
     "CommitState",
-    "LearningRateScheduler",
     "PreemptionCheckpoint",
-    "ReduceLROnPlateau",
     "SwapEMAWeights",
 )
+#: Where these are; a program may have others of these names.
+_PACKAGES = ("keras", "tf_keras", "gradring")
 _BEST_WEIGHTS = "EarlyStopping(restore_best_weights=True)"
 #: Of a value in an error, in characters.
 _SHOWN = 60
@@ -71,6 +74,14 @@ def _own(given: Mapping[str, Any]) -> dict[str, str]:
     """What has to be the same, by name."""
     has_arrays = _is_array(given.get("x")) or _is_array(given.get("validation_data"))
     names = (*_COMPARED, *_OF_ARRAYS) if has_arrays else _COMPARED
+    if has_arrays and "batch_size" in given:
+        size = _BATCH_SIZE if given["batch_size"] is None else given["batch_size"]
+        of_validation = given.get("validation_batch_size")
+        given = {
+            **given,
+            "batch_size": size,
+            "validation_batch_size": size if of_validation is None else of_validation,
+        }
     own = {name: _shown(given[name]) for name in names if name in given}
     for name in _GIVEN:
         if name in given:
@@ -88,7 +99,8 @@ def _callbacks(given: Any) -> Iterator[Any]:
 
 
 def _kinds_of(callback: Any) -> Iterator[str]:
-    names = {kind.__name__ for kind in type(callback).__mro__}
+    kinds = type(callback).__mro__
+    names = {it.__name__ for it in kinds if it.__module__.partition(".")[0] in _PACKAGES}
     yield from names.intersection(_ON_EVERY_RANK)
     if "EarlyStopping" in names and getattr(callback, "restore_best_weights", False):
         yield _BEST_WEIGHTS
@@ -115,6 +127,8 @@ def _text(value: Any) -> str:
         return "{" + ", ".join(sorted(f"{_text(k)}: {_text(v)}" for k, v in value.items())) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_text, value)) + "]"
-    # A number of numpy is written like one of Python. Any other object may show its address.
-    is_plain = value is None or isinstance(value, str | Real)
-    return str(value) if is_plain else type(value).__name__
+    if isinstance(value, Real):
+        # Equal numbers are equal text, of whatever type, and but for what rounding makes of them.
+        return f"{float(value):.6g}"
+    # Any other object may show its address.
+    return str(value) if value is None or isinstance(value, str) else type(value).__name__

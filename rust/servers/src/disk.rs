@@ -311,7 +311,7 @@ impl Files {
     /// Says that a job that has ended well was here, and how to go on from it.
     fn warn_of_finished(&self) {
         let finished = finished(&self.directory);
-        if finished.exists() {
+        if finished.is_dir() {
             self.warn(&format!(
                 "begins anew: the last job here has finished, and {} keeps its snapshots until this one \
                  has; to go on from them, give that directory of each server this one's name again",
@@ -334,8 +334,9 @@ impl Files {
         };
         if let Err(error) = attempt() {
             self.warn(&format!(
-                "cannot call {} finished ({error}), so the next job would go on from there; remove it",
-                self.directory.display()
+                "cannot give {} the name {} ({error}), so the next job would go on from there; move it away",
+                self.directory.display(),
+                finished.display()
             ));
         }
     }
