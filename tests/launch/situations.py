@@ -25,6 +25,8 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 #: For ranks that no launcher has started: PORT stands for one that is free.
 RENDEZVOUS = "127.0.0.1:PORT"
 JOIN = "import gradring\ngradring.init()\n"
+#: Of the launcher's last line where a rank's own stand above it.
+ABOVE = "its last words are above"
 #: For a rank that waits in vain, and for one that need not wait so long.
 IN_VAIN, IN_TIME = "1", "60"
 
@@ -289,8 +291,11 @@ class Seen:
 
     @property
     def last(self) -> str:
-        """The last line."""
-        return self.lines[-1] if self.lines else ""
+        """The last line; that of a rank where the launcher says that the last words are above."""
+        lines = self.lines
+        if lines and ABOVE in lines[-1]:
+            lines = [line for line in lines if line.startswith("[")]
+        return lines[-1] if lines else ""
 
 
 def seen(situation: Situation, directory: Path) -> Seen:
