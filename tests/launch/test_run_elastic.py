@@ -20,7 +20,6 @@ from launching import DEADLINE_S, executable, gradring, hosts_script, started, w
 from commands import command_line, succeeded
 from gradring.config.parse import JOIN
 from gradring.testing import simulated_hosts
-from gradring.testing.network import why_unavailable
 from waiting import wait_until
 
 HEAD = """\
@@ -575,7 +574,6 @@ def test_a_signal_ends_the_launcher_while_it_waits_for_hosts(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(why_unavailable() is not None, reason=f"{why_unavailable()}")
 def test_a_job_that_loses_a_machine_to_a_power_cut_trains_on_and_ends_well(tmp_path: Path) -> None:
     ranks = program(
         tmp_path,

@@ -29,7 +29,6 @@ from test_run_orphans import start
 import gradring as gradring_package
 from commands import command_line, head_of_script, succeeded
 from gradring.testing import simulated_hosts
-from gradring.testing.network import why_unavailable
 from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
 from gradring.tools.launch.ranks import KEPT_MEMORY
 from gradring.tools.launch.ssh import Ssh, forwarded
@@ -413,7 +412,6 @@ def test_ranks_on_addresses_of_this_machine_start_without_ssh(ssh: dict[str, str
     assert not Path(ssh["SSH_STAND_IN_NOTES"]).exists()
 
 
-@pytest.mark.skipif(why_unavailable() is not None, reason=f"{why_unavailable()}")
 def test_a_kernel_that_binds_to_any_address_makes_no_machine_this_one() -> None:
     program = (
         "from gradring.tools.launch.hosts import Host\n"
@@ -429,7 +427,6 @@ def test_a_kernel_that_binds_to_any_address_makes_no_machine_this_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(why_unavailable() is not None, reason=f"{why_unavailable()}")
 @pytest.mark.parametrize("own", ["10.99.0.1", "127.0.0.1"])
 def test_ranks_on_an_address_of_this_machine_meet_those_on_another(
     tmp_path: Path, ssh: dict[str, str], own: str
