@@ -310,6 +310,9 @@ def test_a_job_that_goes_on_from_snapshots_waits_for_all_workers_as_a_first_one_
         push(addresses, steps, worker=1)
         first.join()
     assert not raised
-    gradients = 2 * steps
-    updates = steps if staleness == 0 else gradients
-    assert (made.stats()["pushes"], made.stats()["version"]) == (gradients, LAST + updates)
+    counts = made.stats()
+    # Without rounds, a worker may leave before its last gradients are in an update.
+    dropped = 0 if staleness == 0 else counts["dropped_lost"]
+    assert counts["pushes"] + dropped == 2 * steps
+    updates = steps if staleness == 0 else counts["pushes"]
+    assert counts["version"] == LAST + updates
