@@ -125,7 +125,7 @@ def _step(comm: gradring.Communicator, gradient: Any) -> Callable[[], Callable[[
 @contextlib.contextmanager
 def _forced(way: str) -> Any:
     """Has what is traced meanwhile go one way."""
-    from gradring.tensorflow import sparse
+    from gradring.tensorflow.graph import sparse
 
     free = sparse.travels_dense, sparse.owners_may_pay, sparse._message_bytes
     if way != "chosen":

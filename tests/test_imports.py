@@ -34,11 +34,9 @@ PUBLIC = {
     "gradring.tensorflow": """
         CustomCollectiveStrategy GradientReducer Overlap ScalarWriter all_gather all_reduce
         all_to_all broadcast broadcast_variables check_replicas distribute_input failure_of
-        input_service join measure_overlap reduce_scatter sync_replicas""",
+        input_service join measure_overlap reduce_scatter restore save sync_replicas""",
     "gradring.tensorflow.callbacks": "CheckReplicas LiveLine PreemptionCheckpoint",
     "gradring.tensorflow.elastic": "CommitState State",
-    "gradring.tensorflow.restore": "restore",
-    "gradring.tensorflow.save": "save",
     "gradring.testing": """
         Host Outcome RankFailure RankTimeout RemoteError run_ranks simulated_hosts""",
     "gradring.updates": """

@@ -31,14 +31,14 @@ WITH_STRATEGY, SERVERS = "GRADRING_WITH_STRATEGY", "GRADRING_SERVERS"
 #: Those by which gradring stands in for something.
 STAND_INS = (AS_HOROVOD, AS_MWMS, WITH_STRATEGY)
 #: For models of Keras that no strategy has made.
-_GIVEN = "gradring.tensorflow.given_strategy"
+_GIVEN = "gradring.tensorflow.stand_ins.given_strategy"
 #: What calls `install`, beside the installed packages.
 FILE = "gradring_start.pth"
 #: What is called with a module when it has been imported: modules and functions by the variable
 #: that asks for them; None where the import is enough.
 _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
     "tensorflow": {
-        AS_MWMS: ("gradring.tensorflow.in_place_of_mwms", "install"),
+        AS_MWMS: ("gradring.tensorflow.stand_ins.in_place_of_mwms", "install"),
         WITH_STRATEGY: (_GIVEN, None),
         SERVERS: ("gradring_start.no_chief", "install"),
     },

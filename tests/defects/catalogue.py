@@ -282,7 +282,7 @@ CLUSTERS = _of(
 )
 
 TENSORFLOW = _of(
-    PACKAGE + "tensorflow/",
+    PACKAGE + "tensorflow/**/",
     TESTS + "tensorflow/",
     ("sparse.py", "tf.size(indices), divisor)", "tf.size(indices), 1)", "test_sparse.py"),
     (
@@ -337,7 +337,7 @@ TENSORFLOW = _of(
 )
 
 HOROVOD = _of(
-    PACKAGE + "tensorflow/",
+    PACKAGE + "tensorflow/**/",
     TESTS + "horovod/",
     (
         "compat_keras.py",

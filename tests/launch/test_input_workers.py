@@ -361,7 +361,7 @@ def test_what_needs_all_elements_is_refused() -> None:
     """Windows over each input worker's own elements would skip those of the others."""
     tf = pytest.importorskip("tensorflow")
     from gradring.errors import ConfigError
-    from gradring.tensorflow.input_service import check
+    from gradring.tensorflow.data.input_service import check
 
     numbers = tf.data.Dataset.range(6)
     refused = {

@@ -26,11 +26,21 @@ _TESTS = re.compile(_TEST_ITEM.pattern + r"\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]
 def python_graph(package: Path) -> Graph:
     """The modules of a package; its directories stand for their ``__init__`` files.
 
-    An import counts wherever it stands: also in a function, or for types only.
+    An import counts wherever it stands: also in a function, or for types only. One of a module
+    around the package does not.
     """
+    outer = package
+    while (outer.parent / "__init__.py").exists():
+        outer = outer.parent
+    around = ".".join((*package.relative_to(outer.parent).parts[:-1], ""))
     sources = (path for path in package.rglob("*.py*") if path.suffix in (".py", ".pyi"))
-    files = {_name(path.relative_to(package.parent)): path for path in sources}
-    return {name: set(_python_imports(name, path, files)) for name, path in files.items()}
+    files = {_name(path.relative_to(outer.parent)): path for path in sources}
+    return {
+        name.removeprefix(around): {
+            imported.removeprefix(around) for imported in _python_imports(name, path, files)
+        }
+        for name, path in files.items()
+    }
 
 
 def _python_imports(name: str, path: Path, files: Mapping[str, Path]) -> Iterator[str]:

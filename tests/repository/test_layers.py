@@ -17,7 +17,11 @@ DIRECTORIES = (
     "rust/core/src",
     "rust/servers/src",
     "python/gradring",
+    "python/gradring/tensorflow",
 )
+
+#: Their own names stand before those of their modules.
+PACKAGES = ("gradring", "tensorflow")
 
 
 def layers(directory: str) -> list[list[str]]:
@@ -48,7 +52,7 @@ def problems(graph: Graph, drawn: Sequence[Sequence[str]]) -> Iterator[str]:
 def _room(module: str, drawn: Container[str]) -> str:
     """The name in the drawing that a module belongs to, or its first one if there is none."""
     parts = module.split(".")
-    parts = parts[parts[0] == "gradring" and len(parts) > 1 :]
+    parts = parts[parts[0] in PACKAGES and len(parts) > 1 :]
     names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((name for name in names if name in drawn), names[-1])
 

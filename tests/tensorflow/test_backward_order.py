@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.tensorflow import GradientReducer, all_reduce, compat, refused_graphs
+from gradring.tensorflow import GradientReducer, all_reduce
+from gradring.tensorflow.graph import compat, refused_graphs
 
 Model = Callable[[Any], tuple[Any, list[Any], Any]]
 

@@ -156,7 +156,7 @@ def iterations(tf: Any) -> Any:
 def of_rows(tf: Any, comm: Any, rows: Any) -> Any:
     """Gathers, broadcasts, and what has no derivative."""
     from gradring.tensorflow import all_reduce
-    from gradring.tensorflow.ops import all_gather, broadcast
+    from gradring.tensorflow.graph.ops import all_gather, broadcast
 
     def gather(x: Any) -> Any:
         return all_gather(tf.repeat(x * x, comm.rank + 1, 0), "rows", comm)

@@ -95,7 +95,7 @@ def test_raising_ends_every_rank_with_the_name(sparse: bool) -> None:
 
 def raised_at_owners() -> Any:
     """What is said when all rows go to owners, also those of which this rank is the owner."""
-    from gradring.tensorflow import sparse
+    from gradring.tensorflow.graph import sparse
 
     sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = -(1 << 40), 0
     sparse._message_bytes = lambda communicator: -(1 << 40)

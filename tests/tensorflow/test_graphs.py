@@ -24,13 +24,13 @@ def started(tensors: list[Any], communicator: Any) -> list[Any]:
     """Tensors in flight, and their handle."""
     from gradring.gradients.names import Label
     from gradring.gradients.reduction import Collective
-    from gradring.tensorflow.start_wait import start
+    from gradring.tensorflow.graph.start_wait import start
 
     return start(tensors, Collective(communicator, Label.of("by hand")))
 
 
 def waited(inflight: list[Any], handle: Any) -> list[Any]:
-    from gradring.tensorflow.start_wait import wait
+    from gradring.tensorflow.graph.start_wait import wait
 
     return wait([[*inflight, handle]])[0]
 

@@ -119,7 +119,7 @@ def joined() -> tuple[Any, Found]:
     import tensorflow as tf
 
     from gradring.tensorflow import all_reduce
-    from gradring.tensorflow.ops import current_communicator
+    from gradring.tensorflow.graph.ops import current_communicator
 
     total = all_reduce(tf.constant([1.0, 2.0]), "sum").numpy().tolist()
     comm = current_communicator()

@@ -285,7 +285,7 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
     from gradring.errors import MismatchError, RestoreError
     from gradring.tensorflow import CustomCollectiveStrategy, check_replicas, restore, save
     from gradring.tensorflow.callbacks import CheckReplicas
-    from gradring.tensorflow.model_variables import build
+    from gradring.tensorflow.graph.model_variables import build
 
     strategy = CustomCollectiveStrategy(communicator=comm)
 

@@ -89,7 +89,7 @@ def report(tf: Any, result: Any) -> Any:
 
 def announced(tf: Any, reduce: Any, own: Any) -> list[str]:
     """What is logged when a table that counts as large becomes dense, four times."""
-    from gradring.tensorflow import sparse
+    from gradring.tensorflow.graph import sparse
 
     sparse.ANNOUNCED_BYTES = 100
     messages: list[str] = []
@@ -186,7 +186,7 @@ ALWAYS, NEVER = -(1 << 40), 1 << 40
 
 
 def let_owners_pay(message_bytes: int) -> None:
-    from gradring.tensorflow import sparse
+    from gradring.tensorflow.graph import sparse
 
     sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = ALWAYS, 0
     sparse._message_bytes = lambda communicator: message_bytes
@@ -196,7 +196,8 @@ def three_ways(cases: list[Bits], fits: list[bool]) -> Any:
     """The bits of the same reductions, as slices and as a dense tensor; and what else three do."""
     import tensorflow as tf
 
-    from gradring.tensorflow import all_reduce, sparse
+    from gradring.tensorflow import all_reduce
+    from gradring.tensorflow.graph import sparse
 
     usual = sparse.MESSAGE_BYTES, sparse.OWNER_BYTES
 
@@ -411,7 +412,7 @@ def test_rows_of_another_width_are_told_by_name(three_ranks: Any) -> None:
 
 
 def test_what_travels_is_what_moves_fewer_bytes() -> None:
-    from gradring.tensorflow.sparse import travels_dense
+    from gradring.tensorflow.graph.sparse import travels_dense
 
     # A table of 1000 rows of 400 bytes: 800 kB as a table, 408 bytes for each row.
     assert not travels_dense(1960, 1960, 400, 8, 1000)
@@ -423,7 +424,7 @@ def test_what_travels_is_what_moves_fewer_bytes() -> None:
 
 
 def test_owners_pay_where_ranks_share_many_bytes_of_rows() -> None:
-    from gradring.tensorflow.sparse import moved_by_owners, owners_may_pay
+    from gradring.tensorflow.graph.sparse import moved_by_owners, owners_may_pay
 
     assert moved_by_owners(4000, 1000, 4) == 2000
     assert moved_by_owners(4000, 4000, 4) == 4000

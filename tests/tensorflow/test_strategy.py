@@ -56,7 +56,7 @@ def semantics() -> Any:
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy
-    from gradring.tensorflow.ops import current_communicator
+    from gradring.tensorflow.graph.ops import current_communicator
 
     with join() as comm:
         strategy = CustomCollectiveStrategy(communicator=comm)

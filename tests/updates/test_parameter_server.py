@@ -177,7 +177,7 @@ def seen(comm: Any) -> Any:
 
 def found(comm: Any) -> Any:
     """Whether calls that name no group mean the program's, beside a strategy that has none."""
-    from gradring.tensorflow.ops import current_communicator
+    from gradring.tensorflow.graph.ops import current_communicator
 
     with served(comm, ASYNCHRONOUS) as strategy:
         with strategy.scope():

@@ -308,7 +308,7 @@ def checked(comm: Any) -> dict[str, Any]:
 
     from gradring.errors import MismatchError
     from gradring.tensorflow import check_replicas
-    from gradring.tensorflow.model_variables import local_parts
+    from gradring.tensorflow.graph.model_variables import local_parts
 
     keras.utils.set_random_seed(1)
     strategy = strategy_by(updates.AllReduce())

@@ -45,10 +45,12 @@ from gradring.machine import packages
 with packages.needed_by("gradring.tensorflow"):
     import tensorflow  # noqa: F401
 
-from gradring.tensorflow.failures import failure_of
+from gradring.tensorflow.data.input_service import distribute_input, input_service
+from gradring.tensorflow.files.restore import restore
+from gradring.tensorflow.files.save import save
 from gradring.tensorflow.gradient_reducer import GradientReducer
-from gradring.tensorflow.input_service import distribute_input, input_service
-from gradring.tensorflow.ops import (
+from gradring.tensorflow.graph.failures import failure_of
+from gradring.tensorflow.graph.ops import (
     all_gather,
     all_reduce,
     all_to_all,
@@ -56,12 +58,10 @@ from gradring.tensorflow.ops import (
     broadcast_variables,
     reduce_scatter,
 )
+from gradring.tensorflow.keras.scalars import ScalarWriter
 from gradring.tensorflow.overlap import Overlap, measure_overlap
 from gradring.tensorflow.replicas import check_replicas
-from gradring.tensorflow.restore import restore
 from gradring.tensorflow.rules.replicas import sync_replicas
-from gradring.tensorflow.save import save
-from gradring.tensorflow.scalars import ScalarWriter
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 from gradring.tensorflow.uneven import join
 

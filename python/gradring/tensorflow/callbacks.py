@@ -22,10 +22,8 @@ from gradring.group.communicator import Communicator
 from gradring.machine.notices import Notices
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
-from gradring.tensorflow import fit_callbacks, input_time
-from gradring.tensorflow import gradient_norm as norms
-from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.data import input_time
 from gradring.tensorflow.elastic import (
     CommitState,
     ends_epoch,
@@ -33,9 +31,12 @@ from gradring.tensorflow.elastic import (
     is_in_elastic_run,
     save_commit,
 )
-from gradring.tensorflow.model_variables import variables_of
+from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.model_variables import variables_of
+from gradring.tensorflow.keras import fit_callbacks
+from gradring.tensorflow.keras import gradient_norm as norms
+from gradring.tensorflow.keras.scalars import ScalarWriter
 from gradring.tensorflow.replicas import check_replicas
-from gradring.tensorflow.scalars import ScalarWriter
 
 _log = logging.getLogger("gradring")
 

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-import gradring
 from gradring import errors
 from gradring.clusters import Place, Servers, servers_in, tf_config
 from gradring.config import parse
 from gradring.group.communicator import Communicator, open_groups
 from gradring.group.init import resolve
-from gradring.tensorflow import compat
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.ops import join_as_guest
 
 EVALUATOR, SERVER = "evaluator", "ps"
 
@@ -108,12 +108,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
     Raises:
         gradring.errors.ConfigError: The resolver names no task for this process.
     """
-    before = list(open_groups)
-    communicator = gradring.init(**_arguments(resolver))
-    if communicator in before:
-        # A strategy is a guest of those who joined, and does not close the group.
-        communicator.close()
-    return communicator
+    return join_as_guest(**_arguments(resolver))
 
 
 def _arguments(resolver: ClusterResolver | None) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import tensorflow as tf
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
-from gradring.tensorflow import compat, session_order
-from gradring.tensorflow.context import holding
-from gradring.tensorflow.dtypes import as_tensor, map_values
-from gradring.tensorflow.model_variables import with_known_shapes
-from gradring.tensorflow.ops import all_gather
-from gradring.tensorflow.reduction import Leaf, reduce_leaves
+from gradring.tensorflow.graph import compat, session_order
+from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.dtypes import as_tensor, map_values
+from gradring.tensorflow.graph.model_variables import with_known_shapes
+from gradring.tensorflow.graph.ops import all_gather
+from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves
 
 #: The variables of `gradients_of`, and all of their optimizer.
 _reduced_now: ContextVar[tuple[Sequence[tf.Variable], Sequence[tf.Variable]] | None] = ContextVar(

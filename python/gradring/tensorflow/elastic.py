@@ -14,8 +14,8 @@ from gradring.elastic import run
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
-from gradring.tensorflow.adoption import communicator_of, of_tensorflow
-from gradring.tensorflow.model_variables import (
+from gradring.tensorflow.graph.adoption import communicator_of, of_tensorflow
+from gradring.tensorflow.graph.model_variables import (
     build,
     check_built,
     local_parts,

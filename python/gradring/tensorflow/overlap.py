@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.ops import group_of
+from gradring.tensorflow.graph.ops import group_of
 
 
 @dataclass

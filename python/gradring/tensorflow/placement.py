@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from gradring import updates
 from gradring.errors import ConfigError
-from gradring.tensorflow import compat
-from gradring.tensorflow.adoption import communicator_of
 from gradring.tensorflow.cluster import SERVER
-from gradring.tensorflow.context import holding
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.context import holding
 from gradring.updates.rules import check_server
 
 _Block: TypeAlias = AbstractContextManager[None]

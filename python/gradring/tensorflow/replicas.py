@@ -15,11 +15,11 @@ from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal, hash_of
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
-from gradring.tensorflow import compat
-from gradring.tensorflow.adoption import of_tensorflow
-from gradring.tensorflow.model_variables import variables_of
-from gradring.tensorflow.ops import group_of
-from gradring.tensorflow.reduction import Variable
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.adoption import of_tensorflow
+from gradring.tensorflow.graph.model_variables import variables_of
+from gradring.tensorflow.graph.ops import group_of
+from gradring.tensorflow.graph.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import id_of
 

@@ -19,29 +19,19 @@ from gradring.gradients.names import initial_value_of
 from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
-from gradring.tensorflow import (
-    cluster,
-    compat,
-    compat_keras,
-    data_order,
-    input_time,
-    iterators,
-    placement,
-    retracing,
-    serving,
-    session_order,
-    summed_losses,
-    user_buffers,
-    whole_files,
-)
-from gradring.tensorflow.broadcast_update import broadcast_update
+from gradring.tensorflow import cluster, placement, serving
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
-from gradring.tensorflow.dtypes import as_tensor
-from gradring.tensorflow.moving_statistics import MovingStatistics
-from gradring.tensorflow.ops import broadcast_labelled
+from gradring.tensorflow.data import data_order, input_time, iterators, user_buffers
+from gradring.tensorflow.files import whole_files
+from gradring.tensorflow.graph import compat, retracing, session_order
+from gradring.tensorflow.graph.broadcast_update import broadcast_update
+from gradring.tensorflow.graph.dtypes import as_tensor
+from gradring.tensorflow.graph.ops import broadcast_labelled
+from gradring.tensorflow.graph.sparse import summed
+from gradring.tensorflow.graph.start_wait import eager_step
+from gradring.tensorflow.keras import compat_keras, summed_losses
+from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules.factory import make
-from gradring.tensorflow.sparse import summed
-from gradring.tensorflow.start_wait import eager_step
 
 # Datasets that are made before the strategy are distributed by it, too.
 data_order.remember()

@@ -11,8 +11,8 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
-from gradring.tensorflow import compat_keras, empty_batches
-from gradring.tensorflow.ops import group_of
+from gradring.tensorflow.graph.ops import group_of
+from gradring.tensorflow.keras import compat_keras, empty_batches
 
 Batch = TypeVar("Batch")
 

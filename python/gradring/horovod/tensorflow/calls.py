@@ -16,10 +16,10 @@ from gradring.group.communicator import Communicator
 from gradring.horovod import basics
 from gradring.horovod.negotiation import JOIN, RUN, Call, differing, joined, negotiate
 from gradring.tensorflow import all_reduce
-from gradring.tensorflow.compat import eager_mode
-from gradring.tensorflow.failures import as_both
-from gradring.tensorflow.session_order import Running, compare_runs
-from gradring.tensorflow.start_wait import reduce
+from gradring.tensorflow.graph.compat import eager_mode
+from gradring.tensorflow.graph.failures import as_both
+from gradring.tensorflow.graph.session_order import Running, compare_runs
+from gradring.tensorflow.graph.start_wait import reduce
 
 #: What a rank that has joined can take part in, by contributing zeros.
 _WITH_JOINED = "allreduce"

@@ -25,8 +25,8 @@ from gradring.horovod.tensorflow.compression import Compression, Compressor, che
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow import all_gather, all_reduce, reduce_scatter
 from gradring.tensorflow import broadcast as broadcast_tensor
-from gradring.tensorflow.dtypes import as_tensor
-from gradring.tensorflow.rows import checked_splits, exchange_rows
+from gradring.tensorflow.graph.dtypes import as_tensor
+from gradring.tensorflow.graph.rows import checked_splits, exchange_rows
 
 __all__ = [
     "allgather",

@@ -15,9 +15,9 @@ from gradring.horovod.tensorflow.calls import require_equal_calls
 from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
-from gradring.tensorflow.dtypes import map_values
-from gradring.tensorflow.model_variables import with_known_shapes
-from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.graph.dtypes import map_values
+from gradring.tensorflow.graph.model_variables import with_known_shapes
+from gradring.tensorflow.graph.reduction import reduce_leaves
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 

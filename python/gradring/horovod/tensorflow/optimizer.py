@@ -21,7 +21,7 @@ from gradring.horovod.tensorflow.gradients import (
 )
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, Sum
 from gradring.horovod.tensorflow.sessions import SessionOptimizer
-from gradring.tensorflow import compat_keras
+from gradring.tensorflow.keras import compat_keras
 
 
 def DistributedOptimizer(

@@ -15,7 +15,7 @@ from gradring.horovod.tensorflow.gradients import (
     Options,
     reduce_gradients,
 )
-from gradring.tensorflow.compat import conditional
+from gradring.tensorflow.graph.compat import conditional
 
 _v1: Any = tf.compat.v1
 _Hook: Any = _v1.train.SessionRunHook

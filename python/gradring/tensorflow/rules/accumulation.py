@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.tensorflow import compat
+from gradring.tensorflow.graph import compat
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,

@@ -6,13 +6,13 @@ from gradring import updates
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cluster import Served
+from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX
 from gradring.tensorflow.rules.accumulation import AccumulatedUpdates
 from gradring.tensorflow.rules.compression.compressed import CompressedUpdates
 from gradring.tensorflow.rules.local import LocalUpdates
 from gradring.tensorflow.rules.parameter_server import PushedUpdates
 from gradring.tensorflow.rules.primary import PrimaryUpdates
 from gradring.tensorflow.rules.updates import Updates
-from gradring.tensorflow.start_wait import ALL_TO_ALL_RANKS_MAX
 
 
 def make(

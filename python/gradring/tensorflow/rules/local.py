@@ -18,7 +18,7 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cross_device_ops import alone
-from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.graph.reduction import reduce_leaves
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,

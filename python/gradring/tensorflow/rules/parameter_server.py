@@ -22,9 +22,10 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
 from gradring.group.communicator import program_error
-from gradring.tensorflow import failures
 from gradring.tensorflow.cluster import Served
-from gradring.tensorflow.dtypes import map_values
+from gradring.tensorflow.graph import failures
+from gradring.tensorflow.graph.dtypes import map_values
+from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.placement import server_of
 from gradring.tensorflow.rules.updates import (
     Apply,
@@ -36,7 +37,6 @@ from gradring.tensorflow.rules.updates import (
     trained_by,
 )
 from gradring.tensorflow.serving import config_of
-from gradring.tensorflow.sparse import summed
 from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.tensorflow.adoption import communicator_of, strategy_of
-from gradring.tensorflow.model_variables import variables_of
+from gradring.tensorflow.graph.adoption import communicator_of, strategy_of
+from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.rules.updates import Updates
 
 _NO_RULE = Updates()

@@ -10,16 +10,16 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from gradring.tensorflow import compat
-from gradring.tensorflow.context import holding
 from gradring.tensorflow.cross_device_ops import gradients_of
-from gradring.tensorflow.dtypes import map_values
-from gradring.tensorflow.model_variables import (
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.dtypes import map_values
+from gradring.tensorflow.graph.model_variables import (
     local_parts,
     optimizer_variables,
     with_known_shapes,
 )
-from gradring.tensorflow.sparse import summed
+from gradring.tensorflow.graph.sparse import summed
 
 #: Of a variable, or None where the loss does not depend on it.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"

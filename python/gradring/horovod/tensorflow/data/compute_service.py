@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow.input_service import check, input_service
+from gradring.tensorflow.data.input_service import check, input_service
 
 _calls = itertools.count()
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from gradring.horovod import basics
 from gradring.horovod.tensorflow.collectives import allreduce, broadcast_variables
 from gradring.horovod.tensorflow.gradients import LocalVariables
-from gradring.tensorflow.model_variables import optimizer_variables
+from gradring.tensorflow.graph.model_variables import optimizer_variables
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
-from gradring.tensorflow import compat
-from gradring.tensorflow.start_wait import wait
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.start_wait import wait
 
 #: Yields what it has started, is sent what a wait gives, and returns a vector.
 Sending: TypeAlias = Generator[list[tf.Tensor], list[tf.Tensor], tf.Tensor]

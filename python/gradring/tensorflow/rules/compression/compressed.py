@@ -17,7 +17,7 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cross_device_ops import alone
-from gradring.tensorflow.reduction import reduce_leaves
+from gradring.tensorflow.graph.reduction import reduce_leaves
 from gradring.tensorflow.rules.compression.bits16 import Bits16
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Memory, reduce_all
 from gradring.tensorflow.rules.compression.int8 import Int8

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from gradring.tensorflow.graph.start_wait import start_all_gather, start_all_to_all
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
-from gradring.tensorflow.start_wait import start_all_gather, start_all_to_all
 
 
 class Codec(Protocol):

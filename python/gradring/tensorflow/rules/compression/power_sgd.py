@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from gradring.tensorflow.graph.start_wait import start
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
-from gradring.tensorflow.start_wait import start
 
 #: Of a column, what is left of it when it has no direction of its own; else, rounding errors.
 _NOTHING = 1e-5

@@ -6,8 +6,8 @@ import math
 
 import tensorflow as tf
 
+from gradring.tensorflow.graph.start_wait import start_all_gather
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
-from gradring.tensorflow.start_wait import start_all_gather
 
 
 class LargestElements(Compressor):

@@ -1,0 +1,377 @@
+"""One order of elements on all ranks, for datasets that are dealt out element by element.
+
+Every rank runs the whole pipeline and keeps its part of each batch. If the pipeline shuffles and
+the program has not seeded it alike, the ranks have different orders: their parts overlap, and what
+none of them takes is lost. So the chief's seeds count on all ranks; where there are none, it draws
+them.
+
+TensorFlow fixes the seeds when a dataset is made, long before it is distributed. From the import of
+gradring on, datasets therefore remember the op that has made them and its arguments, and a dataset
+whose seeds differ is made once more, with the functions that were traced for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.errors import ConfigError
+from gradring.group.communicator import Communicator
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.context import holding
+
+_logger = logging.getLogger("gradring")
+
+_CHIEF = 0
+
+#: Where a dataset's variant keeps how it was made.
+_MADE = "_gradring_made"
+
+#: Parameters of TensorFlow's ops.
+_SEEDS = ("seed", "seed2")
+_DETERMINISTIC = "deterministic"
+
+#: Their tensors are data that the program has loaded, and must be the same on all ranks.
+_IN_MEMORY = ("tensor_dataset", "tensor_slice_dataset")
+
+#: More of a tensor is not compared; a part of its elements is enough to tell two orders apart.
+_COMPARED_ELEMENTS = 4096
+
+_numbers = itertools.count()
+
+
+#: Whether the loop that is running has been warned.
+_warned: ContextVar[list[bool]] = ContextVar("warned")
+
+
+def warning_once() -> AbstractContextManager[None]:
+    """Inside, as in `fit`, which distributes two datasets, one warning is enough."""
+    return holding(_warned, _warned.get([False]))
+
+
+def _may_warn() -> bool:
+    warned = _warned.get([False])
+    was_warned, warned[0] = warned[0], True
+    return not was_warned
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a variant was made."""
+
+    by: Callable[..., Any]
+    arguments: dict[str, Any]
+
+
+def remember() -> None:
+    """Lets datasets that are made from now on remember how."""
+    for module in compat.DATASET_OPS:
+        for name, make in list(vars(module).items()):
+            is_op = inspect.isfunction(make) and not name.endswith("_eager_fallback")
+            if is_op and "_dataset" in name:
+                setattr(module, name, _remembering(make))
+
+
+def _remembering(make: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        result = make(*args, **kwargs)
+        if _is_variant(result):
+            setattr(result, _MADE, _Made(made, dict(signature.bind(*args, **kwargs).arguments)))
+        return result
+
+    return made
+
+
+def _is_variant(value: Any) -> bool:
+    return isinstance(value, compat.EagerTensor) and value.dtype == tf.variant
+
+
+def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Dataset:
+    """The dataset with the chief's seeds; every rank that distributes it must call it.
+
+    Args:
+        dataset: A `tf.data.Dataset` of global batches.
+        communicator: A `gradring.Communicator`.
+
+    Returns:
+        `dataset` itself if it has no order to agree on, or shares no elements out.
+
+    Raises:
+        gradring.errors.ConfigError: It shuffles without a seed, and was made before gradring was
+            imported.
+        gradring.errors.MismatchError: Another rank's pipeline shuffles at other places.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    policies = tf.data.experimental.AutoShardPolicy
+    if communicator.world_size == 1 or policy == policies.OFF:
+        return dataset
+    # Whole files are dealt out before their elements lose their order.
+    pipeline = _Pipeline(keeps_order=policy != policies.FILE)
+    pipeline.collect(dataset._variant_tensor)
+    _refuse_forgotten(dataset)
+    is_unordered = pipeline.keeps_order and dataset.options().deterministic is False
+    if not pipeline.seeds and not pipeline.sources and not pipeline.unordered and not is_unordered:
+        return dataset
+    seeds = np.array(pipeline.seeds, np.int64).reshape(-1, 2)
+    if communicator.rank == _CHIEF:
+        unseeded = ~seeds.any(axis=1)
+        seeds[unseeded] = np.random.default_rng().integers(1, 2**62, (unseeded.sum(), 2))
+    told = np.concatenate([seeds.ravel(), np.array(pipeline.sources, np.int64)])
+    name = (
+        f"order of {type(dataset).__name__}: {len(seeds)} shuffles, {len(pipeline.sources)} sources"
+    )
+    told = communicator.all_gather(told, name=name).reshape(communicator.world_size, -1)
+    differs = (told != told[_CHIEF]).any(axis=0)
+    if (told[communicator.rank] != told[_CHIEF])[seeds.size :].any() and _may_warn():
+        _logger.warning(
+            "%s on rank %d of %s: its tensors differ from the chief's, so the workers' parts of a "
+            "batch are parts of different batches; load the same data in the same order on all "
+            "of them (pass seed= to what shuffles files), or use "
+            "strategy.distribute_datasets_from_function",
+            dataset,
+            communicator.rank,
+            communicator.host,
+        )
+    # What is not alike is made anew on all ranks, the chief too: it may come to be another op.
+    agree_on = differs[: seeds.size].reshape(-1, 2).any(axis=1)
+    if not agree_on.any() and not pipeline.unordered and not is_unordered:
+        return dataset
+    chiefs = told[_CHIEF, : seeds.size].reshape(-1, 2).tolist()
+    pipeline.wanted = iter(
+        [own if is_new else None for own, is_new in zip(chiefs, agree_on, strict=True)]
+    )
+    variant = pipeline.make(dataset._variant_tensor)
+    remade = compat.variant_dataset(variant, dataset.element_spec).with_options(dataset.options())
+    if is_unordered:
+        ordered = tf.data.Options()
+        ordered.deterministic = True
+        remade = remade.with_options(ordered)
+    # It owns what Python code in the pipeline needs.
+    remade._gradring_needs = dataset, pipeline.functions
+    return remade
+
+
+@dataclass
+class _Pipeline:
+    """What decides about the order of elements, in the order in which it is met."""
+
+    keeps_order: bool
+    seeds: list[tuple[int, int]] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    #: Ops that may give their elements away in any order.
+    unordered: int = 0
+    #: The chief's seeds; None for those that are alike on all ranks.
+    wanted: Iterator[list[int] | None] = field(default_factory=lambda: iter(()))
+    #: What the new dataset needs: TensorFlow forgets functions that no object in Python has.
+    functions: list[Any] = field(default_factory=list)
+    #: Whether the functions that are visited run once in each iterator.
+    _once: bool = False
+    _met: dict[Any, Any] = field(default_factory=dict)
+
+    def collect(self, value: Any) -> None:
+        """Fills the lists from a variant, or from the arguments of an op."""
+        self._met = {}
+        self._visit(value, self._collect_op, lambda seeds: self.seeds.append(seeds))
+
+    def make(self, variant: Any) -> Any:
+        """The same dataset with the seeds of `wanted`."""
+        self._met = {}
+        return self._visit(variant, self._make_op, lambda _: next(self.wanted))
+
+    def _visit(self, value: Any, op: Callable[..., Any], seeds: Callable[..., Any]) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._visit(each, op, seeds) for each in value)
+        if compat.is_function(value):
+            name = value.name.decode() if isinstance(value.name, bytes) else value.name
+            renamed = self._visit_function(name, seeds)
+            return value if renamed == name else renamed
+        made = getattr(value, _MADE, None) if _is_variant(value) else None
+        if made is None:
+            return value
+        if id(value) not in self._met:
+            arguments = {}
+            for name, argument in made.arguments.items():
+                self._once = compat.has_one_element(made.arguments.get("input_dataset"))
+                arguments[name] = self._visit(argument, op, seeds)
+            self._met[id(value)] = op(value, made, arguments, seeds)
+        return self._met[id(value)]
+
+    def _collect_op(self, value: Any, made: _Made, arguments: Any, seeds: Any) -> Any:
+        if set(_SEEDS) <= arguments.keys():
+            seeds(tuple(int(arguments[name]) for name in _SEEDS))
+        if made.by.__name__ in _IN_MEMORY:
+            self.sources.append(_fingerprint(arguments["components"]))
+        if self.keeps_order and arguments.get(_DETERMINISTIC) == "false":
+            self.unordered += 1
+        return value
+
+    def _make_op(self, value: Any, made: _Made, arguments: Any, seeds: Any) -> Any:
+        if set(_SEEDS) <= arguments.keys():
+            wanted = seeds(None)
+            if wanted is not None:
+                arguments |= {
+                    name: tf.constant(seed, tf.int64)
+                    for name, seed in zip(_SEEDS, wanted, strict=True)
+                }
+        if self.keeps_order and arguments.get(_DETERMINISTIC) == "false":
+            arguments[_DETERMINISTIC] = "true"
+        # What is as it was stays, with what it has cached.
+        if all(_same(arguments[name], made.arguments[name]) for name in arguments):
+            return value
+        return made.by(**arguments)
+
+    def _visit_function(self, name: str, seeds: Callable[..., Any]) -> str:
+        """The name of a function like this one with other seeds, or its own."""
+        if name in self._met:
+            return str(self._met[name])
+        definition = compat.function_definition(name)
+        changed = False
+        for node in list(definition.node_def):
+            found = _seeds_in(node, definition)
+            wanted = None if found is None else seeds(found)
+            if wanted is not None:
+                self.functions.append(_set_seeds(node, wanted, definition, self._once))
+                changed = True
+            for attr in node.attr.values():
+                for called in [attr.func] if attr.HasField("func") else attr.list.func:
+                    renamed = self._visit_function(called.name, seeds)
+                    changed |= renamed != called.name
+                    called.name = renamed
+        self._met[name] = name
+        if changed:
+            self._met[name] = f"{name}_order_{next(_numbers)}"
+            definition.signature.name = self._met[name]
+            self.functions.append(compat.NamedFunction(definition))
+        return str(self._met[name])
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other
+
+
+def _fingerprint(components: Any) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for component in components:
+        digest.update(f"{component.shape}{component.dtype}".encode())
+        if component.dtype in (tf.variant, tf.resource):
+            continue
+        flat = tf.reshape(component, [-1])
+        flat = flat[:: max(1, int(tf.size(flat)) // _COMPARED_ELEMENTS)]
+        digest.update(tf.io.serialize_tensor(flat).numpy())
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _refuse_forgotten(dataset: Any) -> None:
+    """A dataset that was made before `remember` cannot be made again."""
+    for each in _ancestors(dataset):
+        seeds = [getattr(each, f"_{name}", None) for name in _SEEDS]
+        is_unseeded = all(seed is not None and int(seed) == 0 for seed in seeds)
+        if is_unseeded and not hasattr(each._variant_tensor, _MADE):
+            raise ConfigError(
+                f"{dataset} shuffles without a seed, and was made before gradring.tensorflow was "
+                "imported: the workers would get elements twice, and others never; import "
+                "gradring.tensorflow first, or pass seed="
+            )
+
+
+def _ancestors(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for each in dataset._inputs():
+        yield from _ancestors(each)
+
+
+# Shuffles in functions
+
+
+def _seeds_in(node: Any, definition: Any) -> tuple[int, int] | None:
+    """The seeds of a node that decides about an order, or None."""
+    if node.op == "RandomShuffle":
+        return node.attr["seed"].i, node.attr["seed2"].i
+    positions = compat.positions_of_inputs(node.op, _SEEDS) if "Dataset" in node.op else None
+    if positions is None:
+        return None
+    found = [_constant(node.input[position], definition) for position in positions]
+    return None if None in found else (found[0], found[1])  # type: ignore[return-value]
+
+
+def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
+    """Changes a node of the definition; returns the function that it now calls, or None."""
+    if node.op == "RandomShuffle" and once:
+        return _shuffle_anew(node, seeds)
+    if node.op == "RandomShuffle":
+        for name, seed in zip(_SEEDS, seeds, strict=True):
+            node.attr[name].i = seed
+        return None
+    positions = compat.positions_of_inputs(node.op, _SEEDS) or []
+    for name, seed, position in zip(_SEEDS, seeds, positions, strict=True):
+        constant = definition.node_def.add(name=f"{node.name}_{name}", op="Const")
+        constant.attr["dtype"].type = tf.int64.as_datatype_enum
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(seed, tf.int64))
+        node.input[position] = f"{constant.name}:output:0"
+    return None
+
+
+def _shuffle_anew(node: Any, seeds: Any) -> Any:
+    """Makes a `RandomShuffle` depend on how often it has run; its own seeds repeat in each epoch.
+
+    That is how Keras shuffles arrays. What runs more than once may not count: how far an iterator
+    has run ahead when it is left differs between the ranks.
+    """
+    dtype = tf.as_dtype(node.attr["T"].type)
+    name = f"gradring_order_{next(_numbers)}"
+    first, second = seeds
+
+    def runs() -> Any:
+        return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
+
+    with tf.init_scope(), tf.device("/device:CPU:0"):
+        tf.raw_ops.AssignVariableOp(resource=runs(), value=tf.constant(first, tf.int64))
+
+    def shuffled(value: Any) -> Any:
+        handle = runs()
+        tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.constant(1, tf.int64))
+        run = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+        drawn = tf.random.stateless_uniform(
+            tf.shape(value)[:1], tf.stack([run, second]), None, None, tf.int64
+        )
+        return tf.gather(value, tf.argsort(drawn))
+
+    called = tf.function(shuffled, autograph=False).get_concrete_function(
+        tf.TensorSpec(None, dtype)
+    )
+    for attr in list(node.attr):
+        del node.attr[attr]
+    node.op = "StatefulPartitionedCall"
+    node.attr["f"].func.name = called.name
+    for attr in ("Tin", "Tout"):
+        node.attr[attr].list.type.append(dtype.as_datatype_enum)
+    for attr in ("config", "config_proto", "executor_type"):
+        node.attr[attr].s = b""
+    return called
+
+
+def _constant(tensor: str, definition: Any) -> int | None:
+    """The value of a seed in a function, as TensorFlow writes it there."""
+    node = next((n for n in definition.node_def if n.name == tensor.split(":")[0]), None)
+    if node is not None and node.op == "Const":
+        return int(tf.make_ndarray(node.attr["value"].tensor))
+    # Two zeros would mean no seed: it chooses another number, or the third input.
+    if node is not None and node.op == "SelectV2":
+        return _constant(node.input[2], definition)
+    return None

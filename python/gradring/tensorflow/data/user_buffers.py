@@ -1,0 +1,39 @@
+"""Batches in memory that belongs to the program, such as slices of an array.
+
+TensorFlow does not copy an array that Python code in a dataset returns (`from_generator`, the
+generators and `PyDataset`s of Keras, `tf.numpy_function`), and knows that it does not own that
+memory. It forgets so as soon as it takes a slice: the buffer of a slice says that it is owned,
+whatever its root says. A strategy slices every batch into the replicas' parts, and then an op may
+write its result into what looks like a temporary: the labels of the program.
+
+So such batches are copied before they are divided.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph import compat
+
+_PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
+
+
+def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, with elements that TensorFlow owns; itself if no Python code makes them."""
+    if not _PYTHON_OPS & compat.ops_of_functions(dataset):
+        return dataset
+
+    def copied(*parts: Any) -> Any:
+        leaves = [_copy(leaf) for leaf in tf.nest.flatten(parts, expand_composites=True)]
+        return tf.nest.pack_sequence_as(dataset.element_spec, leaves, expand_composites=True)
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(copied))
+
+
+def _copy(leaf: Any) -> Any:
+    # TensorFlow copies strings from Python anyway.
+    if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant, tf.resource):
+        return leaf
+    return tf.ensure_shape(tf.raw_ops.DeepCopy(x=leaf), leaf.shape)

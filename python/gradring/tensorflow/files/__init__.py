@@ -1,0 +1,1 @@
+"""Saving and restoring once for all ranks."""

@@ -1,0 +1,67 @@
+"""All-reduce of a list of tensors: dense ones in buckets, `tf.IndexedSlices` by their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from gradring.gradients.buckets import Entry
+from gradring.gradients.reduction import Reduction
+from gradring.tensorflow.graph.backward_order import start_as_soon_as_ready
+from gradring.tensorflow.graph.dtypes import as_native, as_tensor, with_dtype
+from gradring.tensorflow.graph.sparse import reduce_sparse
+from gradring.tensorflow.graph.start_wait import start, wait
+
+#: What is reduced, and what comes of it.
+Leaf: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+#: TensorFlow's own, or one of Keras 3, which is none of TensorFlow's.
+Variable: TypeAlias = "tf.Variable | tf.keras.Variable"
+
+
+def reduce_leaves(leaves: Sequence[Leaf], reduction: Reduction) -> list[Leaf]:
+    """Reduces tensors of any shapes, listed in the order of their variables.
+
+    Returns:
+        The results, in order, of the shapes and dtypes of the leaves; the slices of
+        `tf.IndexedSlices` have the rows that occur on any rank, or all.
+
+    Raises:
+        TypeError: A leaf is no tensor, or its dtype cannot be reduced.
+        ValueError: The op does not exist for `tf.IndexedSlices`.
+    """
+    sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.IndexedSlices)]
+    dense = sorted(set(range(len(leaves))) - set(sparse))
+    results = list(leaves)
+    _reduce_dense(results, dense, reduction)
+    reduce_sparse(results, sparse, reduction)
+    return results
+
+
+def _reduce_dense(results: list[Leaf], positions: Sequence[int], reduction: Reduction) -> None:
+    """Replaces the tensors at `positions`."""
+    # Last first: the order in which a backward pass produces gradients.
+    encoded, entries = {}, {}
+    for position in reversed(positions):
+        label = reduction.names.of([position]).shown
+        results[position] = tensor = as_tensor(results[position], label)
+        encoded[position] = as_native(tensor, label)
+        entries[position] = _entry(tensor.dtype, encoded[position][0])
+    buckets = reduction.buckets(entries)
+    tensors = [[encoded[i][0] for i in members] for members, _ in buckets]
+    started = [
+        start(bucket, with_dtype(collective, results[members[0]]))
+        for bucket, (members, collective) in zip(tensors, buckets, strict=True)
+    ]
+    start_as_soon_as_ready(tensors, [handle for *_, handle in started])
+    for (members, _), reduced in zip(buckets, wait(started), strict=True):
+        for position, tensor in zip(members, reduced, strict=True):
+            _, decode = encoded[position]
+            results[position] = decode(tensor)
+
+
+def _entry(dtype: tf.DType, native: tf.Tensor) -> Entry:
+    count = native.shape.num_elements()
+    size_bytes = None if count is None else count * native.dtype.size
+    return Entry(dtype.name, size_bytes)

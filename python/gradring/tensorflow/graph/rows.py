@@ -1,0 +1,177 @@
+"""Gathering, exchanging and adding up rows, when ranks have different numbers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.gradients.reduction import Collective
+from gradring.tensorflow.graph.dtypes import accumulator, as_native_bits, with_dtype
+from gradring.tensorflow.graph.start_wait import (
+    reduce,
+    start_all_gather,
+    start_all_to_all,
+    start_all_to_all_v,
+    wait,
+)
+
+
+def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
+    """Every rank's number of rows of each value.
+
+    Args:
+        values: Tensors of at least one dimension.
+        collective: The one that needs the numbers.
+
+    Returns:
+        For each value, int64 of shape `[world_size]`.
+    """
+    own = tf.stack([tf.shape(value, tf.int64)[0] for value in values])
+    return list(tf.unstack(numbers_of_all(own, collective), len(values)))
+
+
+def numbers_of_all(own: tf.Tensor, collective: Collective) -> tf.Tensor:
+    """Every rank's vector of int64, as columns of shape `[length, world_size]`."""
+    group = collective.communicator
+    column = tf.one_hot(group.rank, group.world_size, dtype=tf.int64)
+    (numbers,) = reduce([own[:, tf.newaxis] * column], collective.part("rows"))
+    return numbers
+
+
+def gather_rows(
+    values: Sequence[tf.Tensor], counts: tf.Tensor, collectives: Sequence[Collective]
+) -> list[tf.Tensor]:
+    """Concatenates every rank's rows, in rank order.
+
+    Args:
+        values: Tensors with the same number of rows as each other, of any dtypes of fixed width.
+        counts: That number on every rank, int64 of shape `[world_size]`.
+        collectives: One for each value.
+
+    Returns:
+        For each value, a tensor of shape `[sum of counts, ...]` and the same dtype.
+
+    Raises:
+        TypeError: A dtype has no fixed width.
+    """
+    encoded = [
+        as_native_bits(value, collective.label.shown)
+        for value, collective in zip(values, collectives, strict=True)
+    ]
+    started = [
+        start_all_gather(native, counts, with_dtype(collective, value))
+        for value, (native, _), collective in zip(values, encoded, collectives, strict=True)
+    ]
+    results = []
+    for value, (_, decode), (gathered,) in zip(values, encoded, wait(started), strict=True):
+        result = decode(gathered)
+        if not tf.executing_eagerly():
+            result.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
+        results.append(result)
+    return results
+
+
+class SplitsError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
+    """Splits that do not divide the rows, as Python says it and as TensorFlow does.
+
+    It is made as TensorFlow's are, since AutoGraph makes it anew, with more of a message.
+    """
+
+
+def exchange_rows(
+    value: tf.Tensor, sent: tf.Tensor, collective: Collective
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gives every rank some rows, once each rank has told how many.
+
+    Args:
+        value: A tensor of at least one dimension, and any dtype of fixed width.
+        sent: How many rows go to each rank, by `checked_splits`.
+        collective: What it is called.
+
+    Returns:
+        The rows from all ranks, in rank order; and how many came from each, as int64.
+
+    Raises:
+        TypeError: The dtype has no fixed width.
+    """
+    native, decode = as_native_bits(value, collective.label.shown)
+    ((_, received),) = wait([start_all_to_all(sent, collective.part("splits"))])
+    exchange = with_dtype(collective, value)
+    ((rows,),) = wait([start_all_to_all_v(native, sent, received, exchange)])
+    result = decode(rows)
+    if not tf.executing_eagerly() and value.shape.rank is not None:
+        result.set_shape([None, *value.shape[1:]])
+    return result, received
+
+
+def checked_splits(splits: Any, value: tf.Tensor, ranks: int, label: str) -> tf.Tensor:
+    """How many rows go to each rank, as int64 of shape `[ranks]`.
+
+    Args:
+        splits: The same, as a program has it.
+        value: Whose rows they are.
+        ranks: The world size.
+        label: For messages.
+
+    Raises:
+        SplitsError: The splits do not divide the rows. What only a graph knows, it checks before
+            it has the result, and raises `tf.errors.InvalidArgumentError`.
+        TypeError: They are no integers.
+    """
+    splits = tf.convert_to_tensor(splits)
+    if not splits.dtype.is_integer:
+        raise TypeError(f"{label}: splits are of {splits.dtype.name}; give integers")
+    rows = value.shape[0] if value.shape.rank else None
+    known = tf.get_static_value(splits)
+    problem = _problem(splits, known, rows, ranks)
+    if problem is not None:
+        raise SplitsError(None, None, f"{label}: {problem}")
+    counts = tf.ensure_shape(tf.cast(splits, tf.int64), [ranks])
+    if known is not None and rows is not None:
+        return counts
+    checks = [
+        tf.debugging.assert_non_negative(counts, f"{label}: a split is negative"),
+        tf.debugging.assert_equal(
+            tf.reduce_sum(counts),
+            tf.shape(value, tf.int64)[0],
+            f"{label}: the splits do not add up to the number of rows",
+        ),
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(counts)
+
+
+def _problem(splits: tf.Tensor, known: Any, rows: int | None, ranks: int) -> str | None:
+    """What is wrong with splits, as far as their values and the rows are known."""
+    if not splits.shape.is_compatible_with([ranks]):
+        return f"splits have shape {splits.shape}; give one for each of {ranks} ranks"
+    if known is None:
+        return None
+    given = known.tolist()
+    if min(given) < 0:
+        return f"splits={given} would give a rank less than no rows; give each at least 0"
+    if rows not in (None, sum(given)):
+        return f"splits={given} do not add up to the number of rows, {rows}"
+    return None
+
+
+def add_rows(
+    values: tf.Tensor, places: tf.Tensor, count: int | tf.Tensor, divisor: int = 1
+) -> tf.Tensor:
+    """The sums of rows with one place, added in order, divided, and rounded once.
+
+    Args:
+        values: Rows.
+        places: Where each row belongs.
+        count: How many places there are.
+        divisor: Of the sums; those of integers are rounded towards zero.
+    """
+    wide = tf.cast(values, accumulator(values.dtype))
+    sums = tf.math.unsorted_segment_sum(wide, places, count)
+    if divisor > 1 and wide.dtype.is_integer:
+        sums = tf.truncatediv(sums, tf.constant(divisor, wide.dtype))
+    elif divisor > 1:
+        sums *= tf.constant(1 / divisor, wide.dtype)
+    return tf.cast(sums, values.dtype)

@@ -1,0 +1,265 @@
+"""All-reduce of `tf.IndexedSlices`: the gradients of embeddings.
+
+Rows of one index are summed before they travel and once more after, in the wide type in which the
+engine accumulates too, so that all ways round alike. What travels is chosen when the ranks know
+each other's numbers of rows, so all choose alike. With N ranks, a rank sends (N-1)/N of
+
+* *the rows*, gathered from all by all: `rows x (row + index)` bytes, with the rows of all ranks;
+* *the rows to owners* (row_owners.py), which add them up, and the sums from there: fewer rows where
+  ranks share indices, but one collective more;
+* *the whole table*: an all-reduce of `2 x table` bytes.
+
+So a table is made dense only where its rows would take more memory. Its size must be known when
+the graph is traced; a table of unknown size always travels as rows.
+
+A measurement decides only between the first two, which add in the same order, and whose results
+have their rows in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from gradring.gradients.reduction import Collective, Reduction
+from gradring.group.communicator import Communicator, core_of
+from gradring.tensorflow.graph import row_owners, session_order
+from gradring.tensorflow.graph.dtypes import as_native
+from gradring.tensorflow.graph.rows import add_rows, gather_rows, numbers_of_all
+from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX, reduce
+
+#: Size from which on a table that becomes dense is announced, in bytes.
+ANNOUNCED_BYTES = 1 << 30
+
+#: What one collective more costs where nothing was measured, as bytes that could be sent meanwhile;
+#: and what is believed of a measurement.
+MESSAGE_BYTES = 256 << 10
+MESSAGE_BYTES_BOUNDS = 4 << 10, 1 << 20
+
+#: What finding the owner of a row costs, likewise.
+OWNER_BYTES = 64
+
+#: Values and their indices.
+Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
+
+_logger = logging.getLogger(__name__)
+_announced: set[str] = set()
+
+
+def reduce_sparse(
+    results: list[tf.Tensor | tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
+) -> None:
+    """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
+
+    The results have one row for each index that occurs on any rank, or all rows of the table.
+
+    Raises:
+        ValueError: The op is neither "sum" nor "mean".
+    """
+    if not positions:
+        return
+    if reduction.op not in ("sum", "mean"):
+        raise ValueError(
+            f"{reduction.names.of(positions).shown}: op={reduction.op!r} does not exist for "
+            "tf.IndexedSlices; use tf.convert_to_tensor to make it dense"
+        )
+    # Last first, as for dense gradients.
+    positions = list(reversed(positions))
+    # What is in conditionals has an order inside of a function.
+    in_session = session_order.of_this_graph(reduction.names.of(positions).shown) is not None
+    given = [results[position] for position in positions]
+
+    def reduce_rows() -> list[Rows]:
+        return _reduced(given, positions, reduction)
+
+    reduced = tf.function(reduce_rows, autograph=False)() if in_session else reduce_rows()
+    for position, rows in zip(positions, reduced, strict=True):
+        results[position] = tf.IndexedSlices(*rows, results[position].dense_shape)
+
+
+def _reduced(
+    given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
+) -> list[Rows]:
+    slices = [summed(each) for each in given]
+    lengths = [tf.shape(own.values, tf.int64)[0] for own in slices]
+    # Of what ranks may say differently, the highest counts.
+    said = [_message_bytes(reduction.communicator), int(bool(reduction.check_gradients))]
+    told = tf.concat([lengths, tf.constant(said, tf.int64)], 0)
+    numbers = numbers_of_all(told, reduction.of(positions))
+    *all_counts, message_bytes, checked = tf.unstack(numbers, len(slices) + 2)
+    return [
+        _Reducing(
+            own,
+            counts,
+            tf.reduce_max(message_bytes),
+            tf.reduce_max(checked) > 0,
+            reduction.of([position]),
+        ).reduced()
+        for position, own, counts in zip(positions, slices, all_counts, strict=True)
+    ]
+
+
+def travels_dense(
+    rows: int | tf.Tensor,
+    moved: int | tf.Tensor,
+    row_bytes: int,
+    index_bytes: int,
+    table_rows: int | tf.Tensor,
+) -> bool | tf.Tensor:
+    """Whether the table moves fewer bytes than the indices of `rows` rows and `moved` rows do.
+
+    Returns:
+        A bool, or one as a tensor where a number of rows is an integer as a tensor.
+    """
+    return moved * row_bytes + rows * index_bytes > 2 * table_rows * row_bytes
+
+
+def moved_by_owners(
+    rows: int | tf.Tensor, indices: int | tf.Tensor, world_size: int
+) -> int | tf.Tensor:
+    """How many rows owners move, in the unit in which a gathering moves `rows`.
+
+    Args:
+        rows: Of all ranks.
+        indices: How many different ones they have.
+        world_size: How many ranks there are, more than one.
+    """
+    return indices + (rows - indices) // (world_size - 1)
+
+
+def owners_may_pay(
+    rows: int | tf.Tensor, moved: int | tf.Tensor, row_bytes: int
+) -> bool | tf.Tensor:
+    """Whether it may be worth while to find owners; nothing that is measured has a say."""
+    return (rows - moved) * row_bytes > MESSAGE_BYTES + OWNER_BYTES * rows
+
+
+@dataclass(frozen=True)
+class _Reducing:
+    """One reduction of slices.
+
+    Attributes:
+        own: This rank's, each index once.
+        counts: Every rank's number of rows.
+        message_bytes: What one collective more costs.
+        checked: Whether some rank looks for rows that are not finite.
+        collective: What it is called, does and checks.
+    """
+
+    own: tf.IndexedSlices
+    counts: tf.Tensor
+    message_bytes: tf.Tensor
+    checked: tf.Tensor
+    collective: Collective
+
+    def reduced(self) -> Rows:
+        own, group = self.own, self.collective.communicator
+        elements = own.values.shape[1:].num_elements()
+        if elements is None:
+            return self._gathered()
+        row_bytes = elements * own.values.dtype.size
+        rows = moved = tf.reduce_sum(self.counts)
+        table = None if own.dense_shape is None else tf.get_static_value(own.dense_shape)
+        # Between two ranks owners never move less, and without a mesh they cannot be reached.
+        may_pay: bool | tf.Tensor = False
+        if 2 < group.world_size <= ALL_TO_ALL_RANKS_MAX:
+            fewest = moved_by_owners(rows, tf.reduce_max(self.counts), group.world_size)
+            may_pay = owners_may_pay(rows, fewest, row_bytes)
+            most = rows if table is None else tf.minimum(rows, int(table[0]))
+            moved = tf.where(may_pay, moved_by_owners(rows, most, group.world_size), rows)
+
+        def by_rows() -> Rows:
+            if may_pay is False:
+                return self._gathered()
+            way: Rows = tf.cond(may_pay, lambda: self._by_owners(row_bytes), self._gathered)
+            return way
+
+        if table is None:
+            return by_rows()
+        table_rows = int(table[0])
+        dense = travels_dense(rows, moved, row_bytes, own.indices.dtype.size, table_rows)
+        way: Rows = tf.cond(dense, lambda: self._as_table(table_rows, row_bytes), by_rows)
+        return way
+
+    def _as_table(self, table_rows: int, row_bytes: int) -> Rows:
+        own, label = self.own, self.collective.label
+        if table_rows * row_bytes >= ANNOUNCED_BYTES:
+            _announce(label.shown, table_rows, row_bytes)
+        dense = tf.math.unsorted_segment_sum(own.values, own.indices, table_rows)
+        native, decode = as_native(dense, label.shown)
+        (reduced,) = reduce([native], replace(self.collective, label=label.part("table")))
+        return decode(reduced), tf.range(table_rows, dtype=own.indices.dtype)
+
+    def _gathered(self) -> Rows:
+        parts = [self._values, self.collective.part("indices")]
+        values, indices = gather_rows([self.own.values, self.own.indices], self.counts, parts)
+        total = summed(tf.IndexedSlices(values, indices), self._divisor)
+        return total.values, total.indices
+
+    def _by_owners(self, row_bytes: int) -> Rows:
+        """By owners, unless one collective more costs more than the rows that they save."""
+        own, collective = self.own, self.collective
+        (indices,) = gather_rows([own.indices], self.counts, [collective.part("indices")])
+        owners = row_owners.assign(indices, self.counts, collective.communicator.world_size)
+        moved = owners.moved(self.checked)
+        saved_bytes = (tf.reduce_sum(self.counts) - moved) * row_bytes
+
+        def by_owners() -> tf.Tensor:
+            return row_owners.reduce_by_owners(
+                own.values, owners, self.counts, self.checked, collective, self._divisor
+            )
+
+        def gathered() -> tf.Tensor:
+            (values,) = gather_rows([own.values], self.counts, [self._values])
+            return add_rows(values, owners.places, tf.size(owners.indices), self._divisor)
+
+        return tf.cond(saved_bytes > self.message_bytes, by_owners, gathered), owners.indices
+
+    @property
+    def _values(self) -> Collective:
+        return replace(self.collective.part("values"), check=self.collective.check)
+
+    @property
+    def _divisor(self) -> int:
+        return self.collective.communicator.world_size if self.collective.op == "mean" else 1
+
+
+def _message_bytes(communicator: Communicator) -> int:
+    """What one collective more costs, by what was measured when the group formed.
+
+    An all-reduce of B bytes in two steps takes two latencies, and sends 2B in our unit.
+    """
+    measured = core_of(communicator).stats()["algorithms"].get("direct")
+    if measured is None or not measured["latency_s"] or not measured["seconds_per_byte"]:
+        return MESSAGE_BYTES
+    least, most = MESSAGE_BYTES_BOUNDS
+    return int(min(max(measured["latency_s"] / measured["seconds_per_byte"], least), most))
+
+
+def summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
+    """The same slices with one row for each index: the sum of its rows, divided, rounded once."""
+    indices, places = tf.unique(tf.convert_to_tensor(value.indices))
+    values = add_rows(value.values, places, tf.size(indices), divisor)
+    return tf.IndexedSlices(values, indices, value.dense_shape)
+
+
+def _announce(name: str, rows: int, row_bytes: int) -> None:
+    """Says, once for each variable and when it happens, that a large table becomes dense."""
+
+    def say() -> int:
+        if name not in _announced:
+            _announced.add(name)
+            _logger.warning(
+                "'%s': so many of its %d rows have gradients that the table is reduced as a dense "
+                "tensor of %.1f GB; smaller batches keep it sparse",
+                name,
+                rows,
+                rows * row_bytes / 1e9,
+            )
+        return rows
+
+    tf.numpy_function(say, [], tf.int64)

@@ -1,0 +1,1 @@
+"""Keras under `CustomCollectiveStrategy`: its loops, layers, losses and callbacks."""

@@ -1,0 +1,448 @@
+"""Repairs of Keras 3 under `CustomCollectiveStrategy`; `given_strategy.py` has those of scripts.
+
+Keras decides and computes some things from one replica's gradients or batch that depend on those of
+all replicas. Each function that `repair` names stands in for one method of Keras and gets the
+original as its first argument. It is used only under our strategy; elsewhere the original runs.
+
+What older versions of Keras do wrongly beyond repair is refused; docs/compatibility.md lists it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.errors import ConfigError
+from gradring.group.communicator import open_groups
+from gradring.tensorflow.cross_device_ops import current_variables
+from gradring.tensorflow.files import whole_files
+from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
+from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.keras import (
+    empty_batches,
+    fit_callbacks,
+    gradient_norm,
+    keras_loops,
+    loop_arguments,
+    sample_shares,
+    summed_losses,
+    synchronised_moments,
+)
+from gradring.tensorflow.keras.moving_statistics import normalise
+from gradring.tensorflow.replicas import warn_of_unlike_beginnings
+from gradring.tensorflow.rules import updates
+from gradring.tensorflow.rules.replicas import updates_of
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+_repaired = False
+_watched = False
+
+_makes_example: ContextVar[bool] = ContextVar("makes_example", default=False)
+
+#: Of the loss that Keras computes.
+_mask: ContextVar[Any] = ContextVar("mask", default=None)
+
+
+def makes_example() -> bool:
+    """Whether Keras makes an object for a look at its attributes: its variables are gone then."""
+    return _makes_example.get()
+
+
+def repair() -> None:
+    """Repairs Keras 3 if it has been imported and has not been repaired."""
+    global _repaired
+    _watch_tf_keras()
+    keras: Any = sys.modules.get("keras")
+    # Without this attribute it is still being imported.
+    if _repaired or not hasattr(keras, "callbacks"):
+        return
+    if keras.backend.backend() != "tensorflow":
+        return
+    optimizers, callbacks = keras.optimizers, keras.callbacks
+    _replace(optimizers.Optimizer, "apply", _apply, _in_our_replica)
+    _replace(optimizers.LossScaleOptimizer, "apply", _apply, _in_our_replica)
+    _replace(optimizers.Optimizer, "_backend_apply_gradients", _name_gradients, _in_our_replica)
+    _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
+    _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
+    _replace(optimizers.Optimizer, "_all_reduce_sum_gradients", _sum_gradients, _in_our_replica)
+    _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
+    _replace(keras.layers.BatchNormalization, "call", normalise, _in_our_replica)
+    # After what else stands in for it, so that this is around that.
+    outside = empty_batches.may_come_outside
+    _replace(keras.layers.BatchNormalization, "call", empty_batches.keep_statistics, outside)
+    for kind in (keras.layers.Layer, keras.losses.Loss):
+        _replace(kind, "__call__", empty_batches.call, empty_batches.may_come)
+    _replace(keras.layers.Layer, "add_loss", empty_batches.add_loss, empty_batches.may_come)
+    _replace(tf.distribute.ReplicaContext, "all_reduce", empty_batches.all_reduce, _in_our_replica)
+    moments = sys.modules["keras.src.backend.tensorflow.nn"]
+    if hasattr(moments, "_compute_moments_sync"):
+        together = synchronised_moments.moments
+        _replace(moments, "_compute_moments_sync", together, _in_our_replica)
+        of_layer = synchronised_moments.moments_of_layer
+        _replace(keras.layers.BatchNormalization, "_moments", of_layer, _in_our_replica)
+    # Before Keras 3.5, models are built where they are traced.
+    if hasattr(keras.Model, "_maybe_symbolic_build"):
+        _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
+    for loop in ("train", "test", "predict"):
+        make = functools.partial(keras_loops.make_step, f"{loop}_function")
+        _replace(keras.Model, f"make_{loop}_function", make, _is_ours)
+    if hasattr(keras.Model, "_make_function"):
+        _replace(keras.Model, "_make_function", sample_shares.make_function, _is_ours)
+    _replace(keras.metrics.Mean, "update_state", sample_shares.update_mean, _in_our_replica)
+    sample_shares.count()
+    # Keras looks whether a model's own `compile` is this one.
+    trainers = sys.modules["keras.src.trainers.trainer"]
+    _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
+    _replace(optimizers.Optimizer, "build", _build, _always)
+    _replace(keras.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
+    for loop in ("evaluate", "predict"):
+        _replace(keras.Model, loop, keras_loops.with_equal_replicas, _is_ours, traced=False)
+    # The first that ranks have in common, inside what notices that one leaves.
+    for loop in ("fit", "evaluate", "predict"):
+        _replace(keras.Model, loop, loop_arguments.compared, _is_ours, traced=False)
+        _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
+    _replace(keras.Model, "fit", keras_loops.warn_of_training_alone, _trains_alone, traced=False)
+    trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
+    _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
+    epochs = trainer.TFEpochIterator
+    for begin in ("__init__", "reset"):
+        _replace(epochs, begin, keras_loops.make_epochs, _always, traced=False)
+    is_new = hasattr(epochs, "_enumerate_iterator")
+    batches = "_enumerate_iterator" if is_new else "enumerate_epoch"
+    _replace(epochs, batches, keras_loops.enumerate_epoch, _always, traced=False)
+    if hasattr(keras.Model, "_get_metrics_result_or_logs"):
+        _replace(keras.Model, "_get_metrics_result_or_logs", keras_loops.logs_of_epoch, _is_ours)
+    if hasattr(keras.Model, "_aggregate_additional_loss"):
+        losses = sys.modules["keras.src.losses.loss"]
+        _replace(losses, "scale_loss_for_distribution", _scale_loss, _in_our_replica)
+        _replace(losses, "reduce_weighted_values", _reduce_weighted_values, _in_our_replica)
+        _replace(losses, "reduce_values", _reduce_values, _in_our_replica)
+        add = "_aggregate_additional_loss"
+        _replace(keras.Model, add, _additional_loss, _in_our_replica)
+    saving = sys.modules["keras.src.saving.saving_lib"]
+    _replace(saving, "get_attr_skipset", _attributes_of_all, _in_our_scope)
+    legacy = sys.modules["keras.src.legacy.saving.legacy_h5_format"]
+    _replace(saving, "save_model", whole_files.save, _always, traced=False)
+    _replace(saving, "save_weights_only", whole_files.save, _always, traced=False)
+    _replace(legacy, "save_model_to_hdf5", whole_files.save, _always, traced=False)
+    backup, in_fit = callbacks.BackupAndRestore, fit_callbacks.is_in_fit
+    _replace(callbacks.ModelCheckpoint, "_save_model", fit_callbacks.checkpoint, _trains_under_ours)
+    _replace(backup, "on_train_begin", fit_callbacks.restore, _trains_under_ours)
+    _replace(backup, "_save_model", fit_callbacks.on_chief, _trains_under_ours)
+    _replace(backup, "on_train_end", fit_callbacks.on_chief, _trains_under_ours)
+    _replace(callbacks.CallbackList, "on_train_begin", fit_callbacks.begin, in_fit)
+    _replace(callbacks.CallbackList, "on_train_batch_end", fit_callbacks.end_batch, in_fit)
+    _replace(callbacks.CallbackList, "on_epoch_end", fit_callbacks.end_epoch, in_fit)
+    _replace(callbacks.CallbackList, "on_train_end", fit_callbacks.end, in_fit)
+    # What Keras 3.10 added to make the metrics of replicas independent.
+    if not hasattr(keras.Variable, "_map_synchronization"):
+        for makes in ("make_train_function", "make_test_function"):
+            _replace(keras.Model, makes, _refuse_model, _has_several_replicas)
+    _repaired = True
+
+
+def _replace(
+    owner: Any,
+    name: str,
+    stand_in: Callable[..., Any],
+    applies: Callable[[Any], bool],
+    *,
+    traced: bool = True,
+) -> None:
+    original = getattr(owner, name)
+
+    # Keras reads the signature of layers' `call`.
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if applies(self):
+            return stand_in(original, self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    # What is not traced itself calls the program's code, which AutoGraph has to convert.
+    setattr(owner, name, tf.autograph.experimental.do_not_convert(method) if traced else method)
+
+
+def _in_our_replica(_: Any) -> bool:
+    """Whether the code runs inside `CustomCollectiveStrategy.run`."""
+    context = tf.distribute.get_replica_context()
+    return context is not None and communicator_of(context.strategy) is not None
+
+
+def _always(_: Any) -> bool:
+    """For a function that is not told its strategy by its first argument."""
+    return True
+
+
+def _in_our_scope(_: Any) -> bool:
+    return communicator_of(tf.distribute.get_strategy()) is not None
+
+
+def _is_ours(model: Any) -> bool:
+    return communicator_of(model.distribute_strategy) is not None
+
+
+def _trains_alone(model: Any) -> bool:
+    """Whether each rank trains this model for itself, though it has a group."""
+    alone = model.distribute_strategy.num_replicas_in_sync == 1
+    return alone and any(group.world_size > 1 for group in open_groups.kept())
+
+
+def _trains_under_ours(callback: Any) -> bool:
+    return _is_ours(callback.model)
+
+
+def _has_several_replicas(model: Any) -> bool:
+    strategy = model.distribute_strategy
+    return communicator_of(strategy) is not None and strategy.num_replicas_in_sync > 1
+
+
+# Older versions
+
+
+def _refuse_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+    raise ConfigError(
+        f"{_this_keras()} computes wrong metrics in `fit` and `evaluate` on several workers, and "
+        "before 3.8 adds up their losses: install keras>=3.10, or use a custom training loop"
+    )
+
+
+def _watch_tf_keras() -> None:
+    """Has optimizers of tf_keras refuse the rules that they would not follow, and warns.
+
+    It needs no repair.
+    """
+    global _watched
+    legacy: Any = sys.modules.get("tf_keras")
+    if _watched or not hasattr(legacy, "callbacks"):
+        return
+    for optimizer in (legacy.optimizers.Optimizer, legacy.optimizers.legacy.Optimizer):
+        _replace(optimizer, "apply_gradients", summed_losses.check_legacy, _in_our_replica)
+        _replace(optimizer, "apply_gradients", _refuse_tf_keras, _has_another_rule)
+    _replace(legacy.losses.Loss, "__call__", summed_losses.noting_legacy, _in_our_replica)
+    losses = sys.modules["tf_keras.src.utils.losses_utils"]
+    _replace(losses, "scale_loss_for_distribution", summed_losses.noting, _in_our_replica)
+    _replace(legacy.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
+    for loop in ("fit", "evaluate", "predict"):
+        _replace(legacy.Model, loop, loop_arguments.compared, _is_ours, traced=False)
+    callbacks, in_fit = legacy.callbacks.CallbackList, fit_callbacks.is_in_fit
+    _replace(callbacks, "on_train_batch_end", fit_callbacks.end_batch, in_fit, traced=False)
+    _replace(callbacks, "on_epoch_end", fit_callbacks.end_epoch, in_fit, traced=False)
+    _watched = True
+
+
+def _has_another_rule(_: Any) -> bool:
+    return type(updates_of(tf.distribute.get_strategy())) is not updates.Updates
+
+
+def _refuse_tf_keras(original: Callable[..., Any], optimizer: Any, *args: Any, **_: Any) -> None:
+    rule = tf.distribute.get_strategy().update_rule
+    raise ConfigError(
+        f"update={rule} works in optimizers of Keras 3, and {type(optimizer).__name__} is one of "
+        "tf_keras; use one of Keras 3, or leave out update="
+    )
+
+
+def _refuse_clipping() -> None:
+    raise ConfigError(
+        f"{_this_keras()} clips gradients before it accumulates them, so they would be reduced "
+        "twice: install keras>=3.5, or use `gradient_accumulation_steps` without clipping"
+    )
+
+
+def _this_keras() -> str:
+    return f"Keras {sys.modules['keras'].__version__}"
+
+
+# Optimizers
+
+
+class _Reduced(list[Any]):
+    """Gradients that are the sum over all replicas already."""
+
+
+#: Whether the optimizer is updating variables by `_Reduced` gradients.
+_reduced: ContextVar[bool] = ContextVar("reduced", default=False)
+
+
+def _apply(
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Applies gradients by the strategy's rule."""
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    gradient_norm.note_own(optimizer, grads)
+    summed_losses.check(optimizer)
+    strategy = tf.distribute.get_strategy()
+    _warn_of_variables_outside(optimizer, trainable_variables, strategy)
+    rule = updates_of(strategy)
+    updates.apply(rule, original, optimizer, grads, trainable_variables)
+
+
+def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) -> None:
+    """At the first step, of variables that no scope has given the chief's values."""
+    if getattr(optimizer, "_gradring_began", False):
+        return
+    optimizer._gradring_began = True
+    variables = variables or list(getattr(optimizer, "_trainable_variables", ()))
+    communicator = communicator_of(strategy)
+    if communicator is None or not strategy.extended._has_one_replica:
+        return
+    if variables and strategy_of(variables) is None:
+        warn_of_unlike_beginnings(variables, communicator)
+
+
+def _name_gradients(
+    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any
+) -> Any:
+    """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
+    with updates.gradients_by(optimizer, gradients, variables):
+        return original(optimizer, gradients, variables)
+
+
+def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    """Clips the sum of all replicas' gradients, as one process would; Keras clips each summand."""
+    if not (optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue):
+        return original(optimizer, gradients)
+    present = [gradient for gradient in gradients if gradient is not None]
+    # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
+    if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
+        _refuse_clipping()
+    sums = tf.distribute.get_replica_context().all_reduce(_SUM, present)
+    gradient_norm.note_reduced(optimizer, sums)
+    reduced = iter(sums)
+    complete = [None if gradient is None else next(reduced) for gradient in gradients]
+    return _Reduced(original(optimizer, complete))
+
+
+def _update_step(
+    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
+) -> None:
+    rule = updates_of(tf.distribute.get_strategy())
+    with holding(_reduced, isinstance(gradients, _Reduced)):
+        step = functools.partial(original, optimizer)
+        rule.step(step, optimizer, gradients, variables, rate)
+
+
+def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> Any:
+    """Does not reduce again what was reduced to be clipped."""
+    if _reduced.get():
+        return list(pairs)
+    reduced = original(optimizer, pairs)
+    gradient_norm.note_reduced(optimizer, [gradient for gradient, _ in reduced])
+    return reduced
+
+
+def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    """Whether all replicas' gradients are finite, so that all of them skip the same steps."""
+    add_up = functools.partial(tf.distribute.get_replica_context().all_reduce, _SUM)
+    return _on_all(original(optimizer, gradients), add_up)
+
+
+def _on_all(is_finite: tf.Tensor, add_up: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    return tf.equal(add_up(tf.cast(tf.logical_not(is_finite), tf.int32)), 0)
+
+
+def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
+    """Has each `LossScaleOptimizer` around one of these skip the same steps on all ranks.
+
+    Otherwise a rank whose gradients overflow would leave out a reduction, and from then on have its
+    gradients reduced with those of another step.
+
+    Args:
+        inner: The class of optimizers that reduce gradients by themselves, outside of strategies.
+        add_up: Takes such an optimizer and a scalar; returns the sum over its ranks.
+    """
+
+    def check(original: Callable[..., Any], outer: Any, gradients: Any) -> tf.Tensor:
+        is_finite = original(outer, gradients)
+        return _on_all(is_finite, functools.partial(add_up, outer.inner_optimizer))
+
+    def applies(outer: Any) -> bool:
+        return isinstance(outer.inner_optimizer, inner)
+
+    _replace(sys.modules["keras"].optimizers.LossScaleOptimizer, "check_finite", check, applies)
+
+
+# Losses
+
+
+def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
+    """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
+    summed_losses.note()
+    scaled = sample_shares.weighed(original(value))
+    scaled._gradring_is_scaled = True
+    return scaled
+
+
+def _reduce_weighted_values(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Remembers the mask, which Keras has in the weights when it divides."""
+    with holding(_mask, mask):
+        return original(values, sample_weight, mask, *args, **kwargs)
+
+
+def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+    """Weighs a loss, and divides that of a whole batch, such as Dice; Keras forgets it."""
+    given = inspect.signature(original).bind(values, *args, **kwargs)
+    given.apply_defaults()
+    weights, reduction = given.arguments["sample_weight"], given.arguments["reduction"]
+    if reduction in (None, "none"):
+        return original(values, *args, **kwargs)
+    if reduction == "sum":
+        summed_losses.note()
+        return sample_shares.weighed_sum(original(values, *args, **kwargs))
+    with sample_shares.divided(values, weights, _mask.get(), reduction):
+        reduced = original(values, *args, **kwargs)
+        if values.shape.rank != 0:
+            return reduced
+        return sys.modules["keras.src.losses.loss"].scale_loss_for_distribution(reduced)
+
+
+def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
+    """Divides what a loss of Keras gave to `add_loss` once; Keras does so twice."""
+    if getattr(loss, "_gradring_is_scaled", False):
+        trainer = sys.modules["keras.src.trainers.trainer"].Trainer
+        return trainer._aggregate_additional_loss(model, loss)
+    return original(model, loss)
+
+
+# Building and saving
+
+
+def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+    """Makes optimizer and metrics where the model was made, wherever it is compiled."""
+    with scope_of(model.distribute_strategy):
+        original(model, *args, **kwargs)
+
+
+def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None:
+    """Takes an optimizer that was made outside of any scope into that of the variables."""
+    strategy = strategy_of(variables)
+    if communicator_of(strategy) is not None and optimizer._distribution_strategy is not strategy:
+        optimizer._distribution_strategy = strategy
+        adopt(optimizer.variables, strategy)
+    updates_of(strategy).build(optimizer, variables)
+    original(optimizer, variables)
+
+
+def _attributes_of_all(original: Callable[..., Any], kind: str) -> Any:
+    """Lets one rank save or load alone, also inside the strategy's scope.
+
+    Keras makes an optimizer to see which attributes every optimizer has. Its variables would be
+    sent to the other workers, who may neither be saving nor loading.
+    """
+    with holding(_makes_example, True):
+        return original(kind)

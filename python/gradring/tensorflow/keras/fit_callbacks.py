@@ -1,0 +1,287 @@
+"""Callbacks of Keras' `fit`, in which all ranks agree, whichever each of them has.
+
+A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
+ranks. So no callback of Keras has collectives of its own; the ranks meet where each of them comes
+by in any case: at the beginning and the end of `fit`, and at the end of an epoch. The functions
+that stand in for methods of Keras get the original first, as in `compat_keras.py`, which says where
+they are used.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.errors import MismatchError, RestoreError
+from gradring.group.collectives import named
+from gradring.group.together import agreed
+from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.model_variables import build, variables_of
+from gradring.tensorflow.graph.ops import broadcast_variables
+from gradring.tensorflow.replicas import unlike
+from gradring.tensorflow.rules.replicas import rule_of, sync_model, updates_of
+
+_log = logging.getLogger("gradring")
+
+CHIEF = 0
+#: In a warning.
+NAMES_SHOWN = 8
+#: What `unlike` tells apart, with what becomes of it and what to do.
+_UNLIKE = {
+    "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
+    "those of rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
+    "aggregation='mean'), or give all ranks those of rank 0 after fit by "
+    "gradring.tensorflow.broadcast_variables(model.variables)",
+    "weights": "Each rank has set them by itself, as load_weights, set_weights and adapt do with "
+    "other files or data, and keeps its own; files get those of rank 0. Give all ranks the same "
+    "files, and data for adapt in the same order (shuffle with a seed), or before fit the weights "
+    "of rank 0 by gradring.tensorflow.broadcast_variables(model.variables)",
+}
+
+
+@dataclass
+class _Fit:
+    """A `fit` that is running on all ranks."""
+
+    model: Any
+    #: Whether the chief has a `ModelCheckpoint`, so that the others need not use theirs.
+    chief_saves: bool = True
+    #: Why this rank could not save, until all are told where they meet.
+    unsaved: Exception | None = None
+    #: Why the chief could not restore, until all are told.
+    unrestored: Exception | None = None
+    #: Whether the ranks still compare the variables that replicas assign.
+    compares: bool = True
+
+
+_fit: ContextVar[_Fit] = ContextVar("fit")
+
+
+def is_in_fit(callbacks: Any) -> bool:
+    """Whether these callbacks, or this one, belong to a `fit` that all ranks have called."""
+    fit = _fit.get(None)
+    return fit is not None and callbacks.model is fit.model
+
+
+def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras' `fit`, in which the callbacks agree."""
+    with holding(_fit, _Fit(model)):
+        try:
+            return original(model, *args, **kwargs)
+        except BaseException:
+            # Some versions of Keras would use it in the next `fit`, whose group is another one.
+            model._eval_epoch_iterator = None
+            raise
+
+
+def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
+    """`CallbackList.on_train_begin`: what the chief restores, the others receive."""
+    keras: Any = sys.modules["keras"]
+
+    def those(kind: type) -> list[Any]:
+        return [callback for callback in callbacks.callbacks if isinstance(callback, kind)]
+
+    fit = _fit.get()
+    saves = bool(those(keras.callbacks.ModelCheckpoint))
+    fit.chief_saves = bool(_from_chief(fit.model, saves, "ModelCheckpoint"))
+    backups = those(keras.callbacks.BackupAndRestore)
+    _restored(fit.model, backups, lambda: original(callbacks, logs))
+
+
+def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:
+    """`CallbackList.on_train_batch_end`: all ranks leave the epoch here, or get an error."""
+    original(callbacks, batch, logs)
+    model = _fit.get().model
+    if not model.stop_training:
+        return
+    communicator = model.distribute_strategy.communicator
+    # Who goes on meets this with its next step, and the error names the cause.
+    cause = f"fit: a callback has set stop_training after batch {batch}"
+    try:
+        communicator.all_reduce(np.zeros(1), name=cause)
+    except MismatchError as error:
+        raise MismatchError(
+            f"{cause} on {named(communicator, communicator.rank)}, and others train on; set it on "
+            "every rank after the same batch, or at the end of an epoch, where one rank stops all",
+            rank=communicator.rank,
+            host=communicator.host,
+        ) from error
+
+
+def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
+    """`CallbackList.on_epoch_end`: all ranks stop if one does, and go on with one learning rate."""
+    model = _fit.get().model
+    # What the chief alone saves is to be the model of all.
+    sync_model(model)
+    original(callbacks, epoch, logs)
+    communicator = model.distribute_strategy.communicator
+    rate = _learning_rate(model)
+    has_failed = _fit.get().unsaved is not None
+    found = np.array([has_failed, model.stop_training, rate, -rate], np.float64)
+    communicator.all_reduce(found, "max", name=f"fit: end of epoch {epoch}")
+    unsaved, stop, most, least = found
+    if unsaved:
+        _raise_unsaved()
+    if most != -least:
+        raise MismatchError(
+            f"fit on rank {communicator.rank} of {communicator.host}: after epoch {epoch} the "
+            f"learning rate is {rate:g} here, and from {-least:g} to {most:g} on all ranks; give "
+            "callbacks that change the training, such as LearningRateScheduler, to every rank",
+            rank=communicator.rank,
+            host=communicator.host,
+        )
+    model.stop_training = bool(stop)
+    _warn_of_unlike_variables(epoch)
+
+
+def _warn_of_unlike_variables(epoch: int) -> None:
+    """Says on rank 0, once in a `fit`, which variables the ranks have assigned unlike.
+
+    Of all weights it does so in the first epoch of a model: a digest of them takes time.
+    """
+    fit = _fit.get()
+    model = fit.model
+    communicator = model.distribute_strategy.communicator
+    if communicator.world_size == 1 or not fit.compares:
+        return
+    is_first = updates_of(model.distribute_strategy).ends_equal and not getattr(
+        model, "_gradring_weights_compared", False
+    )
+    model._gradring_weights_compared = True
+    weights = model.weights if is_first else ()
+    found = unlike(variables_of(model), communicator, weights)
+    fit.compares = not any(found)
+    for (kind, cause), names in zip(_UNLIKE.items(), found, strict=True):
+        if names and communicator.rank == CHIEF:
+            _log.warning(
+                "after epoch %d of fit, %s of the model %r differ between the ranks (%d): %s%s. %s",
+                epoch,
+                kind,
+                model.name,
+                len(names),
+                ", ".join(names[:NAMES_SHOWN]),
+                ", ..." if len(names) > NAMES_SHOWN else "",
+                cause,
+            )
+
+
+def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
+    """`CallbackList.on_train_end`: what the chief has saved is there when `fit` returns."""
+    original(callbacks, logs)
+    _raise_unsaved()
+
+
+def save_backup(backup: Any, epoch: int) -> None:
+    """Has a `BackupAndRestore` of this `fit` save in the middle of an epoch; all ranks call it.
+
+    Raises:
+        gradring.errors.SaveError: On all, if one could not save.
+    """
+    sync_model(backup.model)
+    # Keras sets it at the end of an epoch, so after a restart it would be the first epoch.
+    backup._current_epoch = epoch
+    backup._save_model()
+    _raise_unsaved()
+
+
+def _raise_unsaved() -> None:
+    """Returns when all ranks have come here.
+
+    Raises:
+        gradring.errors.SaveError: On all, if one could not save.
+    """
+    fit = _fit.get()
+    with agreed(fit.model.distribute_strategy.communicator, "save", "a checkpoint of fit"):
+        if fit.unsaved is not None:
+            raise fit.unsaved
+
+
+def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves on the chief or, where it has no such callback, on those that have one.
+
+    So programs may give it to all ranks, to the chief alone, or to one rank of each host.
+    """
+    if is_in_fit(callback) and not _fit.get().chief_saves:
+        _saving(original, callback, *args, **kwargs)
+    else:
+        on_chief(original, callback, *args, **kwargs)
+
+
+def on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Touches files on the chief only, as several workers would get in each other's way."""
+    if callback.model.distribute_strategy.extended.should_checkpoint:
+        _saving(original, callback, *args, **kwargs)
+
+
+def _saving(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Saves; in `fit`, all ranks are told of a failure where they meet, and none is left alone."""
+    try:
+        original(callback, *args, **kwargs)
+    except Exception as error:
+        if not is_in_fit(callback):
+            raise
+        _log.error("fit could not save a checkpoint: %s", error)
+        _fit.get().unsaved = error
+
+
+def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
+    """`BackupAndRestore.on_train_begin`: in `fit`, `begin` is around it; elsewhere all call it."""
+    if is_in_fit(callback):
+        if callback.model.distribute_strategy.communicator.rank == CHIEF:
+            try:
+                original(callback, logs)
+            except Exception as error:
+                _fit.get().unrestored = error
+    else:
+        _restored(callback.model, [callback], lambda: on_chief(original, callback, logs))
+
+
+def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -> None:
+    """Calls `restore`, and sends to all what the chief has loaded in it, if it has a backup."""
+    communicator = model.distribute_strategy.communicator
+    is_there = _from_chief(model, any(map(_has_backup, backups)), "BackupAndRestore")
+    if is_there and model.optimizer is not None:
+        build(model.optimizer, model)
+    restore()
+    if is_there:
+        with agreed(communicator, "restore", "a backup of fit", RestoreError):
+            _raise_unrestored()
+        metrics = getattr(model, "metrics_variables", ())
+        variables = [*variables_of(model), *metrics]
+        broadcast_variables(variables, CHIEF, communicator)
+        rule_of(variables).forget(variables)
+        model._initial_epoch = _from_chief(model, model._initial_epoch or 0, "BackupAndRestore")
+    else:
+        _raise_unrestored()
+
+
+def _raise_unrestored() -> None:
+    fit = _fit.get(None)
+    if fit is not None and fit.unrestored is not None:
+        raise fit.unrestored
+
+
+def _from_chief(model: Any, value: int, name: str) -> int:
+    array = np.array([value], np.int64)
+    model.distribute_strategy.communicator.broadcast(array, CHIEF, name=f"fit: {name}")
+    return int(array[0])
+
+
+def _has_backup(callback: Any) -> bool:
+    # The second is there since Keras 3.7.
+    paths = (callback._weights_path, getattr(callback, "_prev_weights_path", ""))
+    return any(tf.io.gfile.exists(path) for path in paths)
+
+
+def _learning_rate(model: Any) -> float:
+    """That of the optimizer, or 0 where it has none that a callback could set."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate: Any = getattr(optimizer, "_learning_rate", None)
+    return float(rate.numpy()) if hasattr(rate, "numpy") else 0.0

@@ -1,0 +1,219 @@
+"""Moving statistics of batch normalisation, which the replicas combine once a step.
+
+In a step, each replica's layers update their own copy of the moving mean and variance by their own
+part of the batch. The update is linear, so the mean of the copies is what an update by the mean of
+the replicas' statistics would have given, however often the layer was called. The copies of all
+layers travel together with the gradients: beside the first bucket, where these are reduced in the
+graph that called the layers, and else at the end of `CustomCollectiveStrategy.run`.
+
+Which layers a step has called is not noted while it is traced, because a `tf.function` is called
+without being traced again. Every layer counts its calls in a variable of this process. A graph that
+calls the layer, itself or by a function, a branch or a loop, has an operation that takes the
+variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from gradring.tensorflow.cross_device_ops import (
+    RingCrossDeviceOps,
+    current_variables,
+    gradients_of,
+)
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.keras import empty_batches
+from gradring.tensorflow.rules.replicas import updates_of
+
+#: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
+_NAMES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class MovingStatistics:
+    """The layers of a strategy whose copies differ from replica to replica during a step."""
+
+    def __init__(self, *, join_gradients: bool) -> None:
+        """No layer has been called; the copies may travel with the gradients, or must not."""
+        self._join_gradients = join_gradients
+        #: int64 of shape `[2]`: since the copies were combined, calls, and those with samples.
+        self._calls: WeakKeyDictionary[Any, tf.Variable] = WeakKeyDictionary()
+        #: By graph and layer, names of the operations whose calls were combined.
+        self._combined: WeakKeyDictionary[tf.Graph, dict[Any, set[str]]] = WeakKeyDictionary()
+
+    def note(self, layer: Any, is_empty: bool | tf.Tensor) -> None:
+        """The layer has updated this replica's copies, unless its batch was empty."""
+        if layer not in self._calls:
+            self._calls[layer] = compat.plain_variable(0, "calls", tf.int64, (2,))
+        with tf.device("/device:CPU:0"):
+            has_samples = tf.cast(tf.logical_not(is_empty), tf.int64)
+            self._calls[layer].assign_add(tf.stack([1, has_samples]))
+
+    def combine(self, layers: Iterable[Any] | None = None) -> None:
+        """Makes the copies the mean over the replicas that had samples, in a collective.
+
+        Args:
+            layers: Those that may have to; default: all.
+        """
+        if parts := self._parts(layers):
+            parts.reduce()
+
+    def all_reduce(self, ops: RingCrossDeviceOps, reduce_op: Any, value: Any, options: Any) -> Any:
+        """Reduces `value`; if these are gradients, the copies travel along."""
+        leaves = tf.nest.flatten(value)
+        known = current_variables(len(leaves))
+        can_join = self._join_gradients and known is not None and reduce_op == _SUM
+        parts = self._parts() if can_join else None
+        if not parts or not known:
+            return ops._all_reduce(reduce_op, value, 0, options)
+        variables, among = known
+        with gradients_of([*variables, *parts.names], among):
+            reduced = ops._all_reduce(reduce_op, [*leaves, *parts.tensors], 0, options)
+        parts.assign(reduced[len(leaves) :])
+        return tf.nest.pack_sequence_as(value, reduced[: len(leaves)])
+
+    def forget(self) -> None:
+        """A step begins: what one that has failed has left does not count."""
+        if tf.executing_eagerly():
+            for layer in self._called():
+                self._calls[layer].assign([0, 0])
+
+    def _parts(self, layers: Iterable[Any] | None = None) -> _Parts | None:
+        """The copies that are to be combined here, if there are any."""
+        called = self._called(layers)
+        return _Parts(called, self._take(called)) if called else None
+
+    def _called(self, layers: Iterable[Any] | None = None) -> list[Any]:
+        """Those of the layers that were called since the copies were combined."""
+        known = [layer for layer in layers or list(self._calls) if layer in self._calls]
+        if tf.executing_eagerly():
+            return [layer for layer in known if self._calls[layer].numpy()[0]]
+        return [layer for layer in known if any(self._users(layer, self._handle(layer)))]
+
+    def _handle(self, layer: Any) -> tf.Tensor | None:
+        """The handle of the layer's calls in the current graph, if the graph takes it."""
+        handle = self._calls[layer].handle
+        return next((inner for outer, inner in _graph().captures if outer is handle), None)
+
+    def _users(self, layer: Any, handle: tf.Tensor | None) -> Iterator[str]:
+        """The operations of a graph that count calls that are not combined there."""
+        if handle is None:
+            return
+        combined = self._combined.get(handle.graph, {}).get(layer, ())
+        for op in handle.consumers():
+            inner = compat.inside_called_graphs(op, handle)
+            leaves = not inner or any(any(self._users(layer, each)) for each in inner)
+            if leaves and op.name not in combined:
+                yield op.name
+
+    def _take(self, layers: Sequence[Any]) -> tf.Tensor:
+        """Whether each layer has had samples, as a boolean vector; the counts begin anew."""
+        with tf.device("/device:CPU:0"):
+            counts = tf.stack([self._calls[layer].read_value() for layer in layers])
+            for layer in layers:
+                self._calls[layer].assign([0, 0])
+        if not tf.executing_eagerly():
+            combined = self._combined.setdefault(_graph(), {})
+            for layer in layers:
+                users = self._users(layer, self._handle(layer))
+                combined.setdefault(layer, set()).update(users)
+        return counts[:, 1] > 0
+
+
+class _Parts:
+    """What a replica adds to the sums, as one tensor for each dtype."""
+
+    def __init__(self, layers: Sequence[Any], has_samples: tf.Tensor) -> None:
+        """Reads the copies; `has_samples` is a boolean for each layer."""
+        variables = [(v, place) for place, layer in enumerate(layers) for v in of_layer(layer)]
+        variables.sort(key=lambda pair: str(pair[0].dtype))
+        groups = groupby(variables, key=lambda pair: pair[0].dtype)
+        self._groups = [_Group(list(pairs), has_samples) for _, pairs in groups]
+        self.tensors = [group.tensor for group in self._groups]
+        self.names = [f"{len(layers)} moving statistics" for _ in self._groups]
+
+    def reduce(self) -> None:
+        """Makes the copies the means, in a collective."""
+        self.assign(tf.distribute.get_replica_context().all_reduce(_SUM, self.tensors))
+
+    def assign(self, sums: Sequence[tf.Tensor]) -> None:
+        """Makes the copies the means."""
+        for group, total in zip(self._groups, sums, strict=True):
+            group.assign(total)
+
+
+class _Group:
+    """Variables of one dtype, end to end in one vector."""
+
+    def __init__(self, pairs: Sequence[tuple[Any, int]], has_samples: tf.Tensor) -> None:
+        """Takes variables, and the place of each one's layer in `has_samples`."""
+        self._variables = [variable for variable, _ in pairs]
+        values = [tf.convert_to_tensor(variable) for variable in self._variables]
+        self._sizes = [value.shape.num_elements() for value in values]
+        self._places = [place for _, place in pairs]
+        self._own = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
+        weights = tf.cast(has_samples, self._own.dtype)
+        #: The copies of layers that had samples, and then the layers' weights.
+        self.tensor = tf.concat([self._own * self._each(weights), weights], 0)
+
+    def _each(self, weights: tf.Tensor) -> tf.Tensor:
+        """What there is for each layer, for each element."""
+        return tf.repeat(tf.gather(weights, self._places), self._sizes)
+
+    def assign(self, total: tf.Tensor) -> None:
+        sums, counts = tf.split(total, [sum(self._sizes), -1])
+        counts = self._each(counts)
+        # Where no replica had samples, all copies are what they were.
+        means = tf.where(counts > 0, tf.math.divide_no_nan(sums, counts), self._own)
+        for variable, mean in zip(self._variables, tf.split(means, self._sizes), strict=True):
+            variable.assign(tf.reshape(mean, variable.shape))
+
+
+def of_layer(layer: Any) -> list[Any]:
+    """The variables of a `BatchNormalization` that follow the batches."""
+    found = (getattr(layer, name, None) for name in _NAMES)
+    return [variable for variable in found if variable is not None]
+
+
+def normalise(
+    original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands in for the `call` of `BatchNormalization`, in a replica.
+
+    The batch is normalised with its replica's own mean and variance. Empty batches, which a replica
+    gets when its data has ended early, do not count in the moving statistics.
+    """
+    strategy = tf.distribute.get_strategy()
+    statistics: MovingStatistics = strategy.extended.moving_statistics
+    follows = _follows(layer, *args, **kwargs)
+    if not follows or getattr(layer, "renorm", False):
+        statistics.combine([layer])  # they are about to be read
+    if not follows or strategy.num_replicas_in_sync == 1:
+        return original(layer, inputs, *args, **kwargs)
+    is_empty = empty_batches.is_empty(inputs)
+    outputs = empty_batches.unless(
+        is_empty, of_layer(layer), lambda: original(layer, inputs, *args, **kwargs)
+    )
+    if updates_of(strategy).are_local:
+        updates_of(strategy).add_statistics(of_layer(layer))
+    elif strategy.extended._use_merge_call():
+        # Replicas of one process share the count of calls.
+        _Parts([layer], tf.stack([tf.logical_not(is_empty)])).reduce()
+    else:
+        statistics.note(layer, is_empty)
+    return outputs
+
+
+def _follows(layer: Any, training: Any = None, mask: Any = None) -> bool:
+    """Whether a call moves statistics by this replica's batch alone, as masked ones always do."""
+    return bool(training and layer.trainable) and not (layer.synchronized and mask is None)
+
+
+def _graph() -> tf.Graph:
+    return tf.compat.v1.get_default_graph()

@@ -1,0 +1,259 @@
+"""Each replica's share of the samples of a step, by which `fit` weighs its loss.
+
+Keras takes the mean over each replica's samples, and adds the means up, divided by the number of
+replicas. That is the mean over all samples only if the replicas have equally many; the gradient of
+a replica's mean is therefore multiplied by what its share is of an equal one. Its value stays, as
+Keras weighs what it logs by the samples anyway.
+
+How many samples all replicas have is told where they tell each other whether they have any, so it
+costs no message.
+
+Not every mean is over samples: Keras divides by the steps that a mask leaves, or by the sum of the
+weights. A replica has its share of these then, which one message for each such loss tells. The
+value of the mean is multiplied by what that share is of the share of the samples, by which it is
+weighed in the logs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
+from gradring.tensorflow.rules.replicas import updates_of
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+#: By strategy, an int64 scalar: how many samples all replicas have in the batch taken last.
+_totals: WeakKeyDictionary[Any, tf.Variable] = WeakKeyDictionary()
+
+
+class _Step(NamedTuple):
+    """What a replica's step of Keras knows of those of the other replicas."""
+
+    #: The replica's share of the samples; 1.0 is an equal one.
+    share: tf.Tensor
+    #: Whether it is an equal one in all steps.
+    is_equal: bool
+    #: Whether shapes say on every rank what they say on this one.
+    has_equal_shapes: bool
+
+
+_step: ContextVar[_Step | None] = ContextVar("step", default=None)
+
+#: What a loss is divided by; None is what grows with the number of samples alone.
+_divisor: ContextVar[tf.Tensor | None] = ContextVar("divisor", default=None)
+
+
+class OwnBatch(NamedTuple):
+    """A batch that no iterator has counted, as each rank gives it to `train_on_batch`."""
+
+    data: Any
+
+
+def own_batches(iterator: Any) -> Any:
+    """What a loop of Keras takes, told apart from batches of distributed iterators."""
+    if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+        return iterator
+    return map(OwnBatch, iterator)
+
+
+# Counting
+
+
+def count() -> None:
+    """Lets the iterators of our strategies count, from now on."""
+    compat.count_in_iterators(_count, _note)
+
+
+def _count(strategy: Any, has_values: tf.Tensor, optionals: list[Any]) -> tf.Tensor | None:
+    """How many replicas have values, a scalar; notes how many samples these are."""
+    if communicator_of(strategy) is None:
+        return None
+    own = tf.add_n([_rows_in(optional) for optional in optionals])
+    found = _over_ranks(strategy, tf.stack([tf.reshape(has_values, []), own]))
+    _assign(strategy, found[1])
+    return found[0]
+
+
+def _note(strategy: Any, batch: Any) -> None:
+    """The same for iterators that have a value on every replica."""
+    communicator = communicator_of(strategy)
+    if communicator is None or strategy.num_replicas_in_sync == 1:
+        return
+    parts = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(batch)]
+    found = [first_rows_of(list(replica)) for replica in zip(*parts, strict=True)]
+    own = tf.add_n([tf.cast(0 if rows is None else rows, tf.int64) for rows in found])
+    if all(isinstance(rows, int) for rows in found) and not tf.executing_eagerly():
+        # Where the number is fixed, all ranks have as many.
+        _assign(strategy, own * communicator.world_size)
+    else:
+        _assign(strategy, _over_ranks(strategy, own))
+
+
+def _over_ranks(strategy: Any, own: tf.Tensor) -> tf.Tensor:
+    """The sum of what the processes have; TensorFlow takes one process' number for no sum."""
+    is_alone = strategy.communicator.world_size == 1
+    return own if is_alone else strategy.reduce(_SUM, own, axis=None)
+
+
+def _rows_in(optional: Any) -> tf.Tensor:
+    """The samples of a replica, or 0."""
+
+    def rows() -> tf.Tensor:
+        found = first_rows_of(optional.get_value())
+        return tf.constant(0, tf.int64) if found is None else tf.cast(found, tf.int64)
+
+    return tf.cond(optional.has_value(), rows, lambda: tf.constant(0, tf.int64))
+
+
+def _assign(strategy: Any, total: tf.Tensor) -> None:
+    with tf.device("/device:CPU:0"):
+        # By its handle: what a function assigns is its own, as `broadcast_update` sees it.
+        tf.raw_ops.AssignVariableOp(resource=_total_of(strategy).handle, value=total)
+
+
+def _total_of(strategy: Any) -> tf.Variable:
+    if strategy not in _totals:
+        _totals[strategy] = compat.plain_variable(0, "samples", tf.int64)
+    return _totals[strategy]
+
+
+# Weighing
+
+
+def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any], Any]) -> Any:
+    """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
+    strategy = model.distribute_strategy
+
+    @functools.wraps(step)
+    def weighted(data: Any) -> Any:
+        is_own = isinstance(data, OwnBatch)
+        data = data.data if is_own else data
+        own = first_rows_of(data)
+        # An elastic job may have other replicas when this is traced anew.
+        if own is None or not may_come_in(strategy):
+            return step(data)
+        if updates_of(strategy).are_local:
+            return step(data) if isinstance(own, int) and own else counted(own, data)
+        has_equal_shapes = not tf.executing_eagerly() and not is_own
+        if isinstance(own, int) and has_equal_shapes:
+            with holding(_step, _Step(tf.ones([], tf.float64), True, True)):
+                return step(data)
+        own = tf.cast(own, tf.int64)
+        if is_own:
+            total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
+        else:
+            total = _total_of(strategy).read_value()
+        known = _Step(_share(own, total), False, has_equal_shapes)
+        with holding(_step, known):
+            logs = counted(own, data)
+        # Parts of a mean over the replicas.
+        return tf.nest.map_structure(functools.partial(_part, known.share), logs)
+
+    def counted(own: Any, data: Any) -> Any:
+        # The mean over no samples is a NaN, which counts for nothing.
+        return unless(tf.equal(own, 0), model.metrics_variables, lambda: step(data))
+
+    return original(model, weighted)
+
+
+def _share(own: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """What a replica has of a total, of which all equal shares are 1.0."""
+    count = tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, tf.float64)
+    return tf.math.divide_no_nan(tf.cast(own, tf.float64) * count, tf.cast(total, tf.float64))
+
+
+def _part(share: tf.Tensor, log: Any) -> Any:
+    if not isinstance(log, tf.Tensor) or not log.dtype.is_floating:
+        return log
+    return tf.math.multiply_no_nan(log, tf.cast(share, log.dtype))
+
+
+def divided(
+    values: tf.Tensor, weights: Any, mask: Any, reduction: str
+) -> AbstractContextManager[None]:
+    """Inside, `weighed` gets the mean that Keras makes of a loss.
+
+    Args:
+        values: The loss of each sample, or of each step of each, times `weights`.
+        weights: What their mean is divided by, if `reduction` says so, or None.
+        mask: Of the values that are to count, or None.
+        reduction: As Keras has it; one that divides.
+    """
+    divisor = None
+    if _own_step() is not None and values.shape.rank:
+        divisor = _divisor_of(values, weights, mask, reduction)
+    return holding(_divisor, divisor)
+
+
+def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> tf.Tensor | None:
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        return tf.reduce_sum(tf.cast(weights, tf.float64))
+    size = tf.cast(tf.size(values), tf.float64)
+    if mask is not None:
+        valid, steps = tf.reduce_sum(tf.cast(mask, tf.float64)), tf.size(mask)
+        return valid * tf.math.divide_no_nan(size, tf.cast(steps, tf.float64))
+    step, rest = _own_step(), values.shape[1:]
+    is_known = rest.is_fully_defined() and step is not None and step.has_equal_shapes
+    return None if is_known or not rest.rank else size
+
+
+def weighed(loss: tf.Tensor) -> tf.Tensor:
+    """A mean of Keras, weighed by the replica's share of what it is divided by."""
+    step, own = _own_step(), _divisor.get()
+    if step is None or (step.is_equal and own is None):
+        return loss
+    if own is None:
+        return _with_gradient(loss, None, step.share)
+    share = _share(own, tf.distribute.get_replica_context().all_reduce(_SUM, own))
+    return _with_gradient(loss, tf.math.divide_no_nan(share, step.share), share)
+
+
+def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
+    """A sum of Keras, of which the logs have the mean over the replicas, weighed by samples."""
+    step = _own_step()
+    if step is None or step.is_equal:
+        return loss
+    return _with_gradient(loss, tf.math.reciprocal_no_nan(step.share), tf.ones_like(step.share))
+
+
+def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) -> tf.Tensor:
+    """The loss times `factor`, whose gradient is multiplied by `slope` instead."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def weigh(loss: tf.Tensor) -> Any:
+        value = tf.identity(loss) if factor is None else loss * tf.cast(factor, loss.dtype)
+        return value, lambda gradient: gradient * tf.cast(slope, gradient.dtype)
+
+    return weigh(loss)
+
+
+def update_mean(
+    original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
+) -> Any:
+    """Stands in for `Mean.update_state`: a number of a whole batch, such as a loss, has a weight.
+
+    Keras counts the losses of a model's outputs once for each batch, whatever its size; a replica's
+    part of a batch is therefore counted by its share.
+    """
+    step = _own_step()
+    is_counted_alike = sample_weight is not None or step is None or step.is_equal
+    if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
+        assert step is not None
+        sample_weight = tf.cast(step.share, metric.dtype)
+    return original(metric, values, sample_weight)
+
+
+def _own_step() -> _Step | None:
+    step = _step.get()
+    return step if step is not None and compat.can_take(step.share) else None

@@ -1,0 +1,1 @@
+"""Strategies in the place of those that a program asks for."""
