@@ -14,13 +14,13 @@ import pytest
 
 import gradring
 from benches import peer_rank
+from gradring.launch.processes import RankProcesses
+from gradring.launch.ranks import rank_environments
 from gradring.tools.bench import table
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.options import Options
 from gradring.tools.bench.record import Record
 from gradring.tools.bench.systems import System
-from gradring.tools.launch.processes import RankProcesses
-from gradring.tools.launch.ranks import rank_environments
 
 WORLD_SIZE = 2
 #: Beside what pytest-benchmark keeps, which git ignores.

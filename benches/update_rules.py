@@ -30,13 +30,13 @@ import numpy as np
 import gradring
 from benches.harness import TIMEOUT_S, Parser
 from gradring import updates
+from gradring.launch.ranks import tf_config_of
 from gradring.machine import resources
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
 from gradring.tools.bench.network import network
 from gradring.tools.demo.rules import RULES as SHOWN
 from gradring.tools.demo.rules import WORKERS
-from gradring.tools.launch.ranks import tf_config_of
 
 #: The rank that serves, after those that work.
 SERVER = WORKERS

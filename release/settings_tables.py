@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gradring.bootstrap import init
 from gradring.config.settings import READ, SETTINGS, Setting, unnamed
-from gradring.group.init import init
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "command-line.md"

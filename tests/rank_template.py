@@ -26,10 +26,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
+from gradring.launch.exec_rank import die_with
+from gradring.launch.guardian import Guardian
+from gradring.launch.processes import RankProcess, RankProcesses
 from gradring.testing.harness import search_path, start_interpreter
-from gradring.tools.launch.exec_rank import die_with
-from gradring.tools.launch.guardian import Guardian
-from gradring.tools.launch.processes import RankProcess, RankProcesses
 
 __all__ = ["Templates", "serve", "start_interpreter"]
 

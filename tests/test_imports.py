@@ -43,7 +43,7 @@ PUBLIC = {
         AllReduce Bits16 Int8 LocalSGD Nesterov ParameterServer PowerSGD Primary TopK""",
 }
 #: The names at the top of the package.
-NAMES_MAX = 16
+NAMES_MAX = 19
 
 PROGRAM = """
 import json, sys
@@ -62,9 +62,9 @@ UNNEEDED = {
     "gradring.elastic",
     "gradring.observe.metrics",
     "gradring.observe.monitor",
-    "gradring.observe.records",
+    "gradring.records.records",
     "gradring.testing",
-    "gradring.observe.timeline",
+    "gradring.records.timeline",
     "gradring.updates",
     "hashlib",
     "http",

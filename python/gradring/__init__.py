@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import errors, stats
 from gradring._native import build_info
+from gradring.bootstrap import init
 from gradring.config.values import TlsFiles
 from gradring.errors import GradringError
 from gradring.group.arrays import ReduceOp
 from gradring.group.collectives import Work
 from gradring.group.communicator import Communicator
-from gradring.group.init import init
 
 if TYPE_CHECKING:
     from gradring.observe.monitor import Monitor

@@ -37,8 +37,8 @@ with packages.needed_by("gradring.ray"):
 from gradring.clusters import without_cluster_variables
 from gradring.config.parse import joined_address
 from gradring.config.values import DEFAULTS
+from gradring.launch.ranks import environments_at, new_token
 from gradring.machine.ports import free_ports
-from gradring.tools.launch.ranks import environments_at, new_token
 
 __all__ = ["GradringConfig", "GradringTrainer", "own_address"]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from gradring import bootstrap as init_module
+from gradring.bootstrap import init, resolve
 from gradring.clusters import Cluster
 from gradring.config.settings import GROUP
 from gradring.config.values import DEFAULTS, Settings
 from gradring.errors import ConfigError, RendezvousError
-from gradring.group import init as init_module
 from gradring.group.communicator import Communicator
-from gradring.group.init import init, resolve
 
 OURS = {
     "GRADRING_RANK": "1",

@@ -9,7 +9,7 @@ import pytest
 from gradring.clusters import detect
 from gradring.config import parse
 from gradring.errors import ConfigError
-from gradring.tools.launch.ranks import rank_environments
+from gradring.launch.ranks import rank_environments
 
 OURS = {
     "GRADRING_RANK": "1",

@@ -12,10 +12,10 @@ import pytest
 import gradring
 from gradring.config import parse
 from gradring.errors import ConfigError, RendezvousError
+from gradring.launch.ranks import rank_environments
 from gradring.machine import ports
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
-from gradring.tools.launch.ranks import rank_environments
 from proc import LISTEN, tcp_sockets
 
 

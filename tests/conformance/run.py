@@ -14,8 +14,8 @@ from pathlib import Path
 
 from conformance.suite import TestFile
 from conformance.worker import verdict_path
+from gradring.launch.processes import RankProcesses
 from gradring.machine.ports import LOOPBACK, free_ports
-from gradring.tools.launch.processes import RankProcesses
 
 START_S = 60.0
 """How long TensorFlow may take to start, beyond a test's own time."""

@@ -250,7 +250,7 @@ BINDINGS = [
 ]
 
 LAUNCHER = _of(
-    PACKAGE + "tools/launch/",
+    PACKAGE + "launch/",
     TESTS + "launch/",
     ("hosts.py", "if len(placed) < world_size:", "if not placed:", "test_run_hosts.py"),
     ("hosts.py", "for other in hosts) > 1:", "for other in hosts) > 2:", "test_run_hosts.py"),

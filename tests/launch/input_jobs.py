@@ -62,8 +62,8 @@ class Launcher:
             found.clear()
             for pid in launching.children_of(self.popen.pid):
                 words = command_of(pid)
-                if "gradring.tools.launch.input_server" in words:
-                    arguments = words[words.index("gradring.tools.launch.input_server") + 1 :]
+                if "gradring.launch.input_server" in words:
+                    arguments = words[words.index("gradring.launch.input_server") + 1 :]
                     title = f"worker {pid}" if len(arguments) == 3 else "dispatcher"
                     found[title] = pid
             return len(found) == count

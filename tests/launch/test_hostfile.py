@@ -9,10 +9,10 @@ from launching import gradring
 
 from commands import command_line
 from gradring import __version__
-from gradring.tools.launch.hostfile import read_hosts
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.ssh import Ssh
-from gradring.tools.launch.survey import ports_in
+from gradring.launch.hostfile import read_hosts
+from gradring.launch.hosts import Host
+from gradring.launch.ssh import Ssh
+from gradring.launch.survey import ports_in
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_a_file_can_be_a_pipe() -> None:
 
 def test_options_of_the_user_come_before_ours_and_a_hosts_own_port_first() -> None:
     ssh = Ssh("/opt/my env/bin/python", 2222, ("-o", "ConnectTimeout=3", "-i", "/a key"))
-    words = ssh.command(Host("me@a", 2), "gradring.tools.launch.survey", "2")
+    words = ssh.command(Host("me@a", 2), "gradring.launch.survey", "2")
     assert words[:7] == ["ssh", "-p", "2222", "-o", "ConnectTimeout=3", "-i", "/a key"]
     assert words.index("ConnectTimeout=3") < words.index("ConnectTimeout=15")
-    assert words[-2:] == ["me@a", "'/opt/my env/bin/python' -m gradring.tools.launch.survey 2"]
+    assert words[-2:] == ["me@a", "'/opt/my env/bin/python' -m gradring.launch.survey 2"]
     assert ssh.trial(Host("a", 1, 23)) == "ssh -p 23 -o ConnectTimeout=3 -i '/a key' a true"
     assert Ssh().trial(Host("a", 1)) == "ssh a true"
 

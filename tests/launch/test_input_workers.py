@@ -16,7 +16,7 @@ from launching import gradring, pids_noted, wait_until_gone
 from test_run_orphans import sleepers
 
 from gradring.clusters.own_host import address_towards
-from gradring.tools.launch import input_server
+from gradring.launch import input_server
 from waiting import wait_until
 
 #: Every other host knows one of these.

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from gradring.errors import ConfigError
-from gradring.tools.launch import elastic
-from gradring.tools.launch.hosts import Host, place_ranks
-from gradring.tools.launch.input_workers import InputWorkers
-from gradring.tools.launch.plain import Plain
-from gradring.tools.launch.report import Blame
-from gradring.tools.launch.servers import Servers
-from gradring.tools.launch.slots import LIVED_S
-from gradring.tools.launch.supervisor import Policy
-from gradring.tools.launch.watch import Watch
+from gradring.launch import elastic
+from gradring.launch.hosts import Host, place_ranks
+from gradring.launch.input_workers import InputWorkers
+from gradring.launch.plain import Plain
+from gradring.launch.report import Blame
+from gradring.launch.servers import Servers
+from gradring.launch.slots import LIVED_S
+from gradring.launch.supervisor import Policy
+from gradring.launch.watch import Watch
 
 HOSTS = [Host("a", 2), Host("b", 1)]
 KILLED = -signal.SIGKILL

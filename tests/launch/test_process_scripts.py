@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from gradring.observe.paths import part_of, parts_of
-from gradring.tools.launch import collect, exec_rank, guardian, input_server, remote_rank
-from gradring.tools.launch.hosts import Host, parse_hosts
-from gradring.tools.launch.ssh import Ssh
+from gradring.launch import collect, exec_rank, guardian, input_server, remote_rank
+from gradring.launch.hosts import Host, parse_hosts
+from gradring.launch.ssh import Ssh
+from gradring.records.paths import part_of, parts_of
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from gradring.clusters import detect
 from gradring.config.settings import READ, Setting
 from gradring.config.values import check_variables
 from gradring.errors import ConfigError
+from gradring.launch import ranks
+from gradring.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
 from gradring.machine.ports import free_ports
-from gradring.tools.launch import ranks
-from gradring.tools.launch.ranks import KEPT_MEMORY, rank_environments, with_defaults
 
 
 def test_our_variables_and_tf_config_agree() -> None:

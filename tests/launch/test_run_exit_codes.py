@@ -9,9 +9,9 @@ from launching import IN_A_GROUP, gradring, python_path, script, script_of_first
 from situations import ABOVE
 
 from commands import succeeded
-from gradring.observe.paths import part_of
-from gradring.tools.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
-from gradring.tools.launch.tracing import merge
+from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
+from gradring.launch.tracing import merge
+from gradring.records.paths import part_of
 
 SLEEP = "time.sleep(300)\n"
 

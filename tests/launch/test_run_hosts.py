@@ -28,11 +28,11 @@ from test_run_orphans import start
 
 import gradring as gradring_package
 from commands import command_line, head_of_script, succeeded
+from gradring.launch.hosts import Host, parse_hosts, place_ranks
+from gradring.launch.ranks import KEPT_MEMORY
+from gradring.launch.ssh import Ssh, forwarded
+from gradring.launch.survey import SurveyError, ports_in, problem
 from gradring.testing import simulated_hosts
-from gradring.tools.launch.hosts import Host, parse_hosts, place_ranks
-from gradring.tools.launch.ranks import KEPT_MEMORY
-from gradring.tools.launch.ssh import Ssh, forwarded
-from gradring.tools.launch.survey import SurveyError, ports_in, problem
 from waiting import wait_until
 
 HOSTS = "me@127.0.0.2:2,me@127.0.0.3"
@@ -185,7 +185,7 @@ def test_one_timeline_has_the_ranks_of_all_hosts(tmp_path: Path, ssh: dict[str, 
     assert [list(far.iterdir()) for far in tmp_path.glob("tmp-*")] == [[], []]
     # No part travelled where a list of processes shows it, and each host was asked once.
     notes = Path(ssh["SSH_STAND_IN_NOTES"]).read_text()
-    assert notes.count("gradring.tools.launch.collect") == 2
+    assert notes.count("gradring.launch.collect") == 2
 
 
 @pytest.mark.slow
@@ -414,7 +414,7 @@ def test_ranks_on_addresses_of_this_machine_start_without_ssh(ssh: dict[str, str
 
 def test_a_kernel_that_binds_to_any_address_makes_no_machine_this_one() -> None:
     program = (
-        "from gradring.tools.launch.hosts import Host\n"
+        "from gradring.launch.hosts import Host\n"
         "names = '10.99.0.1', '127.0.0.2', '10.99.0.2', '198.51.100.7'\n"
         "print([Host(name, 1).is_local for name in names])"
     )

@@ -15,7 +15,7 @@ import pytest
 from launching import DEADLINE_S, IN_A_GROUP, gradring, script, started
 
 from commands import command_line
-from gradring.tools.launch.output import (
+from gradring.launch.output import (
     MAX_LINE_BYTES,
     PROGRESS_S,
     LineBuffer,
@@ -23,8 +23,8 @@ from gradring.tools.launch.output import (
     RankOutput,
     Tracebacks,
 )
-from gradring.tools.launch.processes import describe_exit
-from gradring.tools.launch.report import MAX_LINES, last_words
+from gradring.launch.processes import describe_exit
+from gradring.launch.report import MAX_LINES, last_words
 from waiting import wait_until
 
 

@@ -175,7 +175,7 @@ def test_scripts_and_modules_run_on_other_hosts_under_their_interpreter(
         assert f"['-p', '2222', '-o', 'ConnectTimeout=3', '-i', '{tmp_path / 'key'}'" in (
             line.replace(f"'{tmp_path / 'bin' / 'ssh'}', ", "")
         )
-        assert f"\"'{there}' -m gradring.tools.launch." in line
+        assert f"\"'{there}' -m gradring.launch." in line
 
 
 @ssh_stand_in.needs_addresses

@@ -3,8 +3,8 @@
 import signal
 from typing import Any
 
-from gradring.tools.launch.hosts import Host, parse_hosts
-from gradring.tools.launch.slots import LIVED_S, LONGEST_PAUSE_S, Limits, Slots, Start
+from gradring.launch.hosts import Host, parse_hosts
+from gradring.launch.slots import LIVED_S, LONGEST_PAUSE_S, Limits, Slots, Start
 
 KILLED = -signal.SIGKILL
 GIVEN_UP = (

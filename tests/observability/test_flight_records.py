@@ -23,8 +23,8 @@ from faults.test_faults import reduce_until_killed
 from gradring.errors import AbortedError
 from gradring.observe import observer
 from gradring.observe.explanation import explain
-from gradring.observe.paths import part_of
-from gradring.observe.records import FORMAT, Channel, Collective, Record, parse, read
+from gradring.records.paths import part_of
+from gradring.records.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
 from gradring.tools import cli
 from waiting import meet, wait_until

@@ -23,12 +23,12 @@ from prometheus_client import parser
 
 import gradring
 from gradring.config.values import Settings
+from gradring.launch.hosts import parse_hosts
 from gradring.machine.ports import free_ports
 from gradring.observe import metrics
 from gradring.observe.observer import observe_worker, observer_of
 from gradring.stats import Stats
 from gradring.testing import run_ranks
-from gradring.tools.launch.hosts import parse_hosts
 from proc import has_ipv6
 from waiting import wait_until
 

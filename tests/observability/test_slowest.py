@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradring
-from gradring.observe import lateness
+from gradring.records import lateness
 from gradring.stats import Stats
 from gradring.testing import run_ranks
 

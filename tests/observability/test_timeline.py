@@ -17,8 +17,8 @@ from chrome_trace import ROUNDING_US, accepted
 import gradring
 from commands import succeeded
 from gradring import errors
-from gradring.observe.records import Collective, Record
-from gradring.observe.timeline import write
+from gradring.records.records import Collective, Record
+from gradring.records.timeline import write
 from gradring.testing import run_ranks
 from gradring.tools import cli
 from pairs import on_threads

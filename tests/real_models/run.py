@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradring.launch.ranks import THREAD_VARIABLES
 from gradring.testing import RankFailure, RankTimeout, run_ranks
-from gradring.tools.launch.ranks import THREAD_VARIABLES
 from real_models.grid import SHARED_CORES, UNLIKE_PROCESSORS, WORLDS, Cell
 from real_models.training import Trained
 

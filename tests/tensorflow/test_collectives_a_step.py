@@ -15,8 +15,8 @@ from keras_models import CAN_FIT, needs_fit
 import gradring
 from chosen import chosen, marked
 from gradring import updates
+from gradring.launch.ranks import THREAD_VARIABLES
 from gradring.testing import run_ranks
-from gradring.tools.launch.ranks import THREAD_VARIABLES
 
 RANKS, STEPS, BATCH = 2, 6, 8
 SIDE = 8

@@ -31,7 +31,7 @@ from gradring.group.open_groups import OpenGroups
 from gradring.group.steps import Step, described
 from gradring.group.together import agreed
 from gradring.machine import versions
-from gradring.observe import lateness
+from gradring.records import lateness
 from gradring.stats import SlowestRank, Stats
 
 if TYPE_CHECKING:
@@ -472,7 +472,7 @@ class Communicator(Collectives):
         parts = all_gather_bytes(self, zlib.compress(part), "trace")
         with agreed(self, "write", path):
             if self.rank == 0:
-                from gradring.observe import records, timeline  # most programs write none
+                from gradring.records import records, timeline  # most programs write none
 
                 timeline.write(path, [records.parse(zlib.decompress(part)) for part in parts])
         return path if self.rank == 0 else None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
+from gradring.launch.exec_rank import CANNOT_START
+from gradring.launch.program import Program
 from gradring.machine.streams import print_error
-from gradring.tools.launch.exec_rank import CANNOT_START
-from gradring.tools.launch.program import Program
 from gradring_start import AS_HOROVOD, advice_to_install
 
 USAGE_ERROR = 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gradring import _native
 from gradring.config.words import agreed, listed, ranks
-from gradring.observe.records import Collective, Record, Statement
+from gradring.records.records import Collective, Record, Statement
 
 
 def explain(records: Sequence[Record]) -> list[str]:

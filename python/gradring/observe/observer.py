@@ -20,7 +20,7 @@ from gradring.group.communicator import (
     core_of,
     open_groups,
 )
-from gradring.observe import paths
+from gradring.records import paths
 
 if TYPE_CHECKING:
     from gradring.observe.metrics import MetricsServer

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradring.observe import lateness, update_report
+from gradring.observe import update_report
+from gradring.records import lateness
 
 #: For so many peers a rank tells the others how long it waited.
 LATE_MAX = 8

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from gradring import errors
+from gradring.bootstrap import resolve
 from gradring.clusters import Place, Servers, servers_in, tf_config
 from gradring.config import parse
 from gradring.group.communicator import Communicator, open_groups
-from gradring.group.init import resolve
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.ops import join_as_guest
 

@@ -20,6 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gradring.launch.output import LineBuffer
+from gradring.launch.processes import RankProcess, RankProcesses
+from gradring.launch.ranks import rank_environments
 from gradring.machine import resources
 from gradring.testing.function import FunctionName, load_from_rank
 from gradring.testing.network import Host
@@ -31,9 +34,6 @@ from gradring.testing.outcome import (
     first_failure,
 )
 from gradring.testing.worker import DUMP_SIGNAL, Call, Report
-from gradring.tools.launch.output import LineBuffer
-from gradring.tools.launch.processes import RankProcess, RankProcesses
-from gradring.tools.launch.ranks import rank_environments
 
 POLL_S = 0.01
 #: How long the other ranks may go on when one has failed: time to report their own errors.

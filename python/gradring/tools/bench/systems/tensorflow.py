@@ -29,11 +29,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gradring.group.communicator import Communicator
+from gradring.launch.ranks import THREAD_VARIABLES, tf_config_of
 from gradring.machine import packages
 from gradring.tools.bench.systems.agree import agree_on_addresses, agree_on_ports
 from gradring.tools.bench.systems.system import LocalReduction, System, missing_module
 from gradring.tools.bench.values import Problem
-from gradring.tools.launch.ranks import THREAD_VARIABLES, tf_config_of
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 FINAL_OPS = {"sum": "Id", "mean": "Div"}

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradring.config.words import agreed, counted
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks, say
-from gradring.tools.launch.processes import RankProcess, RankProcesses
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.report import Blame, last_words
-from gradring.tools.launch.signals import NOTICES, RESUME, SUSPEND, arrived, stop_here
-from gradring.tools.launch.ssh import RemoteRankProcess
-from gradring.tools.launch.watch import CLOSING_TICK_S, Watch
-from gradring.tools.launch.world import World
+from gradring.launch.hosts import Host
+from gradring.launch.output import PROMPT_S, Logs, RankOutput, Tracebacks, say
+from gradring.launch.processes import RankProcess, RankProcesses
+from gradring.launch.program import Program
+from gradring.launch.report import Blame, last_words
+from gradring.launch.signals import NOTICES, RESUME, SUSPEND, arrived, stop_here
+from gradring.launch.ssh import RemoteRankProcess
+from gradring.launch.watch import CLOSING_TICK_S, Watch
+from gradring.launch.world import World
 
 #: How long output may still arrive after the last process of all groups has ended.
 DRAIN_S = 1.0

@@ -17,18 +17,18 @@ from gradring.config.parse import JOB_HAS_ENDED, JOIN, PORT, joined_address, por
 from gradring.config.values import AUTO
 from gradring.config.words import listed
 from gradring.errors import ConfigError
+from gradring.launch.hostfile import hosts_in
+from gradring.launch.hosts import Host, name_of_this_machine
+from gradring.launch.output import say
+from gradring.launch.processes import RankProcess, how_it_ended
+from gradring.launch.question import Question
+from gradring.launch.ranks import environments_at, joining
+from gradring.launch.report import has_joined, kind_left
+from gradring.launch.slots import FIRST_PAUSE_S, LEFT, Limits, Slots, Start
+from gradring.launch.supervisor import Policy, Supervisor
+from gradring.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
+from gradring.launch.world import with_token
 from gradring.machine.ports import free_ports
-from gradring.tools.launch.hostfile import hosts_in
-from gradring.tools.launch.hosts import Host, name_of_this_machine
-from gradring.tools.launch.output import say
-from gradring.tools.launch.processes import RankProcess, how_it_ended
-from gradring.tools.launch.question import Question
-from gradring.tools.launch.ranks import environments_at, joining
-from gradring.tools.launch.report import has_joined, kind_left
-from gradring.tools.launch.slots import FIRST_PAUSE_S, LEFT, Limits, Slots, Start
-from gradring.tools.launch.supervisor import Policy, Supervisor
-from gradring.tools.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, problem
-from gradring.tools.launch.world import with_token
 
 #: How often the script is asked which hosts there are, and how long it may take.
 DISCOVERY_S, DISCOVERY_LIMIT_S = 1.0, 10.0

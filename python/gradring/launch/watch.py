@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from gradring.tools.launch.processes import REAP_S, RankProcesses
+from gradring.launch.processes import REAP_S, RankProcesses
 
 #: How long to wait at most: while processes run, and while only what they have started is left.
 TICK_S, CLOSING_TICK_S = 0.5, 0.02

@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradring.config.words import counted
-from gradring.machine.streams import write
-from gradring.observe import paths, step_log
-from gradring.tools.launch import tracing
-from gradring.tools.launch.exec_rank import CANNOT_START
-from gradring.tools.launch.output import Logs, say
-from gradring.tools.launch.processes import RankProcesses, shell_exit_code
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.report import blame_left, last_words, missing_module, room_for_failures
-from gradring.tools.launch.signals import (
+from gradring.launch import tracing
+from gradring.launch.exec_rank import CANNOT_START
+from gradring.launch.output import Logs, say
+from gradring.launch.processes import RankProcesses, shell_exit_code
+from gradring.launch.program import Program
+from gradring.launch.report import blame_left, last_words, missing_module, room_for_failures
+from gradring.launch.signals import (
     NOTICES,
     RESUME,
     SUSPEND,
@@ -35,11 +33,14 @@ from gradring.tools.launch.signals import (
     signals_as_bytes,
     stop_here,
 )
-from gradring.tools.launch.slots import pause_s
-from gradring.tools.launch.ssh import Ssh
-from gradring.tools.launch.supervisor import Policy, Supervisor
-from gradring.tools.launch.survey import SurveyError
-from gradring.tools.launch.world import World
+from gradring.launch.slots import pause_s
+from gradring.launch.ssh import Ssh
+from gradring.launch.supervisor import Policy, Supervisor
+from gradring.launch.survey import SurveyError
+from gradring.launch.world import World
+from gradring.machine.streams import write
+from gradring.observe import step_log
+from gradring.records import paths
 
 DEFAULT_GRACE_S = 10.0
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradring.tools.launch.guardian import Guardian
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.processes import PIPE, RankProcess
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.report import exit_code_left
+from gradring.launch.guardian import Guardian
+from gradring.launch.hosts import Host
+from gradring.launch.processes import PIPE, RankProcess
+from gradring.launch.program import Program
+from gradring.launch.report import exit_code_left
 
 OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15"),
@@ -149,7 +149,7 @@ class RemoteRankProcess(RankProcess):
             hosts: Names of all hosts of the job.
             job: Under which its part of a timeline is collected; None if there is to be none.
         """
-        login = ssh.command(host, "gradring.tools.launch.remote_rank")
+        login = ssh.command(host, "gradring.launch.remote_rank")
         super().__init__(rank, login, os.environ, guardian, stdin=PIPE, stdout=PIPE, stderr=PIPE)
         self.host = host.name
         self._failure = Path(environ["GRADRING_FAILURE_FILE"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradring.errors import ConfigError
-from gradring.tools.launch.output import TRACEBACK
+from gradring.launch.output import TRACEBACK
 
 CHAINED = (
     b"During handling of the above exception, another exception occurred:",

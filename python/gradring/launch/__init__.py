@@ -31,6 +31,6 @@
 ====================  ===================================================================
 """
 
-from gradring.tools.launch.launcher import launch
+from gradring.launch.launcher import launch
 
 __all__ = ["launch"]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from gradring.errors import ConfigError
-from gradring.observe import paths
+from gradring.records import paths
 
 
 def merge(trace: Path, *, served: bool = False) -> str:
@@ -16,7 +16,7 @@ def merge(trace: Path, *, served: bool = False) -> str:
         trace: The file.
         served: Whether the ranks are workers of parameter servers, which form no group.
     """
-    from gradring.observe import records, timeline
+    from gradring.records import records, timeline
 
     parts = paths.parts_of(trace)
     try:

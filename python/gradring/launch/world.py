@@ -14,20 +14,20 @@ from pathlib import Path
 from gradring.clusters.own_host import address_towards
 from gradring.config.parse import joined_address
 from gradring.config.values import Settings
-from gradring.tools.launch.collect import collect, new_job
-from gradring.tools.launch.guardian import Guardian
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.processes import (
+from gradring.launch.collect import collect, new_job
+from gradring.launch.guardian import Guardian
+from gradring.launch.hosts import Host
+from gradring.launch.processes import (
     DEVNULL,
     PIPE,
     RankProcess,
     RankProcesses,
     own_input,
 )
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.ranks import environments_at, rank_environments, with_defaults
-from gradring.tools.launch.ssh import RemoteRankProcess, Ssh, forwarded
-from gradring.tools.launch.survey import survey
+from gradring.launch.program import Program
+from gradring.launch.ranks import environments_at, rank_environments, with_defaults
+from gradring.launch.ssh import RemoteRankProcess, Ssh, forwarded
+from gradring.launch.survey import survey
 
 
 class World:

@@ -1,7 +1,7 @@
 """Parts of a timeline that ranks on other hosts have left there, brought here.
 
 A rank on another host leaves its part in a temporary directory that `remote_rank` makes for it.
-When all ranks have ended, ``python -m gradring.tools.launch.collect JOB`` on each host, over ssh,
+When all ranks have ended, ``python -m gradring.launch.collect JOB`` on each host, over ssh,
 prints what is there and removes it.
 """
 
@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gradring.config.parse import shown
-from gradring.observe.paths import parts_of, written
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.ssh import Ssh
+from gradring.launch.hosts import Host
+from gradring.launch.ssh import Ssh
+from gradring.records.paths import parts_of, written
 
 #: For one host: a host that is gone must not keep the launcher for long.
 LIMIT_S = 30.0

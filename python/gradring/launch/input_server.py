@@ -19,9 +19,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from gradring.launch.output import FAILURE_MARK
 from gradring.machine.ports import LOOPBACK
 from gradring.machine.streams import print_error, write
-from gradring.tools.launch.output import FAILURE_MARK
 
 #: How often a worker asks the dispatcher what there is to do; TensorFlow's own is half a minute.
 HEARTBEAT_MS = 1000

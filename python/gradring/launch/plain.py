@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.processes import RankProcess
-from gradring.tools.launch.report import Blame, first_cause
-from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring.launch.hosts import Host
+from gradring.launch.processes import RankProcess
+from gradring.launch.report import Blame, first_cause
+from gradring.launch.supervisor import Policy, Supervisor
 
 
 class Plain(Policy):

@@ -1,6 +1,6 @@
 """Survey of the hosts before ranks are started on them: ssh, Python, gradring, free ports.
 
-Run as ``python -m gradring.tools.launch.survey COUNT`` on each host, it prints what it found there.
+Run as ``python -m gradring.launch.survey COUNT`` on each host, it prints what it found there.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextlib import ExitStack
 
 import gradring
 from gradring.config.parse import MAX_PORT, integer, shown
+from gradring.launch.guardian import Guardian
+from gradring.launch.hosts import Host
+from gradring.launch.processes import how_it_ended
+from gradring.launch.question import Question
+from gradring.launch.ssh import Ssh, last_line
 from gradring.machine.ports import free_ports
-from gradring.tools.launch.guardian import Guardian
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.processes import how_it_ended
-from gradring.tools.launch.question import Question
-from gradring.tools.launch.ssh import Ssh, last_line
 
 ANY_ADDRESS = "0.0.0.0"
 LIMIT_S = 60.0

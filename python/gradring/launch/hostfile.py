@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gradring.tools.launch.hosts import Host, parse_host, parse_port
+from gradring.launch.hosts import Host, parse_host, parse_port
 
 #: Open MPI's names. No host gets more ranks than slots, so nothing follows from max_slots.
 KEYWORDS = ("slots", "max_slots", "port", "username")

@@ -15,17 +15,17 @@ from itertools import cycle, islice
 from gradring.config.parse import joined_address
 from gradring.config.values import Settings
 from gradring.errors import ConfigError
-from gradring.tools.launch.hosts import THIS_HOST, Host, name_of_this_machine
-from gradring.tools.launch.output import say
-from gradring.tools.launch.processes import RankProcess
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.report import Blame, port_left
-from gradring.tools.launch.slots import HOST_FAILURES, LIVED_S, pause_s
-from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring.launch.hosts import THIS_HOST, Host, name_of_this_machine
+from gradring.launch.output import say
+from gradring.launch.processes import RankProcess
+from gradring.launch.program import Program
+from gradring.launch.report import Blame, port_left
+from gradring.launch.slots import HOST_FAILURES, LIVED_S, pause_s
+from gradring.launch.supervisor import Policy, Supervisor
 from gradring_start import STAND_INS
 
 DISPATCHER = -1
-SERVER = "gradring.tools.launch.input_server"
+SERVER = "gradring.launch.input_server"
 UNPROTECTED = "--input-unprotected"
 
 

@@ -10,8 +10,8 @@ import os
 import signal
 from collections.abc import Callable
 
-from gradring.tools.launch.processes import shell_exit_code
-from gradring.tools.launch.signals import HANDLED
+from gradring.launch.processes import shell_exit_code
+from gradring.launch.signals import HANDLED
 
 
 def in_child(work: Callable[[], int]) -> int:

@@ -20,18 +20,18 @@ from typing import Any
 from gradring.clusters import without_cluster_variables
 from gradring.config.parse import JOIN
 from gradring.errors import ConfigError
+from gradring.launch.collect import make_room
+from gradring.launch.exec_rank import CANNOT_START
+from gradring.launch.launcher import DEFAULT_GRACE_S
+from gradring.launch.output import FAILURE_MARK
+from gradring.launch.processes import RankProcesses, shell_exit_code
+from gradring.launch.program import Program
+from gradring.launch.ranks import with_defaults
+from gradring.launch.report import leave_exit_code, left_in, room_for_failures
+from gradring.launch.signals import arrived, signals_as_bytes
+from gradring.launch.ssh import SSH_FAILED
+from gradring.launch.watch import Watch
 from gradring.machine.streams import print_error, write
-from gradring.tools.launch.collect import make_room
-from gradring.tools.launch.exec_rank import CANNOT_START
-from gradring.tools.launch.launcher import DEFAULT_GRACE_S
-from gradring.tools.launch.output import FAILURE_MARK
-from gradring.tools.launch.processes import RankProcesses, shell_exit_code
-from gradring.tools.launch.program import Program
-from gradring.tools.launch.ranks import with_defaults
-from gradring.tools.launch.report import leave_exit_code, left_in, room_for_failures
-from gradring.tools.launch.signals import arrived, signals_as_bytes
-from gradring.tools.launch.ssh import SSH_FAILED
-from gradring.tools.launch.watch import Watch
 
 STDIN = 0
 READ_BYTES = 1 << 16

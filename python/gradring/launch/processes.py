@@ -16,9 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
+from gradring.launch import exec_rank
+from gradring.launch.guardian import Guardian
 from gradring.machine import resources
-from gradring.tools.launch import exec_rank
-from gradring.tools.launch.guardian import Guardian
 
 #: How long a killed process may take to disappear before it is left to the kernel.
 REAP_S = 5.0

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
-from gradring.tools.launch.hosts import Host
-from gradring.tools.launch.output import say
-from gradring.tools.launch.processes import RankProcess
-from gradring.tools.launch.slots import pause_s
-from gradring.tools.launch.supervisor import Policy, Supervisor
+from gradring.launch.hosts import Host
+from gradring.launch.output import say
+from gradring.launch.processes import RankProcess
+from gradring.launch.slots import pause_s
+from gradring.launch.supervisor import Policy, Supervisor
 
 
 class Servers(Policy):

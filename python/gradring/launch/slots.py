@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM
 
-from gradring.tools.launch.hosts import Host
+from gradring.launch.hosts import Host
 
 #: Before the first restart, the bound to which the pause doubles, and how often it does.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6

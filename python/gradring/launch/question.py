@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from gradring.tools.launch.guardian import Guardian
-from gradring.tools.launch.processes import GroupLeader
+from gradring.launch.guardian import Guardian
+from gradring.launch.processes import GroupLeader
 
 #: Of an answer: more than the names of as many hosts as a group may have.
 ANSWER_BYTES_MAX = 1 << 20

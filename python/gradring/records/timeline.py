@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradring.observe.records import Channel, Collective, Record
+from gradring.records.records import Channel, Collective, Record
 
 #: Shorter waits get no arrow: they are the time on the way.
 ARROW_NS = 50_000

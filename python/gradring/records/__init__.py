@@ -1,0 +1,1 @@
+"""Files that ranks leave of what happened: flight recorders, timelines, lateness."""
