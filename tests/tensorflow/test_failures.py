@@ -63,7 +63,7 @@ def late(done: str) -> Any:
         return seen
 
 
-def ways_to_train(strategy: Any) -> dict[str, Callable[[], Any]]:
+def ways_to_train(strategy: Any) -> dict[str, Callable[..., Any]]:
     """What reduces over the ranks, through all of TensorFlow's ways to raise an error."""
     import tensorflow as tf
 
@@ -84,7 +84,7 @@ def ways_to_train(strategy: Any) -> dict[str, Callable[[], Any]]:
     def generated() -> Any:
         yield comm.all_reduce(np.ones(3, np.float32))
 
-    ways: dict[str, Callable[[], Any]] = {
+    ways: dict[str, Callable[..., Any]] = {
         "run": lambda: strategy.run(replica_step, args=(x,)),
         "function": lambda: tf.function(reduced)(x),
         "op": lambda: reduced(x),
