@@ -22,6 +22,7 @@ from gradring.group.communicator import Communicator
 from gradring.machine.notices import Notices
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.data import input_time
 from gradring.tensorflow.elastic import (
@@ -451,5 +452,5 @@ def _communicator_of(callback: Any) -> Communicator:
 def _steps_done(optimizer: Any) -> int:
     # The property `iterations` of Keras 3 counts updates, for which gradients may accumulate.
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    iterations = getattr(optimizer, "_iterations", None)
+    iterations = keras_names.ITERATIONS.of(optimizer, None)
     return 0 if iterations is None else int(tf.convert_to_tensor(iterations))

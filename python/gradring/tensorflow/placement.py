@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from gradring import updates
 from gradring.errors import ConfigError
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.cluster import SERVER
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
@@ -43,7 +44,7 @@ def remember(variable: Any) -> Any:
 
 def server_of(variable: Any) -> int | None:
     """The server that the block said in which a variable was made; of TensorFlow or of Keras."""
-    return getattr(getattr(variable, "_value", variable), "_gradring_server", None)
+    return getattr(keras_names.VALUE.of(variable, variable), "_gradring_server", None)
 
 
 def _device(original: Callable[[Any], _Block], device: Any) -> _Block:

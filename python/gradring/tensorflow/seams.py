@@ -60,6 +60,21 @@ class Seam:
         """The package that has the name, such as ``keras``."""
         return self.owner.partition(".")[0].partition(":")[0]
 
+    def of(self, owner: Any, *default: Any) -> Any:
+        """The value that an object has under this name, or else the default."""
+        return getattr(owner, self.name, *default)
+
+    def set(self, owner: Any, value: Any) -> None:
+        """Gives an object a value under this name."""
+        setattr(owner, self.name, value)
+
+    def there(self) -> Any:
+        """The value under this name, where the installed version has it."""
+        owner, why = _look(self)
+        if why is not None:
+            raise AttributeError(f"{self} {why}")
+        return getattr(owner, self.name)
+
     def is_in(self, version: Version) -> bool:
         """Whether this version of the package is one that is known to have the name."""
         return parsed(self.since) <= version and not (self.until and parsed(self.until) <= version)
@@ -107,6 +122,19 @@ class Found:
             f'replaced. Install one of those: pip install "{self.package}<={highest}"; or a newer '
             "gradring"
         )
+
+
+def newer(found: Found) -> str | None:
+    """A sentence where a version is above those that gradring was tried with."""
+    lowest, highest = TRIED[found.package]
+    if parsed(found.version) <= parsed(highest):
+        return None
+    absent = "".join(f"; {seam} {why}: {seam.without}" for seam, why in found.absent.items())
+    return (
+        f"{found.package} {found.version} is newer than the versions that gradring was tried "
+        f"with ({lowest} to {highest}); it has {len(found.owners)} of {found.total} names that "
+        f"gradring needs{absent}"
+    )
 
 
 def parsed(version: str) -> Version:
@@ -165,14 +193,14 @@ def _owner(place: str) -> Any:
         return None
 
 
-def _names(kind: type, attribute: str) -> bool:
-    """Whether the code of a class, or of one that it inherits from, names an attribute."""
-    for base in kind.__mro__:
+def _names(owner: Any, attribute: str) -> bool:
+    """Whether the code of a module or a class, or of one that it inherits from, names this."""
+    for base in getattr(owner, "__mro__", [owner]):
         if attribute in vars(base) or attribute in vars(base).get("__annotations__", ()):
             return True
-        functions = map(_function, vars(base).values())
-        if any(attribute in code.co_names for it in functions for code in _codes(it)):
-            return True
+        for code in (code for it in vars(base).values() for code in _codes(_function(it))):
+            if attribute in code.co_names or attribute in code.co_consts:
+                return True
     return False
 
 
@@ -242,18 +270,20 @@ class Replacement:
         return lambda: delattr(owner, name)
 
 
-def replace(found: Found, replacements: Iterable[Replacement]) -> None:
+def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None:
     """Puts all stand-ins in place whose seams are there, or none.
 
     Raises:
         gradring.errors.ConfigError: A seam is missing that training needs.
     """
-    found.check()
+    for each in found:
+        each.check()
+    owners = {seam: owner for each in found for seam, owner in each.owners.items()}
     undo: list[Callable[[], None]] = []
     try:
         for replacement in replacements:
-            if replacement.seam in found.owners:
-                undo.append(replacement.put(found.owners[replacement.seam]))
+            if replacement.seam in owners:
+                undo.append(replacement.put(owners[replacement.seam]))
     except BaseException:
         for take_away in reversed(undo):
             take_away()

@@ -21,6 +21,7 @@ from gradring.horovod.tensorflow.gradients import (
 )
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, Sum
 from gradring.horovod.tensorflow.sessions import SessionOptimizer
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.keras import compat_keras
 
 
@@ -252,7 +253,7 @@ class _ReducingWhenApplied(_Reducing):
         apply: Callable[..., Any] = super().apply  # type: ignore[misc]
         keras: Any = self
         variables = list(
-            keras._trainable_variables if trainable_variables is None else trainable_variables
+            keras_names.TRAINED.of(keras) if trainable_variables is None else trainable_variables
         )
         sums = self._sums()
         if sums is None:

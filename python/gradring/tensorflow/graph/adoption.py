@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.group.communicator import Communicator
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
 
 
@@ -37,7 +38,7 @@ def of_tensorflow(variable: Any) -> Any:
 def strategy_of(variables: Iterable[Any]) -> tf.distribute.Strategy | None:
     """The strategy in whose scope the first variable was made, or None."""
     for variable in variables:
-        return getattr(getattr(variable, "_value", variable), "distribute_strategy", None)
+        return getattr(keras_names.VALUE.of(variable, variable), "distribute_strategy", None)
     return None
 
 
@@ -48,8 +49,8 @@ def adopt(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
     """
     for variable in variables:
         # What TensorFlow calls a variable; Keras' has none before it is built.
-        plain = getattr(variable, "_value", None)
+        plain = keras_names.VALUE.of(variable, None)
         if plain is None or isinstance(plain, compat.DistributedValues):
             continue
         with tf.init_scope(), scope_of(strategy):
-            variable._initialize(plain.numpy())
+            keras_names.INITIALIZE.of(variable)(plain.numpy())

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph.adoption import of_tensorflow, strategy_of
 
 
@@ -60,7 +61,7 @@ def optimizers_of(model: Any) -> Iterator[Any]:
         Each once, in an order that is the same on every rank.
     """
     found: dict[int, Any] = {}
-    for part in getattr(model, "_flatten_layers", lambda: [model])():
+    for part in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
         for value in (getattr(part, "optimizer", None), *vars(part).values()):
             values = list(value.values()) if isinstance(value, Mapping) else value
             for each in values if isinstance(values, (list, tuple)) else [values]:

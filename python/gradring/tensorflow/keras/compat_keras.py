@@ -1,7 +1,7 @@
 """Repairs of Keras 3 under `CustomCollectiveStrategy`; `given_strategy.py` has those of scripts.
 
 Keras decides and computes some things from one replica's gradients or batch that depend on those of
-all replicas. Each function that `repair` names stands in for one method of Keras and gets the
+all replicas. Each function in `_replacements` stands in for one function of Keras and gets the
 original as its first argument. It is used only under our strategy; elsewhere the original runs.
 
 What older versions of Keras do wrongly beyond repair is refused; docs/compatibility.md lists it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
+from gradring.tensorflow import keras_names as names
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
@@ -38,6 +39,15 @@ from gradring.tensorflow.keras.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.rules import updates
 from gradring.tensorflow.rules.replicas import updates_of
+from gradring.tensorflow.seams import (
+    Found,
+    Replacement,
+    Seam,
+    find,
+    parsed,
+    replace,
+    version_of,
+)
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -56,7 +66,12 @@ def makes_example() -> bool:
 
 
 def repair() -> None:
-    """Repairs Keras 3 if it has been imported and has not been repaired."""
+    """Has Keras 3 train on all ranks, if it has been imported, and tf_keras refuse what it cannot.
+
+    Raises:
+        gradring.errors.ConfigError: This Keras has not the names that training needs. Nothing is
+            replaced then.
+    """
     global _repaired
     _watch_tf_keras()
     keras: Any = sys.modules.get("keras")
@@ -65,108 +80,96 @@ def repair() -> None:
         return
     if keras.backend.backend() != "tensorflow":
         return
-    optimizers, callbacks = keras.optimizers, keras.callbacks
-    _replace(optimizers.Optimizer, "apply", _apply, _in_our_replica)
-    _replace(optimizers.LossScaleOptimizer, "apply", _apply, _in_our_replica)
-    _replace(optimizers.Optimizer, "_backend_apply_gradients", _name_gradients, _in_our_replica)
-    _replace(optimizers.Optimizer, "_clip_gradients", _clip_gradients, _in_our_replica)
-    _replace(optimizers.Optimizer, "_backend_update_step", _update_step, _in_our_replica)
-    _replace(optimizers.Optimizer, "_all_reduce_sum_gradients", _sum_gradients, _in_our_replica)
-    _replace(optimizers.LossScaleOptimizer, "check_finite", _check_finite, _in_our_replica)
-    _replace(keras.layers.BatchNormalization, "call", normalise, _in_our_replica)
-    # After what else stands in for it, so that this is around that.
-    outside = empty_batches.may_come_outside
-    _replace(keras.layers.BatchNormalization, "call", empty_batches.keep_statistics, outside)
-    for kind in (keras.layers.Layer, keras.losses.Loss):
-        _replace(kind, "__call__", empty_batches.call, empty_batches.may_come)
-    _replace(keras.layers.Layer, "add_loss", empty_batches.add_loss, empty_batches.may_come)
-    _replace(tf.distribute.ReplicaContext, "all_reduce", empty_batches.all_reduce, _in_our_replica)
-    moments = sys.modules["keras.src.backend.tensorflow.nn"]
-    if hasattr(moments, "_compute_moments_sync"):
-        together = synchronised_moments.moments
-        _replace(moments, "_compute_moments_sync", together, _in_our_replica)
-        of_layer = synchronised_moments.moments_of_layer
-        _replace(keras.layers.BatchNormalization, "_moments", of_layer, _in_our_replica)
-    # Before Keras 3.5, models are built where they are traced.
-    if hasattr(keras.Model, "_maybe_symbolic_build"):
-        _replace(keras.Model, "_maybe_symbolic_build", keras_loops.symbolic_build, _is_ours)
-    for loop in ("train", "test", "predict"):
-        make = functools.partial(keras_loops.make_step, f"{loop}_function")
-        _replace(keras.Model, f"make_{loop}_function", make, _is_ours)
-    if hasattr(keras.Model, "_make_function"):
-        _replace(keras.Model, "_make_function", sample_shares.make_function, _is_ours)
-    _replace(keras.metrics.Mean, "update_state", sample_shares.update_mean, _in_our_replica)
+    replace(look(), _replacements())
     sample_shares.count()
-    # Keras looks whether a model's own `compile` is this one.
-    trainers = sys.modules["keras.src.trainers.trainer"]
-    _replace(trainers.Trainer, "compile", _compile, _is_ours, traced=False)
-    _replace(optimizers.Optimizer, "build", _build, _always)
-    _replace(keras.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
-    for loop in ("evaluate", "predict"):
-        _replace(keras.Model, loop, keras_loops.with_equal_replicas, _is_ours, traced=False)
-    # The first that ranks have in common, inside what notices that one leaves.
-    for loop in ("fit", "evaluate", "predict"):
-        _replace(keras.Model, loop, loop_arguments.compared, _is_ours, traced=False)
-        _replace(keras.Model, loop, keras_loops.leave, _is_ours, traced=False)
-    _replace(keras.Model, "fit", keras_loops.warn_of_training_alone, _trains_alone, traced=False)
-    trainer = sys.modules["keras.src.backend.tensorflow.trainer"]
-    _replace(trainer, "reduce_per_replica", keras_loops.reduce_logs, _always)
-    epochs = trainer.TFEpochIterator
-    for begin in ("__init__", "reset"):
-        _replace(epochs, begin, keras_loops.make_epochs, _always, traced=False)
-    is_new = hasattr(epochs, "_enumerate_iterator")
-    batches = "_enumerate_iterator" if is_new else "enumerate_epoch"
-    _replace(epochs, batches, keras_loops.enumerate_epoch, _always, traced=False)
-    if hasattr(keras.Model, "_get_metrics_result_or_logs"):
-        _replace(keras.Model, "_get_metrics_result_or_logs", keras_loops.logs_of_epoch, _is_ours)
-    if hasattr(keras.Model, "_aggregate_additional_loss"):
-        losses = sys.modules["keras.src.losses.loss"]
-        _replace(losses, "scale_loss_for_distribution", _scale_loss, _in_our_replica)
-        _replace(losses, "reduce_weighted_values", _reduce_weighted_values, _in_our_replica)
-        _replace(losses, "reduce_values", _reduce_values, _in_our_replica)
-        add = "_aggregate_additional_loss"
-        _replace(keras.Model, add, _additional_loss, _in_our_replica)
-    saving = sys.modules["keras.src.saving.saving_lib"]
-    _replace(saving, "get_attr_skipset", _attributes_of_all, _in_our_scope)
-    legacy = sys.modules["keras.src.legacy.saving.legacy_h5_format"]
-    _replace(saving, "save_model", whole_files.save, _always, traced=False)
-    _replace(saving, "save_weights_only", whole_files.save, _always, traced=False)
-    _replace(legacy, "save_model_to_hdf5", whole_files.save, _always, traced=False)
-    backup, in_fit = callbacks.BackupAndRestore, fit_callbacks.is_in_fit
-    _replace(callbacks.ModelCheckpoint, "_save_model", fit_callbacks.checkpoint, _trains_under_ours)
-    _replace(backup, "on_train_begin", fit_callbacks.restore, _trains_under_ours)
-    _replace(backup, "_save_model", fit_callbacks.on_chief, _trains_under_ours)
-    _replace(backup, "on_train_end", fit_callbacks.on_chief, _trains_under_ours)
-    _replace(callbacks.CallbackList, "on_train_begin", fit_callbacks.begin, in_fit)
-    _replace(callbacks.CallbackList, "on_train_batch_end", fit_callbacks.end_batch, in_fit)
-    _replace(callbacks.CallbackList, "on_epoch_end", fit_callbacks.end_epoch, in_fit)
-    _replace(callbacks.CallbackList, "on_train_end", fit_callbacks.end, in_fit)
-    # What Keras 3.10 added to make the metrics of replicas independent.
-    if not hasattr(keras.Variable, "_map_synchronization"):
-        for makes in ("make_train_function", "make_test_function"):
-            _replace(keras.Model, makes, _refuse_model, _has_several_replicas)
     _repaired = True
 
 
-def _replace(
-    owner: Any,
-    name: str,
-    stand_in: Callable[..., Any],
-    applies: Callable[[Any], bool],
-    *,
-    traced: bool = True,
-) -> None:
-    original = getattr(owner, name)
+def look() -> list[Found]:
+    """What this Keras, and TensorFlow, have of the names that `repair` needs."""
+    return [find("keras", names.SEAMS), find("tensorflow", [names.ALL_REDUCE])]
 
-    # Keras reads the signature of layers' `call`.
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if applies(self):
-            return stand_in(original, self, *args, **kwargs)
-        return original(self, *args, **kwargs)
 
-    # What is not traced itself calls the program's code, which AutoGraph has to convert.
-    setattr(owner, name, tf.autograph.experimental.do_not_convert(method) if traced else method)
+def _replacements() -> Iterator[Replacement]:
+    """What stands in for functions of Keras; a later one is around those before it."""
+    for seam, stand_in in {
+        names.APPLY: _apply,
+        names.APPLY_SCALED: _apply,
+        names.APPLY_GRADIENTS: _name_gradients,
+        names.CLIP_GRADIENTS: _clip_gradients,
+        names.UPDATE_STEP: _update_step,
+        names.SUM_GRADIENTS: _sum_gradients,
+        names.CHECK_FINITE: _check_finite,
+        names.NORMALISE: normalise,
+        names.ALL_REDUCE: empty_batches.all_reduce,
+        names.MOMENTS_SYNC: synchronised_moments.moments,
+        names.MOMENTS: synchronised_moments.moments_of_layer,
+        names.UPDATE_MEAN: sample_shares.update_mean,
+        names.SCALE_LOSS: _scale_loss,
+        names.REDUCE_WEIGHTED: _reduce_weighted_values,
+        names.REDUCE_VALUES: _reduce_values,
+        names.ADDITIONAL_LOSS: _additional_loss,
+    }.items():
+        yield _traced(seam, stand_in, _in_our_replica)
+    yield _traced(names.NORMALISE, empty_batches.keep_statistics, empty_batches.may_come_outside)
+    for seam in (names.LAYER_CALL, names.LOSS_CALL):
+        yield _traced(seam, empty_batches.call, empty_batches.may_come)
+    yield _traced(names.ADD_LOSS, empty_batches.add_loss, empty_batches.may_come)
+    yield _traced(names.SYMBOLIC_BUILD, keras_loops.symbolic_build, _is_ours)
+    for loop, seam in _MAKE_STEP.items():
+        make = functools.partial(keras_loops.make_step, f"{loop}_function")
+        yield _traced(seam, make, _is_ours)
+    yield _traced(names.MAKE_FUNCTION, sample_shares.make_function, _is_ours)
+    yield _plain(names.COMPILE, _compile, _is_ours)
+    yield _traced(names.BUILD_OPTIMIZER, _build, _always)
+    yield _plain(names.FIT, fit_callbacks.fit, _is_ours)
+    for seam in (names.EVALUATE, names.PREDICT):
+        yield _plain(seam, keras_loops.with_equal_replicas, _is_ours)
+    # The first that ranks have in common, inside what notices that one leaves.
+    for seam in (names.FIT, names.EVALUATE, names.PREDICT):
+        yield _plain(seam, loop_arguments.compared, _is_ours)
+        yield _plain(seam, keras_loops.leave, _is_ours)
+    yield _plain(names.FIT, keras_loops.warn_of_training_alone, _trains_alone)
+    yield _traced(names.REDUCE_LOGS, keras_loops.reduce_logs, _always)
+    for seam in (names.BEGIN_EPOCHS, names.RESET_EPOCHS):
+        yield _plain(seam, keras_loops.make_epochs, _always)
+    for seam in (names.BATCHES, names.BATCHES_BEFORE_37):
+        yield _plain(seam, keras_loops.enumerate_epoch, _always)
+    yield _traced(names.LOGS_OF_EPOCH, keras_loops.logs_of_epoch, _is_ours)
+    for seam in (names.SKIPPED_ATTRIBUTES, names.SKIPPED_BEFORE_36):
+        yield _traced(seam, _attributes_of_all, _in_our_scope)
+    for seam in (names.SAVE_MODEL, names.SAVE_WEIGHTS, names.SAVE_HDF5):
+        yield _plain(seam, whole_files.save, _always)
+    yield _traced(names.CHECKPOINT, fit_callbacks.checkpoint, _trains_under_ours)
+    yield _traced(names.BACKUP_BEGIN, fit_callbacks.restore, _trains_under_ours)
+    for seam in (names.BACKUP_SAVE, names.BACKUP_END):
+        yield _traced(seam, fit_callbacks.on_chief, _trains_under_ours)
+    for seam, stand_in in {
+        names.TRAIN_BEGIN: fit_callbacks.begin,
+        names.BATCH_END: fit_callbacks.end_batch,
+        names.EPOCH_END: fit_callbacks.end_epoch,
+        names.TRAIN_END: fit_callbacks.end,
+    }.items():
+        yield _traced(seam, stand_in, fit_callbacks.is_in_fit)
+    if parsed(version_of("keras")) < _HAS_METRICS_OF_REPLICAS:
+        for seam in (names.MAKE_TRAIN, names.MAKE_TEST):
+            yield _traced(seam, _refuse_model, _has_several_replicas)
+
+
+_MAKE_STEP = {"train": names.MAKE_TRAIN, "test": names.MAKE_TEST, "predict": names.MAKE_PREDICT}
+#: The first Keras whose metrics are right on several replicas.
+_HAS_METRICS_OF_REPLICAS = parsed("3.10")
+
+
+def _plain(seam: Seam, stand_in: Callable[..., Any], applies: Callable[[Any], bool]) -> Replacement:
+    """Of what is not traced, but calls the program's code, which AutoGraph has to convert."""
+    return Replacement(seam, stand_in, applies, lambda function: function)
+
+
+def _traced(
+    seam: Seam, stand_in: Callable[..., Any], applies: Callable[[Any], bool]
+) -> Replacement:
+    return Replacement(seam, stand_in, applies, tf.autograph.experimental.do_not_convert)
 
 
 def _in_our_replica(_: Any) -> bool:
@@ -222,19 +225,21 @@ def _watch_tf_keras() -> None:
     legacy: Any = sys.modules.get("tf_keras")
     if _watched or not hasattr(legacy, "callbacks"):
         return
-    for optimizer in (legacy.optimizers.Optimizer, legacy.optimizers.legacy.Optimizer):
-        _replace(optimizer, "apply_gradients", summed_losses.check_legacy, _in_our_replica)
-        _replace(optimizer, "apply_gradients", _refuse_tf_keras, _has_another_rule)
-    _replace(legacy.losses.Loss, "__call__", summed_losses.noting_legacy, _in_our_replica)
-    losses = sys.modules["tf_keras.src.utils.losses_utils"]
-    _replace(losses, "scale_loss_for_distribution", summed_losses.noting, _in_our_replica)
-    _replace(legacy.Model, "fit", fit_callbacks.fit, _is_ours, traced=False)
-    for loop in ("fit", "evaluate", "predict"):
-        _replace(legacy.Model, loop, loop_arguments.compared, _is_ours, traced=False)
-    callbacks, in_fit = legacy.callbacks.CallbackList, fit_callbacks.is_in_fit
-    _replace(callbacks, "on_train_batch_end", fit_callbacks.end_batch, in_fit, traced=False)
-    _replace(callbacks, "on_epoch_end", fit_callbacks.end_epoch, in_fit, traced=False)
+    replace([find("tf_keras", names.LEGACY)], _replacements_in_tf_keras())
     _watched = True
+
+
+def _replacements_in_tf_keras() -> Iterator[Replacement]:
+    for seam in (names.LEGACY_APPLY, names.OLDEST_APPLY):
+        yield _traced(seam, summed_losses.check_legacy, _in_our_replica)
+        yield _traced(seam, _refuse_tf_keras, _has_another_rule)
+    yield _traced(names.LEGACY_LOSS, summed_losses.noting_legacy, _in_our_replica)
+    yield _traced(names.LEGACY_SCALE_LOSS, summed_losses.noting, _in_our_replica)
+    yield _plain(names.LEGACY_FIT, fit_callbacks.fit, _is_ours)
+    for seam in (names.LEGACY_FIT, names.LEGACY_EVALUATE, names.LEGACY_PREDICT):
+        yield _plain(seam, loop_arguments.compared, _is_ours)
+    yield _plain(names.LEGACY_BATCH_END, fit_callbacks.end_batch, fit_callbacks.is_in_fit)
+    yield _plain(names.LEGACY_EPOCH_END, fit_callbacks.end_epoch, fit_callbacks.is_in_fit)
 
 
 def _has_another_rule(_: Any) -> bool:
@@ -290,7 +295,7 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
     if getattr(optimizer, "_gradring_began", False):
         return
     optimizer._gradring_began = True
-    variables = variables or list(getattr(optimizer, "_trainable_variables", ()))
+    variables = variables or list(names.TRAINED.of(optimizer, ()))
     communicator = communicator_of(strategy)
     if communicator is None or not strategy.extended._has_one_replica:
         return
@@ -367,7 +372,7 @@ def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> No
     def applies(outer: Any) -> bool:
         return isinstance(outer.inner_optimizer, inner)
 
-    _replace(sys.modules["keras"].optimizers.LossScaleOptimizer, "check_finite", check, applies)
+    replace([find("keras", [names.CHECK_FINITE])], [_traced(names.CHECK_FINITE, check, applies)])
 
 
 # Losses
@@ -408,14 +413,13 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
             return reduced
-        return sys.modules["keras.src.losses.loss"].scale_loss_for_distribution(reduced)
+        return names.SCALE_LOSS.there()(reduced)
 
 
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Divides what a loss of Keras gave to `add_loss` once; Keras does so twice."""
     if getattr(loss, "_gradring_is_scaled", False):
-        trainer = sys.modules["keras.src.trainers.trainer"].Trainer
-        return trainer._aggregate_additional_loss(model, loss)
+        return names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     return original(model, loss)
 
 
@@ -431,8 +435,9 @@ def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None:
     """Takes an optimizer that was made outside of any scope into that of the variables."""
     strategy = strategy_of(variables)
-    if communicator_of(strategy) is not None and optimizer._distribution_strategy is not strategy:
-        optimizer._distribution_strategy = strategy
+    own = names.DISTRIBUTION_STRATEGY.of(optimizer)
+    if communicator_of(strategy) is not None and own is not strategy:
+        names.DISTRIBUTION_STRATEGY.set(optimizer, strategy)
         adopt(optimizer.variables, strategy)
     updates_of(strategy).build(optimizer, variables)
     original(optimizer, variables)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.context import holding
@@ -33,7 +34,7 @@ _UNKNOWN_SIZE = 32
 _SPARSE_OR_RAGGED = (tf.sparse.SparseTensor, tf.RaggedTensor)
 
 #: The mask of a sequence, and from what an activation has made probabilities.
-_KEPT_ON_TENSORS = ("_keras_mask", "_keras_logits")
+_KEPT_ON_TENSORS = (keras_names.MASK.name, keras_names.LOGITS.name)
 
 #: None outside of layers; inside, whether the outermost one got an empty batch.
 _is_empty: ContextVar[bool | tf.Tensor | None] = ContextVar("is_empty", default=None)
@@ -181,7 +182,7 @@ def _have_no_rows(nest: Any) -> bool | tf.Tensor:
 def _has_functions(layer: Any) -> bool:
     return any(
         isinstance(member, compat.Function)
-        for each in getattr(layer, "_flatten_layers", lambda: [layer])()  # a loss is one
+        for each in keras_names.FLATTEN_LAYERS.of(layer, lambda: [layer])()  # a loss is one
         for members in (each, *type(each).__mro__)
         for member in vars(members).values()
     )

@@ -22,6 +22,7 @@ import tensorflow as tf
 from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
@@ -77,7 +78,7 @@ def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> 
             return original(model, *args, **kwargs)
         except BaseException:
             # Some versions of Keras would use it in the next `fit`, whose group is another one.
-            model._eval_epoch_iterator = None
+            keras_names.EVALUATION_ITERATOR.set(model, None)
             raise
 
 
@@ -186,8 +187,8 @@ def save_backup(backup: Any, epoch: int) -> None:
     """
     sync_model(backup.model)
     # Keras sets it at the end of an epoch, so after a restart it would be the first epoch.
-    backup._current_epoch = epoch
-    backup._save_model()
+    keras_names.BACKUP_EPOCH.set(backup, epoch)
+    keras_names.BACKUP_SAVE.of(backup)()
     _raise_unsaved()
 
 
@@ -257,7 +258,8 @@ def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -
         variables = [*variables_of(model), *metrics]
         broadcast_variables(variables, CHIEF, communicator)
         rule_of(variables).forget(variables)
-        model._initial_epoch = _from_chief(model, model._initial_epoch or 0, "BackupAndRestore")
+        epoch = _from_chief(model, keras_names.INITIAL_EPOCH.of(model) or 0, "BackupAndRestore")
+        keras_names.INITIAL_EPOCH.set(model, epoch)
     else:
         _raise_unrestored()
 
@@ -275,13 +277,12 @@ def _from_chief(model: Any, value: int, name: str) -> int:
 
 
 def _has_backup(callback: Any) -> bool:
-    # The second is there since Keras 3.7.
-    paths = (callback._weights_path, getattr(callback, "_prev_weights_path", ""))
+    paths = (keras_names.BACKUP_PATH.of(callback), keras_names.PREVIOUS_BACKUP.of(callback, ""))
     return any(tf.io.gfile.exists(path) for path in paths)
 
 
 def _learning_rate(model: Any) -> float:
     """That of the optimizer, or 0 where it has none that a callback could set."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate: Any = getattr(optimizer, "_learning_rate", None)
+    rate: Any = keras_names.LEARNING_RATE.of(optimizer, None)
     return float(rate.numpy()) if hasattr(rate, "numpy") else 0.0

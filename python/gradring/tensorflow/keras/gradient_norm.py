@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring.errors import ConfigError
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.rules.updates import Gradient
 
@@ -36,7 +37,7 @@ def watch(model: tf.keras.Model) -> Norms:
     """
     # A `LossScaleOptimizer` hands unscaled gradients to the one inside.
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if not hasattr(optimizer, "_backend_apply_gradients"):
+    if keras_names.APPLY_GRADIENTS.of(optimizer, None) is None:
         raise ConfigError(
             f"gradient_norm=True needs an optimizer of Keras 3, not {type(optimizer).__name__}; "
             "leave it out"

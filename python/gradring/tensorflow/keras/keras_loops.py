@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gradring.group.communicator import Communicator, open_groups
 from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of
@@ -125,11 +126,11 @@ def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwa
 
 
 def _follow_iterators(epochs: Any) -> None:
-    communicator = communicator_of(epochs._distribute_strategy)
-    dataset = epochs._distributed_dataset
+    communicator = communicator_of(keras_names.EPOCHS_STRATEGY.of(epochs))
+    dataset = keras_names.EPOCHS_DATASET.of(epochs)
     if communicator is None or not compat.is_undivided(dataset):
         return
-    epochs._num_batches = None
+    keras_names.EPOCHS_BATCHES.set(epochs, None)
     batches = f"{dataset.cardinality == tf.data.INFINITE_CARDINALITY} {dataset.element_spec}"
     if gather_if_different(communicator, batches.encode(), "fit: batches") is not None:
         compat.let_batches_differ(dataset)
@@ -154,7 +155,7 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
     """Evaluates one model, and not that of each rank, where a rule lets them differ."""
     sync_model(model)
     # `fit` has divided what it validates, and its iterators say so.
-    if kwargs.get("_use_cached_eval_dataset"):
+    if kwargs.get(keras_names.CACHED_EVALUATION.name):
         return original(model, *args, **kwargs)
     with model.distribute_strategy.extended.whole_data():
         return original(model, *args, **kwargs)
@@ -188,7 +189,8 @@ def symbolic_build(
     """
     if type(model).call is sys.modules["keras"].Model.call:
         return
-    signature = getattr(getattr(iterator, "data_adapter", None), "_output_signature", None)
+    adapter = getattr(iterator, "data_adapter", None)
+    signature = keras_names.OUTPUT_SIGNATURE.of(adapter, None)
     if signature is not None:
         # What a generator has given, also ahead of the first batch, it does not give again.
         data_batch = signature
@@ -212,6 +214,6 @@ def symbolic_build(
 
 def _element_spec(iterator: Any) -> Any:
     """What a batch of one replica would be, or None where shapes are not known."""
-    spec = compat.spec_of_replica(iterator._distributed_dataset.element_spec)
+    spec = compat.spec_of_replica(keras_names.EPOCHS_DATASET.of(iterator).element_spec)
     shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
     return None if any(shape is None or shape.rank is None for shape in shapes) else spec

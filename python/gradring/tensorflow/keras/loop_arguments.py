@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.group.require_equal import require_equal
+from gradring.tensorflow import keras_names
 
 #: What decides how often the ranks meet, and what they train.
 _COMPARED = (
@@ -59,7 +60,7 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     """
     communicator = model.distribute_strategy.communicator
     # A validation of `fit` has what `fit` was given.
-    if communicator.world_size > 1 and not kwargs.get("_use_cached_eval_dataset"):
+    if communicator.world_size > 1 and not kwargs.get(keras_names.CACHED_EVALUATION.name):
         loop = original.__name__
         try:
             given = inspect.signature(original).bind(model, *args, **kwargs)

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.tensorflow import keras_names
+
 
 def moments(
     original: Callable[..., tuple[tf.Tensor, tf.Tensor]],
@@ -35,7 +37,7 @@ def moments_of_layer(
     if mask is None or not layer.synchronized:
         return original(layer, inputs, mask)
     is_valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
-    return _moments(inputs, is_valid, layer._reduction_axes, False)
+    return _moments(inputs, is_valid, keras_names.REDUCTION_AXES.of(layer), False)
 
 
 def _moments(

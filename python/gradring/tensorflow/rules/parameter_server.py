@@ -22,6 +22,7 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
 from gradring.group.communicator import program_error
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.graph import failures
 from gradring.tensorflow.graph.dtypes import map_values
@@ -219,7 +220,7 @@ class PushedUpdates(Updates):
                 path,
                 list(variable.shape),
                 "float32",
-                decays and bool(inner._use_weight_decay(variable)),
+                decays and bool(keras_names.USE_WEIGHT_DECAY.of(inner)(variable)),
             )
             for path, variable in zip(paths, self._trained, strict=True)
         ]

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from gradring.tensorflow import keras_names
 from gradring.tensorflow.cross_device_ops import gradients_of
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.context import holding
@@ -180,7 +181,7 @@ class UpdatesInRounds(Updates):
 
 def trained_by(optimizer: Any) -> list[Any]:
     """The variables for which an optimizer of Keras 3 was built."""
-    return list(optimizer._trainable_variables)
+    return list(keras_names.TRAINED.of(optimizer))
 
 
 def gradients_by(
@@ -219,7 +220,7 @@ def beside(variable: Any, name: str) -> tf.Variable:
 
 def id_of(variable: Any) -> int:
     """The same for a variable of TensorFlow and for what Keras wraps around it."""
-    return id(getattr(variable, "_value", variable))
+    return id(keras_names.VALUE.of(variable, variable))
 
 
 def times(gradient: Gradient, factor: int) -> Gradient:
