@@ -263,3 +263,54 @@ def test_every_element_of_a_generator_is_in_one_step() -> None:
     """Building the model takes none of its batches, of which other ranks may take more."""
     for found in run_ranks(fit_on_generators, 2, timeout=120):
         assert found == {name: [1.0] * 32 for name in ("finite", "endless")}
+
+
+def take_batches_outside_of_graphs() -> None:
+    """Has Keras hand each batch to the graph of a step as an argument, as Keras 3.16 does."""
+    import keras
+    import tensorflow as tf
+
+    def make_function(model: Any, step: Any) -> Any:
+        strategy = model.distribute_strategy
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def on_data(data: Any) -> Any:
+            return strategy.reduce("MEAN", strategy.run(step, args=(data,)), axis=None)
+
+        traced = tf.function(on_data, reduce_retracing=True)
+
+        def function(batches: Any) -> Any:
+            taken = batches.get_next_as_optional()
+            if not taken.has_value():
+                raise StopIteration
+            return traced(taken.get_value())
+
+        return function
+
+    keras.Model._make_function = make_function
+
+
+def fit_outside_of_graphs() -> Any:
+    import keras
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    take_batches_outside_of_graphs()
+    x = np.random.default_rng(0).normal(size=(15, 3)).astype(np.float32)
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        with strategy.scope():
+            dense = keras.layers.Dense(1, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input([3]), dense])
+            model.compile(keras.optimizers.SGD(0.3), "mse")
+        history = model.fit(x, 2 * x[:, :1] + 1, batch_size=5, epochs=2, shuffle=False, verbose=0)
+    return [*model.get_weights(), *history.history["loss"]]
+
+
+@needs_fit
+def test_batches_that_no_graph_takes_are_shared_by_their_sizes() -> None:
+    """The shape that a graph knows of such a batch is that of one rank: 3 rows here, 2 there."""
+    (alone,) = run_ranks(fit_outside_of_graphs, 1)
+    for found in run_ranks(fit_outside_of_graphs, 2):
+        for value, expected in zip(found, alone, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5)

@@ -33,8 +33,20 @@ from gradring.tensorflow.rules.replicas import updates_of
 
 _SUM = tf.distribute.ReduceOp.SUM
 
-#: By strategy, an int64 scalar: how many samples all replicas have in the batch taken last.
-_totals: WeakKeyDictionary[Any, tf.Variable] = WeakKeyDictionary()
+
+class _Taken:
+    """The batch that was taken last of a strategy's iterators."""
+
+    def __init__(self) -> None:
+        """No batch was taken yet."""
+        #: An int64 scalar: how many samples all replicas have.
+        self.samples = compat.plain_variable(0, "samples", tf.int64)
+        #: Whether no graph took it. Its shape is then this rank's own; a graph knows only what all
+        #: batches have in common. Keras takes single steps so from 3.16 on.
+        self.eagerly = False
+
+
+_taken: WeakKeyDictionary[Any, _Taken] = WeakKeyDictionary()
 
 
 class _Step(NamedTuple):
@@ -117,15 +129,17 @@ def _rows_in(optional: Any) -> tf.Tensor:
 
 
 def _assign(strategy: Any, total: tf.Tensor) -> None:
+    taken = _taken_from(strategy)
+    taken.eagerly = tf.executing_eagerly()
     with tf.device("/device:CPU:0"):
         # By its handle: what a function assigns is its own, as `broadcast_update` sees it.
-        tf.raw_ops.AssignVariableOp(resource=_total_of(strategy).handle, value=total)
+        tf.raw_ops.AssignVariableOp(resource=taken.samples.handle, value=total)
 
 
-def _total_of(strategy: Any) -> tf.Variable:
-    if strategy not in _totals:
-        _totals[strategy] = compat.plain_variable(0, "samples", tf.int64)
-    return _totals[strategy]
+def _taken_from(strategy: Any) -> _Taken:
+    if strategy not in _taken:
+        _taken[strategy] = _Taken()
+    return _taken[strategy]
 
 
 # Weighing
@@ -145,7 +159,8 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
             return step(data)
         if updates_of(strategy).are_local:
             return step(data) if isinstance(own, int) and own else counted(own, data)
-        has_equal_shapes = not tf.executing_eagerly() and not is_own
+        taken = _taken_from(strategy)
+        has_equal_shapes = not (tf.executing_eagerly() or taken.eagerly or is_own)
         if isinstance(own, int) and has_equal_shapes:
             with holding(_step, _Step(tf.ones([], tf.float64), True, True)):
                 return step(data)
@@ -153,7 +168,7 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
         if is_own:
             total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
         else:
-            total = _total_of(strategy).read_value()
+            total = taken.samples.read_value()
         known = _Step(_share(own, total), False, has_equal_shapes)
         with holding(_step, known):
             logs = counted(own, data)
