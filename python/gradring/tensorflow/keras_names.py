@@ -266,10 +266,16 @@ LEGACY_FIT = Seam("tf_keras:Model", "fit", "compares the arguments of all ranks"
 LEGACY_EVALUATE = Seam("tf_keras:Model", "evaluate", "compares the arguments of all ranks")
 LEGACY_PREDICT = Seam("tf_keras:Model", "predict", "compares the arguments of all ranks")
 LEGACY_BATCH_END = Seam(
-    "tf_keras:callbacks.CallbackList", "on_train_batch_end", "has all ranks stop together"
+    "tf_keras:callbacks.CallbackList",
+    "on_train_batch_end",
+    "has all ranks stop together",
+    "batch logs",
 )
 LEGACY_EPOCH_END = Seam(
-    "tf_keras:callbacks.CallbackList", "on_epoch_end", "has callbacks of all ranks agree"
+    "tf_keras:callbacks.CallbackList",
+    "on_epoch_end",
+    "has callbacks of all ranks agree",
+    "epoch logs",
 )
 
 _ALL = [it for it in list(globals().values()) if isinstance(it, Seam)]

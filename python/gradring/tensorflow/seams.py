@@ -173,10 +173,12 @@ def _look(seam: Seam) -> tuple[Any, str | None]:
             if _names(owner, seam.name):
                 return owner, None
             continue
-        try:
-            found = inspect.getattr_static(owner, seam.name)
-        except AttributeError:
+        # Not by `getattr`: every class has an `__init__` and a `__call__` of Python's own.
+        kinds = [each for each in getattr(owner, "__mro__", [owner]) if each is not object]
+        kind = next((each for each in kinds if seam.name in vars(each)), None)
+        if kind is None:
             continue
+        found = vars(kind)[seam.name]
         if (wrong := _wrong_parameters(found, seam.takes)) is None:
             return owner, None
         why = wrong

@@ -1,0 +1,161 @@
+"""Names of Keras on which gradring relies: a Keras without one trains right, or is refused by name.
+
+Each is taken away, or gets other parameters, as a later release may have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from gradring.testing import run_ranks
+
+
+def _owners(owner: Any, name: str) -> list[Any]:
+    """The module, or the classes among a class and its bases, that define a name."""
+    kinds = [each for each in getattr(owner, "__mro__", [owner]) if each is not object]
+    return [each for each in kinds if name in vars(each)]
+
+
+@contextlib.contextmanager
+def without(owner: Any, name: str) -> Iterator[None]:
+    """Inside, no class in the line has this name."""
+    kept = [(each, vars(each)[name]) for each in _owners(owner, name)]
+    for each, _ in kept:
+        delattr(each, name)
+    try:
+        yield
+    finally:
+        for each, value in kept:
+            setattr(each, name, value)
+
+
+def futures() -> Any:
+    """What becomes of `repair` where each name in turn is gone, or takes other parameters."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.errors import ConfigError
+    from gradring.tensorflow import keras_names, seams
+    from gradring.tensorflow.keras import compat_keras
+
+    whole = compat_keras.look()
+    rows = [(seam, owner) for found in whole for seam, owner in found.owners.items()]
+    assert keras and tf
+
+    def state() -> list[Any]:
+        found = (
+            [vars(each).get(seam.name) for each in getattr(owner, "__mro__", [owner])]
+            for seam, owner in rows
+        )
+        return [value for values in found for value in values]
+
+    def tried() -> str:
+        before = state()
+        try:
+            compat_keras.repair()
+        except ConfigError as error:
+            after = state()
+            assert all(one is other for one, other in zip(before, after, strict=True))
+            return str(error)
+        raise AssertionError("it was not refused")
+
+    said: dict[str, list[str]] = {}
+    for seam, owner in rows:
+        said[str(seam)] = []
+        if seam.is_attribute:
+            plain = seams._names
+            gone = mock.patch.object(
+                seams, "_names", lambda it, name: name != seam.name and plain(it, name)
+            )
+            with gone:
+                said[str(seam)].append(tried())
+            continue
+        with without(owner, seam.name):
+            said[str(seam)].append(tried())
+        if seam.takes:
+
+            def other(self: Any, something: Any = None, *args: Any) -> None:
+                """What a later release may have."""
+
+            with mock.patch.object(owner, seam.name, other):
+                said[str(seam)].append(tried())
+    assert not compat_keras._repaired
+    compat_keras.repair()
+    assert len(keras_names.SEAMS) >= len(whole[0].owners)
+    return keras.__version__, said
+
+
+def test_a_keras_without_a_name_is_refused_by_one_error_and_nothing_is_replaced() -> None:
+    ((version, said),) = run_ranks(futures, 1)
+    assert len(said) > 60
+    for name, errors in said.items():
+        for error in errors:
+            package = "tensorflow" if name.startswith("tensorflow.") else f"keras {version}"
+            assert error.startswith(package) and f" {name} " in error, error
+            assert "pip install" in error
+    assert any("takes (something), not (grads)" in errors[-1] for errors in said.values())
+
+
+def undone() -> Any:
+    """A replacement that fails takes away those before it."""
+    import keras
+
+    from gradring.tensorflow import keras_names
+    from gradring.tensorflow.keras import compat_keras
+    from gradring.tensorflow.seams import Replacement, replace
+
+    def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+        raise OSError("no such thing")
+
+    before = [vars(keras.Model).get("fit"), vars(keras.Model).get("evaluate")]
+    always = compat_keras._always
+    replacements = [
+        Replacement(keras_names.FIT, compat_keras._compile, always, lambda it: it),
+        Replacement(keras_names.EVALUATE, compat_keras._compile, always, failing),
+    ]
+    with pytest.raises(OSError):
+        replace(compat_keras.look(), replacements)
+    after = [vars(keras.Model).get("fit"), vars(keras.Model).get("evaluate")]
+    return [one is other for one, other in zip(before, after, strict=True)]
+
+
+def test_replacements_are_all_made_or_none() -> None:
+    assert run_ranks(undone, 1) == [[True, True]]
+
+
+def newer() -> Any:
+    """What is said of a version above the tried ones."""
+    import keras
+
+    from gradring.tensorflow import seams
+    from gradring.tensorflow.keras import compat_keras
+
+    with mock.patch.object(keras, "__version__", "4.0.1"):
+        above = [seams.newer(found) for found in compat_keras.look()]
+    tried = [seams.newer(found) for found in compat_keras.look()]
+    return above, tried
+
+
+def test_a_newer_keras_is_one_line() -> None:
+    ((above, tried),) = run_ranks(newer, 1)
+    assert above[0].startswith(
+        "keras 4.0.1 is newer than the versions that gradring was tried with"
+    )
+    assert tried == [None, None]
+
+
+def test_each_stand_in_takes_what_keras_gives() -> None:
+    """Where Keras may give more than the row says, the stand-in hands it on."""
+    from gradring.tensorflow.keras import compat_keras
+
+    for replacement in (*compat_keras._replacements(), *compat_keras._replacements_in_tf_keras()):
+        parameters = inspect.signature(replacement.stand_in).parameters.values()
+        kinds = {it.kind for it in parameters}
+        hands_on = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds
+        assert hands_on or replacement.seam.takes is not None, replacement.seam
