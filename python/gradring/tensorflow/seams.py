@@ -56,6 +56,11 @@ class Seam:
         return f"{self.owner.split()[0].replace(':', '.')}.{self.name}"
 
     @property
+    def key(self) -> str:
+        """A short name, such as ``Trainer.fit``, or ``trainer.Trainer`` of the class itself."""
+        return re.sub(r".*[.:]", "", self.owner.split()[0]) + f".{self.name}"
+
+    @property
     def package(self) -> str:
         """The package that has the name, such as ``keras``."""
         return self.owner.partition(".")[0].partition(":")[0]
@@ -104,6 +109,11 @@ class Found:
     def total(self) -> int:
         """The number of names that this version should have."""
         return len(self.owners) + len(self.missing) + len(self.absent)
+
+    def value(self, seam: Seam) -> Any:
+        """What the package has by this name now; None where gradring goes without."""
+        owner = self.owners.get(seam)
+        return None if owner is None else getattr(owner, seam.name)
 
     def check(self) -> None:
         """Refuses a version without a seam that training needs.
@@ -244,13 +254,14 @@ class Replacement:
     Attributes:
         seam: The function.
         stand_in: Gets the original as its first argument, and then what the original gets.
-        applies: Takes the first argument of the original; elsewhere the original runs.
+        applies: Takes the first argument of the original, if it has one by position; where it
+            returns False, the original runs.
         wrap: Makes the function that is put in place of the original.
     """
 
     seam: Seam
     stand_in: Callable[..., Any]
-    applies: Callable[[Any], bool]
+    applies: Callable[..., bool]
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def put(self, owner: Any) -> Callable[[], None]:
@@ -261,10 +272,10 @@ class Replacement:
 
         # Keras reads the signature of layers' `call`.
         @functools.wraps(original)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if applies(self):
-                return stand_in(original, self, *args, **kwargs)
-            return original(self, *args, **kwargs)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if applies(*args[:1]):
+                return stand_in(original, *args, **kwargs)
+            return original(*args, **kwargs)
 
         setattr(owner, name, self.wrap(method))
         if is_own:
@@ -343,14 +354,23 @@ def _wrong_override(own: Any, parent: type, name: str) -> str | None:
     if isinstance(theirs, property) or not callable(_function(theirs)):
         return None
     takes, given = _parameters(own), _parameters(theirs)
+    if _can_be_called(inspect.signature(_function(own)), given):
+        return None
+    theirs_, ours = (", ".join(it.name for it in each) for each in (given, takes))
+    return f"takes ({theirs_}), not ({ours})"
+
+
+def _can_be_called(own: inspect.Signature, given: Sequence[inspect.Parameter]) -> bool:
+    """Whether a function takes what these parameters may be given: by position, or by name."""
+    first = [it.name for it in given[:1]]
+    named = [it for it in given[1:] if it.kind in (it.POSITIONAL_OR_KEYWORD, it.KEYWORD_ONLY)]
+    by_position = [it.name for it in named if it.kind is not it.KEYWORD_ONLY]
+    by_name = {it.name: it for it in named if it.kind is it.KEYWORD_ONLY}
+    needed = {it.name: it for it in named if it.default is it.empty}
     try:
-        # As its callers do: all by position, or with keywords where only these are possible.
-        by_position = [
-            it.name for it in given if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)
-        ]
-        by_name = {it.name: it.name for it in given if it.kind is it.KEYWORD_ONLY}
-        inspect.signature(_function(own)).bind(*by_position, **by_name)
+        own.bind(*first, *by_position, **by_name)
+        own.bind(*first, **{it.name: it for it in named})
+        own.bind(*first, **needed)
     except TypeError:
-        theirs_, ours = (", ".join(it.name for it in each) for each in (given, takes))
-        return f"takes ({theirs_}), not ({ours})"
-    return None
+        return False
+    return True

@@ -6,7 +6,6 @@ it. So the graph itself looks at the clock, before and after, once somebody has 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,9 @@ def watch() -> bool:
     if _total is not None:
         return False
     _total = compat.plain_variable(0.0, "gradring_input_s", tf.float64)
-    for name in ("get_next_as_list", "get_next_as_optional_list"):
-        setattr(compat.WorkerIterator, name, _timed(getattr(compat.WorkerIterator, name)))
+    iterator = "_SingleWorkerDatasetIteratorBase"
+    names = f"{iterator}.get_next_as_list", f"{iterator}.get_next_as_optional_list"
+    compat.replace(dict.fromkeys(names, _timed), traced=True)
     return True
 
 
@@ -34,17 +34,13 @@ def seconds() -> float:
     return float(_total)
 
 
-def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_next(*args: Any, **kwargs: Any) -> Any:
-        with tf.device("/device:CPU:0"):
-            before = tf.timestamp()
-        with tf.control_dependencies([before]):
-            batch = original(*args, **kwargs)
-        tensors = tf.nest.flatten(batch, expand_composites=True)
-        with tf.device("/device:CPU:0"), tf.control_dependencies(tensors):
-            # By its handle: what a function assigns is its own, as `broadcast_update` sees it.
-            tf.raw_ops.AssignAddVariableOp(resource=_total.handle, value=tf.timestamp() - before)
-        return batch
-
-    return tf.autograph.experimental.do_not_convert(get_next)  # type: ignore[no-any-return]
+def _timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with tf.device("/device:CPU:0"):
+        before = tf.timestamp()
+    with tf.control_dependencies([before]):
+        batch = original(*args, **kwargs)
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    with tf.device("/device:CPU:0"), tf.control_dependencies(tensors):
+        # By its handle: what a function assigns is its own, as `broadcast_update` sees it.
+        tf.raw_ops.AssignAddVariableOp(resource=_total.handle, value=tf.timestamp() - before)
+    return batch

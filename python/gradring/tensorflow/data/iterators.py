@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import functools
 import inspect
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -52,33 +51,31 @@ class _Exit:
 
 def let_leave() -> None:
     """Mends the iterators that are made from now on, those of TensorFlow's own strategies too."""
-    of_one, of_several = compat.Iterator.__init__, compat.MultiDeviceIterator.__init__
-    signature = inspect.signature(of_several)
-
-    @functools.wraps(of_one)
-    def init_one(self: Any, *args: Any, **kwargs: Any) -> None:
-        of_one(self, *args, **kwargs)
-        _end_aside(self)
-
-    @functools.wraps(of_several)
-    def init_several(self: Any, *args: Any, **kwargs: Any) -> None:
-        asked = signature.bind(self, *args, **kwargs)
-        asked.apply_defaults()
-        given = asked.arguments
-        # Without a dataset, it stands for an iterator that there is already.
-        if given["dataset"] is not None and _are_one_processor(given["devices"]):
-            _read_plainly(**given)
-            return
-        if given["dataset"] is not None:
-            given["dataset"] = _Kept(given["dataset"])
-        of_several(*asked.args, **asked.kwargs)
-        _end_aside(self)
-
-    compat.Iterator.__init__ = init_one
-    compat.MultiDeviceIterator.__init__ = init_several
+    compat.replace(
+        {"OwnedIterator.__init__": _init_one, "OwnedMultiDeviceIterator.__init__": _init_several}
+    )
     atexit.register(_await_ends)
     # The threads are the parent's.
     os.register_at_fork(after_in_child=_ending.clear)
+
+
+def _init_one(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    original(self, *args, **kwargs)
+    _end_aside(self)
+
+
+def _init_several(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    asked = inspect.signature(original).bind(self, *args, **kwargs)
+    asked.apply_defaults()
+    given = asked.arguments
+    # Without a dataset, it stands for an iterator that there is already.
+    if given["dataset"] is not None and _are_one_processor(given["devices"]):
+        _read_plainly(**given)
+        return
+    if given["dataset"] is not None:
+        given["dataset"] = _Kept(given["dataset"])
+    original(*asked.args, **asked.kwargs)
+    _end_aside(self)
 
 
 def _are_one_processor(devices: Sequence[str]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import shutil
 import tempfile
@@ -33,19 +32,12 @@ def guard() -> None:
     global _guarded
     if not _guarded:
         _guarded = True
-        saved_model = compat.saved_model
-        saved_model.save_and_return_nodes = _whole(saved_model.save_and_return_nodes)
-        compat.TrackableSaver.save = _whole(compat.TrackableSaver.save)
+        compat.replace({"save.save_and_return_nodes": _whole, "TrackableSaver.save": _whole})
 
 
-def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
+def _whole(original: Callable[..., Any], saved: Any, *args: Any, **kwargs: Any) -> Any:
     """One of TensorFlow's, which make the directories that a path needs."""
-
-    @functools.wraps(original)
-    def method(saved: Any, *args: Any, **kwargs: Any) -> Any:
-        return save(original, saved, *args, makes_directories=True, **kwargs)
-
-    return method
+    return save(original, saved, *args, makes_directories=True, **kwargs)
 
 
 def save(

@@ -38,6 +38,14 @@ from gradring.tensorflow.graph import compat, refused_graphs
 #: By which TensorFlow calls what a tape makes.
 _BACKWARD = "gradient_tape/"
 
+#: Rows of `compat` without which the order is left out.
+_NEEDED = (
+    "auto_control_deps._get_resource_inputs",
+    "auto_control_deps.op_is_stateful",
+    "Function.__call__",
+    "Operation._update_input",
+)
+
 _PASSED_ON = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
@@ -51,6 +59,8 @@ def start_as_soon_as_ready(
         handles: That of the Start op of each bucket.
     """
     if len(buckets) < 2 or tf.executing_eagerly() or refused_graphs.is_tracing_again():
+        return
+    if not compat.has(*_NEEDED):
         return
     # A session may execute any part of its graph, also a part without the Start of a gate.
     if not tf.compat.v1.get_default_graph().building_function:

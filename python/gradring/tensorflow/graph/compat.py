@@ -1,6 +1,6 @@
-"""The private parts of TensorFlow that gradring uses; no other file imports any.
+"""TensorFlow's private names, by those that gradring has for them; no other file uses any.
 
-Each name below is the same in TensorFlow 2.16 to 2.21.
+`seams` has them as a table. It is looked up here, before anything is replaced.
 """
 
 from __future__ import annotations
@@ -12,86 +12,108 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint
-from tensorflow.python.client import session
-from tensorflow.python.data.ops import dataset_ops, iterator_ops, multi_device_iterator_ops
-from tensorflow.python.distribute import (
-    collective_all_reduce_strategy,
-    cross_device_ops,
-    cross_device_utils,
-    device_util,
-    distribute_lib,
-    distribute_utils,
-    input_lib,
-    multi_worker_util,
-    numpy_dataset,
-)
-from tensorflow.python.distribute import values as distribute_values
-from tensorflow.python.eager import context, execute, forwardprop
-from tensorflow.python.eager.polymorphic_function import (
-    concrete_function,
-    function_context,
-    polymorphic_function,
-)
-from tensorflow.python.framework import (
-    auto_control_deps,
-    func_graph,
-    op_def_library,
-    op_def_registry,
-    ops,
-)
-from tensorflow.python.ops import (
-    cond_v2,
-    control_flow_v2_func_graphs,
-    gen_dataset_ops,
-    gen_experimental_dataset_ops,
-    resource_variable_ops,
-    while_v2,
-)
-from tensorflow.python.ops.parallel_for import pfor
-from tensorflow.python.saved_model import save as saved_model_save
-from tensorflow.python.trackable import base as trackable_base
-from tensorflow.python.training import monitored_session
 
-Strategy = distribute_lib.Strategy
-StrategyExtended = distribute_lib.StrategyExtendedV2
-ReplicaContext = distribute_lib.ReplicaContext
-CollectiveAllReduceExtended = collective_all_reduce_strategy.CollectiveAllReduceExtended
-CollectiveAllReduce = cross_device_ops.CollectiveAllReduce
-CrossDeviceOps = cross_device_ops.CrossDeviceOps
-CollectiveKeys = cross_device_utils.CollectiveKeys
-CheckpointInitialValue = trackable_base.CheckpointInitialValue
-DistributedValues = distribute_values.DistributedValues
-EagerTensor = ops.EagerTensor
+from gradring.tensorflow import seams
+from gradring.tensorflow.graph.seams import TABLE
+from gradring.tensorflow.seams import Replacement, Seam, find
+
+FOUND = find("tensorflow", TABLE)
+FOUND.check()
+
+_ROWS = {seam.key: seam for seam in TABLE}
+
+
+def row(key: str) -> Seam:
+    """The row of the table with this key, such as ``Graph._get_function``."""
+    return _ROWS[key]
+
+
+def named(key: str) -> Any:
+    """What TensorFlow has by the name of a row; None where gradring goes without it."""
+    return FOUND.value(_ROWS[key])
+
+
+def has(*keys: str) -> bool:
+    """Whether TensorFlow has all of these rows without which gradring would go on."""
+    return all(row(key) in FOUND.owners for key in keys)
+
+
+def replace(
+    stand_ins: Mapping[str, Callable[..., Any]],
+    *,
+    applies: Callable[..., bool] = lambda *_: True,
+    traced: bool = False,
+) -> None:
+    """Puts stand-ins in the place of functions of TensorFlow: all or none.
+
+    Args:
+        stand_ins: By the key of a row, what gets the original and then its arguments.
+        applies: Takes the first argument; where it returns False, the original runs.
+        traced: Code that AutoGraph converts may call it.
+    """
+    wrap = tf.autograph.experimental.do_not_convert if traced else lambda function: function
+    seams.replace(
+        FOUND,
+        [Replacement(row(key), stand_in, applies, wrap) for key, stand_in in stand_ins.items()],
+    )
+
+
+Strategy = named("distribute_lib.Strategy")
+StrategyExtended = named("distribute_lib.StrategyExtendedV2")
+ReplicaContext = named("distribute_lib.ReplicaContext")
+CollectiveAllReduceExtended = named("collective_all_reduce_strategy.CollectiveAllReduceExtended")
+CollectiveAllReduce = named("cross_device_ops.CollectiveAllReduce")
+CrossDeviceOps = named("cross_device_ops.CrossDeviceOps")
+CollectiveKeys = named("cross_device_utils.CollectiveKeys")
+CheckpointInitialValue = named("base.CheckpointInitialValue")
+DistributedValues = named("values.DistributedValues")
+DistributedVariable = named("values.DistributedVariable")
+Mirrored = named("values.Mirrored")
+DatasetsFromFunction = named("input_lib.DistributedDatasetsFromFunction")
+EagerTensor = named("ops.EagerTensor")
+FuncGraph = named("func_graph.FuncGraph")
+Branch = named("control_flow_v2_func_graphs.CondBranchFuncGraph")
+ControlFlow = named("control_flow_v2_func_graphs.ControlFlowFuncGraph")
 #: What `tf.function` makes.
-Function = polymorphic_function.Function
-#: Every dataset is made by a function of one of these modules.
-DATASET_OPS = (gen_dataset_ops, gen_experimental_dataset_ops)
-#: Takes batches out of this process's part of a distributed dataset, in graphs too.
-WorkerIterator = input_lib._SingleWorkerDatasetIteratorBase
-#: Where it takes them from.
-MultiDeviceIterator = multi_device_iterator_ops.OwnedMultiDeviceIterator
-#: Over the elements of one dataset, as Python's loops use it.
-Iterator = iterator_ops.OwnedIterator
+Function = named("polymorphic_function.Function")
+ConcreteFunction = named("concrete_function.ConcreteFunction")
+ResourceVariable = named("resource_variable_ops.ResourceVariable")
 #: Base of datasets that have the elements of another.
-UnchangedDataset = dataset_ops.UnaryUnchangedStructureDataset
+UnchangedDataset = named("dataset_ops.UnaryUnchangedStructureDataset")
+VariantDataset = named("dataset_ops._VariantDataset")
+#: Every dataset is made by a function of one of these modules.
+DATASET_OPS = named("ops.gen_dataset_ops"), named("ops.gen_experimental_dataset_ops")
+dataset_cardinality = named("gen_dataset_ops.dataset_cardinality")
 
 #: Says how an op of a loop body becomes one op for all iterations, as `tf.vectorized_map` asks.
-RegisterPFor = pfor.RegisterPFor
+RegisterPFor = named("pfor.RegisterPFor")
 #: A tensor of such a body, and whether it is stacked: has a first dimension for the iterations.
-stacked_or_not = pfor.wrap
+stacked_or_not = named("pfor.wrap")
+create_vectorised = named("pfor._create_op")
 
-#: The module that writes SavedModels, by `save_and_return_nodes`, and what writes checkpoints.
-saved_model = saved_model_save
-TrackableSaver = checkpoint.TrackableSaver
+#: The tangents of ops, by name.
+TANGENTS = named("forwardprop._SPECIAL_CASES")
 
-select_replica = distribute_utils.select_replica
-canonical_device = device_util.canonicalize
-host_of = device_util.get_host_for_device
-eager_mode = context.eager_mode
-host_input_device = numpy_dataset.SingleDevice
-id_in_cluster = multi_worker_util.id_in_cluster
-normalize_cluster_spec = multi_worker_util.normalize_cluster_spec
+select_replica = named("distribute_utils.select_replica")
+regroup = named("distribute_utils.regroup")
+canonical_device = named("device_util.canonicalize")
+host_of = named("device_util.get_host_for_device")
+context = named("context.context")
+eager_mode = named("context.eager_mode")
+get_function_def = named("context.get_function_def")
+#: The module: TensorFlow replaces functions of it.
+execute = named("eager.execute")
+host_input_device = named("numpy_dataset.SingleDevice")
+id_in_cluster = named("multi_worker_util.id_in_cluster")
+normalize_cluster_spec = named("multi_worker_util.normalize_cluster_spec")
+cond_v2 = named("cond_v2.cond_v2")
+#: Gradients of conditionals and loops, and graphs that are being built.
+_GRADIENTS = named("cond_v2._CondGradFuncGraph"), named("while_v2._WhileBodyGradFuncGraph")
+_graph_stack = named("ops._default_graph_stack")
+get_op_def = named("op_def_registry.get")
+add_op = named("op_def_library._apply_op_helper")
+op_is_stateful = named("auto_control_deps.op_is_stateful")
+resource_inputs = named("auto_control_deps._get_resource_inputs")
 
 
 #: What AutoGraph makes of a loop in a `tf.function`.
@@ -100,7 +122,7 @@ LOOP_OVER_DATASET = "Dataset_scan_scan_body"
 
 def mirrored(per_device: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.distribute.DistributedValues:
     """One value for the same contents on each local device."""
-    return distribute_utils.regroup(tuple(per_device), wrap_class=distribute_values.Mirrored)
+    return regroup(tuple(per_device), wrap_class=Mirrored)
 
 
 def ordering_token() -> tf.Variable:
@@ -121,7 +143,7 @@ def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
     """
     has_it = any(captured is tensor for captured, _ in graph.captures)
     outer = graph.outer_graph
-    if has_it or not is_control_flow(graph) or not isinstance(outer, func_graph.FuncGraph):
+    if has_it or not is_control_flow(graph) or not isinstance(outer, FuncGraph):
         return graph.capture(tensor)
     inside = graph.capture(capture(tensor, outer))
     plain = graph.capture
@@ -136,7 +158,7 @@ def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
 def enclosing_graphs() -> list[tf.Graph]:
     """The graph that is being built and those around it, up to the first that is no function's."""
     graphs = [tf.compat.v1.get_default_graph()]
-    while isinstance(graphs[-1], func_graph.FuncGraph):
+    while isinstance(graphs[-1], FuncGraph):
         graphs.append(graphs[-1].outer_graph)
     return graphs
 
@@ -148,7 +170,7 @@ def orders_side_effects(graph: tf.Graph) -> bool:
 
 def is_branch(graph: tf.Graph) -> bool:
     """Whether it is a branch of a conditional."""
-    return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
+    return isinstance(graph, Branch)
 
 
 def in_control_flow_of_version_1(graph: tf.Graph) -> bool:
@@ -173,7 +195,7 @@ def conditional(
     """`tf.cond` with branches that are functions, in graphs of TensorFlow 1 too."""
     if tf.executing_eagerly():
         return tf.cond(condition, if_true, if_false)
-    return cond_v2.cond_v2(condition, if_true, if_false)
+    return cond_v2(condition, if_true, if_false)
 
 
 def watch_calls(
@@ -206,12 +228,15 @@ def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> 
             of what is fed, and a function that runs this with more operations and more that is fed.
         concerns: Whether a graph is one for `run`.
     """
-    base = session.BaseSession
-    do_run, make_callable = base._do_run, base.make_callable
-    make_from_options = base._make_callable_from_options
 
     def running(
-        self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *options: Any
+        do_run: Callable[..., Any],
+        self: Any,
+        handle: Any,
+        targets: Any,
+        fetches: Any,
+        feeds: Any,
+        *options: Any,
     ) -> Any:
         def go(more: Sequence[tf.Operation], fed: dict[tf.Tensor, Any]) -> Any:
             if handle is not None and (more or fed):
@@ -221,19 +246,21 @@ def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> 
             all_fed = {**feeds, **{tensor.ref(): value for tensor, value in fed.items()}}
             return do_run(self, handle, [*targets, *more], fetches, all_fed, *options)
 
-        if not concerns(self.graph):
-            return do_run(self, handle, targets, fetches, feeds, *options)
         names = [tensor.deref().name for tensor in feeds]
         return run(self.graph, targets, fetches, names, go)
 
-    def making(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
-        if feed_list is None and concerns(self.graph):
+    def making(
+        make_callable: Callable[..., Any],
+        self: Any,
+        fetches: Any,
+        feed_list: Any = None,
+        accept_options: bool = False,
+    ) -> Any:
+        if feed_list is None:
             return lambda **options: self.run(fetches, **options)
         return make_callable(self, fetches, feed_list, accept_options)
 
-    def making_from_options(self: Any, options: Any) -> Any:
-        if not concerns(self.graph):
-            return make_from_options(self, options)
+    def making_from_options(make: Callable[..., Any], self: Any, options: Any) -> Any:
         graph, callables = self.graph, {}
         targets = [graph.as_graph_element(name, allow_tensor=False) for name in options.target]
         fetches = [graph.as_graph_element(name, allow_operation=False) for name in options.fetch]
@@ -245,15 +272,21 @@ def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> 
                     with_more.CopyFrom(options)
                     with_more.target.extend(op.name for op in more)
                     with_more.feed.extend(tensor.name for tensor in fed)
-                    callables["made"] = make_from_options(self, with_more)
+                    callables["made"] = make(self, with_more)
                 return callables["made"](*args, *fed.values(), **kwargs)
 
             return run(graph, targets, fetches, list(options.feed), go)
 
         return call
 
-    base._do_run, base.make_callable = running, making
-    base._make_callable_from_options = making_from_options
+    replace(
+        {
+            "BaseSession._do_run": running,
+            "BaseSession.make_callable": making,
+            "BaseSession._make_callable_from_options": making_from_options,
+        },
+        applies=lambda self: concerns(self.graph),
+    )
 
 
 def recover_no_session() -> None:
@@ -261,7 +294,9 @@ def recover_no_session() -> None:
 
     It would take it for a server's that comes back, and make sessions again and again.
     """
-    monitored_session._PREEMPTION_ERRORS = (tf.errors.UnavailableError,)
+    module = FOUND.owners.get(row("monitored_session._PREEMPTION_ERRORS"))
+    if module is not None:
+        module._PREEMPTION_ERRORS = (tf.errors.UnavailableError,)
 
 
 def is_lost_in_control_flow() -> bool:
@@ -270,9 +305,11 @@ def is_lost_in_control_flow() -> bool:
     TensorFlow cannot trace resources back through it. It also makes functions of conditionals and
     loops by itself, under persistent tapes and for second derivatives.
     """
+    if None in (_graph_stack, *_GRADIENTS):
+        return False  # TensorFlow's own error is less clear
     is_of_control_flow = False
-    for graph in ops._default_graph_stack.stack:
-        if isinstance(graph, (cond_v2._CondGradFuncGraph, while_v2._WhileBodyGradFuncGraph)):
+    for graph in _graph_stack.stack:
+        if isinstance(graph, _GRADIENTS):
             is_of_control_flow = True
         elif is_of_control_flow and not is_control_flow(graph):
             return True
@@ -281,7 +318,7 @@ def is_lost_in_control_flow() -> bool:
 
 def is_control_flow(graph: tf.Graph) -> bool:
     """Whether it is a branch of a conditional, or the body of a loop."""
-    return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
+    return isinstance(graph, ControlFlow)
 
 
 def can_take(tensor: tf.Tensor) -> bool:
@@ -289,7 +326,7 @@ def can_take(tensor: tf.Tensor) -> bool:
 
     A `tf.function` in between must not: it may be called from another graph without being traced.
     """
-    if isinstance(tensor, ops.EagerTensor):
+    if isinstance(tensor, EagerTensor):
         return bool(tf.executing_eagerly())
     graph = tf.compat.v1.get_default_graph()
     while graph is not tensor.graph:
@@ -311,48 +348,52 @@ def count_in_iterators(
             if TensorFlow is to count.
         note: Takes the strategy and a batch of an iterator that need not count.
     """
-    base = input_lib.DistributedIteratorBase
-    calculate, get_next = input_lib._calculate_replicas_with_values, base.get_next
-    get_optional = base.get_next_as_optional
 
-    def calculated(strategy: Any, workers: Any, optionals: list[list[Any]]) -> tf.Tensor:
+    def counted(
+        calculate: Callable[..., Any], strategy: Any, workers: Any, optionals: list[list[Any]]
+    ) -> Any:
         ours = [optional for worker in optionals for optional in worker]
         has_values = [tf.cast(optional.has_value(), tf.int64) for optional in ours]
-        counted = count(strategy, tf.reduce_sum(has_values, keepdims=True), ours)
-        return calculate(strategy, workers, optionals) if counted is None else counted
+        found = count(strategy, tf.reduce_sum(has_values, keepdims=True), ours)
+        return calculate(strategy, workers, optionals) if found is None else found
 
-    def next_batch(self: Any, name: str | None = None) -> Any:
+    def next_batch(get_next: Callable[..., Any], self: Any, name: str | None = None) -> Any:
         batch = get_next(self, name)
         if not self._enable_get_next_as_optional:
             note(self._strategy, batch)
         return batch
 
-    def next_optional(self: Any) -> Any:
-        batch = get_optional(self)
+    def next_optional(get_next: Callable[..., Any], self: Any) -> Any:
+        batch = get_next(self)
         if self._cardinality == tf.data.INFINITE_CARDINALITY:
             note(self._strategy, batch.get_value())
         return batch
 
-    input_lib._calculate_replicas_with_values = calculated
-    base.get_next, base.get_next_as_optional = next_batch, next_optional
+    replace(
+        {
+            "input_lib._calculate_replicas_with_values": counted,
+            "DistributedIteratorBase.get_next": next_batch,
+            "DistributedIteratorBase.get_next_as_optional": next_optional,
+        }
+    )
 
 
 def note_own_assignments() -> None:
     """From now on, `is_assigned_alone` knows the variables that replicas assign by themselves."""
-    kind = distribute_values.MirroredVariable
-    update_replica = kind._update_replica
 
-    def update(self: Any, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+    def update(
+        update_replica: Callable[..., Any], self: Any, update_fn: Any, value: Any, **kwargs: Any
+    ) -> Any:
         if self.aggregation == tf.VariableAggregation.NONE:
             self._gradring_is_assigned_alone = True
         return update_replica(self, update_fn, value, **kwargs)
 
-    kind._update_replica = update
+    replace({"MirroredVariable._update_replica": update})
 
 
 def let_variables_be_numbers() -> None:
     """From now on, `int` and `float` take variables of strategies, as they take all others."""
-    kind = distribute_values.DistributedVariable
+    kind = DistributedVariable
     for number in (int, float):
         name = f"__{number.__name__}__"
         if not hasattr(kind, name):
@@ -379,7 +420,7 @@ def is_undivided(distributed: Any) -> bool:
 
     It does by `AutoShardPolicy.OFF`, and of what `distribute_datasets_from_function` has made.
     """
-    if isinstance(distributed, input_lib.DistributedDatasetsFromFunction):
+    if isinstance(distributed, DatasetsFromFunction):
         return True
     (part, *_) = getattr(distributed, "_cloned_datasets", None) or [None]
     if not isinstance(part, tf.data.Dataset):
@@ -415,22 +456,18 @@ def plain_variable(
 ) -> tf.Variable:
     """A variable full of `value`, outside every graph, strategy and distribution scope."""
     with tf.init_scope(), tf.device(device), tf.name_scope("gradring/"):
-        return resource_variable_ops.ResourceVariable(
+        return ResourceVariable(
             tf.fill(shape, tf.constant(value, dtype)), trainable=False, dtype=dtype, name=name
         )
 
 
 def wrap_device(wrapper: Callable[[Callable[[Any], Any], Any], Any]) -> None:
     """From now on, `tf.device(name)` is `wrapper(original, name)`, by all of its names; once."""
-    original = ops.device
-    if not hasattr(original, "_gradring"):
-
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-        def device(device_name_or_function: Any) -> Any:
-            return wrapper(original, device_name_or_function)
-
+    if not hasattr(named("ops.device"), "_gradring"):
+        replace({"ops.device": wrapper}, traced=True)
+        device = named("ops.device")
         device._gradring = True
-        ops.device = tf.compat.v1.device = device
+        tf.compat.v1.device = device
 
 
 def dataset_function() -> str | None:
@@ -450,12 +487,12 @@ def dataset_function() -> str | None:
 
 def variant_dataset(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
     """The `tf.data.Dataset` that a variant tensor stands for."""
-    return dataset_ops._VariantDataset(variant, element_spec)
+    return VariantDataset(variant, element_spec)
 
 
 def has_one_element(variant: tf.Tensor | None) -> bool:
     """Whether a dataset's variant, or None, is known to have one element."""
-    return variant is not None and int(gen_dataset_ops.dataset_cardinality(variant)) == 1
+    return variant is not None and int(dataset_cardinality(variant)) == 1
 
 
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
@@ -466,9 +503,6 @@ def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
         called = (node for function in definition.library.function for node in function.node_def)
         found.update(node.op for node in itertools.chain(definition.node, called))
     return found
-
-
-_make_function_context = function_context.make_function_context
 
 
 def trace_functions_for(what: Hashable) -> None:
@@ -490,26 +524,27 @@ _reasons: dict[str, Callable[[], Hashable]] = {}
 
 
 def _trace_functions_by(name: str, reason: Callable[[], Hashable]) -> None:
+    if not _reasons:
+        replace({"function_context.make_function_context": _with_reasons})
     _reasons[name] = reason
 
-    def make_function_context(*args: Any, **kwargs: Any) -> Any:
-        made = _make_function_context(*args, **kwargs)
-        found = {name: reason() for name, reason in _reasons.items()}
-        given = frozenset((name, value) for name, value in found.items() if value is not None)
-        return made._replace(context=(made.context, given)) if given else made
 
-    function_context.make_function_context = make_function_context
+def _with_reasons(make_function_context: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = make_function_context(*args, **kwargs)
+    found = {name: reason() for name, reason in _reasons.items()}
+    given = frozenset((name, value) for name, value in found.items() if value is not None)
+    return made._replace(context=(made.context, given)) if given else made
 
 
 def is_function(value: Any) -> bool:
     """Whether it is a traced function, such as a dataset's op takes."""
-    return isinstance(value, concrete_function.ConcreteFunction)
+    return isinstance(value, ConcreteFunction)
 
 
 def function_definition(name: str) -> Any:
     """A copy of the `FunctionDef` of this name."""
-    definition = type(context.get_function_def(name))()
-    definition.CopyFrom(context.get_function_def(name))
+    definition = type(get_function_def(name))()
+    definition.CopyFrom(get_function_def(name))
     return definition
 
 
@@ -518,13 +553,13 @@ class NamedFunction:
 
     def __init__(self, definition: Any) -> None:
         """Takes a `FunctionDef`."""
-        context.context().add_function_def(definition)
-        weakref.finalize(self, context.context().remove_function, definition.signature.name)
+        context().add_function_def(definition)
+        weakref.finalize(self, context().remove_function, definition.signature.name)
 
 
 def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
     """Where an op, whose inputs are single tensors up to these, takes them; None if it does not."""
-    definition = op_def_registry.get(op)
+    definition = get_op_def(op)
     found = [argument.name for argument in definition.input_arg] if definition else []
     return [found.index(name) for name in names] if set(names) <= set(found) else None
 
@@ -537,17 +572,15 @@ def ordered_by(op: tf.Operation) -> set[Hashable]:
     """
     kinds = (tf.resource, tf.variant)
     takes_any = any(tensor.dtype in kinds for tensor in op.inputs)
-    taken = auto_control_deps._get_resource_inputs(op) if takes_any else ()
+    taken = resource_inputs(op) if takes_any else ()
     resources: set[Hashable] = {tensor.name for tensor, _ in taken}
-    return resources or ({None} if auto_control_deps.op_is_stateful(op) else resources)
+    return resources or ({None} if op_is_stateful(op) else resources)
 
 
 def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
     """The tensor, once the Start of this handle has run; no tape sees it."""
     with tf.device("/device:CPU:0"), tf.control_dependencies(None):
-        *_, (passed,) = op_def_library._apply_op_helper(
-            "GradringGate", tensor=tensor, handle=handle
-        )
+        *_, (passed,) = add_op("GradringGate", tensor=tensor, handle=handle)
     return passed
 
 
@@ -590,13 +623,13 @@ def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
     def special(attrs: Sequence[Any], *args: Any) -> list[Any]:
         return rule(dict(zip(attrs[::2], attrs[1::2], strict=True)), *args)
 
-    forwardprop._SPECIAL_CASES[op] = special
+    TANGENTS[op] = special
 
 
 def same_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
     """Adds an op like `op` of a vectorised loop's body to the graph, with other inputs."""
     dtypes = [output.dtype for output in op.outputs]
-    return list(pfor._create_op(op.type, inputs, dtypes, op.node_def.attr).outputs)
+    return list(create_vectorised(op.type, inputs, dtypes, op.node_def.attr).outputs)
 
 
 def run_op(
@@ -637,7 +670,7 @@ def run_op(
     encoded: list[Any] = []
     for name, value in (named | values).items():
         encoded += [name, value]
-    ctx = context.context()
+    ctx = context()
     if tf.executing_eagerly():
         run = execute.quick_execute if unseen else execute.execute
         results = run(op.encode(), output_count, inputs=flat, attrs=tuple(encoded), ctx=ctx)
@@ -645,7 +678,7 @@ def run_op(
         before = ctx.invoking_op_callbacks
         ctx.invoking_op_callbacks = before or unseen
         try:
-            *_, results = op_def_library._apply_op_helper(op, **inputs, **values)
+            *_, results = add_op(op, **inputs, **values)
         finally:
             ctx.invoking_op_callbacks = before
     if execute.must_record_gradient():

@@ -7,10 +7,10 @@ not agree about it.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import weakref
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -40,33 +40,27 @@ def note(operation: str) -> None:
     global _installed, _first_ordered
     _first_ordered = operation
     if not _installed:
-        function: Any = type(tf.function(lambda: None))
-        function.__call__ = _called(function.__call__)
+        compat.replace({"Function.__call__": _call})
         compat.trace_functions_apart_if(is_tracing_again)
         _installed = True
 
 
-def _called(original: Any) -> Any:
+def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
     """In place of `tf.function`'s `__call__`."""
-
-    @functools.wraps(original)
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function not in _refused:
-            try:
-                return original(function, *args, **kwargs)
-            except tf.errors.InvalidArgumentError as error:
-                if not tf.executing_eagerly() or not _CYCLE.match(error.message):
-                    raise
-                _logger.warning(
-                    "TensorFlow refuses the graph of a function whose gradients are sent in the "
-                    "order of the backward pass, from the operation '%s' on (%s); it is traced "
-                    "again without that order: the results are the same, and less of the "
-                    "communication is hidden behind computing",
-                    _first_ordered,
-                    error.message.partition("[")[0].strip(),
-                )
-                _refused.add(function)
-        with holding(_again, True):
+    if function not in _refused:
+        try:
             return original(function, *args, **kwargs)
-
-    return call
+        except tf.errors.InvalidArgumentError as error:
+            if not tf.executing_eagerly() or not _CYCLE.match(error.message):
+                raise
+            _logger.warning(
+                "TensorFlow refuses the graph of a function whose gradients are sent in the "
+                "order of the backward pass, from the operation '%s' on (%s); it is traced "
+                "again without that order: the results are the same, and less of the "
+                "communication is hidden behind computing",
+                _first_ordered,
+                error.message.partition("[")[0].strip(),
+            )
+            _refused.add(function)
+    with holding(_again, True):
+        return original(function, *args, **kwargs)

@@ -23,6 +23,8 @@ _OF_ROWS = ("GradringAllGatherStart", "GradringAllToAllVStart")
 
 def register() -> None:
     """Tells TensorFlow of the ops; may be called again."""
+    if not compat.has("pfor.RegisterPFor", "pfor.wrap", "pfor._create_op"):
+        return
     compat.RegisterPFor("GradringStart")(_start)
     for op in _OF_ROWS:
         compat.RegisterPFor(op)(_start_of_rows)
