@@ -13,6 +13,7 @@ import tensorflow as tf
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
+from gradring.tensorflow import seams
 from gradring.tensorflow.graph import compat, session_order
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
@@ -55,6 +56,9 @@ def alone() -> AbstractContextManager[None]:
     return holding(_is_alone, True)
 
 
+@seams.overrides(
+    compat.CollectiveAllReduce, "_all_reduce", "_all_reduce_per_replica_values", "_batch_all_gather"
+)
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
     """Reduces and gathers over the local devices first, then over the ranks.
 

@@ -19,7 +19,7 @@ from gradring.gradients.names import initial_value_of
 from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
-from gradring.tensorflow import cluster, placement, serving
+from gradring.tensorflow import cluster, placement, seams, serving
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.data import data_order, input_time, iterators, user_buffers
 from gradring.tensorflow.files import whole_files
@@ -342,6 +342,25 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         return self
 
 
+@seams.overrides(
+    compat.CollectiveAllReduceExtended,
+    "_batch_gather_to",
+    "_batch_reduce_to",
+    "_call_for_each_replica",
+    "_create_variable",
+    "_distribute_datasets_from_function",
+    "_enable_check_health",
+    "_experimental_distribute_dataset",
+    "_gather_to_implementation",
+    "_get_variable_creator_initial_value",
+    "_initialize_local_devices",
+    "_initialize_strategy",
+    "_reduce_to",
+    "_replica_ctx_all_reduce",
+    "_stop_check_health_thread",
+    "_update_config_proto",
+    "_use_merge_call",
+)
 class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     """What the strategy does; method names are tf.distribute's."""
 
