@@ -53,7 +53,7 @@ def replace(
     """
     wrap = tf.autograph.experimental.do_not_convert if traced else lambda function: function
     seams.replace(
-        FOUND,
+        [FOUND],
         [Replacement(row(key), stand_in, applies, wrap) for key, stand_in in stand_ins.items()],
     )
 
