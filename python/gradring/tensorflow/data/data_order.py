@@ -121,7 +121,7 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
         return dataset
     # Whole files are dealt out before their elements lose their order.
     pipeline = _Pipeline(keeps_order=policy != policies.FILE)
-    pipeline.collect(dataset._variant_tensor)
+    pipeline.collect(compat.variant_of(dataset))
     _refuse_forgotten(dataset)
     is_unordered = pipeline.keeps_order and dataset.options().deterministic is False
     if not pipeline.seeds and not pipeline.sources and not pipeline.unordered and not is_unordered:
@@ -154,7 +154,7 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
     pipeline.wanted = iter(
         [own if is_new else None for own, is_new in zip(chiefs, agree_on, strict=True)]
     )
-    variant = pipeline.make(dataset._variant_tensor)
+    variant = pipeline.make(compat.variant_of(dataset))
     remade = compat.variant_dataset(variant, dataset.element_spec).with_options(dataset.options())
     if is_unordered:
         ordered = tf.data.Options()
@@ -282,7 +282,7 @@ def _refuse_forgotten(dataset: Any) -> None:
     for each in _ancestors(dataset):
         seeds = [getattr(each, f"_{name}", None) for name in _SEEDS]
         is_unseeded = all(seed is not None and int(seed) == 0 for seed in seeds)
-        if is_unseeded and not hasattr(each._variant_tensor, _MADE):
+        if is_unseeded and not hasattr(compat.variant_of(each), _MADE):
             raise ConfigError(
                 f"{dataset} shuffles without a seed, and was made before gradring.tensorflow was "
                 "imported: the workers would get elements twice, and others never; import "
@@ -292,7 +292,7 @@ def _refuse_forgotten(dataset: Any) -> None:
 
 def _ancestors(dataset: Any) -> Iterator[Any]:
     yield dataset
-    for each in dataset._inputs():
+    for each in compat.inputs_of(dataset):
         yield from _ancestors(each)
 
 

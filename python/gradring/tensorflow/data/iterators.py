@@ -106,7 +106,7 @@ def _read_plainly(
     with tf.device(source_device):
         # Where an iterator goes into a function, so does the resource.
         self._multi_device_iterator_resource = tf.raw_ops.AnonymousMultiDeviceIteratorV3(
-            devices=devices, **dataset._flat_structure
+            devices=devices, **compat.structure_of(dataset)
         )
         self._device_iterators = [iter(dataset)]
 
@@ -115,7 +115,7 @@ class _Kept(compat.UnchangedDataset):  # type: ignore[misc]
     """The same dataset, whose options are followed by a dataset that takes all elements."""
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset, dataset._variant_tensor)
+        super().__init__(dataset, compat.variant_of(dataset))
 
     def with_options(self, *args: Any, **kwargs: Any) -> Any:
         return super().with_options(*args, **kwargs).take(-1)

@@ -442,7 +442,7 @@ def graph_of(dataset: tf.data.Dataset) -> Any:
     """What a dataset does, as a `GraphDef`; its own ops, beside those of functions."""
     # 1: what is to happen to resources does not matter here.
     serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=dataset._variant_tensor, external_state_policy=1
+        input_dataset=variant_of(dataset), external_state_policy=1
     )
     return tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
@@ -485,6 +485,21 @@ def dataset_function() -> str | None:
     return None
 
 
+def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
+    """A dataset as a tensor."""
+    return dataset._variant_tensor
+
+
+def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
+    """The datasets that one is made of."""
+    return dataset._inputs()  # type: ignore[no-any-return]
+
+
+def structure_of(dataset: tf.data.Dataset) -> dict[str, Any]:
+    """The shapes and dtypes of elements, as arguments of ops."""
+    return dataset._flat_structure  # type: ignore[no-any-return]
+
+
 def variant_dataset(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
     """The `tf.data.Dataset` that a variant tensor stands for."""
     return VariantDataset(variant, element_spec)
@@ -497,7 +512,7 @@ def has_one_element(variant: tf.Tensor | None) -> bool:
 
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """The ops in all functions of a dataset, and of those that it is made of."""
-    found: set[str] = set().union(*map(ops_of_functions, dataset._inputs()))
+    found: set[str] = set().union(*map(ops_of_functions, inputs_of(dataset)))
     for wrapper in dataset._functions():
         definition = wrapper.function.graph.as_graph_def()
         called = (node for function in definition.library.function for node in function.node_def)
