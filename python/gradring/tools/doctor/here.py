@@ -15,7 +15,7 @@ from gradring.config.values import Settings
 from gradring.config.words import ALIKE, did_you_mean, meant
 from gradring.machine.interfaces import interface_of
 
-PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf_keras")
+PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "keras-nightly", "tf_keras")
 
 
 def decision() -> list[tuple[str, str]]:
