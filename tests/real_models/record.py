@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from gradring.machine import resources
 from real_models.grid import Cell
 from real_models.run import Result
 from real_models.training import Trained
+from versions import KERAS, installed
 
 DIRECTORY = Path(__file__).parent / "records"
 """Those of the page: one file for each version of TensorFlow."""
@@ -82,5 +82,6 @@ class Record:
 
 def environment() -> dict[str, str]:
     """This machine, and what the trainings depend on."""
-    packages = {name: version(name) for name in ("tensorflow-cpu", "keras", "numpy")}
-    return {"machine": resources.machine(), **packages}
+    packages = {"tensorflow-cpu": ["tensorflow-cpu"], "keras": KERAS, "numpy": ["numpy"]}
+    versions = {name: installed(names) for name, names in packages.items()}
+    return {"machine": resources.machine(), **versions}

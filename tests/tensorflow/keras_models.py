@@ -1,10 +1,11 @@
 """Models, data and the two ways of training them that the Keras tests share."""
 
-import importlib.metadata
 from typing import Any
 
 import numpy as np
 import pytest
+
+from versions import KERAS, installed
 
 #: Divisible by two and by three workers.
 BATCH = 24
@@ -12,7 +13,7 @@ STEPS = 12
 MODELS = ("mlp", "synchronised BN", "embedding", "mixed precision")
 OPTIMIZERS = ("SGD momentum", "Adam", "AdamW")
 
-KERAS_VERSION = tuple(int(part) for part in importlib.metadata.version("keras").split(".")[:2])
+KERAS_VERSION = tuple(int(part) for part in installed(KERAS).split(".")[:2])
 #: Older versions are refused by `compat_keras.py`.
 CAN_FIT = KERAS_VERSION >= (3, 10)
 needs_fit = pytest.mark.skipif(not CAN_FIT, reason="needs Keras 3.10")
