@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -280,6 +280,11 @@ test-wheel: wheel setup ## installs the wheel into empty environments, of all Py
 
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
 	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
+
+# RELEASED=1 runs the same tests with what was released last, to compare with.
+RELEASED ?=
+test-next: wheel setup ## the quick TensorFlow tests with the next TensorFlow and Keras, in 10 minutes; writes docs/compatibility.md
+	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)" $(if $(RELEASED),--newest,--next)
 
 test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/internals/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --record
