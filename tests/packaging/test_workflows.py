@@ -83,6 +83,49 @@ def test_a_tag_that_is_not_the_version_stops_a_release(tag: str, code: int) -> N
     assert "version" in jobs()["release/publish"]["needs"]
 
 
+#: Says the titles of the open issues, and notes what it is asked to open.
+STAND_IN_FOR_GH = """#!/usr/bin/env bash
+case "$2" in
+list) printf '%s\\n' "$OPEN" ;;
+create) printf '%s\\n' "$@" >>opened; cat "${@: -1}" >>opened ;;
+esac
+"""
+TITLE = "The next TensorFlow or Keras fails"
+
+
+@pytest.mark.parametrize(
+    ("open_issues", "opens"),
+    [("", True), ("Something else", True), (f"Re: {TITLE}", True), (TITLE, False)],
+)
+def test_an_issue_is_opened_for_the_next_versions_once(
+    open_issues: str, opens: bool, tmp_path: Path
+) -> None:
+    *_, command = commands(jobs()["next/next"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gh").write_text(STAND_IN_FOR_GH)
+    (tmp_path / "bin" / "gh").chmod(0o755)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "next.md").write_text("failed: a test\n")
+    subprocess.run(
+        [ROOT / command],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "OPEN": open_issues},
+        check=True,
+    )
+    opened = tmp_path / "opened"
+    assert opened.exists() == opens
+    if opens:
+        assert TITLE in opened.read_text() and "failed: a test" in opened.read_text()
+
+
+def test_the_next_versions_are_blamed_only_if_what_is_released_passes() -> None:
+    steps = [step for step in jobs()["next/next"]["steps"] if "run" in step]
+    tried, released, issue = steps[-3:]
+    assert (tried["run"], released["run"]) == ("make test-next", "make test-next RELEASED=1")
+    assert tried["continue-on-error"] and "continue-on-error" not in released
+    assert released["if"] == issue["if"] == "steps.next.outcome == 'failure'"
+
+
 def test_the_job_that_uses_the_wheel_installs_what_its_tests_import() -> None:
     *_, install, test = commands(jobs()["release/test"])
     installed = {re.split(r"[<>=]", word)[0] for word in shlex.split(install)[4:]}
