@@ -35,13 +35,21 @@ def without(owner: Any, name: str) -> Iterator[None]:
             setattr(each, name, value)
 
 
+def not_named(name: str) -> Any:
+    """Inside, no code names this attribute."""
+    from gradring.tensorflow import seams
+
+    plain = seams._names
+    return mock.patch.object(seams, "_names", lambda it, each: each != name and plain(it, each))
+
+
 def futures() -> Any:
     """What becomes of `repair` where each name in turn is gone, or takes other parameters."""
     import keras
     import tensorflow as tf
 
     from gradring.errors import ConfigError
-    from gradring.tensorflow import keras_names, seams
+    from gradring.tensorflow import keras_names
     from gradring.tensorflow.keras import compat_keras
 
     whole = compat_keras.look()
@@ -69,11 +77,7 @@ def futures() -> Any:
     for seam, owner in rows:
         said[str(seam)] = []
         if seam.is_attribute:
-            plain = seams._names
-            gone = mock.patch.object(
-                seams, "_names", lambda it, name: name != seam.name and plain(it, name)
-            )
-            with gone:
+            with not_named(seam.name):
                 said[str(seam)].append(tried())
             continue
         with without(owner, seam.name):
