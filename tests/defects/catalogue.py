@@ -330,7 +330,7 @@ TENSORFLOW = _of(
     ),
     (
         "iterators.py",
-        "_read_plainly(**given)\n            return",
+        "_read_plainly(**given)\n        return",
         "pass",
         "test_distributed_data.py",
     ),

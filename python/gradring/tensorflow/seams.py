@@ -22,6 +22,8 @@ from gradring.tensorflow.tried_versions import TRIED
 
 #: Of a package's version, such as (3, 15, 1).
 Version = tuple[int, ...]
+#: What people call the packages.
+TITLES = {"keras": "Keras", "tensorflow": "TensorFlow", "tf_keras": "tf_keras"}
 #: Names in an error; the others are counted.
 _SHOWN = 4
 
@@ -102,8 +104,8 @@ class Found:
     absent: dict[Seam, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        count = len(self.owners)
-        return f"{self.package} {self.version}: {count} of {self.total} seams"
+        name = TITLES[self.package]
+        return f"{name} {self.version}: {len(self.owners)} of {self.total} seams"
 
     @property
     def total(self) -> int:
@@ -124,11 +126,11 @@ class Found:
         if not self.missing:
             return
         lowest, highest = TRIED[self.package]
+        name = f"{TITLES[self.package]} {self.version}"
         wrong = [f"{seam} {why}" for seam, why in self.missing.items()]
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ConfigError(
-            f"{self.package} {self.version} differs from the versions that gradring was tried "
-            f"with, {lowest} to {highest}: {'; '.join(wrong[:_SHOWN])}{more}. Nothing was "
+            f"{name} differs from the versions that gradring was tried with, {lowest} to {highest}: {'; '.join(wrong[:_SHOWN])}{more}. Nothing was "
             f'replaced. Install one of those: pip install "{self.package}<={highest}"; or a newer '
             "gradring"
         )
@@ -141,9 +143,9 @@ def newer(found: Found) -> str | None:
         return None
     absent = "".join(f"; {seam} {why}: {seam.without}" for seam, why in found.absent.items())
     return (
-        f"{found.package} {found.version} is newer than the versions that gradring was tried "
-        f"with ({lowest} to {highest}); it has {len(found.owners)} of {found.total} names that "
-        f"gradring needs{absent}"
+        f"{TITLES[found.package]} {found.version} is newer than the versions that gradring was "
+        f"tried with ({lowest} to {highest}); it has {len(found.owners)} of {found.total} names "
+        f"that gradring needs{absent}"
     )
 
 
@@ -289,7 +291,10 @@ def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None
     Raises:
         gradring.errors.ConfigError: A seam is missing that training needs.
     """
+    replacements = list(replacements)
     for each in found:
+        for seam, why in _wrong_stand_ins(each, replacements).items():
+            each.missing[seam] = why
         each.check()
     owners = {seam: owner for each in found for seam, owner in each.owners.items()}
     undo: list[Callable[[], None]] = []
@@ -301,6 +306,20 @@ def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None
         for take_away in reversed(undo):
             take_away()
         raise
+
+
+def _wrong_stand_ins(found: Found, replacements: Iterable[Replacement]) -> dict[Seam, str]:
+    """Seams whose functions may be given what their stand-ins do not take."""
+    wrong = {}
+    for it in replacements:
+        if it.seam not in found.owners:
+            continue
+        _, *own = inspect.signature(it.stand_in).parameters.values()
+        given = _parameters(getattr(found.owners[it.seam], it.seam.name))
+        if not _can_be_called(inspect.Signature(own), given):
+            taken, offered = (", ".join(each.name for each in those) for those in (own, given))
+            wrong[it.seam] = f"takes ({offered}), not ({taken})"
+    return wrong
 
 
 def overrides(parent: type, *names: str) -> Callable[[type], type]:

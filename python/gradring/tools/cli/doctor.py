@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Examines and reports; 1 when something is wrong."""
-    from gradring.tools.doctor import here
+    from gradring.tools.doctor import here, seams
 
     if arguments.addresses:
         return _look_at(arguments.addresses)
@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _examine_group(arguments.timeout)
     versions = ", ".join(f"{name} {text}" for name, text in here.versions().items())
     say(f"this process is in no job: {cluster.reason} (gradring env says more); {versions}")
+    for line in seams.lines():
+        say(line)
     return _look_at_running_jobs()
 
 

@@ -18,14 +18,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the decision; a `ConfigError` leaves it."""
+    from gradring.tools.doctor import seams
     from gradring.tools.doctor.here import decision, variables
 
     try:
         for name, text in decision():
             say(f"{name:<12}{text}")
-        return 0
     finally:  # the more so where a setting is wrong
         _print_table([("variable", "value", "from"), *variables()])
+    found = seams.lines()
+    if found:
+        say()
+    for line in found:
+        say(line)
+    return 0
 
 
 def _print_table(rows: Sequence[tuple[str, str, str]]) -> None:
