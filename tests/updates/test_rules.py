@@ -67,10 +67,6 @@ def test_rules_show_what_they_are_and_are_values() -> None:
             "ParameterServer: replicas=2 needs at least 3 parameter servers, and there are 2",
         ),
         (lambda: updates.ParameterServer(worker_timeout=-1), "ParameterServer: worker_timeout=-1"),
-        (
-            lambda: updates.ParameterServer(patience=60),  # type: ignore[arg-type]
-            "ParameterServer: patience=60 is called worker_timeout",
-        ),
         (lambda: updates.Nesterov(0.0), "Nesterov: learning_rate=0.0"),
         (lambda: updates.Nesterov(float("inf")), "Nesterov: learning_rate=inf"),
         (lambda: updates.Nesterov(momentum=1), "Nesterov: momentum=1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -215,7 +215,6 @@ class ParameterServer:
             and the arithmetic of 1 + k parts, and gradients travel once for each copy.
         worker_timeout: For how many seconds servers wait for a lost worker to come back when all
             others have left; default 60. Until then, nobody else waits for it.
-        patience: Refused: the former name of `worker_timeout`.
 
     Raises:
         gradring.errors.ConfigError: One of them is something else, or does not go with another. Too
@@ -248,12 +247,8 @@ class ParameterServer:
     snapshot_every: int = 100
     replicas: int = 0
     worker_timeout: float = 60.0
-    patience: InitVar[None] = None
 
-    def __post_init__(self, patience: None) -> None:
-        if patience is not None:
-            problem = "is called worker_timeout: Keras counts epochs by patience; correct it"
-            raise ConfigError(f"ParameterServer: patience={shown(patience)} {problem}")
+    def __post_init__(self) -> None:
         if self.staleness is not None:
             _check_count(self, "staleness", least=0)
         _check_count(self, "aggregate")
