@@ -22,7 +22,7 @@ use gradring_net::link::negotiation;
 use gradring_net::session::listener::bind_beside;
 use gradring_proto::collective::Request;
 use gradring_proto::error::{self, Abort, Error, Lost, NotFormed, Result, Text, shortened};
-use gradring_proto::lock::lock;
+use gradring_proto::lock::{self, lock};
 use gradring_proto::wire::gossip::Gossip;
 
 mod channels;
@@ -242,7 +242,7 @@ impl Communicator {
         self.engine.close();
         self.channels.close();
         self.abort.forget_wakers();
-        lock(&self.listener).take();
+        drop(lock::take(&self.listener));
         // A program that keeps a closed communicator keeps its counters, but no megabyte of records.
         self.journal.recorder.keep(1);
     }

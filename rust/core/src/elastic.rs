@@ -399,7 +399,7 @@ impl Participant {
         progress.has_left = true;
         self.shared.tell(progress);
         if farewells.is_empty() {
-            lock(&self.shared.between).take();
+            drop(lock::take(&self.shared.between));
             return;
         }
         // Others may leave now, too: each would wait for an answer that nobody gives. If it cannot be
@@ -426,8 +426,8 @@ impl Drop for Participant {
         }
         lock(&self.shared.progress).has_left = true;
         self.shared.changed.notify_all();
-        lock(&self.shared.between).take();
-        lock(&self.shared.socket).take();
+        drop(lock::take(&self.shared.between));
+        drop(lock::take(&self.shared.socket));
     }
 }
 
@@ -503,13 +503,15 @@ impl Shared {
     /// Goes on listening, although there is no group.
     fn listen_between(&self) -> Result<()> {
         let is_outside = !lock(&self.progress).has_state;
-        let mut between = lock(&self.between);
         // One that a group has taken over is closed already.
-        between.take();
+        drop(lock::take(&self.between));
         let own_state = Arc::new(OwnState::between_groups(is_outside));
         let access = GroupAccess::new(&self.config, &self.client.credentials, &own_state);
         let socket = lock(&self.socket).clone().ok_or(Abort::Closed)?;
-        *between = Some(GroupListener::reopen(&socket, access)?);
+        let listener = GroupListener::reopen(&socket, access)?;
+        // Another thread may have opened one meanwhile, which this one has closed.
+        let earlier = lock(&self.between).replace(listener);
+        drop(earlier);
         Ok(())
     }
 
@@ -761,7 +763,7 @@ mod tests {
         let both = founders();
         for participant in &both {
             // As when the group that had taken its place is closed: connections wait unanswered.
-            lock(&participant.shared.between).take();
+            drop(lock::take(&participant.shared.between));
         }
         let began = Instant::now();
         thread::scope(|scope| {

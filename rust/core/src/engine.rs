@@ -279,7 +279,7 @@ impl Engine {
             work.end(Err(placed(cause, call, sequence, now)));
         }
         shared.changed.notify_all();
-        if let Some(progress) = lock(&self.progress).take() {
+        if let Some(progress) = lock::take(&self.progress) {
             // The thread's panics were caught where they happened.
             let _ = progress.join();
         }

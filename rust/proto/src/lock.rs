@@ -9,6 +9,12 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Takes what is in `mutex`, and frees the lock. So the caller waits for a thread, or drops what waits
+/// for one, while others can have the lock.
+pub fn take<T>(mutex: &Mutex<Option<T>>) -> Option<T> {
+    lock(mutex).take()
+}
+
 /// Waits for a change of what `guard` protects.
 pub fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
@@ -23,4 +29,28 @@ pub fn wait_while<'a, T>(
 ) -> MutexGuard<'a, T> {
     let waited = changed.wait_timeout_while(guard, limit, condition);
     waited.unwrap_or_else(PoisonError::into_inner).0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Locks its mutex when it is dropped, as a thread may before it ends.
+    struct Locks(Arc<Mutex<Option<Self>>>);
+
+    impl Drop for Locks {
+        fn drop(&mut self) {
+            assert!(self.0.try_lock().is_ok());
+        }
+    }
+
+    #[test]
+    fn what_was_taken_is_dropped_without_the_lock() {
+        let mutex = Arc::new(Mutex::new(None));
+        *lock(&mutex) = Some(Locks(Arc::clone(&mutex)));
+        drop(take(&mutex));
+        assert!(lock(&mutex).is_none());
+    }
 }

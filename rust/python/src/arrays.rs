@@ -404,7 +404,8 @@ pub(crate) fn check_readable(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> 
     };
     view.axes
         .sort_unstable_by_key(|(_, stride)| stride.unsigned_abs());
-    match view.may_be_written(&CLAIMED.lock()) {
+    let is_claimed = view.may_be_written(&CLAIMED.lock());
+    match is_claimed {
         true => Err(under_way()),
         false => Ok(()),
     }

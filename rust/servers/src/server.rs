@@ -23,7 +23,7 @@ use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::Listener;
 use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{Abort, Error, NotServed, Result, Text};
-use gradring_proto::lock::lock;
+use gradring_proto::lock::{self, lock};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{Incarnation, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
@@ -236,7 +236,7 @@ impl Server {
     /// or closed.
     pub fn serve(&self, interrupt: Interrupt<'_>) -> Result<()> {
         self.check_process()?;
-        let mut core = lock(&self.core).take().ok_or_else(closed)?;
+        let mut core = lock::take(&self.core).ok_or_else(closed)?;
         core.begin()?;
         let mut asked = Instant::now();
         loop {
@@ -276,7 +276,7 @@ impl Server {
         if self.process.is_this() {
             self.closing.store(true, Ordering::Release);
             self.wake_up.wake();
-            drop(lock(&self.core).take());
+            drop(lock::take(&self.core));
             forget_kept();
         }
     }

@@ -17,7 +17,7 @@ use gradring_net::link::forks::Process;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Abort, Breach, Error, NotServed, Result, message_of};
-use gradring_proto::lock::{lock, wait_while};
+use gradring_proto::lock::{self, lock, wait_while};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{PushId, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
@@ -377,7 +377,7 @@ impl Worker {
         lock(&self.shared.state).closing = true;
         self.shared.changed.notify_all();
         self.shared.wake_up.wake();
-        if let Some(thread) = lock(&self.thread).take() {
+        if let Some(thread) = lock::take(&self.thread) {
             // It has left its panic as the failure.
             drop(thread.join());
         }

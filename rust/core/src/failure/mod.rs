@@ -17,7 +17,7 @@ use gradring_net::link::forks;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_proto::error::{Error, message_of, shortened};
-use gradring_proto::lock::lock;
+use gradring_proto::lock;
 
 pub mod detector;
 pub(crate) mod diagnosis;
@@ -108,8 +108,7 @@ impl Monitor {
     /// Says goodbye and ends the monitor.
     pub(crate) fn close(&self) {
         self.requests.request(Request::Close);
-        let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
+        if let Some(thread) = lock::take(&self.thread) {
             // A thread that panicked has nothing left to say.
             let _ = thread.join();
         }

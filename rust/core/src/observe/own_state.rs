@@ -84,7 +84,8 @@ impl OwnState {
     /// do not have it yet.
     pub(crate) fn group(&self, limit: Duration) -> Option<GroupId> {
         let not_yet = |agreed: &mut Agreed| matches!(agreed, Agreed::NotYet);
-        match *lock::wait_while(&self.agreement, lock(&self.agreed), limit, not_yet) {
+        let agreed = *lock::wait_while(&self.agreement, lock(&self.agreed), limit, not_yet);
+        match agreed {
             Agreed::On(group) => Some(group),
             Agreed::NotYet | Agreed::Never => None,
         }

@@ -27,7 +27,7 @@ use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::DeadlineStream;
 use crate::link::tcp::tls;
 use gradring_proto::error::{Error, NotFormed, NotServed, Result, Text, Unusable};
-use gradring_proto::lock::lock;
+use gradring_proto::lock::{self, lock};
 pub use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
 /// The time that an initiator has at least, also when others wait: a handshake takes milliseconds.
@@ -275,7 +275,7 @@ impl Shared {
         self.closing.store(true, Ordering::Release);
         self.options.policy.closes();
         self.wake_up.wake();
-        if let Some(thread) = lock(&self.thread).take() {
+        if let Some(thread) = lock::take(&self.thread) {
             // A listener that panicked is closed as well.
             drop(thread.join());
         }

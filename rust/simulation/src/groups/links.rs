@@ -205,7 +205,8 @@ impl ControlEnd {
 impl Read for ControlEnd {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let parts = &mut [IoSliceMut::new(bytes)];
-        match self.network.lock().receive(self.incoming, parts) {
+        let received = self.network.lock().receive(self.incoming, parts);
+        match received {
             Ok(Some(count)) => Ok(count),
             Ok(None) => Err(ErrorKind::WouldBlock.into()),
             Err(End::Closed) => Ok(0),
@@ -217,7 +218,8 @@ impl Read for ControlEnd {
 impl Write for ControlEnd {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let parts = &[IoSlice::new(bytes)];
-        match self.network.lock().send(self.outgoing, parts) {
+        let sent = self.network.lock().send(self.outgoing, parts);
+        match sent {
             Ok(Some(count)) => Ok(count),
             Ok(None) => Err(ErrorKind::WouldBlock.into()),
             Err(_) => Err(ErrorKind::BrokenPipe.into()),
