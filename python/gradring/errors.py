@@ -40,6 +40,9 @@ class GradringError(Exception):
     """Base of every exception that gradring raises on purpose.
 
     Attributes:
+        problem: What has happened, without the advice.
+        advice: What to do next. The message is the problem and the advice. It is empty where the
+            problem says what to do.
         rank: The rank that is blamed, or None when no single rank is. In a group of `split` it is
             one of that group; the message says the group, and what its ranks are in the world.
         host: The host of that rank: its name, or its address where the name is not known.
@@ -53,7 +56,9 @@ class GradringError(Exception):
         ...     comm.broadcast(np.ones(3 + rank, np.float32), name="weights")
         ... except gradring.GradringError as error:
         ...     error.rank, error.host, error.collective, error.sequence, error.elapsed_s
+        ...     error.advice
         (1, '...', "broadcast(root=0) 'weights' float32[3]", 1, 0...)
+        'make every rank call the same collectives, with the same shapes, in the same order'
     """
 
     #: For TensorFlow's AutoGraph, which would raise a `StagingError` in its place.
@@ -61,8 +66,9 @@ class GradringError(Exception):
 
     def __init__(
         self,
-        message: str,
+        problem: str,
         *,
+        advice: str = "",
         rank: int | None = None,
         host: str | None = None,
         collective: str | None = None,
@@ -70,7 +76,9 @@ class GradringError(Exception):
         elapsed_s: float | None = None,
     ) -> None:
         """Makes the exception; every fact that is not known stays None."""
-        super().__init__(message)
+        super().__init__(f"{problem}; {advice}" if advice else problem)
+        self.problem = problem
+        self.advice = advice
         self.rank = rank
         self.host = host
         self.collective = collective

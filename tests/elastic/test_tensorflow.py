@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -28,8 +29,9 @@ TIMEOUT_S = 300.0
 class Job:
     """What the processes have told."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log: str) -> None:
         self._directory = directory
+        self.log = log
 
     def told(self, name: str, what: str = "") -> list[dict[str, Any]]:
         """What a process has told, all of it or of one kind."""
@@ -43,7 +45,7 @@ def take_part(directory: Path, address: str) -> None:
     """Is one of the processes: a program that knows of the others only the address."""
     name = NAMES[int(os.environ["GRADRING_RANK"])]
     if name == "joining":
-        job = Job(directory)
+        job = Job(directory, log="")
         wait_until(lambda: bool(job.told("first")), "the job has begun", TIMEOUT_S)
         for variable in ("RANK", "WORLD_SIZE", "RENDEZVOUS"):
             del os.environ[f"GRADRING_{variable}"]
@@ -64,7 +66,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     codes = {name: outcome.exit_code for name, outcome in zip(NAMES, outcomes, strict=True)}
     said = "\n".join(outcome.details() for outcome in outcomes)
     assert codes == {"first": -9, "killed": -9, "leaving": 143, "joining": 0}, said
-    return Job(directory)
+    return Job(directory, said)
 
 
 def _told(job: Job, name: str, what: str, *facts: str) -> list[tuple[Any, ...]]:
@@ -75,6 +77,15 @@ def test_a_loop_goes_back_to_its_last_commit_and_no_further(job: Job) -> None:
     for survivor in ("first", "leaving"):
         assert _told(job, survivor, "loop begins", "step", "size") == [(0, 3), (4, 3)]
     assert _told(job, "joining", "loop begins", "step", "size", "rank") == [(4, 3, 1)]
+
+
+def test_the_log_says_why_without_the_words_of_tensorflow(job: Job) -> None:
+    lines = re.findall(r"^.* goes back to its last commit, and .*$", job.log, re.MULTILINE)
+    assert lines
+    for line in lines:
+        why = line.partition("forms a new group: ")[2]
+        assert re.match(r"\w+\(.*\) .*\(collective #\d+\): rank \d on ", why), line
+        assert "restart the job" not in why
 
 
 def test_a_function_is_not_traced_anew_where_rank_and_world_size_are_as_before(job: Job) -> None:

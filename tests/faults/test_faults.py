@@ -95,6 +95,8 @@ def test_a_killed_rank_is_named_on_every_survivor(world_size: int, elements: int
     for error in found:
         assert isinstance(error, ConnectionError)
         assert error.host
+        assert f"{error.problem}; {error.advice}" == str(error)
+        assert error.advice.startswith("look at that rank's own output")
         assert error.collective == f"all_reduce(mean) 'w' float32[{elements}]"
         assert error.sequence is not None
         assert error.elapsed_s is not None

@@ -223,7 +223,7 @@ def caught(call: Callable[[], Any]) -> Any:
 
 def described(error: BaseException) -> Any:
     names = [cls.__name__ for cls in type(error).__mro__]
-    facts = ("rank", "host", "collective", "sequence", "elapsed_s")
+    facts = ("problem", "advice", "rank", "host", "collective", "sequence", "elapsed_s")
     return names, str(error), {fact: getattr(error, fact, None) for fact in facts}
 
 
@@ -235,6 +235,10 @@ def test_a_different_shape_names_the_rank_and_both_shapes() -> None:
         for names, message, facts in (in_graph, eager):
             assert {"MismatchError", "AbortedError", "ValueError"} <= set(names)
             assert "MismatchError" in message and "rank 1 " in message
+            # TensorFlow adds words to the message, and none to its parts.
+            assert f"{facts['problem']}; {facts['advice']}" in message
+            assert facts["problem"].startswith(facts["collective"])
+            assert facts["advice"].startswith("make every rank call the same collectives")
             assert facts["rank"] == 1
             assert "dense/kernel" in facts["collective"]
             assert facts["sequence"] == 1

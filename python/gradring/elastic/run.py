@@ -408,7 +408,7 @@ class _Job:
         self._losses += 1
         if self._losses > _LOSSES_WITHOUT_COMMIT_MAX:
             return False
-        why, who = _fact_of(failure), self._participant.reconfigured_by
+        why, who = failure.problem, self._participant.reconfigured_by
         if who and who not in why:
             why = f"{why} ({who})"
         self._log_change("goes back to its last commit, and forms a new group", why)
@@ -442,17 +442,12 @@ class _Job:
             who = self._communicator
             raise MismatchError(
                 f"rank {who.rank} on {who.host} has joined, and its first steps are not those of "
-                f"the others: {_fact_of(failure)}; what they have made once and keep, such as the "
-                "variables of a layer or an optimizer, has to be in the State, and so be made "
-                "before elastic.run's function begins",
+                f"the others: {failure.problem}",
+                advice="make what is made once and kept, such as the variables of a layer or an "
+                "optimizer, before elastic.run's function begins, and give it to the State",
                 rank=who.rank,
                 host=who.host,
             ) from error
-
-
-def _fact_of(error: GradringError) -> str:
-    """Without TensorFlow's trace, and without the advice for a job that would end by it."""
-    return str(error).partition("\n")[0].rpartition("}} ")[2].partition("; ")[0]
 
 
 def _behind(error: Exception) -> GradringError | None:

@@ -402,7 +402,7 @@ def _changed(communicator: Communicator, root: int, what: str) -> ProtocolError:
     text = f"{what} of a commit changed on their way from rank {root}"
     communicator.abort(text)
     host = communicator.hosts[root]
-    return ProtocolError(f"{text} on {host}; use checksum=True", rank=root, host=host)
+    return ProtocolError(f"{text} on {host}", advice="use checksum=True", rank=root, host=host)
 
 
 def _listed(names: Iterable[str]) -> str:

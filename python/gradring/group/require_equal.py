@@ -38,7 +38,7 @@ def require_equal(
         communicator: The ranks.
         own: What this rank has, by name.
         of: The call that needs it, which begins the message and names the collective.
-        remedy: The end of the message.
+        remedy: The advice of the error.
         standing: Of this rank. Those that have the highest must be equal; any other rank must be
             as they are, and is alone told if it is not.
 
@@ -69,7 +69,8 @@ def require_equal(
                         communicator.barrier()
                 raise MismatchError(
                     f"{prefix}{named(communicator, rank)} has {name}={other}, and "
-                    f"{named(communicator, first)} has {name}={value}; {remedy}",
+                    f"{named(communicator, first)} has {name}={value}",
+                    advice=remedy,
                     rank=rank,
                     host=communicator.hosts[rank],
                 )

@@ -79,8 +79,8 @@ class ProcessSet:
         absent = joined(calls)
         if absent:
             raise MismatchError(
-                f"rank {absent[0]} has called join(), and cannot take part in {calls[own]}; "
-                "connect process sets while all ranks have data",
+                f"rank {absent[0]} has called join(), and cannot take part in {calls[own]}",
+                advice="connect process sets while all ranks have data",
                 rank=absent[0],
                 host=communicator.hosts[absent[0]],
             )

@@ -77,12 +77,13 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let class = error.kind.exception();
     let facts = PyDict::new(py);
     let blamed = error.blamed.as_ref();
+    facts.set_item("advice", error.advice())?;
     facts.set_item("rank", blamed.map(|blamed| blamed.rank))?;
     facts.set_item("host", blamed.map(|blamed| &blamed.host))?;
     facts.set_item("collective", &error.collective)?;
     facts.set_item("sequence", error.sequence)?;
     facts.set_item("elapsed_s", error.elapsed.map(|time| time.as_secs_f64()))?;
     let class = py.import("gradring.errors")?.getattr(class)?;
-    let exception = class.call((error.to_string(),), Some(&facts))?;
+    let exception = class.call((error.happened().to_string(),), Some(&facts))?;
     Ok(PyErr::from_value(exception))
 }

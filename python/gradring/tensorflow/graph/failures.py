@@ -19,7 +19,7 @@ import tensorflow as tf
 from gradring import _native
 from gradring.errors import AbortedError, ConfigError, GradringError, PeerLostError
 
-_FACTS = ("rank", "host", "collective", "sequence", "elapsed_s")
+_FACTS = ("problem", "advice", "rank", "host", "collective", "sequence", "elapsed_s")
 
 #: Without it a message is none of gradring's: in all of them, and in paths of its tracebacks.
 _MARK = "gradring"
@@ -72,8 +72,8 @@ def failure_of(error: BaseException) -> GradringError | None:
             message; or one that was raised because of such an exception, or while it was handled.
 
     Returns:
-        An exception with `.rank`, `.host`, `.collective`, `.sequence` and `.elapsed_s`; `error`
-        itself if it is one.
+        An exception with the attributes of `gradring.errors.GradringError`; `error` itself if it
+        is one.
 
     Examples:
         >>> try:
@@ -115,9 +115,12 @@ def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not issubclass(cls, GradringError):
         return Exception.__new__(cls)
     error = cls.kinds[0].__new__(cls)
-    for fact in _FACTS:
-        setattr(error, fact, getattr(failure, fact, None))
+    error.__dict__.update(_facts_of(failure or GradringError(message)))
     return error
+
+
+def _facts_of(error: GradringError) -> dict[str, Any]:
+    return {fact: getattr(error, fact, None) for fact in _FACTS}
 
 
 def _failure_in(message: Any) -> GradringError | None:
@@ -187,14 +190,12 @@ def _combined(kind: Any, raised: Any) -> Any:
 
 
 def _reduce(error: Any) -> Any:
-    facts = {fact: getattr(error, fact) for fact in _FACTS}
-    return as_both, (*error.kinds, error.message, facts)
+    return as_both, (*error.kinds, error.message, _facts_of(error))
 
 
 def like(error: GradringError, raised: Any) -> Any:
     """An exception that says what this one does, and is TensorFlow's `raised` too."""
-    facts = {fact: getattr(error, fact) for fact in _FACTS}
-    return as_both(type(error), raised, str(error), facts)
+    return as_both(type(error), raised, str(error), _facts_of(error))
 
 
 def as_both(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
@@ -204,10 +205,10 @@ def as_both(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
         kind: A class of `gradring.errors`.
         raised: A class of `tf.errors`.
         message: Whatever it says: nothing is looked up by it.
-        facts: The attributes of `GradringError`.
+        facts: Attributes of `GradringError`; those that are left out are not known.
     """
     cls = _combined(kind, raised)
     error = kind.__new__(cls)
     cls.__init__(error, None, None, message)
-    error.__dict__.update(facts)
+    error.__dict__.update(_facts_of(kind(message)) | facts)
     return error

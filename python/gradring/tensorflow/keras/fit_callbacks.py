@@ -109,8 +109,9 @@ def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: An
         communicator.all_reduce(np.zeros(1), name=cause)
     except MismatchError as error:
         raise MismatchError(
-            f"{cause} on {named(communicator, communicator.rank)}, and others train on; set it on "
-            "every rank after the same batch, or at the end of an epoch, where one rank stops all",
+            f"{cause} on {named(communicator, communicator.rank)}, and others train on",
+            advice="set it on every rank after the same batch, or at the end of an epoch, where "
+            "one rank stops all",
             rank=communicator.rank,
             host=communicator.host,
         ) from error
@@ -133,8 +134,9 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
     if most != -least:
         raise MismatchError(
             f"fit on rank {communicator.rank} of {communicator.host}: after epoch {epoch} the "
-            f"learning rate is {rate:g} here, and from {-least:g} to {most:g} on all ranks; give "
-            "callbacks that change the training, such as LearningRateScheduler, to every rank",
+            f"learning rate is {rate:g} here, and from {-least:g} to {most:g} on all ranks",
+            advice="give callbacks that change the training, such as LearningRateScheduler, to "
+            "every rank",
             rank=communicator.rank,
             host=communicator.host,
         )

@@ -147,7 +147,7 @@ def _report_job(running: RunningJob) -> bool:
 def _unanswered(running: RunningJob, error: RendezvousError) -> str:
     from gradring.tools.doctor.endpoint import probe
 
-    problem = str(error).partition("; ")[0]  # its advice is for a rank that joins
+    problem = error.problem  # The advice is for a rank that joins.
     if not running.processes:
         return (
             f"{running.rendezvous}: something listens there, but does not answer as rank 0 of a "
