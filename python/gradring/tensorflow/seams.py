@@ -130,9 +130,9 @@ class Found:
         wrong = [f"{seam} {why}" for seam, why in self.missing.items()]
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ConfigError(
-            f"{name} differs from the versions that gradring was tried with, {lowest} to {highest}: {'; '.join(wrong[:_SHOWN])}{more}. Nothing was "
-            f'replaced. Install one of those: pip install "{self.package}<={highest}"; or a newer '
-            "gradring"
+            f"{name} differs from the versions that gradring was tried with, {lowest} to "
+            f"{highest}: {'; '.join(wrong[:_SHOWN])}{more}. Nothing was replaced. Install one of "
+            f'those: pip install "{self.package}<={highest}"; or a newer gradring'
         )
 
 
