@@ -161,9 +161,12 @@ def page(text: str) -> str:
     """The page with the table of what is recorded."""
     records = recorded()
     keras_2 = ", ".join(sorted({it.versions.tf_keras for it in records}))
+    command = "`make test-matrix`"
+    if any(it.is_next for it in records):
+        command += " and `make test-next`"
     note = (
-        f"Made by `make test-matrix` and `make test-next` with Python {_one(records, 'python')} on "
-        f"{_one(records, 'machine')}; tf_keras {keras_2}.\n"
+        f"Made by {command} with Python {_one(records, 'python')} on {_one(records, 'machine')}; "
+        f"tf_keras {keras_2}.\n"
     )
     return written_between(text, BEGIN, END, f"{note}\n{table_of(records)}")
 
