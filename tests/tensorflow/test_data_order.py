@@ -139,17 +139,22 @@ def pipelines(directory: str, rank: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def worker(directory: str, seeded: bool, names: tuple[str, ...]) -> Any:
-    """Each pipeline's elements on this rank, epoch by epoch; of those with a name, or of all."""
+def worker(directory: str, seeded: bool, names: tuple[str, ...], early: bool = False) -> Any:
+    """Each pipeline's elements on this rank, epoch by epoch; of those with a name, or of all.
+
+    Those that are made early are there before the strategy.
+    """
     import keras
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy
 
     with join() as comm:
-        strategy = CustomCollectiveStrategy(communicator=comm)
         if seeded:
             keras.utils.set_random_seed(comm.rank)
+        made = pipelines(directory, comm.rank)
+        made_before = {name: made[name]() for name in names or made} if early else {}
+        strategy = CustomCollectiveStrategy(communicator=comm)
 
         def epochs(dataset: Any) -> list[list[int]]:
             batches = strategy.experimental_distribute_dataset(dataset)
@@ -162,8 +167,9 @@ def worker(directory: str, seeded: bool, names: tuple[str, ...]) -> Any:
                 for _ in range(EPOCHS)
             ]
 
-        made = pipelines(directory, comm.rank)
-        results = {name: epochs(made[name]()) for name in names or made}
+        results = {
+            name: epochs(made_before[name] if early else made[name]()) for name in names or made
+        }
         repeated = tf.data.Dataset.range(COUNT)
         results["repeated"] = epochs(repeated.repeat(2).shuffle(COUNT).batch(BATCH))
         results["shuffled, repeated"] = epochs(repeated.shuffle(COUNT).repeat(2).batch(BATCH))
@@ -212,16 +218,15 @@ def other_data() -> Any:
     import tensorflow as tf
 
     with join() as comm:
-        # Made before the import, so that nothing is known of it.
-        early = tf.data.Dataset.range(COUNT).shuffle(COUNT).batch(BATCH)
-        early_seeded = tf.data.Dataset.range(COUNT).shuffle(COUNT, seed=1).batch(BATCH)
+        # Made before the strategy, and captured, so that nothing is known of it.
+        inner = tf.data.Dataset.range(COUNT).shuffle(COUNT)
+        early = tf.data.Dataset.range(1).flat_map(lambda _: inner).batch(BATCH)
 
         from gradring.tensorflow import CustomCollectiveStrategy
 
         strategy = CustomCollectiveStrategy(communicator=comm)
         with pytest.raises(gradring.errors.ConfigError) as refused:
             strategy.experimental_distribute_dataset(early)
-        strategy.experimental_distribute_dataset(early_seeded)
         said: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -240,7 +245,7 @@ def other_data() -> Any:
 @pytest.mark.usefixtures("fresh_interpreters")
 def test_what_cannot_be_made_right_is_named() -> None:
     for rank, (refused, records, mismatched) in enumerate(run_ranks(other_data, 2)):
-        assert "_BatchDataset" in refused and "pass seed=" in refused
+        assert "_BatchDataset" in refused and "make the strategy first" in refused
         warnings = [line for line in records if "differ from the chief's" in line]
         assert len(warnings) == rank
         assert all("_BatchDataset" in line and "on rank 1 of" in line for line in warnings)
@@ -251,6 +256,7 @@ def test_what_cannot_be_made_right_is_named() -> None:
     scope="module",
     params=[
         pytest.param((2, False, QUICK), id="2 ranks, some"),
+        pytest.param((2, False, (*QUICK, "in a nested function"), True), id="made early"),
         pytest.param((2, False, ()), id="2 ranks", marks=pytest.mark.slow),
         pytest.param((3, True, MAIN), id="3, global seeds", marks=pytest.mark.slow),
     ],

@@ -173,3 +173,46 @@ def test_the_import_tells_all_names_that_are_gone_in_one_error() -> None:
     ):
         assert f"{name} is missing" in told
     assert is_as_before == "True"
+
+
+IMPORTED = """
+import sys
+import types
+
+import keras
+import tensorflow as tf
+
+tf.keras, tf.compat.v1.Session, tf.distribute.MultiWorkerMirroredStrategy
+
+
+def attributes():
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("keras", "tensorflow", "tf_keras"):
+            for owner in (module, *filter(lambda it: isinstance(it, type), vars(module).values())):
+                where = getattr(owner, "__qualname__", "")
+                for attribute, value in list(vars(owner).items()):
+                    if not isinstance(value, types.ModuleType):
+                        yield (name, where, attribute), value
+
+
+before = dict(attributes())
+there = {name for name, _, _ in before}
+import gradring.horovod.tensorflow
+import gradring.tensorflow
+import gradring.tensorflow.callbacks
+import gradring.tensorflow.elastic
+
+gradring.tensorflow.GradientReducer
+after = {name: value for name, value in attributes() if name[0] in there}
+changed = [name for name, value in after.items() if before.get(name, before) is not value]
+print(len(before), "".join(sorted(map(str, changed))))
+"""
+
+
+def test_the_import_replaces_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], check=True, capture_output=True, text=True, timeout=300
+    )
+    count, changed = done.stdout.split(" ", 1)
+    assert int(count) > 10_000
+    assert changed.strip() == ""

@@ -14,6 +14,7 @@ from gradring.elastic import run
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
+from gradring.tensorflow.data import iterators
 from gradring.tensorflow.graph.adoption import communicator_of, of_tensorflow
 from gradring.tensorflow.graph.model_variables import (
     build,
@@ -75,6 +76,8 @@ class State(elastic.State):
                 unchanged.
         """
         check_built(model, "you make its State")
+        # A rank that has lost another one has no time to wait for iterators that it leaves.
+        iterators.let_leave()
         variables = list(variables)
         for each in (getattr(model, "optimizer", None), optimizer):
             build(each, model, variables)

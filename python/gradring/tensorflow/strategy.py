@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow import cluster, placement, seams, serving
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
-from gradring.tensorflow.data import data_order, input_time, iterators, user_buffers
+from gradring.tensorflow.data import data_order, input_time, iterators, made, user_buffers
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
@@ -33,13 +34,16 @@ from gradring.tensorflow.keras import compat_keras, summed_losses
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules.factory import make
 
-# Datasets that are made before the strategy are distributed by it, too.
-data_order.remember()
-iterators.let_leave()
-compat.note_own_assignments()
-compat.let_variables_be_numbers()
-
 DEFAULT_RULE = updates.AllReduce()
+
+
+@functools.cache
+def _install() -> None:
+    """Replaces what datasets and variables of TensorFlow do, for the first strategy."""
+    made.remember()
+    iterators.let_leave()
+    compat.note_own_assignments()
+    compat.let_variables_be_numbers()
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -104,6 +108,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             gradring.errors.MismatchError: Another rank has another `update`.
             gradring.errors.RendezvousError: The group could not be formed; says who is missing.
         """
+        _install()
         checks.check(check_gradients)
         checks.check_communicator(communicator)
         buckets.check(bucket_bytes)

@@ -5,16 +5,13 @@ the program has not seeded it alike, the ranks have different orders: their part
 none of them takes is lost. So the chief's seeds count on all ranks; where there are none, it draws
 them.
 
-TensorFlow fixes the seeds when a dataset is made, long before it is distributed. From the import of
-gradring on, datasets therefore remember the op that has made them and its arguments, and a dataset
-whose seeds differ is made once more, with the functions that were traced for it.
+TensorFlow fixes the seeds when a dataset is made, long before it is distributed. So a dataset whose
+seeds differ is made once more (`made`), with the functions that were traced for it.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -28,6 +25,8 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
+from gradring.tensorflow.data import made as making
+from gradring.tensorflow.data.made import IN_MEMORY, Made, how
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.context import holding
 
@@ -35,15 +34,9 @@ _logger = logging.getLogger("gradring")
 
 _CHIEF = 0
 
-#: Where a dataset's variant keeps how it was made.
-_MADE = "_gradring_made"
-
 #: Parameters of TensorFlow's ops.
 _SEEDS = ("seed", "seed2")
 _DETERMINISTIC = "deterministic"
-
-#: Their tensors are data that the program has loaded, and must be the same on all ranks.
-_IN_MEMORY = ("tensor_dataset", "tensor_slice_dataset")
 
 #: More of a tensor is not compared; a part of its elements is enough to tell two orders apart.
 _COMPARED_ELEMENTS = 4096
@@ -66,40 +59,6 @@ def _may_warn() -> bool:
     return not was_warned
 
 
-@dataclass(frozen=True)
-class _Made:
-    """How a variant was made."""
-
-    by: Callable[..., Any]
-    arguments: dict[str, Any]
-
-
-def remember() -> None:
-    """Lets datasets that are made from now on remember how."""
-    for module in compat.DATASET_OPS:
-        for name, make in list(vars(module).items()):
-            is_op = inspect.isfunction(make) and not name.endswith("_eager_fallback")
-            if is_op and "_dataset" in name:
-                setattr(module, name, _remembering(make))
-
-
-def _remembering(make: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(make)
-
-    @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        result = make(*args, **kwargs)
-        if _is_variant(result):
-            setattr(result, _MADE, _Made(made, dict(signature.bind(*args, **kwargs).arguments)))
-        return result
-
-    return made
-
-
-def _is_variant(value: Any) -> bool:
-    return isinstance(value, compat.EagerTensor) and value.dtype == tf.variant
-
-
 def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Dataset:
     """The dataset with the chief's seeds; every rank that distributes it must call it.
 
@@ -111,8 +70,8 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
         `dataset` itself if it has no order to agree on, or shares no elements out.
 
     Raises:
-        gradring.errors.ConfigError: It shuffles without a seed, and was made before gradring was
-            imported.
+        gradring.errors.ConfigError: It shuffles, was made before the first strategy, and
+            TensorFlow does not tell how.
         gradring.errors.MismatchError: Another rank's pipeline shuffles at other places.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -121,8 +80,12 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
         return dataset
     # Whole files are dealt out before their elements lose their order.
     pipeline = _Pipeline(keeps_order=policy != policies.FILE)
+    if not making.read(dataset):
+        raise ConfigError(
+            f"{dataset} shuffles and was made before the strategy, and TensorFlow does not tell "
+            "how: the workers might get elements twice, and others never; make the strategy first"
+        )
     pipeline.collect(compat.variant_of(dataset))
-    _refuse_forgotten(dataset)
     is_unordered = pipeline.keeps_order and dataset.options().deterministic is False
     if not pipeline.seeds and not pipeline.sources and not pipeline.unordered and not is_unordered:
         return dataset
@@ -199,7 +162,7 @@ class _Pipeline:
             name = value.name.decode() if isinstance(value.name, bytes) else value.name
             renamed = self._visit_function(name, seeds)
             return value if renamed == name else renamed
-        made = getattr(value, _MADE, None) if _is_variant(value) else None
+        made = how(value)
         if made is None:
             return value
         if id(value) not in self._met:
@@ -210,16 +173,16 @@ class _Pipeline:
             self._met[id(value)] = op(value, made, arguments, seeds)
         return self._met[id(value)]
 
-    def _collect_op(self, value: Any, made: _Made, arguments: Any, seeds: Any) -> Any:
+    def _collect_op(self, value: Any, made: Made, arguments: Any, seeds: Any) -> Any:
         if set(_SEEDS) <= arguments.keys():
             seeds(tuple(int(arguments[name]) for name in _SEEDS))
-        if made.by.__name__ in _IN_MEMORY:
+        if made.by.__name__ in IN_MEMORY:
             self.sources.append(_fingerprint(arguments["components"]))
         if self.keeps_order and arguments.get(_DETERMINISTIC) == "false":
             self.unordered += 1
         return value
 
-    def _make_op(self, value: Any, made: _Made, arguments: Any, seeds: Any) -> Any:
+    def _make_op(self, value: Any, made: Made, arguments: Any, seeds: Any) -> Any:
         if set(_SEEDS) <= arguments.keys():
             wanted = seeds(None)
             if wanted is not None:
@@ -275,25 +238,6 @@ def _fingerprint(components: Any) -> int:
         flat = flat[:: max(1, int(tf.size(flat)) // _COMPARED_ELEMENTS)]
         digest.update(tf.io.serialize_tensor(flat).numpy())
     return int.from_bytes(digest.digest(), "little", signed=True)
-
-
-def _refuse_forgotten(dataset: Any) -> None:
-    """A dataset that was made before `remember` cannot be made again."""
-    for each in _ancestors(dataset):
-        seeds = [getattr(each, f"_{name}", None) for name in _SEEDS]
-        is_unseeded = all(seed is not None and int(seed) == 0 for seed in seeds)
-        if is_unseeded and not hasattr(compat.variant_of(each), _MADE):
-            raise ConfigError(
-                f"{dataset} shuffles without a seed, and was made before gradring.tensorflow was "
-                "imported: the workers would get elements twice, and others never; import "
-                "gradring.tensorflow first, or pass seed="
-            )
-
-
-def _ancestors(dataset: Any) -> Iterator[Any]:
-    yield dataset
-    for each in compat.inputs_of(dataset):
-        yield from _ancestors(each)
 
 
 # Shuffles in functions

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import functools
 import inspect
 import os
 import time
@@ -49,8 +50,12 @@ class _Exit:
     has_begun = False
 
 
+@functools.cache
 def let_leave() -> None:
-    """Mends the iterators that are made from now on, those of TensorFlow's own strategies too."""
+    """Mends the iterators that are made from now on, those of TensorFlow's own strategies too.
+
+    Calls after the first one do nothing.
+    """
     compat.replace(
         {"OwnedIterator.__init__": _init_one, "OwnedMultiDeviceIterator.__init__": _init_several}
     )

@@ -495,6 +495,21 @@ def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
     return dataset._inputs()  # type: ignore[no-any-return]
 
 
+def functions_of(dataset: tf.data.Dataset) -> Sequence[Any]:
+    """The functions of a dataset's own op; each has a `ConcreteFunction` as its `function`."""
+    return dataset._functions()  # type: ignore[no-any-return]
+
+
+def shuffles(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset's own op shuffles."""
+    return hasattr(dataset, "_seed2")
+
+
+def tensors_of(dataset: tf.data.Dataset) -> Sequence[tf.Tensor]:
+    """The tensors that `from_tensors` and `from_tensor_slices` were given, flat."""
+    return dataset._tensors  # type: ignore[no-any-return]
+
+
 def structure_of(dataset: tf.data.Dataset) -> dict[str, Any]:
     """The shapes and dtypes of elements, as arguments of ops."""
     return dataset._flat_structure  # type: ignore[no-any-return]
@@ -513,7 +528,7 @@ def has_one_element(variant: tf.Tensor | None) -> bool:
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """The ops in all functions of a dataset, and of those that it is made of."""
     found: set[str] = set().union(*map(ops_of_functions, inputs_of(dataset)))
-    for wrapper in dataset._functions():
+    for wrapper in functions_of(dataset):
         definition = wrapper.function.graph.as_graph_def()
         called = (node for function in definition.library.function for node in function.node_def)
         found.update(node.op for node in itertools.chain(definition.node, called))

@@ -179,7 +179,11 @@ TABLE: tuple[Seam, ...] = (
         "keeps a dataset as long as its iterators",
         "input_dataset variant_tensor",
     ),
-    *_attributes(_SHUFFLE, "_seed _seed2", "tells datasets that shuffle without a seed"),
+    *_attributes(f"{_DATA}.from_tensors_op:_TensorDataset", "_tensors", "has data in memory"),
+    *_attributes(
+        f"{_DATA}.from_tensor_slices_op:_TensorSliceDataset", "_tensors", "has data in memory"
+    ),
+    *_attributes(_SHUFFLE, "_seed2", "tells datasets that shuffle"),
     Seam(
         f"{_DATA}.structured_function:StructuredFunctionWrapper",
         "function",

@@ -1,9 +1,9 @@
 """A strategy for programs that make none: scripts that train a model of Keras on one machine.
 
 With ``GRADRING_WITH_STRATEGY=1``, which ``gradring run --with-strategy`` sets, the start hook
-(`gradring_start`) imports this module after TensorFlow, so that datasets remember how they are
-made, and calls `wait_for_layer`. The strategy is made with the program's first layer and stays:
-before, the program may configure TensorFlow, and make datasets.
+(`gradring_start`) imports this module after TensorFlow, and calls `wait_for_layer`. The strategy is
+made with the program's first layer and stays: before, the program may configure TensorFlow, and
+make datasets.
 
 A program may speak of `keras.distribution`, too. Keras' TensorFlow backend has no `initialize`,
 and trains with a `DataParallel` as without; here the first is gradring's, and the second is what
