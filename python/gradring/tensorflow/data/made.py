@@ -225,7 +225,8 @@ def _attribute(value: Any, functions: dict[Any, Any]) -> Any:
             shapes = [tf.TensorShape(shape) for shape in value.list.shape]
             return shapes or [tf.as_dtype(each) for each in value.list.type]
         case "s":
-            return value.s
+            # As a program gives it; metadata may be other bytes.
+            return value.s.decode() if value.s.isascii() else value.s
         case "type":
             return tf.as_dtype(value.type)
         case "i" | "b" | "f" as kind:
