@@ -35,7 +35,7 @@ import tensorflow as tf
 from gradring.errors import CollectiveTimeoutError, GradringError
 from gradring.gradients.names import Label
 from gradring.group.communicator import Communicator, core_of, open_groups
-from gradring.tensorflow.graph import compat, failures
+from gradring.tensorflow.graph import compat, failures, sessions
 
 _WAIT = "GradringWait"
 _KINDS = {"GradringAllGatherStart": "all_gather", "GradringAllToAllVStart": "all_to_all"}
@@ -315,7 +315,7 @@ def _order_of(graph: tf.Graph) -> Order:
         order.add(op, mark, starts)
         return op
 
-    compat.watch_calls(graph, calling)
+    sessions.watch_calls(graph, calling)
     _install()
     return order
 
@@ -323,7 +323,7 @@ def _order_of(graph: tf.Graph) -> Order:
 def _install() -> None:
     global _installed
     if not _installed:
-        compat.wrap_runs(_run, lambda graph: hasattr(graph, _ATTRIBUTE))
+        sessions.wrap_runs(_run, lambda graph: hasattr(graph, _ATTRIBUTE))
         failures.install()
         _installed = True
 
@@ -347,7 +347,7 @@ def _run(
         except GradringError as error:
             if isinstance(error, tf.errors.FailedPreconditionError):
                 raise  # ranks were to run different things, and the group goes on
-            compat.recover_no_session()
+            sessions.recover_no_session()
             if isinstance(error, tf.errors.OpError):
                 raise
             kind: Any = tf.errors.AbortedError
