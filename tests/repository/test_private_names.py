@@ -33,7 +33,8 @@ ELSEWHERE = {
     },
 }
 _MODULE = re.compile(r"(tensorflow\.(python|core|compiler)|(tf_)?keras\.src)\b")
-_PRIVATE = re.compile(r"_[a-zA-Z0-9]\w*")
+#: A method of named tuples is public.
+_PRIVATE = re.compile(r"_(?!replace\b)[a-zA-Z0-9]\w*")
 _BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 
 

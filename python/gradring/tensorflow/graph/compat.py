@@ -434,37 +434,6 @@ def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     return found
 
 
-def trace_functions_for(what: Hashable) -> None:
-    """From now on, a `tf.function` runs a graph that was traced since this was said, or traces one.
-
-    Args:
-        what: None is what is said before anything is.
-    """
-    _trace_functions_by("for", lambda: what)
-
-
-def trace_functions_apart_if(condition: Callable[[], bool]) -> None:
-    """From now on, a `tf.function` has other graphs where the condition holds than elsewhere."""
-    _trace_functions_by("apart", lambda: condition() or None)
-
-
-#: By which TensorFlow is to find a graph among those of a function, beside its own reasons.
-_reasons: dict[str, Callable[[], Hashable]] = {}
-
-
-def _trace_functions_by(name: str, reason: Callable[[], Hashable]) -> None:
-    if not _reasons:
-        replace({"function_context.make_function_context": _with_reasons})
-    _reasons[name] = reason
-
-
-def _with_reasons(make_function_context: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    made = make_function_context(*args, **kwargs)
-    found = {name: reason() for name, reason in _reasons.items()}
-    given = frozenset((name, value) for name, value in found.items() if value is not None)
-    return made._replace(context=(made.context, given)) if given else made
-
-
 def is_function(value: Any) -> bool:
     """Whether it is a traced function, such as a dataset's op takes."""
     return isinstance(value, ConcreteFunction)

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph import compat, retracing
 from gradring.tensorflow.graph.context import holding
 
 _logger = logging.getLogger("gradring")
@@ -41,7 +41,7 @@ def note(operation: str) -> None:
     _first_ordered = operation
     if not _installed:
         compat.replace({"Function.__call__": _call})
-        compat.trace_functions_apart_if(is_tracing_again)
+        retracing.trace_functions_apart_if(is_tracing_again)
         _installed = True
 
 

@@ -7,6 +7,8 @@ next call. When the place is one that it has had before, the graphs of that time
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from gradring.group.communicator import Communicator, at_new_group, core_of
 from gradring.tensorflow.graph import compat
@@ -15,6 +17,9 @@ from gradring.tensorflow.graph import compat
 _first: weakref.WeakKeyDictionary[Communicator, tuple[int, int]] = weakref.WeakKeyDictionary()
 #: The same now where they have changed, by what TensorFlow's graphs call the group.
 _changed: dict[int, tuple[int, int]] = {}
+
+#: By which TensorFlow is to find a graph among those of a function, beside its own reasons.
+_reasons: dict[str, Callable[[], Hashable]] = {}
 
 
 def watch(communicator: Communicator) -> None:
@@ -30,4 +35,31 @@ def _follow(communicator: Communicator) -> None:
     _changed[core_of(communicator).id] = place
     if place == _first[communicator]:
         del _changed[core_of(communicator).id]
-    compat.trace_functions_for(frozenset(_changed.items()) or None)
+    trace_functions_for(frozenset(_changed.items()) or None)
+
+
+def trace_functions_for(what: Hashable) -> None:
+    """From now on, a `tf.function` runs a graph that was traced since this was said, or traces one.
+
+    Args:
+        what: None is what is said before anything is.
+    """
+    _trace_functions_by("for", lambda: what)
+
+
+def trace_functions_apart_if(condition: Callable[[], bool]) -> None:
+    """From now on, a `tf.function` has other graphs where the condition holds than elsewhere."""
+    _trace_functions_by("apart", lambda: condition() or None)
+
+
+def _trace_functions_by(name: str, reason: Callable[[], Hashable]) -> None:
+    if not _reasons:
+        compat.replace({"function_context.make_function_context": _with_reasons})
+    _reasons[name] = reason
+
+
+def _with_reasons(make_function_context: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made = make_function_context(*args, **kwargs)
+    found = {name: reason() for name, reason in _reasons.items()}
+    given = frozenset((name, value) for name, value in found.items() if value is not None)
+    return made._replace(context=(made.context, given)) if given else made
