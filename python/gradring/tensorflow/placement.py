@@ -31,8 +31,15 @@ _server: ContextVar[int | None] = ContextVar("server", default=None)
 
 
 def know_servers() -> None:
-    """From now on, `tf.device` knows the parameter servers in the scopes of our strategies."""
-    compat.wrap_device(_device)
+    """From now on, `tf.device` knows the parameter servers in the scopes of our strategies; once.
+
+    It does by all of its names.
+    """
+    if not hasattr(compat.named("ops.device"), "_gradring"):
+        compat.replace({"ops.device": _device}, traced=True)
+        device = compat.named("ops.device")
+        device._gradring = True
+        tf.compat.v1.device = device
 
 
 def remember(variable: Any) -> Any:

@@ -15,10 +15,10 @@ from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal, hash_of
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
-from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import of_tensorflow
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import group_of
+from gradring.tensorflow.graph.own_assignments import is_assigned_alone
 from gradring.tensorflow.graph.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import id_of
@@ -129,7 +129,7 @@ def unlike(
         [
             index
             for index, (variable, part) in parts.items()
-            if id(variable) in compared_too or compat.is_assigned_alone(part)
+            if id(variable) in compared_too or is_assigned_alone(part)
         ]
     )
     # One rank alone may have assigned some, as the chief does by `gradring.updates.Primary`.
@@ -140,7 +140,7 @@ def unlike(
     for index, digest in own.items():
         if any(theirs.get(index) != digest for theirs in found):
             variable, part = parts[index]
-            (assigned if compat.is_assigned_alone(part) else beside).append(name_of(variable))
+            (assigned if is_assigned_alone(part) else beside).append(name_of(variable))
     return assigned, beside
 
 

@@ -28,6 +28,7 @@ from gradring.tensorflow.graph import compat, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
 from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
+from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.graph.start_wait import eager_step
 from gradring.tensorflow.keras import compat_keras, summed_losses
@@ -42,8 +43,17 @@ def _install() -> None:
     """Replaces what datasets and variables of TensorFlow do, for the first strategy."""
     made.remember()
     iterators.let_leave()
-    compat.note_own_assignments()
-    compat.let_variables_be_numbers()
+    note_own_assignments()
+    _let_variables_be_numbers()
+
+
+def _let_variables_be_numbers() -> None:
+    """From now on, `int` and `float` take variables of strategies, as they take all others."""
+    kind = compat.DistributedVariable
+    for number in (int, float):
+        name = f"__{number.__name__}__"
+        if not hasattr(kind, name):
+            setattr(kind, name, lambda self, number=number: number(self.numpy()))
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]

@@ -277,36 +277,6 @@ def count_in_iterators(
     )
 
 
-def note_own_assignments() -> None:
-    """From now on, `is_assigned_alone` knows the variables that replicas assign by themselves."""
-
-    def update(
-        update_replica: Callable[..., Any], self: Any, update_fn: Any, value: Any, **kwargs: Any
-    ) -> Any:
-        if self.aggregation == tf.VariableAggregation.NONE:
-            self._gradring_is_assigned_alone = True
-        return update_replica(self, update_fn, value, **kwargs)
-
-    replace({"MirroredVariable._update_replica": update})
-
-
-def let_variables_be_numbers() -> None:
-    """From now on, `int` and `float` take variables of strategies, as they take all others."""
-    kind = DistributedVariable
-    for number in (int, float):
-        name = f"__{number.__name__}__"
-        if not hasattr(kind, name):
-            setattr(kind, name, lambda self, number=number: number(self.numpy()))
-
-
-def is_assigned_alone(variable: Any) -> bool:
-    """Whether a replica has assigned a mirrored variable without an aggregation.
-
-    TensorFlow then writes to the replica's own copy, and says nothing.
-    """
-    return getattr(variable, "_gradring_is_assigned_alone", False)
-
-
 def spec_of_replica(element_spec: Any) -> Any:
     """What the first local replica gets of an element of a distributed dataset."""
     return tf.nest.map_structure(
@@ -358,15 +328,6 @@ def plain_variable(
         return ResourceVariable(
             tf.fill(shape, tf.constant(value, dtype)), trainable=False, dtype=dtype, name=name
         )
-
-
-def wrap_device(wrapper: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-    """From now on, `tf.device(name)` is `wrapper(original, name)`, by all of its names; once."""
-    if not hasattr(named("ops.device"), "_gradring"):
-        replace({"ops.device": wrapper}, traced=True)
-        device = named("ops.device")
-        device._gradring = True
-        tf.compat.v1.device = device
 
 
 def dataset_function() -> str | None:
