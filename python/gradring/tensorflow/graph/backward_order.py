@@ -90,7 +90,7 @@ class _Stages:
         own = set(starts)
         self._operations = [op for op in graph.get_operations() if op not in own]
         self._made = {op: number for number, op in enumerate(self._operations)}
-        self._ordered_by = {op: compat.ordered_by(op) for op in self._operations}
+        self._ordered_by = {op: _ordered_by(op) for op in self._operations}
         #: By what orders them, operations that are in no stage yet.
         self._chains: dict[Hashable, list[tf.Operation]] = {}
         for op, reasons in self._ordered_by.items():
@@ -143,3 +143,16 @@ class _Stages:
             before += chain[:count]
             self._chains[reason] = chain[count:]
         return before
+
+
+def _ordered_by(op: tf.Operation) -> set[Hashable]:
+    """What TensorFlow may order an operation with others by, when the function ends that is traced.
+
+    These are resources; or None for side effects on nothing in particular. Operations that have one
+    in common are chained as they were made.
+    """
+    kinds = (tf.resource, tf.variant)
+    takes_any = any(tensor.dtype in kinds for tensor in op.inputs)
+    taken = compat.resource_inputs(op) if takes_any else ()
+    resources: set[Hashable] = {tensor.name for tensor, _ in taken}
+    return resources or ({None} if compat.op_is_stateful(op) else resources)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -108,8 +108,11 @@ id_in_cluster = named("multi_worker_util.id_in_cluster")
 normalize_cluster_spec = named("multi_worker_util.normalize_cluster_spec")
 cond_v2 = named("cond_v2.cond_v2")
 #: Gradients of conditionals and loops, and graphs that are being built.
-_GRADIENTS = named("cond_v2._CondGradFuncGraph"), named("while_v2._WhileBodyGradFuncGraph")
-_graph_stack = named("ops._default_graph_stack")
+CONTROL_FLOW_GRADIENTS = (
+    named("cond_v2._CondGradFuncGraph"),
+    named("while_v2._WhileBodyGradFuncGraph"),
+)
+graph_stack = named("ops._default_graph_stack")
 get_op_def = named("op_def_registry.get")
 add_op = named("op_def_library._apply_op_helper")
 op_is_stateful = named("auto_control_deps.op_is_stateful")
@@ -132,27 +135,6 @@ def ordering_token() -> tf.Variable:
     Its name is in the error of a SavedModel that would contain such an op, and nowhere else.
     """
     return plain_variable(0.0, "a_function_with_a_collective_cannot_be_exported")
-
-
-def capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
-    """The eager `tensor` inside the `tf.FuncGraph` that is being built.
-
-    Branches and bodies capture it from the function that they are in: TensorFlow cannot make
-    gradients of conditionals and loops that capture eager tensors of their own. So do the functions
-    that are called there, before or after: ops keep their order only if they take the same tensor.
-    """
-    has_it = any(captured is tensor for captured, _ in graph.captures)
-    outer = graph.outer_graph
-    if has_it or not is_control_flow(graph) or not isinstance(outer, FuncGraph):
-        return graph.capture(tensor)
-    inside = graph.capture(capture(tensor, outer))
-    plain = graph.capture
-
-    def captured(other: Any, *args: Any, **kwargs: Any) -> Any:
-        return inside if other is tensor else plain(other, *args, **kwargs)
-
-    graph.capture = captured
-    return inside
 
 
 def enclosing_graphs() -> list[tf.Graph]:
@@ -198,23 +180,6 @@ def conditional(
     return cond_v2(condition, if_true, if_false)
 
 
-def is_lost_in_control_flow() -> bool:
-    """Whether what is being built is the gradient of a function that a branch or a body calls.
-
-    TensorFlow cannot trace resources back through it. It also makes functions of conditionals and
-    loops by itself, under persistent tapes and for second derivatives.
-    """
-    if None in (_graph_stack, *_GRADIENTS):
-        return False  # TensorFlow's own error is less clear
-    is_of_control_flow = False
-    for graph in _graph_stack.stack:
-        if isinstance(graph, _GRADIENTS):
-            is_of_control_flow = True
-        elif is_of_control_flow and not is_control_flow(graph):
-            return True
-    return False
-
-
 def is_control_flow(graph: tf.Graph) -> bool:
     """Whether it is a branch of a conditional, or the body of a loop."""
     return isinstance(graph, ControlFlow)
@@ -233,48 +198,6 @@ def can_take(tensor: tf.Tensor) -> bool:
             return False
         graph = graph.outer_graph
     return True
-
-
-def count_in_iterators(
-    count: Callable[[Any, tf.Tensor, list[Any]], tf.Tensor | None],
-    note: Callable[[Any, Any], None],
-) -> None:
-    """Has others count what the iterators over distributed datasets take.
-
-    Args:
-        count: Takes the strategy, how many replicas of this process have a value, of shape `[1]`,
-            and their optional values; returns how many of all replicas have one, a scalar, or None
-            if TensorFlow is to count.
-        note: Takes the strategy and a batch of an iterator that need not count.
-    """
-
-    def counted(
-        calculate: Callable[..., Any], strategy: Any, workers: Any, optionals: list[list[Any]]
-    ) -> Any:
-        ours = [optional for worker in optionals for optional in worker]
-        has_values = [tf.cast(optional.has_value(), tf.int64) for optional in ours]
-        found = count(strategy, tf.reduce_sum(has_values, keepdims=True), ours)
-        return calculate(strategy, workers, optionals) if found is None else found
-
-    def next_batch(get_next: Callable[..., Any], self: Any, name: str | None = None) -> Any:
-        batch = get_next(self, name)
-        if not self._enable_get_next_as_optional:
-            note(self._strategy, batch)
-        return batch
-
-    def next_optional(get_next: Callable[..., Any], self: Any) -> Any:
-        batch = get_next(self)
-        if self._cardinality == tf.data.INFINITE_CARDINALITY:
-            note(self._strategy, batch.get_value())
-        return batch
-
-    replace(
-        {
-            "input_lib._calculate_replicas_with_values": counted,
-            "DistributedIteratorBase.get_next": next_batch,
-            "DistributedIteratorBase.get_next_as_optional": next_optional,
-        }
-    )
 
 
 def spec_of_replica(element_spec: Any) -> Any:
@@ -423,19 +346,6 @@ def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
     return [found.index(name) for name in names] if set(names) <= set(found) else None
 
 
-def ordered_by(op: tf.Operation) -> set[Hashable]:
-    """What TensorFlow may order an operation with others by, when the function ends that is traced.
-
-    These are resources; or None for side effects on nothing in particular. Operations that have one
-    in common are chained as they were made.
-    """
-    kinds = (tf.resource, tf.variant)
-    takes_any = any(tensor.dtype in kinds for tensor in op.inputs)
-    taken = resource_inputs(op) if takes_any else ()
-    resources: set[Hashable] = {tensor.name for tensor, _ in taken}
-    return resources or ({None} if op_is_stateful(op) else resources)
-
-
 def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
     """The tensor, once the Start of this handle has run; no tape sees it."""
     with tf.device("/device:CPU:0"), tf.control_dependencies(None):
@@ -469,27 +379,6 @@ def inside_called_graphs(op: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]
     # The first inputs of a conditional are none of its branches'.
     place = [taken.name for taken in op.inputs].index(tensor.name) - len(op.inputs)
     return [graph.inputs[place] for graph in called_graphs(op)]
-
-
-def register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
-    """Says what `tf.autodiff.ForwardAccumulator` does with an op.
-
-    Args:
-        op: Registered name of the op.
-        rule: Takes the op's attributes, inputs, outputs and the inputs' tangents; returns the
-            tangents of the outputs.
-    """
-
-    def special(attrs: Sequence[Any], *args: Any) -> list[Any]:
-        return rule(dict(zip(attrs[::2], attrs[1::2], strict=True)), *args)
-
-    TANGENTS[op] = special
-
-
-def same_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Adds an op like `op` of a vectorised loop's body to the graph, with other inputs."""
-    dtypes = [output.dtype for output in op.outputs]
-    return list(create_vectorised(op.type, inputs, dtypes, op.node_def.attr).outputs)
 
 
 def run_op(

@@ -217,14 +217,35 @@ def _token(communicator: Communicator, order: session_order.Order | None) -> tf.
         _prepare(communicator)
         handle = order.token
         graph = tf.compat.v1.get_default_graph()
-        return handle if graph is handle.graph else compat.capture(handle, graph)
+        return handle if graph is handle.graph else _capture(handle, graph)
     if communicator not in _tokens:
         _prepare(communicator)
         _tokens[communicator] = compat.ordering_token()
     handle = _tokens[communicator].handle
     if tf.executing_eagerly():
         return handle
-    return compat.capture(handle, tf.compat.v1.get_default_graph())
+    return _capture(handle, tf.compat.v1.get_default_graph())
+
+
+def _capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
+    """The eager `tensor` inside the `tf.FuncGraph` that is being built.
+
+    Branches and bodies capture it from the function that they are in: TensorFlow cannot make
+    gradients of conditionals and loops that capture eager tensors of their own. So do the functions
+    that are called there, before or after: ops keep their order only if they take the same tensor.
+    """
+    has_it = any(captured is tensor for captured, _ in graph.captures)
+    outer = graph.outer_graph
+    if has_it or not compat.is_control_flow(graph) or not isinstance(outer, compat.FuncGraph):
+        return graph.capture(tensor)
+    inside = graph.capture(_capture(tensor, outer))
+    plain = graph.capture
+
+    def captured(other: Any, *args: Any, **kwargs: Any) -> Any:
+        return inside if other is tensor else plain(other, *args, **kwargs)
+
+    graph.capture = captured
+    return inside
 
 
 def _prepare(communicator: Communicator) -> None:
@@ -364,9 +385,24 @@ def _all_to_all_v_tangents(
     return [*wait([start_all_to_all_v(tangents[3], sent, received, part)])[0], None]
 
 
-compat.register_tangents("GradringStart", _start_tangents)
-compat.register_tangents("GradringAllGatherStart", _all_gather_tangents)
-compat.register_tangents("GradringAllToAllVStart", _all_to_all_v_tangents)
+def _register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
+    """Says what `tf.autodiff.ForwardAccumulator` does with an op.
+
+    Args:
+        op: Registered name of the op.
+        rule: Takes the op's attributes, inputs, outputs and the inputs' tangents; returns the
+            tangents of the outputs.
+    """
+
+    def special(attrs: Sequence[Any], *args: Any) -> list[Any]:
+        return rule(dict(zip(attrs[::2], attrs[1::2], strict=True)), *args)
+
+    compat.TANGENTS[op] = special
+
+
+_register_tangents("GradringStart", _start_tangents)
+_register_tangents("GradringAllGatherStart", _all_gather_tangents)
+_register_tangents("GradringAllToAllVStart", _all_to_all_v_tangents)
 vectorize.register()
 
 
@@ -377,7 +413,7 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
         NotImplementedError: TensorFlow cannot lead a derivative to where it is.
     """
     label = Label(_text(attr("label")), _text(attr("identity")))
-    if compat.is_lost_in_control_flow():
+    if _is_lost_in_control_flow():
         raise NotImplementedError(
             f"'{label.shown}': TensorFlow cannot lead a gradient through a collective in a "
             "tf.function that is called in a conditional or a loop, nor, under a persistent tape "
@@ -385,6 +421,23 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
             "function's python_function, or move the collective out of the conditional or loop"
         )
     return Collective(_communicator(attr("communicator")), label, op)
+
+
+def _is_lost_in_control_flow() -> bool:
+    """Whether what is being built is the gradient of a function that a branch or a body calls.
+
+    TensorFlow cannot trace resources back through it. It also makes functions of conditionals and
+    loops by itself, under persistent tapes and for second derivatives.
+    """
+    if None in (compat.graph_stack, *compat.CONTROL_FLOW_GRADIENTS):
+        return False  # TensorFlow's own error is less clear
+    is_of_control_flow = False
+    for graph in compat.graph_stack.stack:
+        if isinstance(graph, compat.CONTROL_FLOW_GRADIENTS):
+            is_of_control_flow = True
+        elif is_of_control_flow and not compat.is_control_flow(graph):
+            return True
+    return False
 
 
 def _what(attr: Callable[[str], Any]) -> tuple[str, str, int]:

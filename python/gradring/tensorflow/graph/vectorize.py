@@ -72,7 +72,7 @@ def _wait(loop: Any) -> list[Any]:
 
 def _again(op: Any, inputs: list[Any]) -> list[Any]:
     with tf.device("/device:CPU:0"):
-        return compat.same_op(op, inputs)
+        return _same_op(op, inputs)
 
 
 def _like(tensors: list[Any], results: list[Any]) -> list[Any]:
@@ -86,3 +86,9 @@ def _like(tensors: list[Any], results: list[Any]) -> list[Any]:
 def _exchanged(tensor: Any) -> Any:
     """The same with the first two dimensions exchanged: iterations and rows."""
     return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
+
+
+def _same_op(op: tf.Operation, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Adds an op like `op` of a vectorised loop's body to the graph, with other inputs."""
+    dtypes = [output.dtype for output in op.outputs]
+    return list(compat.create_vectorised(op.type, inputs, dtypes, op.node_def.attr).outputs)

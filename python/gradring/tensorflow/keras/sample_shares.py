@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from gradring.tensorflow.data import counting
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.context import holding
@@ -84,7 +85,7 @@ def own_batches(iterator: Any) -> Any:
 
 def count() -> None:
     """Lets the iterators of our strategies count, from now on."""
-    compat.count_in_iterators(_count, _note)
+    counting.count_in_iterators(_count, _note)
 
 
 def _count(strategy: Any, has_values: tf.Tensor, optionals: list[Any]) -> tf.Tensor | None:

@@ -1,0 +1,56 @@
+"""Iterators over distributed datasets of our strategies count what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph import compat
+
+
+def count_in_iterators(
+    count: Callable[[Any, tf.Tensor, list[Any]], tf.Tensor | None],
+    note: Callable[[Any, Any], None],
+) -> None:
+    """Has others count what the iterators over distributed datasets take.
+
+    Args:
+        count: Takes the strategy, how many replicas of this process have a value, of shape `[1]`,
+            and their optional values; returns how many of all replicas have one, a scalar, or None
+            if TensorFlow is to count.
+        note: Takes the strategy and a batch of an iterator that need not count.
+    """
+    strategy, cardinality, enable_get_next_as_optional = (
+        compat.row(f"DistributedIteratorBase.{name}")
+        for name in ("_strategy", "_cardinality", "_enable_get_next_as_optional")
+    )
+
+    def counted(
+        calculate: Callable[..., Any], given: Any, workers: Any, optionals: list[list[Any]]
+    ) -> Any:
+        ours = [optional for worker in optionals for optional in worker]
+        has_values = [tf.cast(optional.has_value(), tf.int64) for optional in ours]
+        found = count(given, tf.reduce_sum(has_values, keepdims=True), ours)
+        return calculate(given, workers, optionals) if found is None else found
+
+    def next_batch(get_next: Callable[..., Any], self: Any, name: str | None = None) -> Any:
+        batch = get_next(self, name)
+        if not enable_get_next_as_optional.of(self):
+            note(strategy.of(self), batch)
+        return batch
+
+    def next_optional(get_next: Callable[..., Any], self: Any) -> Any:
+        batch = get_next(self)
+        if cardinality.of(self) == tf.data.INFINITE_CARDINALITY:
+            note(strategy.of(self), batch.get_value())
+        return batch
+
+    compat.replace(
+        {
+            "input_lib._calculate_replicas_with_values": counted,
+            "DistributedIteratorBase.get_next": next_batch,
+            "DistributedIteratorBase.get_next_as_optional": next_optional,
+        }
+    )
