@@ -61,8 +61,10 @@ def replace(
 Strategy = named("distribute_lib.Strategy")
 StrategyExtended = named("distribute_lib.StrategyExtendedV2")
 ReplicaContext = named("distribute_lib.ReplicaContext")
-CollectiveAllReduceExtended = named("collective_all_reduce_strategy.CollectiveAllReduceExtended")
-CollectiveAllReduce = named("cross_device_ops.CollectiveAllReduce")
+CollectiveAllReduceExtended: Any = named(
+    "collective_all_reduce_strategy.CollectiveAllReduceExtended"
+)
+CollectiveAllReduce: Any = named("cross_device_ops.CollectiveAllReduce")
 CrossDeviceOps = named("cross_device_ops.CrossDeviceOps")
 CollectiveKeys = named("cross_device_utils.CollectiveKeys")
 CheckpointInitialValue = named("base.CheckpointInitialValue")
@@ -79,7 +81,7 @@ Function = named("polymorphic_function.Function")
 ConcreteFunction = named("concrete_function.ConcreteFunction")
 ResourceVariable = named("resource_variable_ops.ResourceVariable")
 #: Base of datasets that have the elements of another.
-UnchangedDataset = named("dataset_ops.UnaryUnchangedStructureDataset")
+UnchangedDataset: Any = named("dataset_ops.UnaryUnchangedStructureDataset")
 VariantDataset = named("dataset_ops._VariantDataset")
 #: Every dataset is made by a function of one of these modules.
 DATASET_OPS = named("ops.gen_dataset_ops"), named("ops.gen_experimental_dataset_ops")
