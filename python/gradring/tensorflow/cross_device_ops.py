@@ -5,27 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
 
+from gradring.errors import ConfigError
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow import seams
-from gradring.tensorflow.graph import compat, session_order
-from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph import compat, replica_step, session_order
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
 from gradring.tensorflow.graph.model_variables import with_known_shapes
 from gradring.tensorflow.graph.ops import all_gather
 from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves
-
-#: The variables of `gradients_of`, and all of their optimizer.
-_reduced_now: ContextVar[tuple[Sequence[tf.Variable], Sequence[tf.Variable]] | None] = ContextVar(
-    "reduced_now", default=None
-)
-_is_alone = ContextVar("is_alone", default=False)
 
 
 def gradients_of(
@@ -36,15 +29,13 @@ def gradients_of(
     For optimizers that hand gradients to `tf.distribute` without their variables. `among` are all
     variables of the optimizer, of which some may have no gradient.
     """
-    return holding(_reduced_now, (list(variables), list(among)))
+    return replica_step.holding(gradients_of=replica_step.Gradients(list(variables), list(among)))
 
 
-def current_variables(
-    count: int,
-) -> tuple[Sequence[tf.Variable], Sequence[tf.Variable]] | None:
+def current_variables(count: int) -> replica_step.Gradients | None:
     """What `gradients_of` was given, if these are `count` variables."""
-    given = _reduced_now.get()
-    return given if given is not None and len(given[0]) == count else None
+    given = replica_step.current().gradients_of
+    return given if given is not None and len(given.variables) == count else None
 
 
 def alone() -> AbstractContextManager[None]:
@@ -53,7 +44,7 @@ def alone() -> AbstractContextManager[None]:
     For what one rank does without the others: an assignment to a variable that the ranks have in
     parts (`ON_READ`) reads it back, which would wait for all of them.
     """
-    return holding(_is_alone, True)
+    return replica_step.holding(is_alone=True)
 
 
 @seams.overrides(
@@ -108,15 +99,26 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         Returns:
             The results, in order. MEAN divides by the number of replicas; for integers it is
             float64, as TensorFlow's own strategies have it.
+
+        Raises:
+            gradring.errors.ConfigError: They are gradients that an optimizer has reduced before.
         """
-        if _is_alone.get():
+        if replica_step.current().is_alone:
             return list(values)
         session_order.refuse("gradring's strategy")
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
         known = current_variables(len(values))
+        if known is not None and replica_step.current().has_sums:
+            raise ConfigError(
+                f"rank {self._communicator.rank} of {self._communicator.host}: gradients that "
+                "were reduced to be clipped are reduced again: `gradring env` names the versions "
+                "of Keras that were tried; install one of them, or leave out clipping",
+                rank=self._communicator.rank,
+                host=self._communicator.host,
+            )
         if known is not None:
-            with_known_shapes(values, known[0])
+            with_known_shapes(values, known.variables)
         name = reduce_op.name.lower()
         reduction = Reduction(
             self._communicator,
@@ -128,7 +130,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             # Only gradients are told their variables: a loss may be what it likes.
             None if known is None else self._check_gradients,
         )
-        reduced = reduce_leaves(values, reduction)
+        reduced = reduce_leaves(values, reduction, known and known.variables)
         if is_mean and not fused:
             reduced = [map_values(lambda sum: sum / self._group_size, each) for each in reduced]
         return list(reduced)

@@ -135,7 +135,7 @@ class GradientReducer:
             if samples is not None:
                 share = _share(samples, reduction)
                 leaves = [map_values(partial(_weighted, share), leaf) for leaf in leaves]
-            reduced = reduce_leaves(leaves, reduction)
+            reduced = reduce_leaves(leaves, reduction, named)
         for index, gradient in zip(present, reduced, strict=True):
             gradients[index] = gradient
         return gradients

@@ -20,8 +20,8 @@ from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import group_of
 from gradring.tensorflow.graph.own_assignments import is_assigned_alone
 from gradring.tensorflow.graph.reduction import Variable
+from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.rules.replicas import rule_of
-from gradring.tensorflow.rules.updates import id_of
 
 _logger = logging.getLogger("gradring")
 

@@ -24,7 +24,7 @@ from gradring.tensorflow import cluster, placement, seams, serving
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.data import data_order, input_time, iterators, made, user_buffers
 from gradring.tensorflow.files import whole_files
-from gradring.tensorflow.graph import compat, retracing, session_order
+from gradring.tensorflow.graph import compat, replica_step, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
 from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
@@ -33,6 +33,7 @@ from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.graph.start_wait import eager_step
 from gradring.tensorflow.keras import compat_keras, summed_losses
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
+from gradring.tensorflow.rules import unreduced
 from gradring.tensorflow.rules.factory import make
 
 DEFAULT_RULE = updates.AllReduce()
@@ -43,7 +44,7 @@ def _install() -> None:
     """Replaces what datasets and variables of TensorFlow do, for the first strategy."""
     made.remember()
     iterators.let_leave()
-    note_own_assignments()
+    note_own_assignments(unreduced.note_assignment)
     _let_variables_be_numbers()
 
 
@@ -489,16 +490,26 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         if not self._has_one_replica:
-            return super()._call_for_each_replica(fn, args, kwargs)
+            with replica_step.beginning():
+                return super()._call_for_each_replica(fn, args, kwargs)
         context = compat.ReplicaContext(
             self._container_strategy(), replica_id_in_sync_group=self._id_in_cluster
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
-        with tf.device(self.worker_devices[0]), context, summed_losses.in_step():
+        device = tf.device(self.worker_devices[0])
+        with device, context, replica_step.beginning() as step, summed_losses.in_step():
             self.moving_statistics.forget()
             outputs = fn(*args, **kwargs)
+            unreduced.check(step)
             self.moving_statistics.combine()
             return outputs
+
+    def update(
+        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        """See `tf.distribute.StrategyExtended.update`; refuses what no collective has reduced."""
+        unreduced.note_update(self._container_strategy(), var, args)
+        return super().update(var, fn, args, kwargs, group)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any

@@ -17,6 +17,7 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
 from gradring.group.steps import described
+from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.dtypes import as_native_bits
 from gradring.tensorflow.graph.start_wait import start, wait
 
@@ -46,7 +47,8 @@ def broadcast_update(
         )
     with _aborting(communicator):
         tensors = [leaf for leaf in tf.nest.flatten(list(args)) if _is_tensor(leaf)]
-        traced = _Traced(fn, args, tensors)
+        with replica_step.holding(is_broadcast=True):
+            traced = _Traced(fn, args, tensors)
         results = traced.run(tensors) if communicator.rank == CHIEF else []
         if communicator.world_size > 1:
             results = _broadcast_results(traced, results, communicator)

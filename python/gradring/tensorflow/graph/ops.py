@@ -18,6 +18,7 @@ from gradring.gradients.names import Label, Names, name_of, without_counters
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.arrays import ReduceOp, check_root
 from gradring.group.communicator import Communicator, open_groups
+from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.dtypes import as_native, as_native_bits, as_tensor, with_dtype
 from gradring.tensorflow.graph.reduction import Variable, reduce_leaves
@@ -85,7 +86,7 @@ def all_reduce(
     names = Names.of_variables(name or "all_reduce", leaves, variables)
     comm = group_of(communicator)
     reduction = Reduction(comm, names, op, bucket_bytes)
-    return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, reduction))
+    return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, reduction, variables))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -326,6 +327,8 @@ def _with_rows(
     value = as_tensor(value, name)
     if value.shape.rank == 0:
         raise ValueError(f"{name}: a scalar has no dimension to {to} along; reshape it to [1]")
+    # A program may reduce gradients of its own by any of these.
+    replica_step.current().reductions.note_packed(value)
     return Label.of(name), comm, value
 
 

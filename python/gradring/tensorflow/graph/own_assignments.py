@@ -10,13 +10,18 @@ import tensorflow as tf
 from gradring.tensorflow.graph import compat
 
 
-def note_own_assignments() -> None:
-    """From now on, `is_assigned_alone` knows the variables that replicas assign by themselves."""
+def note_own_assignments(note: Callable[[Any], None]) -> None:
+    """From now on, `is_assigned_alone` knows the variables that replicas assign by themselves.
+
+    Args:
+        note: Is told each before it is assigned.
+    """
 
     def update(
         update_replica: Callable[..., Any], self: Any, update_fn: Any, value: Any, **kwargs: Any
     ) -> Any:
         if self.aggregation == tf.VariableAggregation.NONE:
+            note(self)
             self._gradring_is_assigned_alone = True
         return update_replica(self, update_fn, value, **kwargs)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gradring.gradients.buckets import Entry
 from gradring.gradients.reduction import Reduction
+from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.backward_order import start_as_soon_as_ready
 from gradring.tensorflow.graph.dtypes import as_native, as_tensor, with_dtype
 from gradring.tensorflow.graph.sparse import reduce_sparse
@@ -20,8 +21,17 @@ Leaf: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 Variable: TypeAlias = "tf.Variable | tf.keras.Variable"
 
 
-def reduce_leaves(leaves: Sequence[Leaf], reduction: Reduction) -> list[Leaf]:
+def reduce_leaves(
+    leaves: Sequence[Leaf],
+    reduction: Reduction,
+    variables: Sequence[Variable | str] | None = None,
+) -> list[Leaf]:
     """Reduces tensors of any shapes, listed in the order of their variables.
+
+    Args:
+        leaves: The tensors.
+        reduction: How they are reduced.
+        variables: What these are the gradients of, if that is known; names are not looked at.
 
     Returns:
         The results, in order, of the shapes and dtypes of the leaves; the slices of
@@ -36,6 +46,11 @@ def reduce_leaves(leaves: Sequence[Leaf], reduction: Reduction) -> list[Leaf]:
     results = list(leaves)
     _reduce_dense(results, dense, reduction)
     reduce_sparse(results, sparse, reduction)
+    reduced = replica_step.current().reductions
+    if known := [variable for variable in variables or () if not isinstance(variable, str)]:
+        reduced.note_gradients(known)
+    else:
+        reduced.note_values(results)
     return results
 
 

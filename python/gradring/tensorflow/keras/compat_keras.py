@@ -23,6 +23,7 @@ from gradring.group.communicator import open_groups
 from gradring.tensorflow import keras_names as names
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.files import whole_files
+from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.keras import (
@@ -272,10 +273,6 @@ class _Reduced(list[Any]):
     """Gradients that are the sum over all replicas already."""
 
 
-#: Whether the optimizer is updating variables by `_Reduced` gradients.
-_reduced: ContextVar[bool] = ContextVar("reduced", default=False)
-
-
 def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
@@ -313,7 +310,7 @@ def _name_gradients(
 
 def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
     """Clips the sum of all replicas' gradients, as one process would; Keras clips each summand."""
-    if not (optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue):
+    if not _clips(optimizer):
         return original(optimizer, gradients)
     present = [gradient for gradient in gradients if gradient is not None]
     # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
@@ -326,19 +323,33 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any
     return _Reduced(original(optimizer, complete))
 
 
+def _clips(optimizer: Any) -> bool:
+    return bool(optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue)
+
+
 def _update_step(
     original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
 ) -> None:
     rule = updates_of(tf.distribute.get_strategy())
-    with holding(_reduced, isinstance(gradients, _Reduced)):
+    with replica_step.holding(has_sums=isinstance(gradients, _Reduced)):
         step = functools.partial(original, optimizer)
         rule.step(step, optimizer, gradients, variables, rate)
 
 
 def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> Any:
-    """Does not reduce again what was reduced to be clipped."""
-    if _reduced.get():
+    """Does not reduce again what was reduced to be clipped.
+
+    Raises:
+        gradring.errors.ConfigError: Gradients were clipped before they were reduced.
+    """
+    if replica_step.current().has_sums:
         return list(pairs)
+    if _clips(optimizer):
+        raise ConfigError(
+            f"{_this_keras()} clips each rank's part of the gradients for {optimizer.name}, and "
+            "not their sum: `gradring env` names the versions that were tried; install one of "
+            "them, or leave out clipping"
+        )
     reduced = original(optimizer, pairs)
     gradient_norm.note_reduced(optimizer, [gradient for gradient, _ in reduced])
     return reduced

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -21,7 +22,6 @@ from gradring.tensorflow.rules.updates import (
     Updates,
     UpdatesInRounds,
     beside,
-    id_of,
     when,
 )
 

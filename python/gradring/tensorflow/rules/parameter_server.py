@@ -26,13 +26,13 @@ from gradring.tensorflow import keras_names
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.graph import failures
 from gradring.tensorflow.graph.dtypes import map_values
+from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.placement import server_of
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
     Updates,
-    id_of,
     own,
     times,
     trained_by,
@@ -61,6 +61,7 @@ class PushedUpdates(Updates):
     """The optimizer's step is the servers'."""
 
     are_local = True
+    replaces_step = True
     #: Each rank has what it has pulled.
     ends_equal = False
 

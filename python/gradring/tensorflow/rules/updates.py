@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -12,22 +11,20 @@ import tensorflow as tf
 
 from gradring.tensorflow import keras_names
 from gradring.tensorflow.cross_device_ops import gradients_of
-from gradring.tensorflow.graph import compat
-from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph import compat, replica_step
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.model_variables import (
     local_parts,
     optimizer_variables,
     with_known_shapes,
 )
+from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.sparse import summed
 
 #: Of a variable, or None where the loss does not depend on it.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 #: The optimizer's own `apply`, for these gradients.
 Apply: TypeAlias = Callable[[Sequence[Gradient]], None]
-
-_is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 
 
 class Updates:
@@ -38,6 +35,8 @@ class Updates:
 
     #: Whether a step is the replica's own business, so that nothing else in it should communicate.
     are_local = False
+    #: Whether `step` takes the place of the optimizer's own step, which must not run then.
+    replaces_step = False
     #: Whether the ranks have the same weights after `sync` of the same step.
     ends_equal = True
 
@@ -102,13 +101,18 @@ def apply(
 ) -> None:
     """Does `optimizer.apply` by a rule; but once, where an optimizer has another one inside."""
     knows_variables = variables is not None or optimizer.built
-    if type(updates) is Updates or _is_applying.get() or not gradients or not knows_variables:
+    if (
+        type(updates) is Updates
+        or replica_step.current().is_applying
+        or not gradients
+        or not knows_variables
+    ):
         original(optimizer, gradients, variables)
         return
     if not optimizer.built:
         optimizer.build(list(variables))
     variables = trained_by(optimizer) if variables is None else list(variables)
-    with holding(_is_applying, True):
+    with replica_step.holding(is_applying=True):
         updates.apply(
             optimizer,
             lambda changed: original(optimizer, changed, variables),
@@ -216,11 +220,6 @@ def beside(variable: Any, name: str) -> tf.Variable:
     """Zeros of the variable's shape and dtype, where it is, for this process alone."""
     part = own(variable)
     return compat.plain_variable(0, name, part.dtype, part.shape, part.device)
-
-
-def id_of(variable: Any) -> int:
-    """The same for a variable of TensorFlow and for what Keras wraps around it."""
-    return id(keras_names.VALUE.of(variable, variable))
 
 
 def times(gradient: Gradient, factor: int) -> Gradient:

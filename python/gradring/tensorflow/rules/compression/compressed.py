@@ -18,6 +18,7 @@ from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.graph.reduction import reduce_leaves
+from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.rules.compression.bits16 import Bits16
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Memory, reduce_all
 from gradring.tensorflow.rules.compression.int8 import Int8
@@ -29,7 +30,6 @@ from gradring.tensorflow.rules.updates import (
     Gradient,
     Round,
     UpdatesInRounds,
-    id_of,
     own,
 )
 

@@ -1,0 +1,135 @@
+"""The state of the step that a replica does.
+
+`CustomCollectiveStrategy.run` makes a `ReplicaStep` for each call of a replica's function. What the
+modules of this package tell each other about that step is a field of it. Outside of `run`, one step
+lasts as long as the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gradring.tensorflow import keras_names
+
+
+class Reductions:
+    """What was reduced over the ranks in a step, as far as the program was traced or executed."""
+
+    def __init__(self) -> None:
+        """Nothing was reduced."""
+        self._variables: set[int] = set()
+        self._shapes: set[tuple[int, ...]] = set()
+        #: Shapes of the rows of `tf.IndexedSlices`.
+        self._rows: set[tuple[int, ...]] = set()
+        #: Elements of the largest vector, in which a program may have packed its gradients.
+        self._largest = 0.0
+
+    def note_gradients(self, variables: Iterable[Any]) -> None:
+        """Gradients of these variables were reduced."""
+        self._variables.update(id_of(variable) for variable in variables)
+
+    def note_values(self, values: Iterable[Any]) -> None:
+        """Tensors were reduced, and nobody said whether they are gradients."""
+        for value in values:
+            if isinstance(value, tf.IndexedSlices):
+                self._rows.add(tuple(value.values.shape[1:]))
+            elif value.shape.is_fully_defined() and value.shape.rank != 1:
+                self._shapes.add(tuple(value.shape))
+            else:
+                self.note_packed(value)
+
+    def note_packed(self, value: tf.Tensor) -> None:
+        """A tensor was reduced, gathered or scattered that may consist of several gradients."""
+        is_known = value.shape.is_fully_defined()
+        self._largest = max(self._largest, value.shape.num_elements() if is_known else math.inf)
+
+    def cover(self, variable: Any) -> bool:
+        """Whether the gradient of a variable may be among what was reduced."""
+        shape = tuple(variable.shape)
+        return (
+            id_of(variable) in self._variables
+            or shape in self._shapes
+            or (len(shape) > 0 and shape[1:] in self._rows)
+            or math.prod(shape) <= self._largest
+        )
+
+
+class Gradients(NamedTuple):
+    """Of what the gradients are that are reduced now."""
+
+    #: As many as gradients.
+    variables: Sequence[Any]
+    #: All of their optimizer, of which some may have no gradient.
+    among: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ReplicaStep:
+    """State of the step, or of the part of it that runs now."""
+
+    #: Whether this is a step of `run`, and not what surrounds the steps.
+    is_in_run: bool = False
+    #: What `gradients_of` was given.
+    gradients_of: Gradients | None = None
+    #: Whether reductions give this rank's own sums.
+    is_alone: bool = False
+    #: Whether the gradients that an optimizer applies are the sums over all replicas already.
+    has_sums: bool = False
+    #: Whether an update rule other than that of the optimizer applies gradients.
+    is_applying: bool = False
+    #: What was reduced in it.
+    reductions: Reductions = field(default_factory=Reductions)
+    #: Variables of the strategy that optimizers assigned, each with its optimizer.
+    assigned: list[tuple[Any, Any]] = field(default_factory=list)
+    #: Whether what one rank assigns reaches the others by a broadcast.
+    is_broadcast: bool = False
+
+
+_outside = ReplicaStep()
+_current: ContextVar[ReplicaStep] = ContextVar("step", default=_outside)
+
+
+def current() -> ReplicaStep:
+    """The step of this replica, or what lasts as long as the process."""
+    return _current.get()
+
+
+def reductions() -> Sequence[Reductions]:
+    """Those of the current step, and those outside of steps."""
+    step = current()
+    return (step.reductions, _outside.reductions) if step.is_in_run else (_outside.reductions,)
+
+
+@contextlib.contextmanager
+def beginning() -> Iterator[ReplicaStep]:
+    """Inside is a new step of a replica."""
+    with _being(ReplicaStep(is_in_run=True)) as step:
+        yield step
+
+
+@contextlib.contextmanager
+def holding(**fields: Any) -> Iterator[None]:
+    """Inside, the current step has these fields."""
+    with _being(replace(current(), **fields)):
+        yield
+
+
+@contextlib.contextmanager
+def _being(step: ReplicaStep) -> Iterator[ReplicaStep]:
+    token = _current.set(step)
+    try:
+        yield step
+    finally:
+        _current.reset(token)
+
+
+def id_of(variable: Any) -> int:
+    """The same for a variable of TensorFlow and for what Keras wraps around it."""
+    return id(keras_names.VALUE.of(variable, variable))

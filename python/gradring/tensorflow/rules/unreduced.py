@@ -1,0 +1,188 @@
+"""Refuses optimizers that update variables by gradients that no collective has reduced.
+
+Ranks would train apart without a word: in a loop without `strategy.run`, with an optimizer that
+assigns variables by itself, or with a version of Keras or TensorFlow that calls no function of ours
+any more. So what the strategy sees of an update is compared with what was reduced in the same step.
+
+That happens while a function is traced, and in eager steps until a variable has been checked once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.config.words import counted
+from gradring.errors import ConfigError
+from gradring.gradients.names import name_of
+from gradring.tensorflow import keras_names
+from gradring.tensorflow.graph import replica_step
+from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.replica_step import ReplicaStep, id_of
+from gradring.tensorflow.rules.replicas import updates_of
+from gradring.tensorflow.rules.updates import Updates
+
+#: Methods by which a program hands gradients to an optimizer.
+_ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}
+
+#: So many names are in a message.
+_SHOWN = 2
+
+
+def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
+    """A variable is about to be updated by `tf.distribute`, with these arguments.
+
+    Raises:
+        gradring.errors.ConfigError: An optimizer does it, and no collective has reduced the
+            gradient in this step.
+    """
+    # The decay of weights has no arguments, and an average of weights has variables.
+    if any(tf.is_tensor(arg) and not hasattr(arg, "assign") for arg in args):
+        _note(strategy, variable, by_gradient=True)
+
+
+def note_assignment(variable: Any) -> None:
+    """A replica assigns its own copy of a variable by itself, as `note_update`."""
+    _note(variable.distribute_strategy, variable, by_gradient=False)
+
+
+def check(step: ReplicaStep) -> None:
+    """A step ends in which optimizers may have assigned variables by themselves.
+
+    Raises:
+        gradring.errors.ConfigError: As for `note_update`.
+    """
+    for variable, optimizer in step.assigned:
+        strategy = variable.distribute_strategy
+        if not any(reductions.cover(variable) for reductions in replica_step.reductions()):
+            _refuse(strategy, optimizer, [v for v, by in step.assigned if by is optimizer])
+        _remember(variable)
+
+
+def _note(strategy: Any, variable: Any, *, by_gradient: bool) -> None:
+    if not getattr(variable, "trainable", False) or not _is_shared(strategy):
+        return
+    if tf.executing_eagerly() and getattr(variable, "_gradring_is_reduced", False):
+        return
+    step = replica_step.current()
+    if step.is_broadcast or step.is_alone:
+        return
+    optimizer, told = _optimizer_above(variable, any_method=by_gradient)
+    if optimizer is None:
+        return
+    if not by_gradient and step.is_in_run and _is_by_rule(strategy):
+        # It may assign a variable first for another reason, such as a decay.
+        step.assigned.append((variable, optimizer))
+    elif _is_reduced(strategy, variable):
+        _remember(variable)
+    else:
+        _refuse(strategy, optimizer, told)
+
+
+def _is_shared(strategy: Any) -> bool:
+    """Whether others train the variables of a strategy, too."""
+    communicator = communicator_of(strategy)
+    if communicator is None:
+        return False
+    return communicator.world_size > 1 or strategy.extended.servers > 0
+
+
+def _is_reduced(strategy: Any, variable: Any) -> bool:
+    # Without a step, nobody combines the moving statistics.
+    is_in_step = replica_step.current().is_in_run or not _is_in_replica_of(strategy)
+    reduced = any(reductions.cover(variable) for reductions in replica_step.reductions())
+    return is_in_step and _is_by_rule(strategy) and reduced
+
+
+def _is_by_rule(strategy: Any) -> bool:
+    """Whether the optimizer's own step may follow now, by the strategy's update rule."""
+    rule = updates_of(strategy)
+    is_plain = type(rule) is Updates
+    return is_plain or (replica_step.current().is_applying and not rule.replaces_step)
+
+
+def _is_in_replica_of(strategy: Any) -> bool:
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.strategy is strategy
+
+
+def _remember(variable: Any) -> None:
+    if tf.executing_eagerly():
+        variable._gradring_is_reduced = True
+
+
+def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[Any]]:
+    """The optimizer that is applying gradients of the variable, and all that it was told.
+
+    A program assigns variables for many reasons, such as to clip them or to copy them. An optimizer
+    of several local replicas calls `tf.distribute` from another thread than its entrance.
+    """
+    kinds = _kinds()
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _ENTRANCES or (any_method and code.co_varnames[:1] == ("self",)):
+            values = frame.f_locals
+            optimizer = values.get(code.co_varnames[0])
+            if isinstance(optimizer, kinds):
+                known = keras_names.TRAINED.of(optimizer, None) or ()
+                told = _variables_in([*values.values(), list(known)])
+                those = [each for each in told if id_of(each) == id_of(variable)]
+                # These are assigned what a program says is no gradient, such as scales.
+                if those and not any(_is_overwritten(each) for each in those):
+                    return optimizer, list({id_of(each): each for each in told}.values())
+        frame = frame.f_back
+    return None, ()
+
+
+def _kinds() -> tuple[type, ...]:
+    """The bases of all optimizers that have been imported."""
+    kinds = [tf.compat.v1.train.Optimizer]
+    for name in ("keras", "tf_keras"):
+        optimizers = getattr(sys.modules.get(name), "optimizers", None)
+        for owner in (optimizers, getattr(optimizers, "legacy", None)):
+            kind = getattr(owner, "Optimizer", None)
+            kinds += [kind] if isinstance(kind, type) else []
+    return tuple(kinds)
+
+
+def _variables_in(values: Iterable[Any]) -> list[Any]:
+    """Variables in lists, and in lists of pairs with their gradients."""
+    found = []
+    for value in values:
+        for each in value if isinstance(value, list | tuple) else ():
+            parts = each if isinstance(each, list | tuple) else (each,)
+            found += [part for part in parts if hasattr(part, "assign")]
+    return found
+
+
+def _is_overwritten(variable: Any) -> bool:
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
+    communicator, rule = strategy.communicator, updates_of(strategy)
+    unreduced = [each for each in variables if not _is_reduced(strategy, each)]
+    names = [name_of(each) for each in unreduced]
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    rule_of_program = "" if type(rule) is Updates else f" by update={strategy.update_rule}"
+    if replica_step.current().is_in_run or _is_in_replica_of(strategy):
+        advice = (
+            "it may assign them by itself, or `gradring env` names a version that was not tried; "
+            "reduce by gradring.tensorflow.all_reduce first"
+        )
+    else:
+        advice = (
+            "call it inside of strategy.run, or reduce by gradring.tensorflow.GradientReducer first"
+        )
+    raise ConfigError(
+        f"rank {communicator.rank} of {communicator.host}: {type(optimizer).__name__} updates "
+        f"{counted(len(names), 'variable')} ({shown}) by gradients that were not reduced"
+        f"{rule_of_program}: {advice}",
+        rank=communicator.rank,
+        host=communicator.host,
+    )

@@ -1,0 +1,394 @@
+"""Optimizers that update variables by gradients that no collective has reduced are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from keras_models import needs_fit
+from served import served
+from tf_worker import join, refusal
+
+from gradring import updates
+from gradring.testing import run_ranks
+
+pytestmark = needs_fit
+
+REFUSED = {
+    # Loops without `run`.
+    "eager loop": "by gradients that were not reduced: call it inside of strategy.run",
+    "tf.function": "call it inside of strategy.run",
+    "in the scope": "call it inside of strategy.run",
+    "own optimizer, outside": "call it inside of strategy.run",
+    # Optimizers that assign by themselves.
+    "own optimizer": "it may assign them by itself",
+    "own optimizer, eagerly": "it may assign them by itself",
+    # Parents that do not call what stands in for them, or what overrides theirs.
+    "_all_reduce_sum_gradients": "it may assign them by itself",
+    "_all_reduce_sum_gradients, fit": "it may assign them by itself",
+    "ReplicaContext.all_reduce": "it may assign them by itself",
+    "_replica_ctx_all_reduce": "it may assign them by itself",
+    "_batch_reduce_to": "GradientDescentOptimizer updates ",
+    "_call_for_each_replica": "it may assign them by itself",
+    "_clip_gradients": "clips each rank's part of the gradients",
+    "_backend_update_step, clipped": "clips each rank's part of the gradients",
+    "_all_reduce_sum_gradients, clipped": "are reduced again",
+    "apply, LocalSGD": "not reduced by update=LocalSGD",
+    "apply, Primary": "not reduced by update=Primary",
+    "apply, compression": "not reduced by update=AllReduce(compression=",
+    "apply, sync_every": "not reduced by update=AllReduce(sync_every=2",
+    "_backend_update_step, ParameterServer": "not reduced by update=ParameterServer",
+}
+
+ALLOWED = (
+    "frozen and without gradient",
+    "two optimizers, clipped weights, a copy",
+    "averages and constraints",
+    "accumulation",
+    "scaled loss",
+    "own optimizer that reduces",
+    "reducer outside of run",
+    "unnamed outside of run",
+    "packed outside of run",
+    "the chief alone",
+    "TensorFlow 1",
+    "Keras 2 that reduces before",
+    "other variables",
+    "evaluation",
+    "LocalSGD",
+    "Primary",
+    "compression",
+    "sync_every",
+    "ParameterServer",
+)
+
+RULES = {
+    "": updates.AllReduce(),
+    "LocalSGD": updates.LocalSGD(2),
+    "Primary": updates.Primary(),
+    "compression": updates.AllReduce(compression=updates.Int8()),
+    "sync_every": updates.AllReduce(sync_every=2),
+}
+
+
+class Programs:
+    """Of one rank."""
+
+    def __init__(self, strategy: Any) -> None:
+        import tensorflow as tf
+
+        self.tf, self.keras, self.strategy = tf, tf.keras, strategy
+        self.x = tf.ones([4, 3]) * (strategy.communicator.rank + 1)
+
+    def model(self, **options: Any) -> tuple[Any, Any]:
+        layers = self.keras.layers
+        with self.strategy.scope():
+            dense = layers.Dense(4, **options)
+            model = self.keras.Sequential([layers.Input((3,)), dense, layers.Dense(1)])
+        return model, self.keras.optimizers.SGD(0.1)
+
+    def gradients(self, model: Any) -> Any:
+        with self.tf.GradientTape() as tape:
+            loss = self.tf.reduce_mean((model(self.x, training=True) - 1) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def step(self, model: Any, optimizer: Any) -> None:
+        pairs = zip(self.gradients(model), model.trainable_variables, strict=True)
+        optimizer.apply_gradients(list(pairs))
+
+    def run(self, model: Any, optimizer: Any, graph: bool = True, steps: int = 1) -> None:
+        with self.strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+        def step() -> None:
+            self.strategy.run(lambda: self.step(model, optimizer))
+
+        function = self.tf.function(step) if graph else step
+        for _ in range(steps):
+            function()
+
+    def own(self, reduce: Callable[[Any], Any] = lambda gradients: gradients) -> Any:
+        class Own(self.keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+            """Assigns as it likes."""
+
+            def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+                for variable in trainable_variables:
+                    variable.assign_sub(0.01 * variable)  # before anything is reduced
+                for grad, variable in zip(reduce(grads), trainable_variables, strict=True):
+                    variable.assign_sub(0.1 * grad)
+
+        return Own(0.1)
+
+    def version_1(self) -> Any:
+        model, _ = self.model()
+        with self.strategy.scope():
+            optimizer = self.tf.compat.v1.train.GradientDescentOptimizer(0.1)
+
+        def step() -> None:
+            variables = [variable.value for variable in model.trainable_variables]
+            pairs = zip(self.gradients(model), variables, strict=True)
+            optimizer.apply_gradients(list(pairs))
+
+        self.strategy.run(step)
+
+    def fit(self, model: Any, optimizer: Any) -> None:
+        model.compile(optimizer, "mse")
+        inputs, targets = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+        model.fit(inputs, targets, batch_size=4, verbose=0)
+        model.evaluate(inputs, targets, batch_size=4, verbose=0)
+
+
+class Dead:
+    """Inside, a function is another one, as in a version that has changed."""
+
+    def __init__(self, owner: Any, name: str, function: Any) -> None:
+        self._owner, self._name, self._function = owner, name, function
+
+    def __enter__(self) -> None:
+        self._original = getattr(self._owner, self._name)
+        setattr(self._owner, self._name, self._function)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._owner, self._name, self._original)
+
+
+def of_keras(programs: Programs, name: str) -> Dead:
+    """Keras' own function in place of what stands in for it."""
+    owner = programs.keras.optimizers.Optimizer
+    function = getattr(owner, name)
+    while "gradring" in function.__code__.co_filename or not hasattr(owner, name):
+        function = function.__wrapped__
+    return Dead(owner, name, function)
+
+
+def refused(programs: Programs, case: str) -> None:
+    tf, keras = programs.tf, programs.keras
+    owner, extended = keras.optimizers.Optimizer, type(programs.strategy.extended)
+    clipping = keras.optimizers.SGD(0.1, global_clipnorm=0.1)
+    kind = case.partition(", ")[0]
+    model, optimizer = programs.model()
+    if kind == "eager loop":
+        programs.step(model, optimizer)
+    elif kind == "tf.function":
+        optimizer.build(model.trainable_variables)
+        tf.function(lambda: programs.step(model, optimizer))()
+    elif kind == "in the scope":
+        gradients = programs.gradients(model)
+        with programs.strategy.scope():
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    elif case == "own optimizer, outside":
+        programs.step(model, programs.own())
+    elif kind == "own optimizer":
+        programs.run(model, programs.own(), graph=case == kind)
+    elif kind == "_all_reduce_sum_gradients" and case.endswith("clipped"):
+        with of_keras(programs, kind):
+            programs.run(model, clipping)
+    elif kind == "_all_reduce_sum_gradients":
+        with Dead(owner, kind, lambda self, pairs: list(pairs)):
+            (programs.fit if case.endswith("fit") else programs.run)(model, optimizer)
+    elif kind == "ReplicaContext.all_reduce":
+        same = lambda self, reduce_op, value, options=None: value  # noqa: E731
+        with Dead(tf.distribute.ReplicaContext, "all_reduce", same):
+            programs.run(model, optimizer)
+    elif kind == "_replica_ctx_all_reduce":
+        with Dead(extended, kind, lambda self, reduce_op, value, options=None: value):
+            programs.run(model, optimizer)
+    elif kind == "_batch_reduce_to":
+        with Dead(extended, kind, lambda self, op, pairs, options=None: [v for v, _ in pairs]):
+            programs.version_1()
+    elif kind == "_call_for_each_replica":
+
+        def call(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+            with tf.distribute.ReplicaContext(programs.strategy, replica_id_in_sync_group=0):
+                return fn(*args, **kwargs)
+
+        with Dead(extended, kind, call):
+            programs.run(model, optimizer)
+    elif kind == "_clip_gradients" or case.endswith("clipped"):
+        with of_keras(programs, kind):
+            programs.run(model, clipping)
+    else:
+        with of_keras(programs, kind):
+            programs.run(model, optimizer, steps=2)
+
+
+def refusals() -> dict[str, str]:
+    """What is said to each program of `REFUSED`."""
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    found = {}
+    with join() as comm:
+        for case in REFUSED:
+            rule = case.partition(", ")[2]
+            if rule == "ParameterServer":
+                with served(comm, updates.ParameterServer()) as strategy:
+                    found[case] = refusal(lambda s=strategy, c=case: refused(Programs(s), c))
+                continue
+            strategy = CustomCollectiveStrategy(
+                communicator=comm, update=RULES.get(rule, RULES[""])
+            )
+            found[case] = refusal(lambda s=strategy, c=case: refused(Programs(s), c))
+            comm.barrier()
+    return found
+
+
+def test_updates_by_gradients_that_were_not_reduced_are_refused() -> None:
+    for rank, found in enumerate(run_ranks(refusals, 2)):
+        for case, said in REFUSED.items():
+            text = found[case]
+            assert text.startswith("ConfigError: "), (case, text)
+            assert said in text, (case, text)
+            assert len(text) < 400, (case, text)
+            if "variables (" in text:
+                assert text.startswith(f"ConfigError: rank {rank} of "), (case, text)
+                assert "/kernel" in text, (case, text)
+
+
+def allowed(programs: Programs, case: str) -> None:
+    from gradring.tensorflow import GradientReducer, all_reduce
+
+    tf, keras, strategy = programs.tf, programs.keras, programs.strategy
+    model, optimizer = programs.model()
+    if case == "frozen and without gradient":
+        model.layers[0].trainable = False
+        with strategy.scope():
+            unused = tf.Variable(1.0, name="unused")
+        optimizer.build([*model.trainable_variables, keras.Variable(1.0)])
+
+        def step() -> None:
+            gradients = [*programs.gradients(model), None]
+            optimizer.apply(gradients, optimizer._trainable_variables)
+            unused.assign_add(1.0)
+
+        tf.function(lambda: strategy.run(step))()
+    elif case == "two optimizers, clipped weights, a copy":
+        for graph in (True, False):
+            model, _ = programs.model()
+            critic, other = programs.model()
+            target, _ = programs.model()
+            programs.run(model, optimizer := keras.optimizers.SGD(0.1), graph)
+            programs.run(critic, other, graph)
+
+            def clip(model: Any = model, target: Any = target) -> None:
+                for variable, copy in zip(model.weights, target.weights, strict=True):
+                    variable.assign(tf.clip_by_value(variable, -0.01, 0.01))
+                    copy.assign(0.5 * variable + 0.5 * copy)
+
+            strategy.run(clip)
+            programs.run(model, optimizer, graph)
+    elif case == "averages and constraints":
+        for graph in (True, False):
+            model, _ = programs.model(kernel_constraint=keras.constraints.MaxNorm(0.5))
+            options = {"use_ema": True, "ema_overwrite_frequency": 2, "weight_decay": 0.1}
+            programs.run(model, keras.optimizers.Adam(**options), graph, steps=2)
+        programs.fit(model, keras.optimizers.Adam(**options))
+    elif case == "accumulation":
+        for graph in (True, False):
+            model, _ = programs.model()
+            summing = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+            programs.run(model, summing, graph, steps=2)
+    elif case == "scaled loss":
+        programs.run(model, keras.optimizers.LossScaleOptimizer(optimizer))
+    elif case == "own optimizer that reduces":
+        for graph in (True, False):
+            model, _ = programs.model()
+            programs.run(model, programs.own(all_reduce), graph)
+    elif case in ("reducer outside of run", "unnamed outside of run", "packed outside of run"):
+        gradients = programs.gradients(model)
+        if case.startswith("reducer"):
+            gradients = GradientReducer()(gradients, model.trainable_variables)
+        elif case.startswith("unnamed"):
+            gradients = all_reduce(gradients)
+        else:
+            total = all_reduce(tf.concat([tf.reshape(each, [-1]) for each in gradients], 0))
+            parts = tf.split(total, [tf.size(each) for each in gradients])
+            pairs = zip(parts, gradients, strict=True)
+            gradients = [tf.reshape(part, each.shape) for part, each in pairs]
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    elif case == "the chief alone":
+        optimizer.build(model.trainable_variables)
+        strategy.broadcast_update(lambda: programs.step(model, optimizer))
+    elif case == "TensorFlow 1":
+        programs.version_1()
+    elif case == "Keras 2 that reduces before":
+        keras_2(programs)
+    elif case == "other variables":
+        plain = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        programs.step(plain, optimizer)
+    elif case == "evaluation":
+        model.compile(optimizer, "mse")
+        model.evaluate(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+    else:
+        for graph in (True, False):
+            model, optimizer = programs.model()[0], keras.optimizers.SGD(0.1)
+            programs.run(model, optimizer, graph, steps=2)
+            if case == "ParameterServer":  # which know one optimizer
+                return
+        programs.fit(programs.model()[0], keras.optimizers.SGD(0.1))
+
+
+def keras_2(programs: Programs) -> None:
+    if importlib.util.find_spec("tf_keras") is None:
+        return
+    import tf_keras
+
+    tf, strategy = programs.tf, programs.strategy
+    with strategy.scope():
+        dense = tf_keras.layers.Dense(2)
+        model = tf_keras.Sequential([tf_keras.layers.Input((3,)), dense])
+        optimizers = (tf_keras.optimizers.SGD(0.1), tf_keras.optimizers.legacy.SGD(0.1))
+    for optimizer in optimizers:
+        is_legacy = "legacy" in type(optimizer).__module__
+        name = "experimental_aggregate_gradients" if is_legacy else "skip_gradients_aggregation"
+        given = {name: not is_legacy}
+
+        def step(optimizer: Any = optimizer, options: Any = given) -> None:
+            gradients = programs.gradients(model)
+            gradients = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
+            pairs = zip(gradients, model.trainable_variables, strict=True)
+            optimizer.apply_gradients(list(pairs), **options)
+
+        if not is_legacy:
+            with strategy.scope():
+                optimizer.build(model.trainable_variables)
+        strategy.run(step)
+
+
+def all_allowed() -> dict[str, str]:
+    """What is said to each program of `ALLOWED`."""
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    found = {}
+    with join() as comm:
+        for case in ALLOWED:
+            if case == "ParameterServer":
+                with served(comm, updates.ParameterServer()) as strategy:
+                    found[case] = refusal(lambda s=strategy, c=case: allowed(Programs(s), c))
+                continue
+            strategy = CustomCollectiveStrategy(
+                communicator=comm, update=RULES.get(case, RULES[""])
+            )
+            found[case] = refusal(lambda s=strategy, c=case: allowed(Programs(s), c))
+    return found
+
+
+def test_programs_whose_gradients_are_reduced_in_any_way_are_not_refused() -> None:
+    for found in run_ranks(all_allowed, 2):
+        assert found == dict.fromkeys(ALLOWED, "not refused")
+
+
+def alone() -> str:
+    """What one rank is told, whose gradients are all there are."""
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with join() as comm:
+        programs = Programs(CustomCollectiveStrategy(communicator=comm))
+        return refusal(lambda: programs.step(*programs.model()))
+
+
+@pytest.mark.parametrize("ranks", [1])
+def test_one_rank_needs_no_reduction(ranks: int) -> None:
+    assert run_ranks(alone, ranks) == ["not refused"]
