@@ -31,7 +31,7 @@ from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.graph.start_wait import eager_step
-from gradring.tensorflow.keras import compat_keras, summed_losses
+from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules import unreduced
 from gradring.tensorflow.rules.factory import make
@@ -497,7 +497,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
         device = tf.device(self.worker_devices[0])
-        with device, context, replica_step.beginning() as step, summed_losses.in_step():
+        with device, context, replica_step.beginning() as step:
             self.moving_statistics.forget()
             outputs = fn(*args, **kwargs)
             unreduced.check(step)

@@ -70,6 +70,17 @@ class Gradients(NamedTuple):
     among: Sequence[Any]
 
 
+class Share(NamedTuple):
+    """A replica's part of the samples of all replicas."""
+
+    #: 1.0 is an equal part.
+    size: tf.Tensor
+    #: Whether it is an equal one in all steps.
+    is_equal: bool
+    #: Whether shapes say on every rank what they say on this one.
+    has_equal_shapes: bool
+
+
 @dataclass(frozen=True)
 class ReplicaStep:
     """State of the step, or of the part of it that runs now."""
@@ -88,6 +99,16 @@ class ReplicaStep:
     reductions: Reductions = field(default_factory=Reductions)
     #: Variables of the strategy that optimizers assigned, each with its optimizer.
     assigned: list[tuple[Any, Any]] = field(default_factory=list)
+    #: Has an element once a loss of Keras was computed in it.
+    keras_losses: list[bool] = field(default_factory=list)
+    #: None outside of layers; inside, whether the outermost one got an empty batch.
+    is_empty: bool | tf.Tensor | None = None
+    #: The replica's part of the samples, in a step of Keras.
+    share: Share | None = None
+    #: The mask of the loss that Keras computes.
+    mask: Any = None
+    #: What that loss is divided by; None is what grows with the number of samples alone.
+    divisor: tf.Tensor | None = None
     #: Whether what one rank assigns reaches the others by a broadcast.
     is_broadcast: bool = False
 
@@ -110,7 +131,8 @@ def reductions() -> Sequence[Reductions]:
 @contextlib.contextmanager
 def beginning() -> Iterator[ReplicaStep]:
     """Inside is a new step of a replica."""
-    with _being(ReplicaStep(is_in_run=True)) as step:
+    new = replace(current(), is_in_run=True, reductions=Reductions(), assigned=[], keras_losses=[])
+    with _being(new) as step:
         yield step
 
 

@@ -57,9 +57,6 @@ _watched = False
 
 _makes_example: ContextVar[bool] = ContextVar("makes_example", default=False)
 
-#: Of the loss that Keras computes.
-_mask: ContextVar[Any] = ContextVar("mask", default=None)
-
 
 def makes_example() -> bool:
     """Whether Keras makes an object for a look at its attributes: its variables are gone then."""
@@ -406,7 +403,7 @@ def _reduce_weighted_values(
     **kwargs: Any,
 ) -> Any:
     """Remembers the mask, which Keras has in the weights when it divides."""
-    with holding(_mask, mask):
+    with replica_step.holding(mask=mask):
         return original(values, sample_weight, mask, *args, **kwargs)
 
 
@@ -420,7 +417,7 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     if reduction == "sum":
         summed_losses.note()
         return sample_shares.weighed_sum(original(values, *args, **kwargs))
-    with sample_shares.divided(values, weights, _mask.get(), reduction):
+    with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
             return reduced

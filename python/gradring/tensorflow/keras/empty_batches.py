@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ import tensorflow as tf
 from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
-from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.replica_step import current, holding
 
 #: Of dimensions that are unknown as well: enough for most windows, and not for many positions.
 _UNKNOWN_SIZE = 32
@@ -35,9 +34,6 @@ _SPARSE_OR_RAGGED = (tf.sparse.SparseTensor, tf.RaggedTensor)
 
 #: The mask of a sequence, and from what an activation has made probabilities.
 _KEPT_ON_TENSORS = (keras_names.MASK.name, keras_names.LOGITS.name)
-
-#: None outside of layers; inside, whether the outermost one got an empty batch.
-_is_empty: ContextVar[bool | tf.Tensor | None] = ContextVar("is_empty", default=None)
 
 
 class _Outside:
@@ -92,12 +88,12 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
 
 def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for the `__call__` of layers and of losses."""
-    if _is_empty.get() is not None:
+    if current().is_empty is not None:
         return original(layer, *args, **kwargs)
     told = _have_no_rows((args, kwargs))
     if told is not False and _has_functions(layer):
         return original(layer, *args, **kwargs)
-    with holding(_is_empty, told):
+    with holding(is_empty=told):
         if told is False:
             return original(layer, *args, **kwargs)
         args, kwargs = _map(functools.partial(_with_row, told), (args, kwargs))
@@ -168,7 +164,7 @@ def first_rows_of(nest: Any) -> int | tf.Tensor | None:
 
 def _told() -> tf.Tensor | None:
     """Whether the outermost layer got an empty batch, where it may have."""
-    told = _is_empty.get()
+    told = current().is_empty
     return None if told is None or told is False or not compat.can_take(told) else told
 
 

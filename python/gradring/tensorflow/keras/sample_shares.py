@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,7 +27,7 @@ import tensorflow as tf
 from gradring.tensorflow.data import counting
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
-from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.replica_step import Share, current, holding
 from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
 from gradring.tensorflow.rules.replicas import updates_of
 
@@ -48,23 +47,6 @@ class _Taken:
 
 
 _taken: WeakKeyDictionary[Any, _Taken] = WeakKeyDictionary()
-
-
-class _Step(NamedTuple):
-    """What a replica's step of Keras knows of those of the other replicas."""
-
-    #: The replica's share of the samples; 1.0 is an equal one.
-    share: tf.Tensor
-    #: Whether it is an equal one in all steps.
-    is_equal: bool
-    #: Whether shapes say on every rank what they say on this one.
-    has_equal_shapes: bool
-
-
-_step: ContextVar[_Step | None] = ContextVar("step", default=None)
-
-#: What a loss is divided by; None is what grows with the number of samples alone.
-_divisor: ContextVar[tf.Tensor | None] = ContextVar("divisor", default=None)
 
 
 class OwnBatch(NamedTuple):
@@ -163,18 +145,18 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
         taken = _taken_from(strategy)
         has_equal_shapes = not (tf.executing_eagerly() or taken.eagerly or is_own)
         if isinstance(own, int) and has_equal_shapes:
-            with holding(_step, _Step(tf.ones([], tf.float64), True, True)):
+            with holding(share=Share(tf.ones([], tf.float64), True, True)):
                 return step(data)
         own = tf.cast(own, tf.int64)
         if is_own:
             total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
         else:
             total = taken.samples.read_value()
-        known = _Step(_share(own, total), False, has_equal_shapes)
-        with holding(_step, known):
+        share = Share(_share(own, total), False, has_equal_shapes)
+        with holding(share=share):
             logs = counted(own, data)
         # Parts of a mean over the replicas.
-        return tf.nest.map_structure(functools.partial(_part, known.share), logs)
+        return tf.nest.map_structure(functools.partial(_part, share.size), logs)
 
     def counted(own: Any, data: Any) -> Any:
         # The mean over no samples is a NaN, which counts for nothing.
@@ -207,9 +189,9 @@ def divided(
         reduction: As Keras has it; one that divides.
     """
     divisor = None
-    if _own_step() is not None and values.shape.rank:
+    if _own_share() is not None and values.shape.rank:
         divisor = _divisor_of(values, weights, mask, reduction)
-    return holding(_divisor, divisor)
+    return holding(divisor=divisor)
 
 
 def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> tf.Tensor | None:
@@ -219,28 +201,28 @@ def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> t
     if mask is not None:
         valid, steps = tf.reduce_sum(tf.cast(mask, tf.float64)), tf.size(mask)
         return valid * tf.math.divide_no_nan(size, tf.cast(steps, tf.float64))
-    step, rest = _own_step(), values.shape[1:]
-    is_known = rest.is_fully_defined() and step is not None and step.has_equal_shapes
+    part, rest = _own_share(), values.shape[1:]
+    is_known = rest.is_fully_defined() and part is not None and part.has_equal_shapes
     return None if is_known or not rest.rank else size
 
 
 def weighed(loss: tf.Tensor) -> tf.Tensor:
     """A mean of Keras, weighed by the replica's share of what it is divided by."""
-    step, own = _own_step(), _divisor.get()
-    if step is None or (step.is_equal and own is None):
+    part, own = _own_share(), current().divisor
+    if part is None or (part.is_equal and own is None):
         return loss
     if own is None:
-        return _with_gradient(loss, None, step.share)
+        return _with_gradient(loss, None, part.size)
     share = _share(own, tf.distribute.get_replica_context().all_reduce(_SUM, own))
-    return _with_gradient(loss, tf.math.divide_no_nan(share, step.share), share)
+    return _with_gradient(loss, tf.math.divide_no_nan(share, part.size), share)
 
 
 def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
     """A sum of Keras, of which the logs have the mean over the replicas, weighed by samples."""
-    step = _own_step()
-    if step is None or step.is_equal:
+    part = _own_share()
+    if part is None or part.is_equal:
         return loss
-    return _with_gradient(loss, tf.math.reciprocal_no_nan(step.share), tf.ones_like(step.share))
+    return _with_gradient(loss, tf.math.reciprocal_no_nan(part.size), tf.ones_like(part.size))
 
 
 def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) -> tf.Tensor:
@@ -262,14 +244,14 @@ def update_mean(
     Keras counts the losses of a model's outputs once for each batch, whatever its size; a replica's
     part of a batch is therefore counted by its share.
     """
-    step = _own_step()
-    is_counted_alike = sample_weight is not None or step is None or step.is_equal
+    part = _own_share()
+    is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
-        assert step is not None
-        sample_weight = tf.cast(step.share, metric.dtype)
+        assert part is not None
+        sample_weight = tf.cast(part.size, metric.dtype)
     return original(metric, values, sample_weight)
 
 
-def _own_step() -> _Step | None:
-    step = _step.get()
-    return step if step is not None and compat.can_take(step.share) else None
+def _own_share() -> Share | None:
+    share = current().share
+    return share if share is not None and compat.can_take(share.size) else None

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
 
 import tensorflow as tf
 
 from gradring.tensorflow.graph.adoption import communicator_of
-from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.replica_step import current
 
 _log = logging.getLogger("gradring")
 
@@ -29,9 +27,6 @@ _warns = False
 
 _checked: WeakSet[Any] = WeakSet()
 
-#: Of the replica's step: True once a loss of Keras was computed in it.
-_step: ContextVar[list[bool] | None] = ContextVar("step", default=None)
-
 
 def warn() -> None:
     """From now on, warns of such a loss, once."""
@@ -39,16 +34,11 @@ def warn() -> None:
     _warns = True
 
 
-def in_step() -> AbstractContextManager[None]:
-    """Inside is a replica's step."""
-    return holding(_step, [])
-
-
 def note() -> None:
     """Keras has computed a loss whose gradients may be added up."""
-    step = _step.get()
-    if step is not None:
-        step.append(True)
+    step = current()
+    if step.is_in_run:
+        step.keras_losses.append(True)
 
 
 def noting(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +65,8 @@ def check(optimizer: Any) -> None:
     _checked.add(optimizer)
     strategy = tf.distribute.get_strategy()
     communicator = communicator_of(strategy)
-    if _step.get() != [] or communicator is None or strategy.num_replicas_in_sync == 1:
+    has_other_loss = current().is_in_run and not current().keras_losses
+    if not has_other_loss or communicator is None or strategy.num_replicas_in_sync == 1:
         return
     _warns = False
     if communicator.rank != 0:
