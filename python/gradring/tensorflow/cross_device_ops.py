@@ -16,9 +16,8 @@ from gradring.group.communicator import Communicator
 from gradring.tensorflow import seams
 from gradring.tensorflow.graph import compat, replica_step, session_order
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
-from gradring.tensorflow.graph.model_variables import with_known_shapes
 from gradring.tensorflow.graph.ops import all_gather
-from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves
+from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves, with_known_shapes
 
 
 def gradients_of(

@@ -13,9 +13,8 @@ from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph.dtypes import accumulator, as_tensor, map_values
-from gradring.tensorflow.graph.model_variables import with_known_shapes
 from gradring.tensorflow.graph.ops import group_of
-from gradring.tensorflow.graph.reduction import Variable, reduce_leaves
+from gradring.tensorflow.graph.reduction import Variable, reduce_leaves, with_known_shapes
 from gradring.tensorflow.graph.start_wait import eager_step, reduce
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 

@@ -16,8 +16,7 @@ from gradring.horovod.tensorflow.collectives import reduce_dense
 from gradring.horovod.tensorflow.compression import Compression, Compressor, checked
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow.graph.dtypes import map_values
-from gradring.tensorflow.graph.model_variables import with_known_shapes
-from gradring.tensorflow.graph.reduction import reduce_leaves
+from gradring.tensorflow.graph.reduction import reduce_leaves, with_known_shapes
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 

@@ -97,20 +97,6 @@ def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     return found
 
 
-def with_known_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
-    """The same gradients, which have the shapes of their variables.
-
-    A graph does not know all of them, such as that of a `Dense` layer's kernel for batches of any
-    size, and a tensor of unknown size travels by itself.
-    """
-    for gradient, variable in zip(gradients, variables, strict=True):
-        shape = getattr(variable, "shape", None)
-        is_of_graph = isinstance(gradient, tf.Tensor) and tf.is_symbolic_tensor(gradient)
-        if is_of_graph and shape is not None and gradient.shape.is_compatible_with(shape):
-            gradient.set_shape(shape)
-    return gradients
-
-
 def local_parts(variable: Any) -> Sequence[Any]:
     """The variables of this process behind one of a strategy, whose values no reading adds up."""
     inner = of_tensorflow(variable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -45,13 +45,28 @@ def reduce_leaves(
     dense = sorted(set(range(len(leaves))) - set(sparse))
     results = list(leaves)
     _reduce_dense(results, dense, reduction)
-    reduce_sparse(results, sparse, reduction)
+    if sparse:
+        reduce_sparse(results, sparse, reduction)
     reduced = replica_step.current().reductions
     if known := [variable for variable in variables or () if not isinstance(variable, str)]:
         reduced.note_gradients(known)
     else:
         reduced.note_values(results)
     return results
+
+
+def with_known_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
+    """The same gradients, which have the shapes of their variables.
+
+    A graph does not know all of them, such as that of a `Dense` layer's kernel for batches of any
+    size, and a tensor of unknown size travels by itself.
+    """
+    for gradient, variable in zip(gradients, variables, strict=True):
+        shape = getattr(variable, "shape", None)
+        is_of_graph = isinstance(gradient, tf.Tensor) and tf.is_symbolic_tensor(gradient)
+        if is_of_graph and shape is not None and gradient.shape.is_compatible_with(shape):
+            gradient.set_shape(shape)
+    return gradients
 
 
 def _reduce_dense(results: list[Leaf], positions: Sequence[int], reduction: Reduction) -> None:

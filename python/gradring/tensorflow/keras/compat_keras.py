@@ -39,7 +39,7 @@ from gradring.tensorflow.keras import (
 from gradring.tensorflow.keras.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.rules import updates
-from gradring.tensorflow.rules.replicas import updates_of
+from gradring.tensorflow.rules.updates import updates_of
 from gradring.tensorflow.seams import (
     Found,
     Replacement,

@@ -27,7 +27,8 @@ from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.replicas import unlike
-from gradring.tensorflow.rules.replicas import rule_of, sync_model, updates_of
+from gradring.tensorflow.rules.replicas import rule_of, sync_model
+from gradring.tensorflow.rules.updates import updates_of
 
 _log = logging.getLogger("gradring")
 

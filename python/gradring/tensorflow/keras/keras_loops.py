@@ -20,7 +20,8 @@ from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of
 from gradring.tensorflow.keras import empty_batches, sample_shares
-from gradring.tensorflow.rules.replicas import sync_model, updates_of
+from gradring.tensorflow.rules.replicas import sync_model
+from gradring.tensorflow.rules.updates import updates_of
 
 _logger = logging.getLogger("gradring")
 

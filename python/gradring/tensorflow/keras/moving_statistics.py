@@ -28,7 +28,7 @@ from gradring.tensorflow.cross_device_ops import (
 )
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.keras import empty_batches
-from gradring.tensorflow.rules.replicas import updates_of
+from gradring.tensorflow.rules.updates import updates_of
 
 #: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
 _NAMES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")

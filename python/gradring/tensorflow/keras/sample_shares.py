@@ -29,7 +29,7 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.replica_step import Share, current, holding
 from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
-from gradring.tensorflow.rules.replicas import updates_of
+from gradring.tensorflow.rules.updates import updates_of
 
 _SUM = tf.distribute.ReduceOp.SUM
 

@@ -9,15 +9,7 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph.adoption import communicator_of, strategy_of
 from gradring.tensorflow.graph.model_variables import variables_of
-from gradring.tensorflow.rules.updates import Updates
-
-_NO_RULE = Updates()
-
-
-def updates_of(strategy: tf.distribute.Strategy | None) -> Updates:
-    """Those of a strategy of ours; of another one, those that do nothing."""
-    found = getattr(getattr(strategy, "extended", None), "updates", None)
-    return found if isinstance(found, Updates) else _NO_RULE
+from gradring.tensorflow.rules.updates import Updates, updates_of
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

@@ -23,8 +23,7 @@ from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.replica_step import ReplicaStep, id_of
-from gradring.tensorflow.rules.replicas import updates_of
-from gradring.tensorflow.rules.updates import Updates
+from gradring.tensorflow.rules.updates import Updates, updates_of
 
 #: Methods by which a program hands gradients to an optimizer.
 _ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}

@@ -13,11 +13,8 @@ from gradring.tensorflow import keras_names
 from gradring.tensorflow.cross_device_ops import gradients_of
 from gradring.tensorflow.graph import compat, replica_step
 from gradring.tensorflow.graph.dtypes import map_values
-from gradring.tensorflow.graph.model_variables import (
-    local_parts,
-    optimizer_variables,
-    with_known_shapes,
-)
+from gradring.tensorflow.graph.model_variables import local_parts, optimizer_variables
+from gradring.tensorflow.graph.reduction import with_known_shapes
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.sparse import summed
 
@@ -94,6 +91,16 @@ class Updates:
     def unsynchronised(self) -> Iterator[Any]:
         """What every replica has for itself, even after `sync`."""
         return iter(())
+
+
+#: What a strategy of others does.
+NO_RULE = Updates()
+
+
+def updates_of(strategy: tf.distribute.Strategy | None) -> Updates:
+    """Those of a strategy of ours; of another one, those that do nothing."""
+    found = getattr(getattr(strategy, "extended", None), "updates", None)
+    return found if isinstance(found, Updates) else NO_RULE
 
 
 def apply(
