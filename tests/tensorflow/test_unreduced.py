@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ ALLOWED = (
     "ParameterServer",
 )
 
-RULES = {
+RULES: dict[str, updates.Rule] = {
     "": updates.AllReduce(),
     "LocalSGD": updates.LocalSGD(2),
     "Primary": updates.Primary(),
@@ -225,12 +226,12 @@ def refusals() -> dict[str, str]:
             rule = case.partition(", ")[2]
             if rule == "ParameterServer":
                 with served(comm, updates.ParameterServer()) as strategy:
-                    found[case] = refusal(lambda s=strategy, c=case: refused(Programs(s), c))
+                    found[case] = refusal(partial(refused, Programs(strategy), case))
                 continue
             strategy = CustomCollectiveStrategy(
                 communicator=comm, update=RULES.get(rule, RULES[""])
             )
-            found[case] = refusal(lambda s=strategy, c=case: refused(Programs(s), c))
+            found[case] = refusal(partial(refused, Programs(strategy), case))
             comm.barrier()
     return found
 
@@ -366,12 +367,12 @@ def all_allowed() -> dict[str, str]:
         for case in ALLOWED:
             if case == "ParameterServer":
                 with served(comm, updates.ParameterServer()) as strategy:
-                    found[case] = refusal(lambda s=strategy, c=case: allowed(Programs(s), c))
+                    found[case] = refusal(partial(allowed, Programs(strategy), case))
                 continue
             strategy = CustomCollectiveStrategy(
                 communicator=comm, update=RULES.get(case, RULES[""])
             )
-            found[case] = refusal(lambda s=strategy, c=case: allowed(Programs(s), c))
+            found[case] = refusal(partial(allowed, Programs(strategy), case))
     return found
 
 
