@@ -8,6 +8,7 @@ version is never guessed from the absence of a name.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -293,9 +294,8 @@ def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None
     """
     replacements = list(replacements)
     for each in found:
-        for seam, why in _wrong_stand_ins(each, replacements).items():
-            each.missing[seam] = why
         each.check()
+        dataclasses.replace(each, missing=_wrong_stand_ins(each, replacements)).check()
     owners = {seam: owner for each in found for seam, owner in each.owners.items()}
     undo: list[Callable[[], None]] = []
     try:

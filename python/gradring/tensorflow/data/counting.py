@@ -22,29 +22,32 @@ def count_in_iterators(
             if TensorFlow is to count.
         note: Takes the strategy and a batch of an iterator that need not count.
     """
-    strategy, cardinality, enable_get_next_as_optional = (
+    own_strategy, cardinality, enable_get_next_as_optional = (
         compat.row(f"DistributedIteratorBase.{name}")
         for name in ("_strategy", "_cardinality", "_enable_get_next_as_optional")
     )
 
     def counted(
-        calculate: Callable[..., Any], given: Any, workers: Any, optionals: list[list[Any]]
+        calculate: Callable[..., Any],
+        strategy: Any,
+        input_workers: Any,
+        optional_list: list[list[Any]],
     ) -> Any:
-        ours = [optional for worker in optionals for optional in worker]
+        ours = [optional for worker in optional_list for optional in worker]
         has_values = [tf.cast(optional.has_value(), tf.int64) for optional in ours]
-        found = count(given, tf.reduce_sum(has_values, keepdims=True), ours)
-        return calculate(given, workers, optionals) if found is None else found
+        found = count(strategy, tf.reduce_sum(has_values, keepdims=True), ours)
+        return calculate(strategy, input_workers, optional_list) if found is None else found
 
     def next_batch(get_next: Callable[..., Any], self: Any, name: str | None = None) -> Any:
         batch = get_next(self, name)
         if not enable_get_next_as_optional.of(self):
-            note(strategy.of(self), batch)
+            note(own_strategy.of(self), batch)
         return batch
 
     def next_optional(get_next: Callable[..., Any], self: Any) -> Any:
         batch = get_next(self)
         if cardinality.of(self) == tf.data.INFINITE_CARDINALITY:
-            note(strategy.of(self), batch.get_value())
+            note(own_strategy.of(self), batch.get_value())
         return batch
 
     compat.replace(

@@ -46,21 +46,23 @@ def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> 
         do_run: Callable[..., Any],
         self: Any,
         handle: Any,
-        targets: Any,
-        fetches: Any,
-        feeds: Any,
-        *options: Any,
+        target_list: Any,
+        fetch_list: Any,
+        feed_dict: Any,
+        options: Any,
+        run_metadata: Any,
     ) -> Any:
         def go(more: Sequence[tf.Operation], fed: dict[tf.Tensor, Any]) -> Any:
             if handle is not None and (more or fed):
                 raise NotImplementedError(
                     "partial_run of what has collectives: use Session.run, on every rank"
                 )
-            all_fed = {**feeds, **{tensor.ref(): value for tensor, value in fed.items()}}
-            return do_run(self, handle, [*targets, *more], fetches, all_fed, *options)
+            all_fed = {**feed_dict, **{tensor.ref(): value for tensor, value in fed.items()}}
+            targets = [*target_list, *more]
+            return do_run(self, handle, targets, fetch_list, all_fed, options, run_metadata)
 
-        names = [tensor.deref().name for tensor in feeds]
-        return run(self.graph, targets, fetches, names, go)
+        names = [tensor.deref().name for tensor in feed_dict]
+        return run(self.graph, target_list, fetch_list, names, go)
 
     def making(
         make_callable: Callable[..., Any],
@@ -73,22 +75,26 @@ def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> 
             return lambda **options: self.run(fetches, **options)
         return make_callable(self, fetches, feed_list, accept_options)
 
-    def making_from_options(make: Callable[..., Any], self: Any, options: Any) -> Any:
+    def making_from_options(make: Callable[..., Any], self: Any, callable_options: Any) -> Any:
         graph, callables = self.graph, {}
-        targets = [graph.as_graph_element(name, allow_tensor=False) for name in options.target]
-        fetches = [graph.as_graph_element(name, allow_operation=False) for name in options.fetch]
+        targets = [
+            graph.as_graph_element(name, allow_tensor=False) for name in callable_options.target
+        ]
+        fetches = [
+            graph.as_graph_element(name, allow_operation=False) for name in callable_options.fetch
+        ]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             def go(more: Sequence[tf.Operation], fed: dict[tf.Tensor, Any]) -> Any:
                 if "made" not in callables:
-                    with_more = type(options)()
-                    with_more.CopyFrom(options)
+                    with_more = type(callable_options)()
+                    with_more.CopyFrom(callable_options)
                     with_more.target.extend(op.name for op in more)
                     with_more.feed.extend(tensor.name for tensor in fed)
                     callables["made"] = make(self, with_more)
                 return callables["made"](*args, *fed.values(), **kwargs)
 
-            return run(graph, targets, fetches, list(options.feed), go)
+            return run(graph, targets, fetches, list(callable_options.feed), go)
 
         return call
 

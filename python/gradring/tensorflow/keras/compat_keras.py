@@ -298,25 +298,25 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
 
 
 def _name_gradients(
-    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any
 ) -> Any:
     """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
-    with updates.gradients_by(optimizer, gradients, variables):
-        return original(optimizer, gradients, variables)
+    with updates.gradients_by(optimizer, grads, trainable_variables):
+        return original(optimizer, grads, trainable_variables)
 
 
-def _clip_gradients(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+def _clip_gradients(original: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
     """Clips the sum of all replicas' gradients, as one process would; Keras clips each summand."""
     if not _clips(optimizer):
-        return original(optimizer, gradients)
-    present = [gradient for gradient in gradients if gradient is not None]
+        return original(optimizer, grads)
+    present = [gradient for gradient in grads if gradient is not None]
     # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
     if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
         _refuse_clipping()
     sums = tf.distribute.get_replica_context().all_reduce(_SUM, present)
     gradient_norm.note_reduced(optimizer, sums)
     reduced = iter(sums)
-    complete = [None if gradient is None else next(reduced) for gradient in gradients]
+    complete = [None if gradient is None else next(reduced) for gradient in grads]
     return _Reduced(original(optimizer, complete))
 
 
@@ -325,37 +325,41 @@ def _clips(optimizer: Any) -> bool:
 
 
 def _update_step(
-    original: Callable[..., Any], optimizer: Any, gradients: Any, variables: Any, rate: Any
+    original: Callable[..., Any],
+    optimizer: Any,
+    grads: Any,
+    trainable_variables: Any,
+    learning_rate: Any,
 ) -> None:
     rule = updates_of(tf.distribute.get_strategy())
-    with replica_step.holding(has_sums=isinstance(gradients, _Reduced)):
+    with replica_step.holding(has_sums=isinstance(grads, _Reduced)):
         step = functools.partial(original, optimizer)
-        rule.step(step, optimizer, gradients, variables, rate)
+        rule.step(step, optimizer, grads, trainable_variables, learning_rate)
 
 
-def _sum_gradients(original: Callable[..., Any], optimizer: Any, pairs: Any) -> Any:
+def _sum_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
     """Does not reduce again what was reduced to be clipped.
 
     Raises:
         gradring.errors.ConfigError: Gradients were clipped before they were reduced.
     """
     if replica_step.current().has_sums:
-        return list(pairs)
+        return list(grads_and_vars)
     if _clips(optimizer):
         raise ConfigError(
             f"{_this_keras()} clips each rank's part of the gradients for {optimizer.name}, and "
             "not their sum: `gradring env` names the versions that were tried; install one of "
             "them, or leave out clipping"
         )
-    reduced = original(optimizer, pairs)
+    reduced = original(optimizer, grads_and_vars)
     gradient_norm.note_reduced(optimizer, [gradient for gradient, _ in reduced])
     return reduced
 
 
-def _check_finite(original: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+def _check_finite(original: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
     """Whether all replicas' gradients are finite, so that all of them skip the same steps."""
     add_up = functools.partial(tf.distribute.get_replica_context().all_reduce, _SUM)
-    return _on_all(original(optimizer, gradients), add_up)
+    return _on_all(original(optimizer, grads), add_up)
 
 
 def _on_all(is_finite: tf.Tensor, add_up: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
@@ -373,8 +377,8 @@ def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> No
         add_up: Takes such an optimizer and a scalar; returns the sum over its ranks.
     """
 
-    def check(original: Callable[..., Any], outer: Any, gradients: Any) -> tf.Tensor:
-        is_finite = original(outer, gradients)
+    def check(original: Callable[..., Any], outer: Any, grads: Any) -> tf.Tensor:
+        is_finite = original(outer, grads)
         return _on_all(is_finite, functools.partial(add_up, outer.inner_optimizer))
 
     def applies(outer: Any) -> bool:

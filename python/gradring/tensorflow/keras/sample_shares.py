@@ -128,25 +128,27 @@ def _taken_from(strategy: Any) -> _Taken:
 # Weighing
 
 
-def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any], Any]) -> Any:
+def make_function(
+    original: Callable[..., Any], model: Any, step_function: Callable[[Any], Any]
+) -> Any:
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
 
-    @functools.wraps(step)
+    @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
         is_own = isinstance(data, OwnBatch)
         data = data.data if is_own else data
         own = first_rows_of(data)
         # An elastic job may have other replicas when this is traced anew.
         if own is None or not may_come_in(strategy):
-            return step(data)
+            return step_function(data)
         if updates_of(strategy).are_local:
-            return step(data) if isinstance(own, int) and own else counted(own, data)
+            return step_function(data) if isinstance(own, int) and own else counted(own, data)
         taken = _taken_from(strategy)
         has_equal_shapes = not (tf.executing_eagerly() or taken.eagerly or is_own)
         if isinstance(own, int) and has_equal_shapes:
             with holding(share=Share(tf.ones([], tf.float64), True, True)):
-                return step(data)
+                return step_function(data)
         own = tf.cast(own, tf.int64)
         if is_own:
             total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
@@ -160,7 +162,7 @@ def make_function(original: Callable[..., Any], model: Any, step: Callable[[Any]
 
     def counted(own: Any, data: Any) -> Any:
         # The mean over no samples is a NaN, which counts for nothing.
-        return unless(tf.equal(own, 0), model.metrics_variables, lambda: step(data))
+        return unless(tf.equal(own, 0), model.metrics_variables, lambda: step_function(data))
 
     return original(model, weighted)
 
