@@ -1,4 +1,4 @@
-"""How datasets were made: by which ops of TensorFlow, with which arguments.
+"""The ops of TensorFlow that have made datasets, and their arguments.
 
 From the first strategy on, the tensor of a dataset keeps the op that has made it. Of a dataset that
 was made before, TensorFlow writes the graph, whose operations are those of the Python objects that
