@@ -42,8 +42,8 @@ PARENTS = {
 RULES_REFUSED = {
     "apply, LocalSGD": "not reduced by update=LocalSGD",
     "apply, Primary": "not reduced by update=Primary",
-    "apply, compression": "not reduced by update=AllReduce(compression=",
-    "apply, sync_every": "not reduced by update=AllReduce(sync_every=2",
+    "apply, compression": "not reduced by update=AllReduce:",
+    "apply, sync_every": "not reduced by update=AllReduce:",
     "_backend_update_step, ParameterServer": "not reduced by update=ParameterServer",
 }
 

@@ -168,7 +168,8 @@ def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
     unreduced = [each for each in variables if not _is_reduced(strategy, each)]
     names = [name_of(each) for each in unreduced]
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    rule_of_program = "" if type(rule) is Updates else f" by update={strategy.update_rule}"
+    name = type(strategy.update_rule).__name__
+    rule_of_program = "" if type(rule) is Updates else f" by update={name}"
     if replica_step.current().is_in_run or _is_in_replica_of(strategy):
         advice = (
             "it may assign them by itself, or `gradring env` names a version that was not tried; "
