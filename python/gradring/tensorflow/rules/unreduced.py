@@ -9,6 +9,7 @@ That happens while a function is traced, and in eager steps until a variable has
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from types import FrameType
@@ -121,7 +122,7 @@ def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[
     of several local replicas calls `tf.distribute` from another thread than its entrance.
     """
     kinds = _kinds()
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name in _ENTRANCES or (any_method and code.co_varnames[:1] == ("self",)):
