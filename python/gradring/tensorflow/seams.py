@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ from typing import Any
 
 from gradring.errors import ConfigError
 from gradring.tensorflow.tried_versions import TRIED
+
+_log = logging.getLogger("gradring")
 
 #: Of a package's version, such as (3, 15, 1).
 Version = tuple[int, ...]
@@ -306,6 +309,25 @@ def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None
         for take_away in reversed(undo):
             take_away()
         raise
+    for each in found:
+        before = _in_use.get(each.package, each)
+        _in_use[each.package] = max(before, each, key=lambda it: it.total)
+
+
+#: By package, the largest table of which something was replaced.
+_in_use: dict[str, Found] = {}
+
+
+def warn_of_newer(rank: int) -> None:
+    """Says on rank 0, once, which packages are newer than those that gradring was tried with."""
+    global _has_warned
+    sentences = [sentence for found in _in_use.values() if (sentence := newer(found))]
+    if sentences and rank == 0 and not _has_warned:
+        _has_warned = True
+        _log.warning("%s", "; ".join(sentences))
+
+
+_has_warned = False
 
 
 def _wrong_stand_ins(found: Found, replacements: Iterable[Replacement]) -> dict[Seam, str]:

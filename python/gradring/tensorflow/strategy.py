@@ -173,6 +173,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     def scope(self) -> Any:
         """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
         compat_keras.repair()
+        seams.warn_of_newer(self.extended.rank)
         placement.know_servers()
         whole_files.guard()
         return super().scope()
@@ -462,7 +463,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         # Workers of parameter servers form no group, and share datasets out all the same.
         place = self._served.place if self._served else communicator
         self._num_workers = place.world_size
-        self._id_in_cluster = place.rank
+        self.rank = self._id_in_cluster = place.rank
         self._is_chief = place.rank == 0
         self._rpc_layer = cluster_resolver.rpc_layer
 

@@ -90,7 +90,7 @@ def look() -> list[Found]:
 
 def _replacements() -> Iterator[Replacement]:
     """What stands in for functions of Keras; a later one is around those before it."""
-    for seam, stand_in in {
+    in_a_step: dict[Seam, Callable[..., Any]] = {
         names.APPLY: _apply,
         names.APPLY_SCALED: _apply,
         names.APPLY_GRADIENTS: _name_gradients,
@@ -107,7 +107,8 @@ def _replacements() -> Iterator[Replacement]:
         names.REDUCE_WEIGHTED: _reduce_weighted_values,
         names.REDUCE_VALUES: _reduce_values,
         names.ADDITIONAL_LOSS: _additional_loss,
-    }.items():
+    }
+    for seam, stand_in in in_a_step.items():
         yield _traced(seam, stand_in, _in_our_replica)
     yield _traced(names.NORMALISE, empty_batches.keep_statistics, empty_batches.may_come_outside)
     for seam in (names.LAYER_CALL, names.LOSS_CALL):
@@ -142,12 +143,13 @@ def _replacements() -> Iterator[Replacement]:
     yield _traced(names.BACKUP_BEGIN, fit_callbacks.restore, _trains_under_ours)
     for seam in (names.BACKUP_SAVE, names.BACKUP_END):
         yield _traced(seam, fit_callbacks.on_chief, _trains_under_ours)
-    for seam, stand_in in {
+    in_fit: dict[Seam, Callable[..., Any]] = {
         names.TRAIN_BEGIN: fit_callbacks.begin,
         names.BATCH_END: fit_callbacks.end_batch,
         names.EPOCH_END: fit_callbacks.end_epoch,
         names.TRAIN_END: fit_callbacks.end,
-    }.items():
+    }
+    for seam, stand_in in in_fit.items():
         yield _traced(seam, stand_in, fit_callbacks.is_in_fit)
     if parsed(version_of("keras")) < _HAS_METRICS_OF_REPLICAS:
         for seam in (names.MAKE_TRAIN, names.MAKE_TEST):
