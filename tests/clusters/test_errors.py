@@ -27,9 +27,11 @@ def test_each_exception_is_also_a_builtin(kind: type[errors.GradringError]) -> N
 
 @pytest.mark.parametrize("kind", [errors.GradringError, *BUILTINS])
 def test_facts_default_to_none_and_survive_pickling(kind: type[errors.GradringError]) -> None:
-    assert vars(kind("it broke")) == dict.fromkeys(
-        ("rank", "host", "collective", "sequence", "elapsed_s")
-    )
-    facts = {"rank": 2, "host": "b", "collective": "barrier", "sequence": 7, "elapsed_s": 1.5}
-    copy = pickle.loads(pickle.dumps(kind("it broke", **facts)))  # type: ignore[arg-type]
-    assert type(copy) is kind and str(copy) == "it broke" and vars(copy) == facts
+    facts = ("rank", "host", "collective", "sequence", "elapsed_s")
+    plain = {"problem": "it broke", "advice": "", **dict.fromkeys(facts)}
+    assert vars(kind("it broke")) == plain
+    given = {"rank": 2, "host": "b", "collective": "barrier", "sequence": 7, "elapsed_s": 1.5}
+    advised = kind("it broke", advice="mend it", **given)  # type: ignore[arg-type]
+    copy = pickle.loads(pickle.dumps(advised))
+    assert type(copy) is kind and str(copy) == "it broke; mend it"
+    assert vars(copy) == {"problem": "it broke", "advice": "mend it", **given}

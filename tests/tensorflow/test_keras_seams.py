@@ -149,7 +149,7 @@ def newer() -> Any:
         for _ in range(2):
             with CustomCollectiveStrategy(communicator=comm).scope():
                 keras.layers.Dense(1)
-    return said
+    return [line for line in said if "newer" in line]
 
 
 def test_a_newer_keras_is_one_line_on_rank_0() -> None:
