@@ -15,7 +15,7 @@ from test_troubleshooting import CODE
 
 from documents import ROOT, blocks
 
-TOOLS = ROOT / "python" / "gradring" / "tools"
+PACKAGE = ROOT / "python" / "gradring"
 #: A line of the launcher, and a message of an exception to the end of its block.
 LAUNCHER = re.compile(r"^gradring run: (?P<said>.+)$", re.MULTILINE)
 EXCEPTION = re.compile(
@@ -97,7 +97,9 @@ def pieces(message: str) -> Iterator[str]:
 
 OF_LAUNCHER = [
     found
-    for sentence in sentences([*(TOOLS / "launch").glob("*.py"), *(TOOLS / "cli").glob("*.py")])
+    for sentence in sentences(
+        [*(PACKAGE / "launch").glob("*.py"), *(PACKAGE / "tools" / "cli").glob("*.py")]
+    )
     if (found := pattern(sentence)) is not None
 ]
 
