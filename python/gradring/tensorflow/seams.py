@@ -135,8 +135,8 @@ class Found:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ConfigError(
             f"{name} differs from the versions that gradring was tried with, {lowest} to "
-            f"{highest}: {'; '.join(wrong[:_SHOWN])}{more}. Nothing was replaced. Install one of "
-            f'those: pip install "{self.package}<={highest}"; or a newer gradring'
+            f"{highest}: {'; '.join(wrong[:_SHOWN])}{more}. Nothing in it was replaced. Install "
+            f'one of those: pip install "{self.package}<={highest}"; or a newer gradring'
         )
 
 
