@@ -270,12 +270,12 @@ def take_batches_outside_of_graphs() -> None:
     import keras
     import tensorflow as tf
 
-    def make_function(model: Any, step: Any) -> Any:
-        strategy = model.distribute_strategy
+    def make_function(self: Any, step_function: Any) -> Any:
+        strategy = self.distribute_strategy
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
         def on_data(data: Any) -> Any:
-            return strategy.reduce("MEAN", strategy.run(step, args=(data,)), axis=None)
+            return strategy.reduce("MEAN", strategy.run(step_function, args=(data,)), axis=None)
 
         traced = tf.function(on_data, reduce_retracing=True)
 

@@ -37,9 +37,9 @@ def is_told(found: Found, seam: Seam, why: str) -> None:
     with pytest.raises(ConfigError) as raised:
         found.check()
     told = str(raised.value)
-    assert told.startswith(f"tensorflow {tf.__version__} differs from the versions that")
+    assert told.startswith(f"TensorFlow {tf.__version__} differs from the versions that")
     assert f"{seam} {why}" in told
-    assert ". Nothing was replaced. Install one of those: pip install" in told
+    assert ". Nothing in it was replaced. Install one of those: pip install" in told
 
 
 def test_this_version_has_all_rows_and_each_has_a_key_of_its_own() -> None:
@@ -93,7 +93,7 @@ def test_an_override_of_a_method_that_is_gone_is_refused(
 ) -> None:
     monkeypatch.setattr(seams, "OVERRIDDEN", [])
     assert seams.overrides(parent_of(kind), *OVERRIDES[kind])(kind) is kind
-    with pytest.raises(ConfigError, match=rf"tensorflow {tf.__version__}.*{name} is missing"):
+    with pytest.raises(ConfigError, match=rf"TensorFlow {tf.__version__}.*{name} is missing"):
         seams.overrides(parent_of(kind, **{name: None}), *OVERRIDES[kind])(kind)
 
 
@@ -165,7 +165,7 @@ def test_the_import_tells_all_names_that_are_gone_in_one_error() -> None:
         [sys.executable, "-c", RENAMED], check=True, capture_output=True, text=True, timeout=300
     )
     told, is_as_before = done.stdout.splitlines()
-    assert told.startswith(f"ConfigError tensorflow {tf.__version__} differs from the versions")
+    assert told.startswith(f"ConfigError TensorFlow {tf.__version__} differs from the versions")
     for name in (
         "_calculate_replicas_with_values",
         "input_lib.DistributedDatasetsFromFunction",

@@ -39,9 +39,9 @@ class Reductions:
         """Tensors were reduced, and nobody said whether they are gradients."""
         for value in values:
             if isinstance(value, tf.IndexedSlices):
-                self._rows.add(tuple(value.values.shape[1:]))
+                self._rows.add(_dimensions(value.values.shape)[1:])
             elif value.shape.is_fully_defined() and value.shape.rank != 1:
-                self._shapes.add(tuple(value.shape))
+                self._shapes.add(_dimensions(value.shape))
             else:
                 self.note_packed(value)
 
@@ -52,13 +52,19 @@ class Reductions:
 
     def cover(self, variable: Any) -> bool:
         """Whether the gradient of a variable may be among what was reduced."""
-        shape = tuple(variable.shape)
+        shape = _dimensions(variable.shape)
         return (
             id_of(variable) in self._variables
             or shape in self._shapes
             or (len(shape) > 0 and shape[1:] in self._rows)
             or math.prod(shape) <= self._largest
         )
+
+
+def _dimensions(shape: Any) -> tuple[int, ...]:
+    """A shape as numbers, in TensorFlow 1's way of shapes too."""
+    shape = tf.TensorShape(shape)
+    return () if shape.rank is None else tuple(shape.as_list())
 
 
 class Gradients(NamedTuple):

@@ -165,7 +165,9 @@ def _is_overwritten(variable: Any) -> bool:
 
 
 def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
-    communicator, rule = strategy.communicator, updates_of(strategy)
+    # Workers of parameter servers form no group, and have a number all the same.
+    rank, host = strategy.extended.rank, strategy.communicator.host
+    rule = updates_of(strategy)
     unreduced = [each for each in variables if not _is_reduced(strategy, each)]
     names = [name_of(each) for each in unreduced]
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
@@ -181,9 +183,9 @@ def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
             "call it inside of strategy.run, or reduce by gradring.tensorflow.GradientReducer first"
         )
     raise ConfigError(
-        f"rank {communicator.rank} of {communicator.host}: {type(optimizer).__name__} updates "
+        f"rank {rank} of {host}: {type(optimizer).__name__} updates "
         f"{counted(len(names), 'variable')} ({shown}) by gradients that were not reduced"
         f"{rule_of_program}: {advice}",
-        rank=communicator.rank,
-        host=communicator.host,
+        rank=rank,
+        host=host,
     )
