@@ -58,7 +58,7 @@ def check(step: ReplicaStep) -> None:
     """
     for variable, optimizer in step.assigned:
         strategy = variable.distribute_strategy
-        if not any(reductions.cover(variable) for reductions in replica_step.reductions()):
+        if not _is_covered(variable):
             _refuse(strategy, optimizer, [v for v, by in step.assigned if by is optimizer])
         _remember(variable)
 
@@ -94,8 +94,12 @@ def _is_shared(strategy: Any) -> bool:
 def _is_reduced(strategy: Any, variable: Any) -> bool:
     # Without a step, nobody combines the moving statistics.
     is_in_step = replica_step.current().is_in_run or not _is_in_replica_of(strategy)
-    reduced = any(reductions.cover(variable) for reductions in replica_step.reductions())
-    return is_in_step and _is_by_rule(strategy) and reduced
+    return is_in_step and _is_by_rule(strategy) and _is_covered(variable)
+
+
+def _is_covered(variable: Any) -> bool:
+    """Whether its gradient may be among what was reduced."""
+    return any(reductions.cover(variable) for reductions in replica_step.reductions())
 
 
 def _is_by_rule(strategy: Any) -> bool:
