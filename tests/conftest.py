@@ -32,16 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def let_signals_mean_what_they_mean() -> None:
     """Signals mean what they mean in a terminal, also when the tests run in the background.
 
-    Shells start background commands, and nohup starts all, with some signals ignored, and every
-    process that a test starts would inherit that.
+    Shells start background commands, and nohup and supervisors start all, with some signals ignored
+    or blocked, and every process that a test starts would inherit that.
     """
-    for signum, usual in (
-        (signal.SIGINT, signal.default_int_handler),
-        (signal.SIGHUP, signal.SIG_DFL),
-        (signal.SIGQUIT, signal.SIG_DFL),
-    ):
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for signum in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # as Python has them
         if signal.getsignal(signum) == signal.SIG_IGN:
-            signal.signal(signum, usual)
+            is_interrupt = signum == signal.SIGINT
+            signal.signal(signum, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
 def pytest_sessionfinish() -> None:
