@@ -241,15 +241,6 @@ BATCH_END = Seam(_CALLBACKS, "on_train_batch_end", "has callbacks of all ranks a
 EPOCH_END = Seam(_CALLBACKS, "on_epoch_end", "has callbacks of all ranks agree", "epoch logs")
 TRAIN_END = Seam(_CALLBACKS, "on_train_end", "has callbacks of all ranks agree", "logs")
 
-# TensorFlow's, which Keras calls
-
-ALL_REDUCE = Seam(
-    "tensorflow:distribute.ReplicaContext",
-    "all_reduce",
-    "reduces the values of an empty batch",
-    "reduce_op value",
-)
-
 # Of tf_keras
 
 LEGACY_APPLY = Seam(

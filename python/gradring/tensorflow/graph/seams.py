@@ -52,6 +52,12 @@ TABLE: tuple[Seam, ...] = (
         "strategy replica_id_in_sync_group",
     ),
     Seam(
+        f"{_DISTRIBUTE}.distribute_lib:ReplicaContext",
+        "all_reduce",
+        "reduces the values of an empty batch, in steps of Keras",
+        "reduce_op value",
+    ),
+    Seam(
         f"{_DISTRIBUTE}.collective_all_reduce_strategy",
         "CollectiveAllReduceExtended",
         "is the base class of our strategy's implementation",

@@ -23,7 +23,7 @@ from gradring.group.communicator import open_groups
 from gradring.tensorflow import keras_names as names
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.files import whole_files
-from gradring.tensorflow.graph import replica_step
+from gradring.tensorflow.graph import compat, replica_step
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.keras import (
@@ -78,14 +78,14 @@ def repair() -> None:
         return
     if keras.backend.backend() != "tensorflow":
         return
-    replace(look(), _replacements())
+    replace([look(), compat.FOUND], _replacements())
     sample_shares.count()
     _repaired = True
 
 
-def look() -> list[Found]:
-    """What this Keras, and TensorFlow, have of the names that `repair` needs."""
-    return [find("keras", names.SEAMS), find("tensorflow", [names.ALL_REDUCE])]
+def look() -> Found:
+    """What this Keras has of the names that gradring needs."""
+    return find("keras", names.SEAMS)
 
 
 def _replacements() -> Iterator[Replacement]:
@@ -99,7 +99,7 @@ def _replacements() -> Iterator[Replacement]:
         names.SUM_GRADIENTS: _sum_gradients,
         names.CHECK_FINITE: _check_finite,
         names.NORMALISE: normalise,
-        names.ALL_REDUCE: empty_batches.all_reduce,
+        compat.row("ReplicaContext.all_reduce"): empty_batches.all_reduce,
         names.MOMENTS_SYNC: synchronised_moments.moments,
         names.MOMENTS: synchronised_moments.moments_of_layer,
         names.UPDATE_MEAN: sample_shares.update_mean,

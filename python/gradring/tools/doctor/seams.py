@@ -40,7 +40,7 @@ def _look() -> None:
     found = [compat.FOUND]
     if importlib.util.find_spec("keras") is not None:
         importlib.import_module("keras")
-        found += compat_keras.look()[:1]
+        found.append(compat_keras.look())
     for each in found:
         print(each)
         for seam, why in each.missing.items():
