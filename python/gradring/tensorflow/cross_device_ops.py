@@ -193,7 +193,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         for device in self._devices:
             with tf.device(device):
                 copies.append(value if value.device == device else _identity(value))
-        return compat.mirrored(copies)
+        return compat.regroup(tuple(copies), wrap_class=compat.Mirrored)
 
     def __deepcopy__(self, memo: Any) -> RingCrossDeviceOps:
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ from gradring.horovod.tensorflow.gradients import (
     Options,
     reduce_gradients,
 )
-from gradring.tensorflow.graph.compat import conditional
+from gradring.tensorflow.graph import compat
 
 _v1: Any = tf.compat.v1
 _Hook: Any = _v1.train.SessionRunHook
@@ -190,7 +190,7 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
             return [each / tf.cast(divisor, each.dtype) for each in reduced]
 
         results = list(gradients)
-        taken = conditional(self._is_whole, whole, lambda: list(sums))
+        taken = _conditional(self._is_whole, whole, lambda: list(sums))
         for i, gradient in zip(present, tf.nest.flatten(taken), strict=True):
             results[i] = gradient
         return results
@@ -221,3 +221,12 @@ def _after(operation: Any) -> tf.Tensor:
     """What both branches of a conditional can return, once the operation has run."""
     with tf.control_dependencies([operation]):
         return tf.identity(tf.constant(True))
+
+
+def _conditional(
+    condition: tf.Tensor, if_true: Callable[[], Any], if_false: Callable[[], Any]
+) -> Any:
+    """`tf.cond` with branches that are functions, in graphs of TensorFlow 1 too."""
+    if tf.executing_eagerly():
+        return tf.cond(condition, if_true, if_false)
+    return compat.cond_v2(condition, if_true, if_false)

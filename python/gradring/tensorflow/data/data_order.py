@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -201,7 +202,7 @@ class _Pipeline:
         """The name of a function like this one with other seeds, or its own."""
         if name in self._met:
             return str(self._met[name])
-        definition = compat.function_definition(name)
+        definition = _function_definition(name)
         changed = False
         for node in list(definition.node_def):
             found = _seeds_in(node, definition)
@@ -218,7 +219,7 @@ class _Pipeline:
         if changed:
             self._met[name] = f"{name}_order_{next(_numbers)}"
             definition.signature.name = self._met[name]
-            self.functions.append(compat.NamedFunction(definition))
+            self.functions.append(_NamedFunction(definition))
         return str(self._met[name])
 
 
@@ -247,7 +248,7 @@ def _seeds_in(node: Any, definition: Any) -> tuple[int, int] | None:
     """The seeds of a node that decides about an order, or None."""
     if node.op == "RandomShuffle":
         return node.attr["seed"].i, node.attr["seed2"].i
-    positions = compat.positions_of_inputs(node.op, _SEEDS) if "Dataset" in node.op else None
+    positions = _positions_of_inputs(node.op, _SEEDS) if "Dataset" in node.op else None
     if positions is None:
         return None
     found = [_constant(node.input[position], definition) for position in positions]
@@ -262,7 +263,7 @@ def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
         for name, seed in zip(_SEEDS, seeds, strict=True):
             node.attr[name].i = seed
         return None
-    positions = compat.positions_of_inputs(node.op, _SEEDS) or []
+    positions = _positions_of_inputs(node.op, _SEEDS) or []
     for name, seed, position in zip(_SEEDS, seeds, positions, strict=True):
         constant = definition.node_def.add(name=f"{node.name}_{name}", op="Const")
         constant.attr["dtype"].type = tf.int64.as_datatype_enum
@@ -319,3 +320,26 @@ def _constant(tensor: str, definition: Any) -> int | None:
     if node is not None and node.op == "SelectV2":
         return _constant(node.input[2], definition)
     return None
+
+
+def _function_definition(name: str) -> Any:
+    """A copy of the `FunctionDef` of this name."""
+    definition = type(compat.get_function_def(name))()
+    definition.CopyFrom(compat.get_function_def(name))
+    return definition
+
+
+class _NamedFunction:
+    """Lets ops call a function by its name, as long as this object lives."""
+
+    def __init__(self, definition: Any) -> None:
+        """Takes a `FunctionDef`."""
+        compat.context().add_function_def(definition)
+        weakref.finalize(self, compat.context().remove_function, definition.signature.name)
+
+
+def _positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
+    """Where an op, whose inputs are single tensors up to these, takes them; None if it does not."""
+    definition = compat.get_op_def(op)
+    found = [argument.name for argument in definition.input_arg] if definition else []
+    return [found.index(name) for name in names] if set(names) <= set(found) else None

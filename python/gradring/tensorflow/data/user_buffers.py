@@ -11,6 +11,7 @@ So such batches are copied before they are divided.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,7 @@ _PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
 
 def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset, with elements that TensorFlow owns; itself if no Python code makes them."""
-    if not _PYTHON_OPS & compat.ops_of_functions(dataset):
+    if not _PYTHON_OPS & _ops_of_functions(dataset):
         return dataset
 
     def copied(*parts: Any) -> Any:
@@ -37,3 +38,13 @@ def _copy(leaf: Any) -> Any:
     if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant, tf.resource):
         return leaf
     return tf.ensure_shape(tf.raw_ops.DeepCopy(x=leaf), leaf.shape)
+
+
+def _ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
+    """The ops in all functions of a dataset, and of those that it is made of."""
+    found: set[str] = set().union(*map(_ops_of_functions, compat.inputs_of(dataset)))
+    for wrapper in compat.functions_of(dataset):
+        definition = wrapper.function.graph.as_graph_def()
+        called = (node for function in definition.library.function for node in function.node_def)
+        found.update(node.op for node in itertools.chain(definition.node, called))
+    return found

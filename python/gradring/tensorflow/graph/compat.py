@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,32 +119,6 @@ op_is_stateful = named("auto_control_deps.op_is_stateful")
 resource_inputs = named("auto_control_deps._get_resource_inputs")
 
 
-#: What AutoGraph makes of a loop in a `tf.function`.
-LOOP_OVER_DATASET = "Dataset_scan_scan_body"
-
-
-def mirrored(per_device: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.distribute.DistributedValues:
-    """One value for the same contents on each local device."""
-    return regroup(tuple(per_device), wrap_class=Mirrored)
-
-
-def ordering_token() -> tf.Variable:
-    """A scalar resource variable outside every graph, strategy and distribution scope.
-
-    Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.
-    Its name is in the error of a SavedModel that would contain such an op, and nowhere else.
-    """
-    return plain_variable(0.0, "a_function_with_a_collective_cannot_be_exported")
-
-
-def enclosing_graphs() -> list[tf.Graph]:
-    """The graph that is being built and those around it, up to the first that is no function's."""
-    graphs = [tf.compat.v1.get_default_graph()]
-    while isinstance(graphs[-1], FuncGraph):
-        graphs.append(graphs[-1].outer_graph)
-    return graphs
-
-
 def orders_side_effects(graph: tf.Graph) -> bool:
     """Whether ops of a function's graph keep their order, by automatic control dependencies."""
     return bool(graph._add_control_dependencies)
@@ -171,15 +143,6 @@ def outside_control() -> contextlib.AbstractContextManager[None]:
     """Inside, ops get no control dependencies, and are in no conditional or loop."""
     context: contextlib.AbstractContextManager[None] = tf.control_dependencies(None)
     return context
-
-
-def conditional(
-    condition: tf.Tensor, if_true: Callable[[], Any], if_false: Callable[[], Any]
-) -> Any:
-    """`tf.cond` with branches that are functions, in graphs of TensorFlow 1 too."""
-    if tf.executing_eagerly():
-        return tf.cond(condition, if_true, if_false)
-    return cond_v2(condition, if_true, if_false)
 
 
 def is_control_flow(graph: tf.Graph) -> bool:
@@ -255,21 +218,6 @@ def plain_variable(
         )
 
 
-def dataset_function() -> str | None:
-    """The name of the dataset's function, such as that of a `map`, of which this is traced a part.
-
-    It is `LOOP_OVER_DATASET` in the body of `for batch in dataset`, which is executed where it
-    stands.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        name = getattr(graph, "name", None) or ""
-        if name.startswith("Dataset_"):
-            return name
-        graph = getattr(graph, "outer_graph", None)
-    return None
-
-
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
     """A dataset as a tensor."""
     return dataset._variant_tensor
@@ -310,42 +258,9 @@ def has_one_element(variant: tf.Tensor | None) -> bool:
     return variant is not None and int(dataset_cardinality(variant)) == 1
 
 
-def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
-    """The ops in all functions of a dataset, and of those that it is made of."""
-    found: set[str] = set().union(*map(ops_of_functions, inputs_of(dataset)))
-    for wrapper in functions_of(dataset):
-        definition = wrapper.function.graph.as_graph_def()
-        called = (node for function in definition.library.function for node in function.node_def)
-        found.update(node.op for node in itertools.chain(definition.node, called))
-    return found
-
-
 def is_function(value: Any) -> bool:
     """Whether it is a traced function, such as a dataset's op takes."""
     return isinstance(value, ConcreteFunction)
-
-
-def function_definition(name: str) -> Any:
-    """A copy of the `FunctionDef` of this name."""
-    definition = type(get_function_def(name))()
-    definition.CopyFrom(get_function_def(name))
-    return definition
-
-
-class NamedFunction:
-    """Lets ops call a function by its name, as long as this object lives."""
-
-    def __init__(self, definition: Any) -> None:
-        """Takes a `FunctionDef`."""
-        context().add_function_def(definition)
-        weakref.finalize(self, context().remove_function, definition.signature.name)
-
-
-def positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
-    """Where an op, whose inputs are single tensors up to these, takes them; None if it does not."""
-    definition = get_op_def(op)
-    found = [argument.name for argument in definition.input_arg] if definition else []
-    return [found.index(name) for name in names] if set(names) <= set(found) else None
 
 
 def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:

@@ -214,7 +214,7 @@ def of_this_graph(what: str) -> Order | None:
     """
     if tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions():
         return None
-    *functions, graph = compat.enclosing_graphs()
+    *functions, graph = _enclosing_graphs()
     _check_place(what, functions, graph)
     order: Order | None = getattr(graph, _ATTRIBUTE, None)
     if order is None:
@@ -224,7 +224,7 @@ def of_this_graph(what: str) -> Order | None:
 
 def make(order: Order, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
     """Makes a Start, whose last output is its handle, in the order of its graph."""
-    *functions, _ = compat.enclosing_graphs()
+    *functions, _ = _enclosing_graphs()
     if not functions:
         with order.entering():
             made = run()
@@ -414,3 +414,11 @@ def _comparable(shape: tf.TensorShape, rows_differ: bool) -> list[int | None] | 
         return None
     sizes: list[int | None] = shape.as_list()
     return [None, *sizes[1:]] if rows_differ else sizes
+
+
+def _enclosing_graphs() -> list[tf.Graph]:
+    """The graph that is being built and those around it, up to the first that is no function's."""
+    graphs = [tf.compat.v1.get_default_graph()]
+    while isinstance(graphs[-1], compat.FuncGraph):
+        graphs.append(graphs[-1].outer_graph)
+    return graphs

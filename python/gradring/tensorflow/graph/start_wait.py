@@ -22,6 +22,8 @@ from gradring.tensorflow.graph import compat, failures, retracing, session_order
 
 #: With more ranks, not all are connected with one another; `MESH_RANKS_MAX` of the core.
 ALL_TO_ALL_RANKS_MAX = 64
+#: What AutoGraph makes of a loop in a `tf.function`.
+_LOOP_OVER_DATASET = "Dataset_scan_scan_body"
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
@@ -192,7 +194,7 @@ def _origin() -> str:
     """What is going to execute an op that is made now."""
     if tf.executing_eagerly():
         return "eager"
-    return "function" if compat.dataset_function() is None else "dataset"
+    return "function" if _dataset_function() is None else "dataset"
 
 
 def _check_place(collective: Collective) -> None:
@@ -202,7 +204,7 @@ def _check_place(collective: Collective) -> None:
         NotImplementedError: It is to be in one.
     """
     communicator = collective.communicator
-    if compat.dataset_function() not in (None, compat.LOOP_OVER_DATASET):
+    if _dataset_function() not in (None, _LOOP_OVER_DATASET):
         raise NotImplementedError(
             f"'{collective.label.shown}' on rank {communicator.rank} of {communicator.host}: "
             "a collective in a function of a tf.data.Dataset, such as its `map`, runs whenever the "
@@ -220,7 +222,7 @@ def _token(communicator: Communicator, order: session_order.Order | None) -> tf.
         return handle if graph is handle.graph else _capture(handle, graph)
     if communicator not in _tokens:
         _prepare(communicator)
-        _tokens[communicator] = compat.ordering_token()
+        _tokens[communicator] = _ordering_token()
     handle = _tokens[communicator].handle
     if tf.executing_eagerly():
         return handle
@@ -475,3 +477,27 @@ def _communicator(number: int) -> Communicator:
 
 def _text(attr: bytes | str) -> str:
     return attr.decode() if isinstance(attr, bytes) else attr
+
+
+def _ordering_token() -> tf.Variable:
+    """A scalar resource variable outside every graph, strategy and distribution scope.
+
+    Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.
+    Its name is in the error of a SavedModel that would contain such an op, and nowhere else.
+    """
+    return compat.plain_variable(0.0, "a_function_with_a_collective_cannot_be_exported")
+
+
+def _dataset_function() -> str | None:
+    """The name of the dataset's function, such as that of a `map`, of which this is traced a part.
+
+    It is `_LOOP_OVER_DATASET` in the body of `for batch in dataset`, which is executed where it
+    stands.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        name = getattr(graph, "name", None) or ""
+        if name.startswith("Dataset_"):
+            return name
+        graph = getattr(graph, "outer_graph", None)
+    return None
