@@ -179,6 +179,8 @@ def worker(directory: str, seeded: bool, names: tuple[str, ...], early: bool = F
         results["own"] = epochs(shuffled.with_options(off))
         for name in ("array", "shuffled in fit") if CAN_FIT else ():
             results[name] = fitted(strategy, name)
+        if CAN_FIT:
+            results["array, alone"] = fitted(tf.distribute.get_strategy(), "array")
         before = comm.stats()["count"]
         strategy.experimental_distribute_dataset(repeated.batch(BATCH))
         assert comm.stats()["count"] == before, "an order that is none needs no agreement"
@@ -272,7 +274,7 @@ def epochs(request: Any, tmp_path_factory: Any) -> Any:
 
 def test_every_element_of_an_epoch_goes_to_one_worker(epochs: Any) -> None:
     for name in epochs[0]:
-        if name == "own":
+        if name in ("own", "array, alone"):
             continue
         times = 2 if "repeated" in name else 1
         for epoch in range(EPOCHS):
@@ -284,8 +286,11 @@ def test_every_element_of_an_epoch_goes_to_one_worker(epochs: Any) -> None:
 def test_every_epoch_has_another_order_and_every_rank_the_same_number_of_elements(
     epochs: Any,
 ) -> None:
+    # Keras 3.16.0.dev of October 2026 shuffles arrays alike in each epoch, in one process too.
+    first, second, *_ = epochs[0].get("array, alone", [0, 1])
+    alike = ("array", "array, alone") if first == second else ()
     for name, orders in epochs[0].items():
-        if name in SAME_IN_EACH_EPOCH:
+        if name in (*SAME_IN_EACH_EPOCH, *alike):
             assert orders[0] == orders[1] == orders[2], name
         else:
             assert orders[0] != orders[1] and orders[1] != orders[2], name
