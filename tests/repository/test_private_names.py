@@ -12,9 +12,9 @@ from documents import ROOT
 PACKAGE = ROOT / "python" / "gradring"
 #: The tables, and what gives others what is in them.
 TABLES = (
-    "tensorflow/graph/seams.py",
+    "tensorflow/seams/tensorflow_names.py",
     "tensorflow/graph/compat.py",
-    "tensorflow/keras_names.py",
+    "tensorflow/seams/keras_names.py",
     "tensorflow/keras/compat_keras.py",
 )
 #: The folders that use TensorFlow and Keras.
@@ -115,8 +115,10 @@ def test_private_names_of_others_stand_in_the_tables() -> None:
 
 def test_private_names_are_found(tmp_path: Path) -> None:
     package = tmp_path / "tensorflow"
-    (package / "graph").mkdir(parents=True)
-    (package / "graph" / "seams.py").write_text("ROWS = 'Graph', '_in_a_row _inherited'\n")
+    (package / "seams").mkdir(parents=True)
+    (package / "seams" / "tensorflow_names.py").write_text(
+        "ROWS = 'Graph', '_in_a_row _inherited'\n"
+    )
     (package / "ours.py").write_text(
         "class Own(Theirs):\n"
         "    def __init__(self):\n        self._own = self._in_a_row = self._inherited()\n"

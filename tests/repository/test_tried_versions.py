@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 import version_table
 from documents import ROOT
 from gradring.machine.packages import REQUIREMENTS
-from gradring.tensorflow.tried_versions import TRIED
+from gradring.tensorflow.seams.tried_versions import TRIED
 from version_table import Result
 from versions import BOUNDS, KERAS, MATRIX, installed
 

@@ -39,7 +39,7 @@ def without(owner: Any, name: str) -> Iterator[None]:
 
 def not_named(name: str) -> Any:
     """Inside, no code names this attribute."""
-    from gradring.tensorflow import seams
+    from gradring.tensorflow.seams import table as seams
 
     plain = seams._names
     return mock.patch.object(seams, "_names", lambda it, each: each != name and plain(it, each))
@@ -50,8 +50,8 @@ def futures() -> Any:
     import keras
 
     from gradring.errors import ConfigError
-    from gradring.tensorflow import keras_names
     from gradring.tensorflow.keras import compat_keras
+    from gradring.tensorflow.seams import keras_names
 
     whole = compat_keras.look()
     rows = list(whole.owners.items())
@@ -109,9 +109,9 @@ def undone() -> Any:
     """A replacement that fails takes away those before it."""
     import keras
 
-    from gradring.tensorflow import keras_names
     from gradring.tensorflow.keras import compat_keras
-    from gradring.tensorflow.seams import Replacement, replace
+    from gradring.tensorflow.seams import keras_names
+    from gradring.tensorflow.seams.table import Replacement, replace
 
     def failing(function: Callable[..., Any]) -> Callable[..., Any]:
         raise OSError("no such thing")

@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow import seams, strategy
+from gradring.tensorflow import strategy
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.graph import compat
-from gradring.tensorflow.graph.seams import TABLE
-from gradring.tensorflow.seams import Found, Replacement, Seam
+from gradring.tensorflow.seams import table as seams
+from gradring.tensorflow.seams.table import Found, Replacement, Seam
+from gradring.tensorflow.seams.tensorflow_names import TABLE
 
 FUNCTIONS = [seam for seam in TABLE if seam.takes]
 OVERRIDES = {

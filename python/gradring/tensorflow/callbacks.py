@@ -22,7 +22,6 @@ from gradring.group.communicator import Communicator
 from gradring.machine.notices import Notices
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.data import input_time
 from gradring.tensorflow.elastic import (
@@ -38,6 +37,7 @@ from gradring.tensorflow.keras import fit_callbacks
 from gradring.tensorflow.keras import gradient_norm as norms
 from gradring.tensorflow.keras.scalars import ScalarWriter
 from gradring.tensorflow.replicas import check_replicas
+from gradring.tensorflow.seams import keras_names
 
 _log = logging.getLogger("gradring")
 

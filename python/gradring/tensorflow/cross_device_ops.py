@@ -13,11 +13,11 @@ from gradring.errors import ConfigError
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
-from gradring.tensorflow import seams
 from gradring.tensorflow.graph import compat, replica_step, session_order
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
 from gradring.tensorflow.graph.ops import all_gather
 from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves, with_known_shapes
+from gradring.tensorflow.seams.table import overrides
 
 
 def gradients_of(
@@ -46,7 +46,7 @@ def alone() -> AbstractContextManager[None]:
     return replica_step.holding(is_alone=True)
 
 
-@seams.overrides(
+@overrides(
     compat.CollectiveAllReduce, "_all_reduce", "_all_reduce_per_replica_values", "_batch_all_gather"
 )
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]

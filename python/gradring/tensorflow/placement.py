@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from gradring import updates
 from gradring.errors import ConfigError
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.cluster import SERVER
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.seams import keras_names
 from gradring.updates.rules import check_server
 
 _Block: TypeAlias = AbstractContextManager[None]

@@ -20,7 +20,7 @@ from gradring.gradients.names import initial_value_of
 from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
-from gradring.tensorflow import cluster, placement, seams, serving
+from gradring.tensorflow import cluster, placement, serving
 from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.data import data_order, input_time, iterators, made, user_buffers
 from gradring.tensorflow.files import whole_files
@@ -35,6 +35,7 @@ from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules import unreduced
 from gradring.tensorflow.rules.factory import make
+from gradring.tensorflow.seams.table import overrides, warn_of_newer
 
 DEFAULT_RULE = updates.AllReduce()
 
@@ -173,7 +174,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     def scope(self) -> Any:
         """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
         compat_keras.repair()
-        seams.warn_of_newer(self.extended.rank)
+        warn_of_newer(self.extended.rank)
         placement.know_servers()
         whole_files.guard()
         return super().scope()
@@ -359,7 +360,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         return self
 
 
-@seams.overrides(
+@overrides(
     compat.CollectiveAllReduceExtended,
     "_batch_gather_to",
     "_batch_reduce_to",

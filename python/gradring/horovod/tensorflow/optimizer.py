@@ -21,8 +21,8 @@ from gradring.horovod.tensorflow.gradients import (
 )
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, Sum
 from gradring.horovod.tensorflow.sessions import SessionOptimizer
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.keras import compat_keras
+from gradring.tensorflow.seams import keras_names
 
 
 def DistributedOptimizer(

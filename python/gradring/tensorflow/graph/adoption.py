@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.group.communicator import Communicator
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
+from gradring.tensorflow.seams import keras_names
 
 
 def scope_of(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[Any]:

@@ -1,6 +1,6 @@
 """TensorFlow's private names, by those that gradring has for them; no other file uses any.
 
-`seams` has them as a table. It is looked up here, before anything is replaced.
+`seams/tensorflow_names.py` has them as a table. It is looked up here, before anything is replaced.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.tensorflow import seams
-from gradring.tensorflow.graph.seams import TABLE
-from gradring.tensorflow.seams import Replacement, Seam, find
+from gradring.tensorflow.seams import table
+from gradring.tensorflow.seams.table import Replacement, Seam, find
+from gradring.tensorflow.seams.tensorflow_names import TABLE
 
 FOUND = find("tensorflow", TABLE)
 FOUND.check()
@@ -50,7 +50,7 @@ def replace(
         traced: Code that AutoGraph converts may call it.
     """
     wrap = tf.autograph.experimental.do_not_convert if traced else lambda function: function
-    seams.replace(
+    table.replace(
         [FOUND],
         [Replacement(row(key), stand_in, applies, wrap) for key, stand_in in stand_ins.items()],
     )

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph.adoption import of_tensorflow, strategy_of
+from gradring.tensorflow.seams import keras_names
 
 
 def check_built(model: Any, before: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gradring.tensorflow import keras_names
+from gradring.tensorflow.seams import keras_names
 
 
 class Reductions:

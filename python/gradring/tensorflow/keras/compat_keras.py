@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
-from gradring.tensorflow import keras_names as names
 from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, replica_step
@@ -40,7 +39,8 @@ from gradring.tensorflow.keras.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.rules import updates
 from gradring.tensorflow.rules.updates import updates_of
-from gradring.tensorflow.seams import (
+from gradring.tensorflow.seams import keras_names as names
+from gradring.tensorflow.seams.table import (
     Found,
     Replacement,
     Seam,

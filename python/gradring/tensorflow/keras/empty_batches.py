@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.replica_step import current, holding
+from gradring.tensorflow.seams import keras_names
 
 #: Of dimensions that are unknown as well: enough for most windows, and not for many positions.
 _UNKNOWN_SIZE = 32

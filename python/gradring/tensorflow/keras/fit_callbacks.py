@@ -22,13 +22,13 @@ import tensorflow as tf
 from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.replicas import unlike
 from gradring.tensorflow.rules.replicas import rule_of, sync_model
 from gradring.tensorflow.rules.updates import updates_of
+from gradring.tensorflow.seams import keras_names
 
 _log = logging.getLogger("gradring")
 

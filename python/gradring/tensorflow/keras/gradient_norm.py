@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.rules.updates import Gradient
+from gradring.tensorflow.seams import keras_names
 
 
 class Norms(NamedTuple):

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from gradring.group.communicator import Communicator, open_groups
 from gradring.group.require_equal import gather_if_different
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of
 from gradring.tensorflow.keras import empty_batches, sample_shares
 from gradring.tensorflow.rules.replicas import sync_model
 from gradring.tensorflow.rules.updates import updates_of
+from gradring.tensorflow.seams import keras_names
 
 _logger = logging.getLogger("gradring")
 

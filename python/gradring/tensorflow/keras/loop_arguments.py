@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.group.require_equal import require_equal
-from gradring.tensorflow import keras_names
+from gradring.tensorflow.seams import keras_names
 
 #: What decides how often the ranks meet, and what they train.
 _COMPARED = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.tensorflow import keras_names
+from gradring.tensorflow.seams import keras_names
 
 
 def moments(

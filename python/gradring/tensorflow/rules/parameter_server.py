@@ -22,7 +22,6 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
 from gradring.group.communicator import program_error
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.cluster import Served
 from gradring.tensorflow.graph import failures
 from gradring.tensorflow.graph.dtypes import map_values
@@ -37,6 +36,7 @@ from gradring.tensorflow.rules.updates import (
     times,
     trained_by,
 )
+from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.serving import config_of
 from gradring.updates.rules import check_server, check_servers
 

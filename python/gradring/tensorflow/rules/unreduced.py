@@ -20,11 +20,11 @@ import tensorflow as tf
 from gradring.config.words import counted
 from gradring.errors import ConfigError
 from gradring.gradients.names import name_of
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.replica_step import ReplicaStep, id_of
 from gradring.tensorflow.rules.updates import Updates, updates_of
+from gradring.tensorflow.seams import keras_names
 
 #: Methods by which a program hands gradients to an optimizer.
 _ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}

@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from gradring.tensorflow import keras_names
 from gradring.tensorflow.cross_device_ops import gradients_of
 from gradring.tensorflow.graph import compat, replica_step
 from gradring.tensorflow.graph.dtypes import map_values
@@ -17,6 +16,7 @@ from gradring.tensorflow.graph.model_variables import local_parts, optimizer_var
 from gradring.tensorflow.graph.reduction import with_known_shapes
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.sparse import summed
+from gradring.tensorflow.seams import keras_names
 
 #: Of a variable, or None where the loss does not depend on it.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradring.errors import ConfigError
-from gradring.tensorflow.tried_versions import TRIED
+from gradring.tensorflow.seams.tried_versions import TRIED
 
 _log = logging.getLogger("gradring")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradring.tensorflow.seams import Seam
+from gradring.tensorflow.seams.table import Seam
 
 _OPTIMIZER = "keras:optimizers.Optimizer"
 _LOSS_SCALE = "keras:optimizers.LossScaleOptimizer"

@@ -1,14 +1,14 @@
 """The table of TensorFlow's private names: all that gradring uses, replaces or assigns.
 
 `compat` looks it up as a whole when gradring is imported, before anything is replaced. The
-overrides of private methods stand with their classes, as `gradring.tensorflow.seams.overrides`.
+overrides of private methods stand with their classes, as `table.overrides`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradring.tensorflow.seams import Seam
+from gradring.tensorflow.seams.table import Seam
 
 _DATA = "tensorflow.python.data.ops"
 _DISTRIBUTE = "tensorflow.python.distribute"
