@@ -178,7 +178,7 @@ def _strategy(everybody: Any, workers: Any, hosts: list[str], rule: updates.Rule
 @contextlib.contextmanager
 def serving(rule: updates.ParameterServer, address: str, workers: int) -> Iterator[None]:
     """The one server of these workers, until they have left."""
-    from gradring.tensorflow.serving import make_server
+    from gradring.tensorflow.cluster.serving import make_server
 
     server = make_server(rule, [address], 0, workers)
     thread = threading.Thread(target=server.serve)

@@ -120,7 +120,7 @@ def _pool_of(world: World) -> type:
 def _install_gradring(world: World) -> None:
     from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES
     from gradring.tensorflow import CustomCollectiveStrategy
-    from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
+    from gradring.tensorflow.graph.cross_device_ops import RingCrossDeviceOps
 
     class Strategy(CustomCollectiveStrategy):
         """Ours, whose communicator is closed when the test has ended."""

@@ -83,9 +83,9 @@ def servers_for(text: str, comm: Any, problems: list[str]) -> Iterator[None]:
         yield
         # They wait for a worker that has not come to the end of its session.
         assert not problems, problems
-    from gradring.tensorflow import cluster
+    from gradring.tensorflow.cluster import tasks
 
-    cluster.alone().close()
+    tasks.alone().close()
 
 
 def under_horovods_names(sessions: dict[str, dict[str, str]]) -> list[str]:

@@ -376,7 +376,7 @@ def rules(comm: Any, directory: Path) -> Found:
 
 def ends() -> list[str]:
     """The last lines of a server that is not the first, of an unused one, and of a used one."""
-    from gradring.tensorflow.serving import summary
+    from gradring.tensorflow.cluster.serving import summary
 
     nothing = ("dropped_late", "dropped_overflow", "dropped_lost", "updates", "pushes")
     stats: Any = {**dict.fromkeys(nothing, 0), "held_overflow": 0, "staleness": {}}

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.tensorflow import strategy
-from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.seams import table as seams
 from gradring.tensorflow.seams.table import Found, Replacement, Seam
 from gradring.tensorflow.seams.tensorflow_names import TABLE

@@ -58,7 +58,7 @@ def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
     }
     records: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda it: records.append(it.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("gradring").addHandler(handler)
     results = {}
     with join() as comm:

@@ -39,7 +39,7 @@ def serving(
         A list that has what the servers have counted, on rank 0, when all is over.
     """
     from gradring.machine.ports import free_ports
-    from gradring.tensorflow.serving import make_server
+    from gradring.tensorflow.cluster.serving import make_server
 
     ports = np.array(free_ports(servers) if comm.rank == 0 else [0] * servers)
     addresses = [f"127.0.0.1:{port}" for port in comm.broadcast(ports)]

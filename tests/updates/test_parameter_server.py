@@ -263,7 +263,7 @@ def ranks(request: pytest.FixtureRequest) -> Any:
 
 
 def test_servers_at_other_addresses_are_of_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradring.tensorflow.serving import config_of
+    from gradring.tensorflow.cluster.serving import config_of
 
     def job_of(*addresses: str) -> str:
         return config_of(list(addresses)).job

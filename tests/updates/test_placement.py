@@ -74,7 +74,7 @@ def blocks(comm: Any) -> dict[str, Any]:
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy
-    from gradring.tensorflow.placement import server_of
+    from gradring.tensorflow.cluster.placement import server_of
 
     def made(*devices: Any) -> Any:
         if not devices:
@@ -130,7 +130,7 @@ def layers(comm: Any) -> Any:
     import tensorflow as tf
 
     from gradring.tensorflow import CustomCollectiveStrategy
-    from gradring.tensorflow.placement import server_of
+    from gradring.tensorflow.cluster.placement import server_of
 
     made: list[Any] = []
     with serving(comm, BY_BLOCK, servers=2, made=made) as counted:

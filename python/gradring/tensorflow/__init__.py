@@ -58,8 +58,8 @@ from gradring.tensorflow.graph.ops import (
     broadcast_variables,
     reduce_scatter,
 )
+from gradring.tensorflow.graph.overlap import Overlap, measure_overlap
 from gradring.tensorflow.keras.scalars import ScalarWriter
-from gradring.tensorflow.overlap import Overlap, measure_overlap
 from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.rules.replicas import sync_replicas
 from gradring.tensorflow.strategy import CustomCollectiveStrategy

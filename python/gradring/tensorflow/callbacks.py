@@ -22,7 +22,6 @@ from gradring.group.communicator import Communicator
 from gradring.machine.notices import Notices
 from gradring.observe.monitor import Monitor
 from gradring.observe.step_report import GRADIENT_NORM, METRIC_NAME_MAX, METRICS_MAX
-from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.data import input_time
 from gradring.tensorflow.elastic import (
     CommitState,
@@ -32,6 +31,7 @@ from gradring.tensorflow.elastic import (
     save_commit,
 )
 from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.keras import fit_callbacks
 from gradring.tensorflow.keras import gradient_norm as norms

@@ -20,12 +20,12 @@ from gradring.gradients.names import initial_value_of
 from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
-from gradring.tensorflow import cluster, placement, serving
-from gradring.tensorflow.cross_device_ops import RingCrossDeviceOps
+from gradring.tensorflow.cluster import placement, serving, tasks
 from gradring.tensorflow.data import data_order, input_time, iterators, made, user_buffers
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, replica_step, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
+from gradring.tensorflow.graph.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
@@ -124,9 +124,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         checks.check(check_gradients)
         checks.check_communicator(communicator)
         buckets.check(bucket_bytes)
-        cluster_resolver = cluster.unless_empty(cluster_resolver)
+        cluster_resolver = tasks.unless_empty(cluster_resolver)
         served = None
-        servers = cluster.servers_of(cluster_resolver) if communicator is None else None
+        servers = tasks.servers_of(cluster_resolver) if communicator is None else None
         if servers is not None and servers.own is not None:
             serving.serve(update, servers)
         if isinstance(update, updates.ParameterServer):
@@ -135,12 +135,12 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                     f"communicator= and update={update}: workers of parameter servers form no "
                     "group; leave communicator= out"
                 )
-            served = cluster.served_of(cluster_resolver)
-            communicator = cluster.alone()
+            served = tasks.served_of(cluster_resolver)
+            communicator = tasks.alone()
         elif communicator is None:
-            communicator = cluster.communicator_of(cluster_resolver)
+            communicator = tasks.communicator_of(cluster_resolver)
         elif cluster_resolver is not None:
-            cluster.check(cluster_resolver, communicator)
+            tasks.check(cluster_resolver, communicator)
         open_groups.keep(communicator)
         retracing.watch(communicator)
         self.communicator = communicator
@@ -153,7 +153,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             self,
             _Extended(
                 self,
-                cluster_resolver or cluster.resolver_of(place),
+                cluster_resolver or tasks.resolver_of(place),
                 communication_options or tf.distribute.experimental.CommunicationOptions(),
                 devices,
                 bucket_bytes,
@@ -396,7 +396,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         devices: Sequence[str] | None,
         bucket_bytes: int,
         check_gradients: str | None,
-        served: cluster.Served | None,
+        served: tasks.Served | None,
     ) -> None:
         self._communicator = communicator = strategy.communicator
         self._served = served
@@ -434,7 +434,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         place = Place(communicator.rank, communicator.world_size)
         if place == Place(self._id_in_cluster, self._num_workers):
             return
-        self._cluster_resolver = cluster.resolver_of(place)
+        self._cluster_resolver = tasks.resolver_of(place)
         self._take_place(self._cluster_resolver)
 
     @property
@@ -473,7 +473,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     ) -> tuple[tuple[str, ...], str]:
         if self._chosen_devices is None:
             return super()._initialize_local_devices(cluster_resolver, worker_device)  # type: ignore[no-any-return]
-        devices = cluster.checked_devices(self._chosen_devices, self._communicator)
+        devices = tasks.checked_devices(self._chosen_devices, self._communicator)
         return devices, tf.DeviceSpec.from_string(devices[0]).device_type
 
     def _ring(self, devices: Any) -> RingCrossDeviceOps:

@@ -19,7 +19,7 @@ from gradring.errors import ConfigError, RestoreError
 from gradring.gradients.names import name_of
 from gradring.group.communicator import Communicator
 from gradring.group.together import agreed
-from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.model_variables import (
     build,
     check_built,

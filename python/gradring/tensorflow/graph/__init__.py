@@ -1,1 +1,1 @@
-"""Ops of collectives in TensorFlow's graphs, and the order that they keep."""
+"""Ops of collectives in TensorFlow's graphs, their order, and the reductions of tf.distribute."""

@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
-from gradring.tensorflow.cross_device_ops import current_variables
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, replica_step
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.cross_device_ops import current_variables
 from gradring.tensorflow.keras import (
     empty_batches,
     fit_callbacks,

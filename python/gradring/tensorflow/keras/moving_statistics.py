@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from gradring.tensorflow.cross_device_ops import (
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.cross_device_ops import (
     RingCrossDeviceOps,
     current_variables,
     gradients_of,
 )
-from gradring.tensorflow.graph import compat
 from gradring.tensorflow.keras import empty_batches
 from gradring.tensorflow.rules.updates import updates_of
 

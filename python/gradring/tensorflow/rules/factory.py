@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradring import updates
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.cluster import Served
+from gradring.tensorflow.cluster.tasks import Served
 from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX
 from gradring.tensorflow.rules.accumulation import AccumulatedUpdates
 from gradring.tensorflow.rules.compression.compressed import CompressedUpdates

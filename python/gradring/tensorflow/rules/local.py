@@ -17,7 +17,7 @@ from gradring.errors import ConfigError
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.reduction import reduce_leaves
 from gradring.tensorflow.rules.updates import (
     Apply,

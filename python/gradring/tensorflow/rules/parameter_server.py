@@ -22,12 +22,13 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.gradients.names import without_counters
 from gradring.group.communicator import program_error
-from gradring.tensorflow.cluster import Served
+from gradring.tensorflow.cluster.placement import server_of
+from gradring.tensorflow.cluster.serving import config_of
+from gradring.tensorflow.cluster.tasks import Served
 from gradring.tensorflow.graph import failures
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.sparse import summed
-from gradring.tensorflow.placement import server_of
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -37,7 +38,6 @@ from gradring.tensorflow.rules.updates import (
     trained_by,
 )
 from gradring.tensorflow.seams import keras_names
-from gradring.tensorflow.serving import config_of
 from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from gradring.gradients.names import Names
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.cross_device_ops import alone
 from gradring.tensorflow.graph.broadcast_update import CHIEF, broadcast_tensors
+from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,

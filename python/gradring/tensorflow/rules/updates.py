@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from gradring.tensorflow.cross_device_ops import gradients_of
 from gradring.tensorflow.graph import compat, replica_step
+from gradring.tensorflow.graph.cross_device_ops import gradients_of
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.model_variables import local_parts, optimizer_variables
 from gradring.tensorflow.graph.reduction import with_known_shapes

@@ -16,7 +16,7 @@ from gradring.gradients.buckets import Entry
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
-from gradring.tensorflow.cross_device_ops import alone
+from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.reduction import reduce_leaves
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.rules.compression.bits16 import Bits16

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from gradring import updates
 from gradring.errors import ConfigError
-from gradring.tensorflow.cluster import SERVER
+from gradring.tensorflow.cluster.tasks import SERVER
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.context import holding

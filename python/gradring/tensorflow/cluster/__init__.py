@@ -1,0 +1,1 @@
+"""Which task this process is, parameter servers, and the variables that are on them."""
