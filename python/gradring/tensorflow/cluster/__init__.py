@@ -1,1 +1,1 @@
-"""Which task this process is, parameter servers, and the variables that are on them."""
+"""The task of this process, parameter servers, and the variables that are on them."""
