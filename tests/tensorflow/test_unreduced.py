@@ -21,6 +21,7 @@ pytestmark = needs_fit
 
 LOOPS = {
     "eager loop": "by gradients that were not reduced: call it inside of strategy.run",
+    "eager loop, after a step": "call it inside of strategy.run",
     "tf.function": "call it inside of strategy.run",
     "in the scope": "call it inside of strategy.run",
     "own optimizer, outside": "call it inside of strategy.run",
@@ -55,6 +56,21 @@ IN_RUN = (
     "accumulation",
     "scaled loss",
     "own optimizer that reduces",
+)
+#: Reduced at another time or place than applied, or in another shape; assigned after the step.
+APART = (
+    "reduced in run, applied outside",
+    "reduced in run, applied in another run",
+    "reduced in a function of its own",
+    "reduced as a matrix",
+    "averages between steps",
+    "slots by zeros",
+    "decay after the step",
+    "decay after the step, LocalSGD",
+    "decay after the step, compression",
+    "clipped after the step, without gradient",
+    "own accumulators",
+    "unknown shape",
 )
 OTHERS = (
     "reducer outside of run",
@@ -170,6 +186,8 @@ def refused(programs: Programs, case: str) -> None:
     kind = case.partition(", ")[0]
     model, optimizer = programs.model()
     if kind == "eager loop":
+        if case != kind:
+            programs.run(model, optimizer, graph=False)
         programs.step(model, optimizer)
     elif kind == "tf.function":
         optimizer.build(model.trainable_variables)
@@ -253,6 +271,9 @@ def allowed(programs: Programs, case: str) -> None:
     from gradring.tensorflow import GradientReducer, all_reduce
 
     tf, keras, strategy = programs.tf, programs.keras, programs.strategy
+    if case in APART:
+        apart(programs, case)
+        return
     model, optimizer = programs.model()
     if case == "frozen and without gradient":
         model.layers[0].trainable = False
@@ -332,6 +353,104 @@ def allowed(programs: Programs, case: str) -> None:
         programs.fit(programs.model()[0], keras.optimizers.SGD(0.1))
 
 
+def apart(programs: Programs, case: str) -> None:
+    from gradring.tensorflow import all_reduce
+
+    tf, keras, strategy = programs.tf, programs.keras, programs.strategy
+    model, optimizer = programs.model()
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    kind = case.partition(", ")[0]
+
+    def reduced() -> Any:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce("MEAN", programs.gradients(model))
+
+    def assigned(variable: Any, gradient: Any) -> None:
+        variable.assign_sub(0.1 * gradient)
+
+    if case.endswith("applied outside"):
+        for _ in range(2):
+            gradients = strategy.run(reduced)
+            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    elif case.endswith("in another run"):
+        own = programs.own()
+        gradients = strategy.run(reduced)
+        strategy.run(lambda each: own.apply(each, variables), args=(gradients,))
+    elif kind == "reduced in a function of its own":
+        reduce = tf.function(lambda each: all_reduce(each, "mean"))
+        for rows in (4, 3):
+            programs.x = programs.x[:rows]
+            programs.run(model, programs.own(reduce))
+    elif kind == "reduced as a matrix":
+
+        def by_row(gradients: Any) -> Any:
+            row = tf.concat([tf.reshape(each, [1, -1]) for each in gradients], 1)
+            parts = tf.split(all_reduce(row), [tf.size(each) for each in gradients], 1)
+            pairs = zip(parts, gradients, strict=True)
+            return [tf.reshape(part, each.shape) for part, each in pairs]
+
+        def by_columns(gradients: Any) -> Any:
+            shapes = [each.shape for each in gradients]
+            columns = all_reduce([tf.reshape(each, [-1, each.shape[0]]) for each in gradients])
+            return [tf.reshape(*each) for each in zip(columns, shapes, strict=True)]
+
+        for reduce in (by_row, by_columns):
+            programs.run(programs.model()[0], programs.own(reduce), graph=False)
+    elif kind == "averages between steps":
+
+        class Lookahead(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+            def between(self) -> None:
+                for variable in variables:
+                    variable.assign(0.5 * tf.convert_to_tensor(variable))
+
+        Lookahead.build(optimizer := Lookahead(0.1), variables)
+        optimizer.between()
+        tf.function(optimizer.between)()
+    elif kind == "slots by zeros":
+        optimizer = keras.optimizers.Adam()
+        zeros = [tf.zeros_like(variable) for variable in variables]
+        with strategy.scope():
+            optimizer.apply_gradients(list(zip(zeros, variables, strict=True)))
+    elif kind.endswith("after the step"):
+
+        class Decay(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+            def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+                if case.endswith("without gradient"):
+                    grads = [None, *grads[1:]]
+                super().apply(grads, trainable_variables)
+                for variable in trainable_variables:
+                    variable.assign(tf.clip_by_value(0.9 * variable, -1.0, 1.0))
+
+        for graph in (True, False):
+            programs.run(programs.model()[0], Decay(0.1), graph, steps=2)
+    elif kind == "own accumulators":
+
+        class Accumulates(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+            def build(self, variables: Any) -> None:
+                super().build(variables)
+                self.sums = [tf.Variable(tf.zeros(each.shape)) for each in variables]
+
+            def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+                sums = self.sums
+                for total, gradient in zip(sums, grads, strict=True):
+                    total.assign_add(gradient)
+                super().apply([tf.convert_to_tensor(total) for total in sums], trainable_variables)
+
+        for graph in (True, False):
+            programs.run(programs.model()[0], Accumulates(0.1), graph)
+    else:
+
+        class Plain(tf.compat.v1.train.GradientDescentOptimizer):  # type: ignore[misc, name-defined]
+            def apply_gradients(self, grads_and_vars: Any, *_: Any, **__: Any) -> None:
+                for gradient, variable in grads_and_vars:
+                    assigned(variable, all_reduce(gradient))
+
+        with strategy.scope():
+            variable = tf.Variable(tf.zeros((3, 1)), shape=tf.TensorShape([None, 1]))
+        strategy.run(lambda: Plain(0.1).apply_gradients([(tf.ones((3, 1)), variable)]))
+
+
 def keras_2(programs: Programs) -> None:
     if importlib.util.find_spec("tf_keras") is None:
         return
@@ -362,6 +481,7 @@ def keras_2(programs: Programs) -> None:
 def all_allowed(cases: list[str]) -> dict[str, str]:
     """What is said to each program."""
     from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.graph import replica_step
 
     found = {}
     with join() as comm:
@@ -370,15 +490,18 @@ def all_allowed(cases: list[str]) -> dict[str, str]:
                 with served(comm, updates.ParameterServer()) as strategy:
                     found[case] = refusal(partial(allowed, Programs(strategy), case))
                 continue
-            strategy = CustomCollectiveStrategy(
-                communicator=comm, update=RULES.get(case, RULES[""])
-            )
+            # As in a process of its own.
+            vars(replica_step.current().reductions).update(vars(replica_step.Reductions()))
+            rule = RULES.get(case.rpartition(", ")[2], RULES[""])
+            strategy = CustomCollectiveStrategy(communicator=comm, update=rule)
             found[case] = refusal(partial(allowed, Programs(strategy), case))
     return found
 
 
 @pytest.mark.parametrize(
-    "cases", [IN_RUN, OTHERS, [*RULES, "ParameterServer"]], ids=["in run", "others", "rules"]
+    "cases",
+    [IN_RUN, APART, OTHERS, [*RULES, "ParameterServer"]],
+    ids=["in run", "apart", "others", "rules"],
 )
 def test_programs_whose_gradients_are_reduced_in_any_way_are_not_refused(cases: list[str]) -> None:
     for found in run_ranks(all_allowed, 2, list(cases), timeout=240.0):

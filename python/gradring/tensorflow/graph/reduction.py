@@ -47,11 +47,8 @@ def reduce_leaves(
     _reduce_dense(results, dense, reduction)
     if sparse:
         reduce_sparse(results, sparse, reduction)
-    reduced = replica_step.current().reductions
-    if known := [variable for variable in variables or () if not isinstance(variable, str)]:
-        reduced.note_gradients(known)
-    else:
-        reduced.note_values(results)
+    known = [variable for variable in variables or () if not isinstance(variable, str)]
+    replica_step.note_reduced(results, known)
     return results
 
 

@@ -25,7 +25,8 @@ class Reductions:
     def __init__(self) -> None:
         """Nothing was reduced."""
         self._variables: set[int] = set()
-        self._shapes: set[tuple[int, ...]] = set()
+        #: `_size` of tensors of any shape: a program may have reshaped its gradients.
+        self._sizes: set[int] = set()
         #: Shapes of the rows of `tf.IndexedSlices`.
         self._rows: set[tuple[int, ...]] = set()
         #: Elements of the largest vector, in which a program may have packed its gradients.
@@ -40,8 +41,8 @@ class Reductions:
         for value in values:
             if isinstance(value, tf.IndexedSlices):
                 self._rows.add(_dimensions(value.values.shape)[1:])
-            elif value.shape.is_fully_defined() and value.shape.rank != 1:
-                self._shapes.add(_dimensions(value.shape))
+            elif value.shape.is_fully_defined() and not _is_vector(value.shape):
+                self._sizes.add(_size(value.shape))
             else:
                 self.note_packed(value)
 
@@ -52,13 +53,24 @@ class Reductions:
 
     def cover(self, variable: Any) -> bool:
         """Whether the gradient of a variable may be among what was reduced."""
-        shape = _dimensions(variable.shape)
-        return (
-            id_of(variable) in self._variables
-            or shape in self._shapes
-            or (len(shape) > 0 and shape[1:] in self._rows)
-            or math.prod(shape) <= self._largest
-        )
+        if id_of(variable) in self._variables:
+            return True
+        shape = tf.TensorShape(variable.shape)
+        if not shape.is_fully_defined():
+            return bool(self._sizes or self._rows or self._largest)
+        is_of_rows = shape.rank > 0 and _dimensions(shape)[1:] in self._rows
+        is_in_one = shape.num_elements() <= self._largest
+        return is_of_rows or is_in_one or _size(shape) in self._sizes
+
+
+def _size(shape: tf.TensorShape) -> int:
+    """The number of elements; 0 of a scalar, such as a loss, which is no gradient of others."""
+    return int(shape.num_elements()) if shape.rank else 0
+
+
+def _is_vector(shape: tf.TensorShape) -> bool:
+    """Whether a shape has one dimension, beside those of one element."""
+    return bool(shape.rank) and bool(max(_dimensions(shape)) == shape.num_elements())
 
 
 def _dimensions(shape: Any) -> tuple[int, ...]:
@@ -132,6 +144,21 @@ def reductions() -> Sequence[Reductions]:
     """Those of the current step, and those outside of steps."""
     step = current()
     return (step.reductions, _outside.reductions) if step.is_in_run else (_outside.reductions,)
+
+
+def note_reduced(results: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Tensors were reduced, which are gradients of these variables; without any, nobody said so.
+
+    What an optimizer of Keras has reduced is for this step alone. A program may apply what it has
+    reduced by itself in a later step, or reduce by a function that is not traced again.
+    """
+    by_keras = current().gradients_of
+    for each in reductions() if by_keras is None else (current().reductions,):
+        if variables:
+            # An optimizer may assign those without a gradient as well, to decay or clip them.
+            each.note_gradients([*variables, *(by_keras.among if by_keras else ())])
+        else:
+            each.note_values(results)
 
 
 @contextlib.contextmanager

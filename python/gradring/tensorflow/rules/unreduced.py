@@ -2,7 +2,8 @@
 
 Ranks would train apart without a word: in a loop without `strategy.run`, with an optimizer that
 assigns variables by itself, or with a version of Keras or TensorFlow that calls no function of ours
-any more. So what the strategy sees of an update is compared with what was reduced in the same step.
+any more. So what the strategy sees of an update is compared with what was reduced. A right program
+must not be refused, so what is uncertain passes.
 
 That happens while a function is traced, and in eager steps until a variable has been checked once.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.config.words import counted
@@ -25,6 +27,7 @@ from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.replica_step import ReplicaStep, id_of
 from gradring.tensorflow.rules.updates import Updates, updates_of
 from gradring.tensorflow.seams import keras_names
+from gradring.tensorflow.seams.table import TITLES
 
 #: Methods by which a program hands gradients to an optimizer.
 _ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}
@@ -38,16 +41,20 @@ def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
 
     Raises:
         gradring.errors.ConfigError: An optimizer does it, and no collective has reduced the
-            gradient in this step.
+            gradient.
     """
     # The decay of weights has no arguments, and an average of weights has variables.
-    if any(tf.is_tensor(arg) and not hasattr(arg, "assign") for arg in args):
-        _note(strategy, variable, by_gradient=True)
+    gradients = [arg for arg in args if tf.is_tensor(arg) and not hasattr(arg, "assign")]
+    if gradients:
+        _note(strategy, variable, gradients)
 
 
 def note_assignment(variable: Any) -> None:
     """A replica assigns its own copy of a variable by itself, as `note_update`."""
-    _note(variable.distribute_strategy, variable, by_gradient=False)
+    strategy = variable.distribute_strategy
+    # Several local replicas are threads, which do not know what is reduced for all of them.
+    if len(strategy.extended.worker_devices) == 1:
+        _note(strategy, variable, None)
 
 
 def check(step: ReplicaStep) -> None:
@@ -59,28 +66,35 @@ def check(step: ReplicaStep) -> None:
     for variable, optimizer in step.assigned:
         strategy = variable.distribute_strategy
         if not _is_covered(variable):
-            _refuse(strategy, optimizer, [v for v, by in step.assigned if by is optimizer])
+            assigned = [each for each, by in step.assigned if by is optimizer]
+            _refuse(strategy, optimizer, [each for each in assigned if not _is_covered(each)])
         _remember(variable)
 
 
-def _note(strategy: Any, variable: Any, *, by_gradient: bool) -> None:
+def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None:
     if not getattr(variable, "trainable", False) or not _is_shared(strategy):
         return
-    if tf.executing_eagerly() and getattr(variable, "_gradring_is_reduced", False):
-        return
     step = replica_step.current()
+    if tf.executing_eagerly() and getattr(variable, "_gradring_is_reduced", None) == step.is_in_run:
+        return
     if step.is_broadcast or step.is_alone:
         return
-    optimizer, told = _optimizer_above(variable, any_method=by_gradient)
+    optimizer, told = _optimizer_above(variable, any_method=gradients is not None)
     if optimizer is None:
         return
-    if not by_gradient and step.is_in_run and _is_by_rule(strategy):
+    if gradients is None and step.is_in_run:
         # It may assign a variable first for another reason, such as a decay.
         step.assigned.append((variable, optimizer))
     elif _is_reduced(strategy, variable):
         _remember(variable)
-    else:
-        _refuse(strategy, optimizer, told)
+    elif not _are_zero(gradients or ()):
+        _refuse(strategy, optimizer, [each for each in told if not _is_reduced(strategy, each)])
+
+
+def _are_zero(gradients: Sequence[Any]) -> bool:
+    """Whether they are known to change nothing, as those that make an optimizer's slots."""
+    is_known = len(gradients) > 0 and tf.executing_eagerly()
+    return is_known and not any(np.any(tf.convert_to_tensor(each).numpy()) for each in gradients)
 
 
 def _is_shared(strategy: Any) -> bool:
@@ -116,31 +130,39 @@ def _is_in_replica_of(strategy: Any) -> bool:
 
 def _remember(variable: Any) -> None:
     if tf.executing_eagerly():
-        variable._gradring_is_reduced = True
+        variable._gradring_is_reduced = replica_step.current().is_in_run
 
 
 def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[Any]]:
     """The optimizer that is applying gradients of the variable, and all that it was told.
 
     A program assigns variables for many reasons, such as to clip them or to copy them. An optimizer
-    of several local replicas calls `tf.distribute` from another thread than its entrance.
+    of several local replicas calls `tf.distribute` from another thread than its entrance, so with
+    `any_method` any method of an optimizer counts that is not the program's.
     """
     kinds = _kinds()
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        code = frame.f_code
-        if code.co_name in _ENTRANCES or (any_method and code.co_varnames[:1] == ("self",)):
+        code, is_of_program = frame.f_code, not _is_in_package(frame)
+        is_method = code.co_varnames[:1] == ("self",) and not is_of_program
+        if code.co_name in _ENTRANCES or (any_method and is_method):
             values = frame.f_locals
             optimizer = values.get(code.co_varnames[0])
             if isinstance(optimizer, kinds):
                 known = keras_names.TRAINED.of(optimizer, None) or ()
-                told = _variables_in([*values.values(), list(known)])
+                names = code.co_varnames[: code.co_argcount] if is_of_program else list(values)
+                told = _variables_in([*(values.get(name) for name in names), list(known)])
                 those = [each for each in told if id_of(each) == id_of(variable)]
                 # These are assigned what a program says is no gradient, such as scales.
                 if those and not any(_is_overwritten(each) for each in those):
                     return optimizer, list({id_of(each): each for each in told}.values())
         frame = frame.f_back
     return None, ()
+
+
+def _is_in_package(frame: FrameType) -> bool:
+    """Whether it is code of Keras or TensorFlow."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in TITLES
 
 
 def _kinds() -> tuple[type, ...]:
@@ -172,8 +194,7 @@ def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
     # Workers of parameter servers form no group, and have a number all the same.
     rank, host = strategy.extended.rank, strategy.communicator.host
     rule = updates_of(strategy)
-    unreduced = [each for each in variables if not _is_reduced(strategy, each)]
-    names = [name_of(each) for each in unreduced]
+    names = [name_of(each) for each in variables]
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     name = type(strategy.update_rule).__name__
     rule_of_program = "" if type(rule) is Updates else f" by update={name}"
@@ -184,7 +205,8 @@ def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
         )
     else:
         advice = (
-            "call it inside of strategy.run, or reduce by gradring.tensorflow.GradientReducer first"
+            "call it inside of strategy.run, or reduce by gradring.tensorflow.GradientReducer "
+            "first, or make the model outside of the scope if each rank trains its own"
         )
     raise ConfigError(
         f"rank {rank} of {host}: {type(optimizer).__name__} updates "

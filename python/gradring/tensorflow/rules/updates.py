@@ -126,6 +126,8 @@ def apply(
             with_known_shapes(list(gradients), variables),
             variables,
         )
+    # Whatever the rule has done: an optimizer may assign them afterwards, to decay or clip them.
+    replica_step.current().reductions.note_gradients(variables)
 
 
 class Round:
