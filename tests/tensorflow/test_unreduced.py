@@ -71,6 +71,7 @@ APART = (
     "clipped after the step, without gradient",
     "own accumulators",
     "unknown shape",
+    "a function called apply",
 )
 OTHERS = (
     "reducer outside of run",
@@ -366,9 +367,6 @@ def apart(programs: Programs, case: str) -> None:
         context = tf.distribute.get_replica_context()
         return context.all_reduce("MEAN", programs.gradients(model))
 
-    def assigned(variable: Any, gradient: Any) -> None:
-        variable.assign_sub(0.1 * gradient)
-
     if case.endswith("applied outside"):
         for _ in range(2):
             gradients = strategy.run(reduced)
@@ -404,9 +402,10 @@ def apart(programs: Programs, case: str) -> None:
                 for variable in variables:
                     variable.assign(0.5 * tf.convert_to_tensor(variable))
 
-        Lookahead.build(optimizer := Lookahead(0.1), variables)
-        optimizer.between()
-        tf.function(optimizer.between)()
+        lookahead = Lookahead(0.1)
+        lookahead.build(variables)
+        lookahead.between()
+        tf.function(lookahead.between)()
     elif kind == "slots by zeros":
         optimizer = keras.optimizers.Adam()
         zeros = [tf.zeros_like(variable) for variable in variables]
@@ -439,12 +438,18 @@ def apart(programs: Programs, case: str) -> None:
 
         for graph in (True, False):
             programs.run(programs.model()[0], Accumulates(0.1), graph)
+    elif kind == "a function called apply":
+
+        def apply() -> None:
+            model.layers[0].kernel.assign(2.0 * model.layers[0].kernel)
+
+        strategy.run(apply)
     else:
 
         class Plain(tf.compat.v1.train.GradientDescentOptimizer):  # type: ignore[misc, name-defined]
             def apply_gradients(self, grads_and_vars: Any, *_: Any, **__: Any) -> None:
                 for gradient, variable in grads_and_vars:
-                    assigned(variable, all_reduce(gradient))
+                    variable.assign_sub(0.1 * all_reduce(gradient))
 
         with strategy.scope():
             variable = tf.Variable(tf.zeros((3, 1)), shape=tf.TensorShape([None, 1]))

@@ -70,7 +70,7 @@ def _size(shape: tf.TensorShape) -> int:
 
 def _is_vector(shape: tf.TensorShape) -> bool:
     """Whether a shape has one dimension, beside those of one element."""
-    return bool(shape.rank) and bool(max(_dimensions(shape)) == shape.num_elements())
+    return bool(shape.rank and max(_dimensions(shape)) == shape.num_elements())
 
 
 def _dimensions(shape: Any) -> tuple[int, ...]:

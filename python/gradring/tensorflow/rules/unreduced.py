@@ -51,10 +51,7 @@ def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
 
 def note_assignment(variable: Any) -> None:
     """A replica assigns its own copy of a variable by itself, as `note_update`."""
-    strategy = variable.distribute_strategy
-    # Several local replicas are threads, which do not know what is reduced for all of them.
-    if len(strategy.extended.worker_devices) == 1:
-        _note(strategy, variable, None)
+    _note(variable.distribute_strategy, variable, None)
 
 
 def check(step: ReplicaStep) -> None:
@@ -79,6 +76,9 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
         return
     if step.is_broadcast or step.is_alone:
         return
+    # Several local replicas are threads, which do not know what is reduced for all of them.
+    if gradients is None and len(strategy.extended.worker_devices) > 1:
+        return
     optimizer, told = _optimizer_above(variable, any_method=gradients is not None)
     if optimizer is None:
         return
@@ -87,14 +87,15 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
         step.assigned.append((variable, optimizer))
     elif _is_reduced(strategy, variable):
         _remember(variable)
-    elif not _are_zero(gradients or ()):
+    elif not _are_zero(gradients):
         _refuse(strategy, optimizer, [each for each in told if not _is_reduced(strategy, each)])
 
 
-def _are_zero(gradients: Sequence[Any]) -> bool:
+def _are_zero(gradients: Sequence[Any] | None) -> bool:
     """Whether they are known to change nothing, as those that make an optimizer's slots."""
-    is_known = len(gradients) > 0 and tf.executing_eagerly()
-    return is_known and not any(np.any(tf.convert_to_tensor(each).numpy()) for each in gradients)
+    if gradients is None or not tf.executing_eagerly():
+        return False
+    return not any(np.any(tf.convert_to_tensor(each).numpy()) for each in gradients)
 
 
 def _is_shared(strategy: Any) -> bool:
@@ -143,21 +144,30 @@ def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[
     kinds = _kinds()
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        code, is_of_program = frame.f_code, not _is_in_package(frame)
-        is_method = code.co_varnames[:1] == ("self",) and not is_of_program
-        if code.co_name in _ENTRANCES or (any_method and is_method):
-            values = frame.f_locals
-            optimizer = values.get(code.co_varnames[0])
-            if isinstance(optimizer, kinds):
-                known = keras_names.TRAINED.of(optimizer, None) or ()
-                names = code.co_varnames[: code.co_argcount] if is_of_program else list(values)
-                told = _variables_in([*(values.get(name) for name in names), list(known)])
+        # A function of a program may be called `apply` as well, and have no parameters.
+        first = next(iter(frame.f_code.co_varnames), "")
+        is_entrance = frame.f_code.co_name in _ENTRANCES
+        if is_entrance or (any_method and first == "self"):
+            optimizer = frame.f_locals.get(first)
+            if isinstance(optimizer, kinds) and (is_entrance or _is_in_package(frame)):
+                told = _told(frame, optimizer)
                 those = [each for each in told if id_of(each) == id_of(variable)]
                 # These are assigned what a program says is no gradient, such as scales.
                 if those and not any(_is_overwritten(each) for each in those):
                     return optimizer, list({id_of(each): each for each in told}.values())
         frame = frame.f_back
     return None, ()
+
+
+def _told(frame: FrameType, optimizer: Any) -> list[Any]:
+    """The variables of an optimizer and of a call of its method.
+
+    A method of the program may have others in its own variables, such as sums of gradients.
+    """
+    code, values = frame.f_code, frame.f_locals
+    names = list(values) if _is_in_package(frame) else code.co_varnames[: code.co_argcount]
+    known = keras_names.TRAINED.of(optimizer, None) or ()
+    return _variables_in([*(values.get(name) for name in names), list(known)])
 
 
 def _is_in_package(frame: FrameType) -> bool:
