@@ -117,7 +117,7 @@ class Found:
         return len(self.owners) + len(self.missing) + len(self.absent)
 
     def value(self, seam: Seam) -> Any:
-        """What the package has by this name now; None where gradring goes without."""
+        """The value that the package has by this name now; None where gradring goes without."""
         owner = self.owners.get(seam)
         return None if owner is None else getattr(owner, seam.name)
 
@@ -179,7 +179,7 @@ def find(package: str, seams: Iterable[Seam]) -> Found:
 
 
 def _look(seam: Seam) -> tuple[Any, str | None]:
-    """The owner of a seam, and what is wrong."""
+    """The owner of a seam; or None, and the reason."""
     why = "is missing"
     for place in seam.owner.split():
         owner = _owner(place)
@@ -238,7 +238,7 @@ def _function(found: Any) -> Any:
 
 
 def _wrong_parameters(found: Any, takes: str | None) -> str | None:
-    """What is wrong with the parameters of a function, if anything."""
+    """The fault in the parameters of a function, or None."""
     if takes is None:
         return None
     wanted, own = takes.split(), [it.name for it in _parameters(found)]
@@ -255,7 +255,7 @@ def _parameters(found: Any) -> Sequence[inspect.Parameter]:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A function of another package, and what stands in for it.
+    """A function of another package, and its stand-in.
 
     Attributes:
         seam: The function.
