@@ -64,7 +64,7 @@ def check_replicas(
     variables = list(variables_of(model) if _is_model(model) else model)
     rule_of(variables).sync(variables)
     for index, variable in _common(variables):
-        arrays[f"{index}/{name_of(variable)}"] = _contents(variable)
+        arrays[f"{index}/{name_of(variable)}"] = contents(variable)
     check_equal(comm, arrays, "variables")
 
 
@@ -117,7 +117,7 @@ def unlike(
 
     def compared(chosen: Collection[str]) -> tuple[dict[str, int], list[dict[str, int]]]:
         own = {
-            index: hash_of(_contents(variable))
+            index: hash_of(contents(variable))
             for index, (variable, _) in parts.items()
             if index in chosen
         }
@@ -152,7 +152,7 @@ def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:
             yield index, variable
 
 
-def _contents(variable: Variable) -> np.ndarray[Any, Any]:
+def contents(variable: Variable) -> np.ndarray[Any, Any]:
     """What is compared of it: strings as bytes."""
     value = tf.convert_to_tensor(of_tensorflow(variable))
     if value.dtype == tf.string:

@@ -80,6 +80,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         [0.625, 0.0390625]
     """
 
+    #: Whether the program knows of no replicas: see `stand_ins.given_strategy`.
+    is_given = False
+
     def __init__(
         self,
         cluster_resolver: Any = None,
@@ -375,6 +378,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     "_initialize_strategy",
     "_reduce_to",
     "_replica_ctx_all_reduce",
+    "_scope",
     "_stop_check_health_thread",
     "_update_config_proto",
     "_use_merge_call",
@@ -442,6 +446,13 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         """How many parameter servers there are."""
         return len(self._served.servers.addresses) if self._served is not None else 0
 
+    def _scope(self, strategy: CustomCollectiveStrategy) -> Any:
+        if not strategy.is_given:
+            return super()._scope(strategy)
+        # Its variables are TensorFlow's own.
+        plain = tf.variable_creator_scope(lambda create, **kwargs: create(**kwargs))
+        return compat.CurrentDistributionContext(strategy, plain)
+
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         return placement.remember(super()._create_variable(next_creator, **kwargs))
 
@@ -480,6 +491,11 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return RingCrossDeviceOps(
             self._communicator, devices, self._bucket_bytes, self._check_gradients
         )
+
+    @property
+    def replicas(self) -> int:
+        """How many there are on all workers, whatever the strategy tells the program."""
+        return self._num_workers * len(self.worker_devices)
 
     @property
     def _has_one_replica(self) -> bool:

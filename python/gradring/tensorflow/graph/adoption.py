@@ -17,7 +17,9 @@ from gradring.tensorflow.seams import keras_names
 
 
 def scope_of(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[Any]:
-    """The strategy's scope, unless the program is in it, also by `run`."""
+    """The strategy's scope, unless the program is in it, also by `run`, or knows of none."""
+    if is_given(strategy):
+        return contextlib.nullcontext()
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is strategy:
         return contextlib.nullcontext()
     return strategy.scope()  # type: ignore[no-any-return]
@@ -27,6 +29,17 @@ def communicator_of(strategy: tf.distribute.Strategy | None) -> Communicator | N
     """The communicator of a strategy of ours; None for any other."""
     found = getattr(strategy, "communicator", None)
     return found if isinstance(found, Communicator) else None
+
+
+def replicas_of(strategy: tf.distribute.Strategy) -> int:
+    """How many replicas a strategy has, also one that shows a program one of them."""
+    found = getattr(strategy.extended, "replicas", None)
+    return strategy.num_replicas_in_sync if found is None else int(found)
+
+
+def is_given(strategy: tf.distribute.Strategy | None) -> bool:
+    """Whether a strategy was given to a program that knows of no replicas."""
+    return bool(getattr(strategy, "is_given", False))
 
 
 def of_tensorflow(variable: Any) -> Any:

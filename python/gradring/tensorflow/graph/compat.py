@@ -59,6 +59,7 @@ def replace(
 Strategy = named("distribute_lib.Strategy")
 StrategyExtended = named("distribute_lib.StrategyExtendedV2")
 ReplicaContext = named("distribute_lib.ReplicaContext")
+CurrentDistributionContext = named("distribute_lib._CurrentDistributionContext")
 CollectiveAllReduceExtended: Any = named(
     "collective_all_reduce_strategy.CollectiveAllReduceExtended"
 )

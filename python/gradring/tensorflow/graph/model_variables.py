@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.tensorflow.graph.adoption import of_tensorflow, strategy_of
+from gradring.tensorflow.graph.adoption import of_tensorflow, scope_of, strategy_of
 from gradring.tensorflow.seams import keras_names
 
 
@@ -47,7 +47,7 @@ def build(optimizer: Any, model: Any, variables: Iterable[Any] = ()) -> None:
     those = [variable for variable in variables if variable.trainable]
     trained = those if model is None else model.trainable_variables
     strategy = getattr(model, "distribute_strategy", strategy_of(trained))
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
+    with contextlib.nullcontext() if strategy is None else scope_of(strategy):
         optimizer.build(trained)
 
 

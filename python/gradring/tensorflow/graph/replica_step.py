@@ -51,9 +51,13 @@ class Reductions:
         is_known = value.shape.is_fully_defined()
         self._largest = max(self._largest, value.shape.num_elements() if is_known else math.inf)
 
+    def has_gradient_of(self, variable: Any) -> bool:
+        """Whether the gradient of a variable is known to be among what was reduced."""
+        return id_of(variable) in self._variables
+
     def cover(self, variable: Any) -> bool:
         """Whether the gradient of a variable may be among what was reduced."""
-        if id_of(variable) in self._variables:
+        if self.has_gradient_of(variable):
             return True
         shape = tf.TensorShape(variable.shape)
         if not shape.is_fully_defined():
@@ -127,6 +131,10 @@ class ReplicaStep:
     mask: Any = None
     #: What that loss is divided by; None is what grows with the number of samples alone.
     divisor: tf.Tensor | None = None
+    #: Tensors with a row for each sample of the replica, in a step of Keras.
+    batch: list[Any] = field(default_factory=list)
+    #: Of a program that knows of no replicas: what is a mean over the samples, as its parts are.
+    means: list[Any] = field(default_factory=list)
     #: Whether what one rank assigns reaches the others by a broadcast.
     is_broadcast: bool = False
 
@@ -164,7 +172,14 @@ def note_reduced(results: Sequence[Any], variables: Sequence[Any]) -> None:
 @contextlib.contextmanager
 def beginning() -> Iterator[ReplicaStep]:
     """Inside is a new step of a replica."""
-    new = replace(current(), is_in_run=True, reductions=Reductions(), assigned=[], keras_losses=[])
+    new = replace(
+        current(),
+        is_in_run=True,
+        reductions=Reductions(),
+        assigned=[],
+        keras_losses=[],
+        means=[],
+    )
     with _being(new) as step:
         yield step
 

@@ -22,12 +22,20 @@ from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, replica_step
-from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
+from gradring.tensorflow.graph.adoption import (
+    adopt,
+    communicator_of,
+    is_given,
+    replicas_of,
+    scope_of,
+    strategy_of,
+)
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.cross_device_ops import current_variables
 from gradring.tensorflow.keras import (
     empty_batches,
     fit_callbacks,
+    given,
     gradient_norm,
     keras_loops,
     loop_arguments,
@@ -90,7 +98,7 @@ def look() -> Found:
 
 def _replacements() -> Iterator[Replacement]:
     """What stands in for functions of Keras; a later one is around those before it."""
-    in_a_step: dict[Seam, Callable[..., Any]] = {
+    of_optimizers: dict[Seam, Callable[..., Any]] = {
         names.APPLY: _apply,
         names.APPLY_SCALED: _apply,
         names.APPLY_GRADIENTS: _name_gradients,
@@ -98,6 +106,10 @@ def _replacements() -> Iterator[Replacement]:
         names.UPDATE_STEP: _update_step,
         names.SUM_GRADIENTS: _sum_gradients,
         names.CHECK_FINITE: _check_finite,
+    }
+    for seam, stand_in in of_optimizers.items():
+        yield _traced(seam, stand_in, _in_replica_by_rule)
+    in_a_step: dict[Seam, Callable[..., Any]] = {
         names.NORMALISE: normalise,
         compat.row("ReplicaContext.all_reduce"): empty_batches.all_reduce,
         names.MOMENTS_SYNC: synchronised_moments.moments,
@@ -129,6 +141,7 @@ def _replacements() -> Iterator[Replacement]:
         yield _plain(seam, loop_arguments.compared, _is_ours)
         yield _plain(seam, keras_loops.leave, _is_ours)
     yield _plain(names.FIT, keras_loops.warn_of_training_alone, _trains_alone)
+    yield from _replacements_if_given()
     yield _traced(names.REDUCE_LOGS, keras_loops.reduce_logs, _always)
     for seam in (names.BEGIN_EPOCHS, names.RESET_EPOCHS):
         yield _plain(seam, keras_loops.make_epochs, _always)
@@ -156,6 +169,21 @@ def _replacements() -> Iterator[Replacement]:
             yield _traced(seam, _refuse_model, _has_several_replicas)
 
 
+def _replacements_if_given() -> Iterator[Replacement]:
+    """For programs that know of no replicas."""
+    for seam in (names.APPLY, names.APPLY_SCALED):
+        yield _traced(seam, given.apply, given.is_in_step)
+        yield _traced(seam, given.apply_outside, given.is_outside)
+    yield _traced(names.ADDITIONAL_LOSS, given.additional_loss, given.is_in_step)
+    yield _traced(names.LOGS_OF_EPOCH, given.logs_of_epoch, _is_given)
+    yield _plain(names.PREDICT_ON_BATCH, given.predict_on_batch, _is_given)
+    loops = (names.FIT, names.EVALUATE, names.PREDICT)
+    for seam in loops:
+        yield _plain(seam, given.begins_equal, _is_given)
+    for seam in (*loops, names.MAKE_TRAIN, names.MAKE_TEST, names.COMPILE):
+        yield _plain(seam, given.joining, given.is_outside)
+
+
 _MAKE_STEP = {"train": names.MAKE_TRAIN, "test": names.MAKE_TEST, "predict": names.MAKE_PREDICT}
 #: The first Keras whose metrics are right on several replicas.
 _HAS_METRICS_OF_REPLICAS = parsed("3.10")
@@ -178,6 +206,15 @@ def _in_our_replica(_: Any) -> bool:
     return context is not None and communicator_of(context.strategy) is not None
 
 
+def _in_replica_by_rule(_: Any) -> bool:
+    """The same, of a program that has made the strategy, so that its update rule counts."""
+    return _in_our_replica(_) and not is_given(tf.distribute.get_strategy())
+
+
+def _is_given(model: Any) -> bool:
+    return is_given(model.distribute_strategy)
+
+
 def _always(_: Any) -> bool:
     """For a function that is not told its strategy by its first argument."""
     return True
@@ -193,7 +230,7 @@ def _is_ours(model: Any) -> bool:
 
 def _trains_alone(model: Any) -> bool:
     """Whether each rank trains this model for itself, though it has a group."""
-    alone = model.distribute_strategy.num_replicas_in_sync == 1
+    alone = replicas_of(model.distribute_strategy) == 1
     return alone and any(group.world_size > 1 for group in open_groups.kept())
 
 

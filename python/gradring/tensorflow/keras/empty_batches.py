@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
-from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.replica_step import current, holding
 from gradring.tensorflow.seams import keras_names
 
@@ -62,7 +62,7 @@ def may_come_in(strategy: Any) -> bool:
 
     A worker of parameter servers evaluates as the only replica, also its part of a batch in `fit`.
     """
-    return bool(strategy.num_replicas_in_sync > 1 or strategy.extended.servers > 0)
+    return bool(replicas_of(strategy) > 1 or strategy.extended.servers > 0)
 
 
 def may_come_outside(_: Any = None) -> bool:
@@ -189,6 +189,9 @@ def _map(function: Callable[[Any], Any], nest: Any) -> Any:
 
     def mapped(leaf: Any) -> Any:
         result = function(leaf)
+        if result is not leaf and isinstance(result, tf.Tensor) and result.shape.rank:
+            # For who asks the graph what depends on the samples.
+            current().batch.append(result)
         for name in _KEPT_ON_TENSORS if result is not leaf else ():
             kept = getattr(leaf, name, None)
             if kept is not None:

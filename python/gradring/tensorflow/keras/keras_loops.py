@@ -6,6 +6,7 @@ Each public function stands in for one of Keras and gets the original as its fir
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from gradring.group.communicator import Communicator, open_groups
 from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
-from gradring.tensorflow.graph.adoption import adopt, communicator_of
-from gradring.tensorflow.keras import empty_batches, sample_shares
+from gradring.tensorflow.graph.adoption import adopt, communicator_of, is_given
+from gradring.tensorflow.keras import empty_batches, given, sample_shares
 from gradring.tensorflow.rules.replicas import sync_model
 from gradring.tensorflow.rules.updates import updates_of
 from gradring.tensorflow.seams import keras_names
@@ -38,6 +39,9 @@ def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reductio
         with tf.device(strategy.extended.worker_devices[0]):
             values = tf.nest.map_structure(_log, logs)
         return strategy.reduce("MEAN", values, axis=None)
+    if is_given(strategy) and reduction == "concat":
+        # Keras splits them by the number of replicas, which it is told to be one.
+        return tf.nest.map_structure(lambda part: strategy.gather(part, axis=0), logs)
     return original(logs, strategy, reduction)
 
 
@@ -96,13 +100,17 @@ def make_step(
     name: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Makes each execution of a loop's function a step, and adopts the model's metrics."""
-    adopt(model.metrics_variables, model.distribute_strategy)
+    strategy = model.distribute_strategy
+    if not is_given(strategy):
+        adopt(model.metrics_variables, strategy)
+    elif getattr(model, name) is None:
+        given.give_values_of_chief(model)
     original(model, *args, **kwargs)
     function = getattr(model, name)
     if not isinstance(function, _StepFunction):
-        strategy = model.distribute_strategy
         # Those of `sample_shares.make_function` are weighed.
-        take = _as_it_is if name == "predict_function" else sample_shares.own_batches
+        weighed = functools.partial(sample_shares.own_batches, strategy)
+        take = _as_it_is if name == "predict_function" else weighed
         setattr(model, name, _StepFunction(function, strategy.communicator, take))
     return getattr(model, name)
 
@@ -188,6 +196,8 @@ def symbolic_build(
     A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
     layers it calls. Without a strategy, Keras builds every model in its first step.
     """
+    if is_given(model.distribute_strategy):
+        return  # its variables belong to no strategy, so the first step builds it
     if type(model).call is sys.modules["keras"].Model.call:
         return
     adapter = getattr(iterator, "data_adapter", None)

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.cross_device_ops import (
     RingCrossDeviceOps,
     current_variables,
@@ -194,7 +195,7 @@ def normalise(
     follows = _follows(layer, *args, **kwargs)
     if not follows or getattr(layer, "renorm", False):
         statistics.combine([layer])  # they are about to be read
-    if not follows or strategy.num_replicas_in_sync == 1:
+    if not follows or replicas_of(strategy) == 1:
         return original(layer, inputs, *args, **kwargs)
     is_empty = empty_batches.is_empty(inputs)
     outputs = empty_batches.unless(

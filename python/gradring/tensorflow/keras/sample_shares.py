@@ -22,12 +22,14 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.tensorflow.data import counting
 from gradring.tensorflow.graph import compat
-from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.replica_step import Share, current, holding
+from gradring.tensorflow.keras import given
 from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
 from gradring.tensorflow.rules.updates import updates_of
 
@@ -53,13 +55,19 @@ class OwnBatch(NamedTuple):
     """A batch that no iterator has counted, as each rank gives it to `train_on_batch`."""
 
     data: Any
+    #: How many samples all ranks have, where this is known.
+    samples: Any = None
 
 
-def own_batches(iterator: Any) -> Any:
+def own_batches(strategy: Any, iterator: Any) -> Any:
     """What a loop of Keras takes, told apart from batches of distributed iterators."""
     if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
         return iterator
-    return map(OwnBatch, iterator)
+    if not is_given(strategy):
+        return map(OwnBatch, iterator)
+    parts = map(given.part_of_batch, iterator)
+    # An array, of which a function is not traced for each value.
+    return (OwnBatch(data, None if count is None else np.array(count)) for data, count in parts)
 
 
 # Counting
@@ -83,7 +91,7 @@ def _count(strategy: Any, has_values: tf.Tensor, optionals: list[Any]) -> tf.Ten
 def _note(strategy: Any, batch: Any) -> None:
     """The same for iterators that have a value on every replica."""
     communicator = communicator_of(strategy)
-    if communicator is None or strategy.num_replicas_in_sync == 1:
+    if communicator is None or replicas_of(strategy) == 1:
         return
     parts = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(batch)]
     found = [first_rows_of(list(replica)) for replica in zip(*parts, strict=True)]
@@ -134,23 +142,33 @@ def make_function(
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
 
+    def step(data: Any) -> Any:
+        rows = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
+        with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
+            return given.whole_logs(step_function(data))
+
+    do = step if is_given(strategy) else step_function
+
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
-        is_own = isinstance(data, OwnBatch)
-        data = data.data if is_own else data
+        is_own, told = isinstance(data, OwnBatch), None
+        if isinstance(data, OwnBatch):
+            data, told = data
         own = first_rows_of(data)
         # An elastic job may have other replicas when this is traced anew.
         if own is None or not may_come_in(strategy):
-            return step_function(data)
+            return do(data)
         if updates_of(strategy).are_local:
-            return step_function(data) if isinstance(own, int) and own else counted(own, data)
+            return do(data) if isinstance(own, int) and own else counted(own, data)
         taken = _taken_from(strategy)
         has_equal_shapes = not (tf.executing_eagerly() or taken.eagerly or is_own)
         if isinstance(own, int) and has_equal_shapes:
             with holding(share=Share(tf.ones([], tf.float64), True, True)):
-                return step_function(data)
+                return do(data)
         own = tf.cast(own, tf.int64)
-        if is_own:
+        if told is not None:
+            total = told
+        elif is_own:
             total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
         else:
             total = taken.samples.read_value()
@@ -162,14 +180,14 @@ def make_function(
 
     def counted(own: Any, data: Any) -> Any:
         # The mean over no samples is a NaN, which counts for nothing.
-        return unless(tf.equal(own, 0), model.metrics_variables, lambda: step_function(data))
+        return unless(tf.equal(own, 0), model.metrics_variables, lambda: do(data))
 
     return original(model, weighted)
 
 
 def _share(own: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """What a replica has of a total, of which all equal shares are 1.0."""
-    count = tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, tf.float64)
+    count = tf.cast(replicas_of(tf.distribute.get_strategy()), tf.float64)
     return tf.math.divide_no_nan(tf.cast(own, tf.float64) * count, tf.cast(total, tf.float64))
 
 
@@ -191,7 +209,7 @@ def divided(
         reduction: As Keras has it; one that divides.
     """
     divisor = None
-    if _own_share() is not None and values.shape.rank:
+    if given.own_share() is not None and values.shape.rank:
         divisor = _divisor_of(values, weights, mask, reduction)
     return holding(divisor=divisor)
 
@@ -203,25 +221,40 @@ def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> t
     if mask is not None:
         valid, steps = tf.reduce_sum(tf.cast(mask, tf.float64)), tf.size(mask)
         return valid * tf.math.divide_no_nan(size, tf.cast(steps, tf.float64))
-    part, rest = _own_share(), values.shape[1:]
+    part, rest = given.own_share(), values.shape[1:]
     is_known = rest.is_fully_defined() and part is not None and part.has_equal_shapes
     return None if is_known or not rest.rank else size
 
 
 def weighed(loss: tf.Tensor) -> tf.Tensor:
     """A mean of Keras, weighed by the replica's share of what it is divided by."""
-    part, own = _own_share(), current().divisor
+    part, own = given.own_share(), current().divisor
+    if is_given(tf.distribute.get_strategy()):
+        return given.mean_of_keras(loss, _factor(own, part))
     if part is None or (part.is_equal and own is None):
         return loss
     if own is None:
         return _with_gradient(loss, None, part.size)
-    share = _share(own, tf.distribute.get_replica_context().all_reduce(_SUM, own))
+    share = _share_of_all(own)
     return _with_gradient(loss, tf.math.divide_no_nan(share, part.size), share)
+
+
+def _factor(own: tf.Tensor | None, part: Share | None) -> tf.Tensor | None:
+    """What makes a mean one that is weighed by samples, if it is weighed by something else."""
+    if own is None or part is None:
+        return None
+    return tf.math.divide_no_nan(_share_of_all(own), part.size)
+
+
+def _share_of_all(own: tf.Tensor) -> tf.Tensor:
+    return _share(own, tf.distribute.get_replica_context().all_reduce(_SUM, own))
 
 
 def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
     """A sum of Keras, of which the logs have the mean over the replicas, weighed by samples."""
-    part = _own_share()
+    if is_given(tf.distribute.get_strategy()):
+        return given.sum_of_samples(loss)
+    part = given.own_share()
     if part is None or part.is_equal:
         return loss
     return _with_gradient(loss, tf.math.reciprocal_no_nan(part.size), tf.ones_like(part.size))
@@ -246,14 +279,9 @@ def update_mean(
     Keras counts the losses of a model's outputs once for each batch, whatever its size; a replica's
     part of a batch is therefore counted by its share.
     """
-    part = _own_share()
+    part = given.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
         assert part is not None
         sample_weight = tf.cast(part.size, metric.dtype)
     return original(metric, values, sample_weight)
-
-
-def _own_share() -> Share | None:
-    share = current().share
-    return share if share is not None and compat.can_take(share.size) else None

@@ -159,6 +159,10 @@ MAKE_FUNCTION = Seam(
     "step_function",
     since="3.7",
 )
+MODEL_STRATEGY = _attribute(
+    _MODEL, "_distribute_strategy", "gives a model its strategy, in programs that know of none"
+)
+PREDICT_ON_BATCH = Seam(_MODEL, "predict_on_batch", "predicts on each rank by itself", "x")
 COMPILE = Seam(_TRAINER, "compile", "compiles in the scope of the model")
 FIT = Seam(_MODEL, "fit", "trains on all ranks together")
 EVALUATE = Seam(_MODEL, "evaluate", "evaluates on all ranks together")

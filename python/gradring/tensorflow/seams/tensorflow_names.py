@@ -58,6 +58,18 @@ TABLE: tuple[Seam, ...] = (
         "reduce_op value",
     ),
     Seam(
+        f"{_DISTRIBUTE}.distribute_lib",
+        "_CurrentDistributionContext",
+        "is the scope of a strategy whose variables are TensorFlow's own",
+        "strategy var_creator_scope",
+    ),
+    Seam(
+        "tensorflow:GradientTape",
+        "gradient",
+        "reduces gradients of a program that knows of no replicas",
+        "target sources output_gradients unconnected_gradients",
+    ),
+    Seam(
         f"{_DISTRIBUTE}.collective_all_reduce_strategy",
         "CollectiveAllReduceExtended",
         "is the base class of our strategy's implementation",

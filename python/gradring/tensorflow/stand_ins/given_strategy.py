@@ -2,8 +2,12 @@
 
 With ``GRADRING_WITH_STRATEGY=1``, which ``gradring run --with-strategy`` sets, the start hook
 (`gradring_start`) imports this module after TensorFlow, and calls `wait_for_layer`. The strategy is
-made with the program's first layer and stays: before, the program may configure TensorFlow, and
-make datasets.
+made with the program's first layer: before, the program may configure TensorFlow, and make
+datasets.
+
+A program of Keras 3 keeps TensorFlow's variables, and sees one replica: `keras.given` has its
+models join the strategy in Keras' loops alone. For one of `tf_keras` the strategy is that of
+TensorFlow from there on, with the rules of `tf.distribute.MirroredStrategy`.
 
 A program may speak of `keras.distribution`, too. Keras' TensorFlow backend has no `initialize`,
 and trains with a `DataParallel` as without; here the first is gradring's, and the second is what
@@ -15,19 +19,41 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import random
 import sys
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.clusters import detect, keras
 from gradring.errors import ConfigError
-from gradring.tensorflow.keras import summed_losses
+from gradring.group.communicator import Communicator
+from gradring.tensorflow.keras import compat_keras, given, summed_losses
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
 
 _log = logging.getLogger("gradring")
 
 _is_given = False
+
+
+class GivenStrategy(CustomCollectiveStrategy):
+    """That of a program that knows of no replicas, and is told of one.
+
+    A rank has one replica, on the first of its devices. Variables belong to no strategy.
+    """
+
+    is_given = True
+
+    def __init__(self) -> None:
+        """Joins the group."""
+        gpus = tf.config.list_logical_devices("GPU")
+        super().__init__(devices=[gpus[0].name] if gpus else None)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """As in one process; `extended.replicas` is their number."""
+        return 1
 
 
 def wait_for_layer(module: Any) -> None:
@@ -45,7 +71,7 @@ def wait_for_layer(module: Any) -> None:
     @functools.wraps(original)
     def first(kind: type, *args: Any, **kwargs: Any) -> Any:
         module.Layer.__new__ = staticmethod(original)
-        _give()
+        _give(is_keras_3)
         return original(kind, *args, **kwargs)
 
     module.Layer.__new__ = staticmethod(first)
@@ -70,11 +96,11 @@ def _initialize(
     Raises:
         ConfigError: A launcher says otherwise; or it comes too late, after the first layer.
     """
-    given = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
-    told = {name: str(value) for name, value in given.items() if value is not None}
+    said = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
+    told = {name: str(value) for name, value in said.items() if value is not None}
     os.environ.update(told)
     cluster = detect()
-    strategy = tf.distribute.get_strategy()
+    strategy = given.strategy() or tf.distribute.get_strategy()
     if not told or not isinstance(strategy, CustomCollectiveStrategy):
         return
     place = strategy.communicator
@@ -86,7 +112,7 @@ def _initialize(
         )
 
 
-def _give() -> None:
+def _give(is_keras_3: bool) -> None:
     """Makes the strategy, and makes it the one that counts from here on."""
     global _is_given
     if _is_given:  # for Keras or `tf_keras`, whichever made the first layer
@@ -101,10 +127,17 @@ def _give() -> None:
         )
         return
     _check_distribution()
-    strategy = CustomCollectiveStrategy()
-    tf.distribute.experimental_set_strategy(strategy)
-    summed_losses.warn()
-    _keep(strategy)
+    strategy: CustomCollectiveStrategy
+    if is_keras_3:
+        strategy = GivenStrategy()
+        compat_keras.repair()
+        given.give(strategy)
+        _give_chance_of_chief(strategy.communicator)
+    else:
+        strategy = CustomCollectiveStrategy()
+        tf.distribute.experimental_set_strategy(strategy)
+        summed_losses.warn()
+        _keep(strategy)
     place = strategy.communicator
     if place.rank == 0 and place.world_size > 1:
         _log.warning(
@@ -112,6 +145,20 @@ def _give() -> None:
             "batch is divided among them",
             place.world_size,
         )
+
+
+def _give_chance_of_chief(communicator: Communicator) -> None:
+    """Has the generators of Python and numpy go on as on rank 0, as in the one process."""
+    version, words, gauss = random.getstate()
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = state
+    own = np.array(words, np.int64)
+    communicator.broadcast(own, 0, name="the state of Python's random")
+    random.setstate((version, tuple(own.tolist()), gauss))
+    words_of_numpy = np.array([*keys, position], np.int64)
+    communicator.broadcast(words_of_numpy, 0, name="the state of numpy's random")
+    *keys, position = words_of_numpy.tolist()
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, cached))
 
 
 def _check_distribution() -> None:

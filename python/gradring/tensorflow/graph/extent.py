@@ -1,0 +1,345 @@
+"""Growth of a value with the batch, as its graph tells: a mean stays, a sum over samples grows.
+
+A program that knows of no replicas may add its samples' losses up, or take their mean. On all ranks
+together a sum is to be added up, and a mean to be averaged. Both are scalars; what tells them apart
+is how the graph makes them of the batch. Each tensor gets a degree, as a unit of measurement is
+derived: 0 of what one more sample does not change in size, 1 of a sum over the samples and of their
+number. A product adds degrees and a quotient subtracts them, so a sum divided by a number of
+samples is a mean.
+
+Nothing is known of operations that are not listed, unless all that they get is of degree 0 and what
+they give has rows for the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+#: Constants up to this size only keep a divisor from being 0.
+_TINY = 1e-3
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How a tensor depends on the samples.
+
+    Attributes:
+        has_rows: Whether its first dimension is that of the samples.
+        degree: With which power of their number it grows; None where the graph does not tell.
+        is_shape: Whether it is the shape of a tensor that has rows.
+        is_mixed: Whether it adds a sum to what is none.
+    """
+
+    has_rows: bool = False
+    degree: float | None = 0
+    is_shape: bool = False
+    is_mixed: bool = False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum over the samples, or one for each sample."""
+        return self.degree == (0 if self.has_rows else 1)
+
+    @property
+    def depends(self) -> bool:
+        """Whether it depends on the samples, as far as anybody can tell."""
+        return self != _INDEPENDENT
+
+
+_INDEPENDENT = Extent()
+_UNKNOWN = Extent(degree=None)
+_MIXED = Extent(degree=None, is_mixed=True)
+_ROWS = Extent(has_rows=True)
+
+Rule = Callable[[tf.Operation, Sequence[Extent]], Extent]
+
+
+def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> Extent:
+    """How a tensor depends on a batch.
+
+    Args:
+        tensor: Of a graph; of an eager tensor nothing is known.
+        batch: Tensors that have a row for each sample.
+        means: Tensors that are of degree 0, whatever the graph says.
+    """
+    if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
+        return _UNKNOWN
+    known = {_key(each): _ROWS for each in batch if tf.is_symbolic_tensor(each)}
+    known |= {_key(each): _INDEPENDENT for each in means if tf.is_symbolic_tensor(each)}
+    try:
+        return _in_graph(tensor, known)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return _UNKNOWN
+
+
+def _key(tensor: tf.Tensor) -> tuple[int, str]:
+    return id(tensor.graph), tensor.name
+
+
+def _in_graph(tensor: tf.Tensor, known: dict[tuple[int, str], Extent]) -> Extent:
+    graph = tensor.graph
+    captured = {id(graph): {inner.name: outer for outer, inner in getattr(graph, "captures", ())}}
+    found: dict[str, Extent] = {}
+    for op in _ancestors(tensor):
+        outer = captured[id(graph)].get(op.outputs[0].name) if op.outputs else None
+        if outer is not None and tf.is_symbolic_tensor(outer):
+            extents = [known.get(_key(outer)) or _in_graph(outer, known)]
+        elif op.type == "Placeholder" and outer is None:
+            # An argument of a function.
+            extents = [_ROWS if _may_have_rows(op.outputs[0]) else _UNKNOWN]
+        else:
+            inputs = [found[each.name] for each in op.inputs]
+            extents = [_derived(op, output, inputs) for output in op.outputs]
+        for output, extent in zip(op.outputs, extents, strict=True):
+            found[output.name] = known.get(_key(output), extent)
+    return found[tensor.name]
+
+
+def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
+    """All operations that a tensor is made by, each after those that it needs."""
+    needed, ahead = {tensor.op}, [tensor.op]
+    while ahead:
+        for each in ahead.pop().inputs:
+            if each.op not in needed:
+                needed.add(each.op)
+                ahead.append(each.op)
+    return [op for op in tensor.graph.get_operations() if op in needed]
+
+
+def _may_have_rows(tensor: tf.Tensor) -> bool:
+    return bool(tensor.shape.rank) and tensor.shape[0] is None
+
+
+def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:
+    if not any(each.depends for each in inputs):
+        return _INDEPENDENT
+    for each in inputs:
+        if each.is_mixed:
+            return _MIXED
+    rule = _RULES.get(op.type)
+    if rule is not None:
+        return rule(op, inputs)
+    # Any other function of each sample, or a tensor of such a shape; not one of several samples.
+    if any(each.degree != 0 for each in inputs):
+        return _UNKNOWN
+    has_rows = any(each.has_rows or each.is_shape for each in inputs)
+    return _ROWS if output.shape.rank != 0 and has_rows else _UNKNOWN
+
+
+def _same(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    return inputs[0]
+
+
+def _product(sign: int) -> Rule:
+    def rule(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+        first, second = inputs
+        if first.degree is None or second.degree is None:
+            return _UNKNOWN
+        has_rows = first.has_rows or second.has_rows
+        return Extent(has_rows, first.degree + sign * second.degree)
+
+    return rule
+
+
+def _sum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """A sum of terms: each grows alike, or is a constant that keeps others from being 0."""
+    terms = [
+        extent
+        for extent, tensor in zip(inputs, op.inputs, strict=True)
+        if extent.depends or not _is_tiny(tensor)
+    ]
+    degrees = {each.degree for each in terms}
+    if None in degrees:
+        return _UNKNOWN
+    has_rows = any(each.has_rows for each in terms)
+    if len(degrees) == 1:
+        return Extent(has_rows, degrees.pop())
+    return _UNKNOWN if has_rows else _MIXED
+
+
+def _is_tiny(tensor: tf.Tensor) -> bool:
+    value = tf.get_static_value(tensor)
+    return value is not None and bool((abs(value) <= _TINY).all())
+
+
+def _truth(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """Whether something is so, of numbers or for each sample."""
+    return _ROWS if any(each.has_rows for each in inputs) else _INDEPENDENT
+
+
+def _choice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """One of two, by a condition; zeros are of any degree."""
+    condition, *branches = inputs
+    terms = [
+        extent
+        for extent, tensor in zip(branches, op.inputs[1:], strict=True)
+        if extent.depends or not _is_tiny(tensor)
+    ]
+    degrees = {each.degree for each in terms}
+    if len(degrees) != 1 or None in degrees or condition.degree != 0:
+        return _UNKNOWN
+    return Extent(condition.has_rows or any(each.has_rows for each in terms), degrees.pop())
+
+
+def _bound(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """At least, or at most, a constant, as of a divisor."""
+    dependent = [each for each in inputs if each.depends]
+    if len(dependent) == 1 or all(each.degree == 0 for each in inputs):
+        return Extent(any(each.has_rows for each in inputs), dependent[0].degree)
+    return _UNKNOWN
+
+
+def _reduction(growth: int | None) -> Rule:
+    """Over some dimensions; `growth` is the degree of one over the samples."""
+
+    def rule(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+        value, _ = inputs
+        if value.is_shape:  # their product
+            return Extent(degree=1) if op.type == "Prod" else _UNKNOWN
+        axes = tf.get_static_value(op.inputs[1])
+        if not value.has_rows:
+            return value
+        rank = op.inputs[0].shape.rank
+        if axes is None or value.degree is None:
+            return _UNKNOWN
+        numbers = [int(axis) for axis in axes.ravel()]
+        if rank is None and any(axis < 0 for axis in numbers):
+            return _UNKNOWN
+        if 0 not in [axis % rank if axis < 0 else axis for axis in numbers]:
+            return value
+        return _UNKNOWN if growth is None else Extent(degree=value.degree + growth)
+
+    return rule
+
+
+def _shape(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    return Extent(is_shape=True) if inputs[0].has_rows else _INDEPENDENT
+
+
+def _size(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    return Extent(degree=1) if inputs[0].has_rows else _INDEPENDENT
+
+
+def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """A part of a shape; of a batch it may be other samples."""
+    value = inputs[0]
+    begin = tf.get_static_value(op.inputs[1])
+    if begin is None:
+        return _UNKNOWN
+    first = int(begin.ravel()[0]) if begin.size else 0
+    if value.is_shape:
+        is_one = op.outputs[0].shape.rank == 0
+        if op.get_attr("begin_mask") & 1:
+            first = 0
+        if first == 0:
+            return Extent(degree=1) if is_one else Extent(is_shape=True)
+        return _INDEPENDENT if first > 0 else _UNKNOWN
+    takes_all = op.get_attr("begin_mask") & 1 and op.get_attr("end_mask") & 1
+    is_new = op.get_attr("new_axis_mask") & 1
+    if not value.has_rows:
+        return value
+    return value if takes_all and not is_new else _UNKNOWN
+
+
+def _gather(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    value, indices, *_ = inputs
+    place = tf.get_static_value(op.inputs[1])
+    if value.is_shape and place is not None and place.size == 1:
+        return Extent(degree=1) if int(place) == 0 else _INDEPENDENT
+    if not value.depends and indices.has_rows and indices.degree == 0:
+        return _ROWS
+    return _UNKNOWN
+
+
+def _joined(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """Sizes that make a shape, or tensors side by side."""
+    values = inputs if op.type == "Pack" else inputs[:-1]
+    if values[0].is_shape or (values[0].degree == 1 and not values[0].has_rows):
+        return Extent(is_shape=True)
+    if any(each.degree != 0 or each.is_shape for each in values):
+        return _UNKNOWN
+    if op.type == "Pack" and op.get_attr("axis") == 0:
+        return _UNKNOWN
+    return _ROWS
+
+
+def _transpose(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    order = tf.get_static_value(op.inputs[1])
+    stays = order is not None and order.size and int(order[0]) == 0
+    return inputs[0] if stays or not inputs[0].has_rows else _UNKNOWN
+
+
+def _einsum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    terms, _, result = equation.partition("->")
+    names = {
+        term[:1] for term, extent in zip(terms.split(","), inputs, strict=True) if extent.has_rows
+    }
+    degrees = [each.degree for each in inputs]
+    if None in degrees or len(names) != 1 or "." in equation:
+        return _UNKNOWN
+    degree = sum(each for each in degrees if each is not None)
+    (name,) = names
+    if name not in result:
+        return Extent(degree=degree + 1)
+    return Extent(True, degree) if result[0] == name else _UNKNOWN
+
+
+def _matmul(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    first, second = inputs
+    if first.degree is None or second.degree is None:
+        return _UNKNOWN
+    degree = first.degree + second.degree
+    transposed = "transpose_a" if op.type == "MatMul" else "adj_x"
+    is_flat = op.inputs[0].shape.rank == 2
+    if first.has_rows and second.has_rows:
+        if not is_flat:
+            return Extent(True, degree)
+        return Extent(degree=degree + 1) if op.get_attr(transposed) else _UNKNOWN
+    if first.has_rows and not (is_flat and op.get_attr(transposed)):
+        return Extent(True, degree)
+    return _UNKNOWN
+
+
+def _l2(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    (value,) = inputs
+    return Extent(degree=1) if value.has_rows and value.degree == 0 else _UNKNOWN
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        (
+            *("Neg", "Identity", "Cast", "StopGradient", "Reshape", "ExpandDims", "Squeeze"),
+            *("CheckNumerics", "PreventGradient", "EnsureShape", "Snapshot", "ZerosLike"),
+        ),
+        _same,
+    ),
+    **dict.fromkeys(("Mul", "MulNoNan"), _product(1)),
+    **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), _product(-1)),
+    **dict.fromkeys(("Add", "AddV2", "Sub", "AddN", "BiasAdd"), _sum),
+    **dict.fromkeys(("Maximum", "Minimum"), _bound),
+    **dict.fromkeys(
+        (
+            *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
+            *("LogicalAnd", "LogicalOr", "LogicalNot"),
+        ),
+        _truth,
+    ),
+    **dict.fromkeys(("Select", "SelectV2"), _choice),
+    "Sum": _reduction(1),
+    **dict.fromkeys(("Mean", "Max", "Min"), _reduction(0)),
+    "Prod": _reduction(None),
+    "Shape": _shape,
+    "Size": _size,
+    "StridedSlice": _slice,
+    "GatherV2": _gather,
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),
+    **dict.fromkeys(("Pack", "ConcatV2"), _joined),
+    "Transpose": _transpose,
+    "Einsum": _einsum,
+    "L2Loss": _l2,
+}

@@ -1,0 +1,375 @@
+"""Models of a program that knows of no replicas, which all ranks train as one process would.
+
+`stand_ins.given_strategy` gives them a strategy. The program keeps variables of TensorFlow, and is
+told of one replica: nothing is divided by their number, and no scope is around its code. The
+strategy counts inside of Keras' loops only, where it divides the batches.
+
+What a rank computes is its part of a mean over all samples, weighed by its share of them:
+
+* A gradient is reduced where a tape gives it, so what a `train_step` does with it, such as to clip
+  it, is what one process does. The optimizer reduces what comes from elsewhere.
+* A sum over samples, of Keras' losses or by its graph (`graph.extent`), is added up instead.
+* A metric has counted what its rank has seen. Its variables are added up where it is read.
+
+Each function that takes an `original` stands in for one of Keras or TensorFlow; `compat_keras.py`
+says where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.gradients.replicas import hash_of
+from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
+from gradring.tensorflow.graph.cross_device_ops import gradients_of
+from gradring.tensorflow.graph.extent import Extent, extent_of
+from gradring.tensorflow.graph.model_variables import variables_of
+from gradring.tensorflow.graph.ops import broadcast_variables
+from gradring.tensorflow.graph.replica_step import Share, current
+from gradring.tensorflow.replicas import contents
+from gradring.tensorflow.rules.updates import trained_by
+from gradring.tensorflow.seams import keras_names
+
+_log = logging.getLogger("gradring")
+
+_SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+
+_strategy: Any = None
+#: TensorFlow's own, of code that no strategy runs.
+_context_outside: Any = None
+_warned: set[str] = set()
+
+
+def give(strategy: Any) -> None:
+    """From now on, models of Keras that have no strategy train by this one."""
+    global _strategy, _context_outside
+    _strategy, _context_outside = strategy, tf.distribute.get_replica_context()
+    compat.replace(
+        {"GradientTape.gradient": gradient}, applies=lambda *_: is_in_step(), traced=True
+    )
+
+
+def strategy() -> Any:
+    """The strategy that the program was given, or None."""
+    return _strategy
+
+
+def is_in_step(*_: Any) -> bool:
+    """Whether a replica of the given strategy does a step."""
+    if _strategy is None or not current().is_in_run:
+        return False
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.strategy is _strategy
+
+
+def is_outside(*_: Any) -> bool:
+    """Whether the program was given a strategy, and is in no scope and no step of any."""
+    is_in_run = current().is_in_run
+    return _strategy is not None and not is_in_run and not tf.distribute.has_strategy()
+
+
+# Loops
+
+
+def joining(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for what begins a loop, or compiles: the model joins the strategy."""
+    if keras_names.MODEL_STRATEGY.of(model, None) is None:
+        keras_names.MODEL_STRATEGY.set(model, _strategy)
+    return original(model, *args, **kwargs)
+
+
+def begins_equal(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """A loop, whose models begin with the values of rank 0."""
+    give_values_of_chief(model)
+    return original(model, *args, **kwargs)
+
+
+def give_values_of_chief(model: Any) -> None:
+    """Gives all ranks the variables of rank 0 where these differ; all ranks call it."""
+    communicator = communicator_of(model.distribute_strategy)
+    if communicator is None or communicator.world_size == 1:
+        return
+    variables = [*variables_of(model), *getattr(model, "metrics_variables", ())]
+    hashes = np.array([hash_of(contents(each)) for each in variables], np.int64)
+    if gather_if_different(communicator, hashes.tobytes(), "variables of a model") is not None:
+        broadcast_variables(variables, 0, communicator)
+
+
+_plain_predict: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
+    """Predicts the whole batch on every rank, as each of them has it."""
+    name, shared = keras_names.MODEL_STRATEGY, model.predict_function
+    name.set(model, None)
+    model.predict_function = _plain_predict.get(model)
+    try:
+        return original(model, x)
+    finally:
+        _plain_predict[model] = model.predict_function
+        model.predict_function = shared
+        name.set(model, _strategy)
+
+
+def part_of_batch(data: Any) -> tuple[Any, int | None]:
+    """This rank's rows of a batch that each rank has, and how many rows all have.
+
+    None where there are not enough rows for all ranks, or not as many in all tensors; then each
+    rank takes all.
+    """
+    communicator = _strategy.communicator
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    sizes = {_rows(leaf) for leaf in leaves}
+    if len(sizes) != 1:
+        return data, None
+    (size,) = sizes
+    if size is None or size < communicator.world_size:
+        return data, None
+    begin, end = ((communicator.rank + more) * size // communicator.world_size for more in (0, 1))
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[begin:end], data), size
+
+
+def _rows(leaf: Any) -> int | None:
+    if isinstance(leaf, (np.ndarray, tf.Tensor)) and leaf.shape:
+        return int(leaf.shape[0])
+    return None
+
+
+# Gradients
+
+
+def gradient(
+    original: Callable[..., Any],
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
+    """Stands in for `tf.GradientTape.gradient`: gradients of variables are those of all samples."""
+    flat = tf.nest.flatten(sources)
+    are_variables = [hasattr(source, "assign") for source in flat]
+    if not any(are_variables):
+        return original(tape, target, sources, output_gradients, unconnected_gradients)
+    targets = tf.nest.flatten(target)
+    is_sum = _is_sum(targets)
+    share = own_share()
+    weighs_target = not is_sum and share is not None and not share.is_equal and all(are_variables)
+    if weighs_target:
+        assert share is not None
+        output_gradients = _weighed(targets, output_gradients, share)
+    found = tf.nest.flatten(
+        original(tape, target, sources, output_gradients, unconnected_gradients)
+    )
+    chosen = [
+        index
+        for index, (is_variable, gradient) in enumerate(zip(are_variables, found, strict=True))
+        if is_variable and gradient is not None
+    ]
+    gradients = [found[index] for index in chosen]
+    weight = None if is_sum or weighs_target else share
+    reduced = _reduced(gradients, [flat[index] for index in chosen], is_sum, weight)
+    for index, gradient in zip(chosen, reduced, strict=True):
+        found[index] = gradient
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _weighed(targets: Sequence[Any], slopes: Any, share: Share) -> list[Any]:
+    """By what the gradients of targets are multiplied: this rank's share of the samples."""
+    given = tf.nest.flatten(slopes) if slopes is not None else [None] * len(targets)
+    return [
+        tf.cast(share.size, target.dtype) * (tf.ones_like(target) if slope is None else slope)
+        for target, slope in zip(targets, given, strict=True)
+    ]
+
+
+def _reduced(
+    gradients: Sequence[Any], variables: Sequence[Any], is_sum: bool, share: Share | None
+) -> list[Any]:
+    """Gradients of all samples; those of this rank are weighed by its share first."""
+    if not gradients:
+        return []
+    if share is not None and not share.is_equal:
+        gradients = [_times(share.size, each) for each in gradients]
+    context = tf.distribute.get_replica_context()
+    with gradients_of(list(variables)):
+        reduced = context.all_reduce(_SUM if is_sum else _MEAN, list(gradients))
+    current().reductions.note_gradients(variables)
+    return list(reduced)
+
+
+def _times(factor: tf.Tensor, value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        values = _times(factor, value.values)
+        return tf.IndexedSlices(values, value.indices, value.dense_shape)
+    return tf.math.multiply_no_nan(value, tf.cast(factor, value.dtype))
+
+
+def apply(
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> Any:
+    """Stands in for `Optimizer.apply`: reduces what no tape has given."""
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    grads = list(grads)
+    if trainable_variables and not optimizer.built:
+        with _context_outside:
+            optimizer.build(trainable_variables)
+    variables = trainable_variables or (trained_by(optimizer) if optimizer.built else ())
+    reductions = current().reductions
+    chosen = [
+        index
+        for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False))
+        if gradient is not None and not reductions.has_gradient_of(variable)
+    ]
+    those = [variables[index] for index in chosen]
+    reduced = _reduced([grads[index] for index in chosen], those, False, own_share())
+    for index, gradient in zip(chosen, reduced, strict=True):
+        grads[index] = gradient
+    # What it does with them is what one process does.
+    with _context_outside:
+        return original(optimizer, grads, trainable_variables)
+
+
+def apply_outside(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Optimizer.apply` in a loop of the program's own, which each rank goes through by itself."""
+    communicator = _strategy.communicator
+    if communicator.rank == 0 and communicator.world_size > 1:
+        _warn_once(
+            f"outside {id(optimizer)}",
+            "the optimizer %r applies gradients outside of Keras' fit and train_on_batch: each of "
+            "%d ranks does all of this work by itself (GRADRING_WITH_STRATEGY); train in fit, or "
+            "reduce the gradients by gradring.tensorflow.GradientReducer",
+            getattr(optimizer, "name", type(optimizer).__name__),
+            communicator.world_size,
+        )
+    return original(optimizer, *args, **kwargs)
+
+
+# Losses and logs
+
+
+def own_share() -> Share | None:
+    """This rank's share of the samples, where the graph can take it."""
+    share = current().share
+    return share if share is not None and compat.can_take(share.size) else None
+
+
+def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
+    """A mean of Keras over this rank's samples; `factor` makes it a part of that over all."""
+    if factor is not None:
+        loss = loss * tf.cast(factor, loss.dtype)
+    return _as_mean(loss)
+
+
+def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
+    """A sum over this rank's samples, as a part of the sum over all."""
+    count, share = replicas_of(tf.distribute.get_strategy()), own_share()
+    factor = tf.constant(float(count), tf.float64)
+    if share is not None and not share.is_equal:
+        factor *= tf.math.reciprocal_no_nan(share.size)
+    return _as_mean(loss * tf.cast(factor, loss.dtype))
+
+
+def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
+    """Stands in for what Keras makes of a loss of `add_loss`: a sum over samples stays one."""
+    found = keras_names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
+    if tf.is_symbolic_tensor(found):
+        extent = _extent(found)
+        _warn_of_mixed(extent, model)
+        return sum_of_samples(found) if extent.is_sum else found
+    rows = [each.shape[0] for each in current().batch if each.shape.rank]
+    value = tf.convert_to_tensor(loss)
+    return sum_of_samples(found) if value.shape.rank and value.shape[0] in rows else found
+
+
+def whole_logs(logs: Any) -> Any:
+    """What a step returns: sums over this rank's samples become those over all."""
+
+    def whole(log: Any) -> Any:
+        is_number = isinstance(log, tf.Tensor) and log.dtype.is_floating
+        return sum_of_samples(log) if is_number and _extent(log) == Extent(degree=1) else log
+
+    return tf.nest.map_structure(whole, logs)
+
+
+def _as_mean(loss: tf.Tensor) -> tf.Tensor:
+    current().means.append(loss)
+    return loss
+
+
+def _is_sum(targets: Sequence[Any]) -> bool:
+    extents = [_extent(target) for target in targets]
+    for extent in extents:
+        _warn_of_mixed(extent, None)
+    return bool(extents) and all(extent.is_sum for extent in extents)
+
+
+def _extent(tensor: Any) -> Extent:
+    step = current()
+    return extent_of(tensor, step.batch, step.means)
+
+
+def _warn_of_mixed(extent: Extent, model: Any) -> None:
+    if not extent.is_mixed or _strategy.communicator.rank != 0:
+        return
+    _warn_once(
+        "mixed",
+        "a loss adds a sum over the samples to what is no sum (such as a mean, or a penalty of "
+        "weights); it is taken for a mean, so its gradients differ from those of one process "
+        "(GRADRING_WITH_STRATEGY): use one of both for all parts; `gradring verify` shows how much",
+    )
+
+
+def _warn_once(key: str, text: str, *args: Any) -> None:
+    if key not in _warned:
+        _warned.add(key)
+        _log.warning(text, *args)
+
+
+# Metrics
+
+
+def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
+    """Reads the metrics of all ranks."""
+    with whole_metrics(model):
+        return original(model, logs)
+
+
+@contextlib.contextmanager
+def whole_metrics(model: Any) -> Iterator[None]:
+    """Inside, the metrics of a model have counted what all ranks have."""
+    communicator = model.distribute_strategy.communicator
+    variables = list(model.metrics_variables)
+    own = [np.array(tf.convert_to_tensor(each)) for each in variables]
+    if communicator.world_size == 1 or not own:
+        yield
+        return
+    sums = [each.copy() for each in own]
+    for dtype in sorted({each.dtype.name for each in sums}):
+        bucket = [each for each in sums if each.dtype.name == dtype]
+        communicator.all_reduce(bucket, "sum", name=f"metrics of {dtype}")
+    for variable, value in zip(variables, sums, strict=True):
+        variable.assign(value)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+
+
+def has_other_metrics(model: Any) -> bool:
+    """Whether a model has a metric that is no mean over samples."""
+    keras: Any = sys.modules["keras"]
+    metrics = [inner for each in model.metrics for inner in getattr(each, "metrics", [each])]
+    return not all(isinstance(each, keras.metrics.Mean) for each in metrics)
