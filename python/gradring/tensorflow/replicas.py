@@ -93,7 +93,10 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
 
 
 def unlike(
-    variables: Iterable[Variable], communicator: Communicator, weights: Iterable[Variable]
+    variables: Iterable[Variable],
+    communicator: Communicator,
+    weights: Iterable[Variable],
+    assigned: Iterable[Variable] = (),
 ) -> tuple[list[str], list[str]]:
     """Names of variables that differ now, of those that each rank may have assigned by itself.
 
@@ -104,11 +107,13 @@ def unlike(
         variables: All of a model. Those that replicas have assigned in a step are compared.
         communicator: The ranks.
         weights: Some of them, which are compared in any case.
+        assigned: Some of them that steps may assign without TensorFlow's noting it, likewise.
 
     Returns:
         What replicas have assigned, and what differs of the weights beside.
     """
-    compared_too = {id(weight) for weight in weights}
+    unnoted = {id(variable) for variable in assigned}
+    compared_too = {id(weight) for weight in weights} | unnoted
     parts = {
         str(index): (variable, part)
         for index, variable in _common(list(variables))
@@ -135,13 +140,14 @@ def unlike(
     # One rank alone may have assigned some, as the chief does by `gradring.updates.Primary`.
     if any(theirs.keys() != own.keys() for theirs in found):
         own, found = compared(set().union(*found))
-    assigned: list[str] = []
+    by_steps: list[str] = []
     beside: list[str] = []
     for index, digest in own.items():
         if any(theirs.get(index) != digest for theirs in found):
             variable, part = parts[index]
-            (assigned if is_assigned_alone(part) else beside).append(name_of(variable))
-    return assigned, beside
+            is_by_step = id(variable) in unnoted or is_assigned_alone(part)
+            (by_steps if is_by_step else beside).append(name_of(variable))
+    return by_steps, beside
 
 
 def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:

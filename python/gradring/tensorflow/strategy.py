@@ -21,7 +21,7 @@ from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow.cluster import placement, serving, tasks
-from gradring.tensorflow.data import data_order, input_time, iterators, made, user_buffers
+from gradring.tensorflow.data import data_order, input_time, iterators, made, static_batches, user_buffers
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, replica_step, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
@@ -614,7 +614,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = data_order.agreed(user_buffers.owned(dataset), self._communicator)
-        return super()._experimental_distribute_dataset(dataset, options)
+        distributed = super()._experimental_distribute_dataset(dataset, options)
+        if self._container_strategy().is_given:
+            static_batches.keep(distributed, dataset, self.replicas)
+        return distributed
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         return super()._distribute_datasets_from_function(

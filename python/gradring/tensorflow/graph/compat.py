@@ -196,6 +196,11 @@ def let_batches_differ(distributed: Any) -> None:
     distributed._cardinality = tf.data.UNKNOWN_CARDINALITY
 
 
+def let_batches_be_equal(distributed: Any) -> None:
+    """Has iterators over a dataset believe that all processes have batches of its fixed size."""
+    distributed._enable_get_next_as_optional = False
+
+
 def graph_of(dataset: tf.data.Dataset) -> Any:
     """What a dataset does, as a `GraphDef`; its own ops, beside those of functions."""
     # 1: what is to happen to resources does not matter here.

@@ -89,6 +89,24 @@ def variables_of(model: Any) -> Iterator[Any]:
             yield part
 
 
+def raw_variables_of(model: Any) -> Iterator[tf.Variable]:
+    """Variables of TensorFlow that layers of a Keras model have as attributes.
+
+    Keras 3 does not count them among the model's.
+
+    Yields:
+        Each once, in an order that is the same on every rank.
+    """
+    known = {id(of_tensorflow(variable)) for variable in variables_of(model)}
+    for layer in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
+        for value in vars(layer).values():
+            values = list(value.values()) if isinstance(value, Mapping) else value
+            for each in values if isinstance(values, (list, tuple)) else [values]:
+                if isinstance(each, tf.Variable) and id(each) not in known:
+                    known.add(id(each))
+                    yield each
+
+
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:
     """Those of an optimizer, if there is one."""
     variables = () if optimizer is None else optimizer.variables

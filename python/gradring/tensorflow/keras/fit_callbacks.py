@@ -23,7 +23,8 @@ from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
 from gradring.tensorflow.graph.context import holding
-from gradring.tensorflow.graph.model_variables import build, variables_of
+from gradring.tensorflow.graph.adoption import is_given
+from gradring.tensorflow.graph.model_variables import build, raw_variables_of, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.replicas import unlike
 from gradring.tensorflow.rules.replicas import rule_of, sync_model
@@ -160,7 +161,10 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     )
     model._gradring_weights_compared = True
     weights = model.weights if is_first else ()
-    found = unlike(variables_of(model), communicator, weights)
+    raw = list(raw_variables_of(model))
+    # Of variables that belong to no strategy, nothing notes who assigns them.
+    known = model.non_trainable_variables if is_given(model.distribute_strategy) else ()
+    found = unlike([*variables_of(model), *raw], communicator, weights, [*known, *raw])
     fit.compares = not any(found)
     for (kind, cause), names in zip(_UNLIKE.items(), found, strict=True):
         if names and communicator.rank == CHIEF:

@@ -346,6 +346,14 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         return original(model, logs)
 
 
+def logs_of_batch(model: Any, batches: Any, logs: Any) -> Any:
+    """The logs of `train_on_batch` and `test_on_batch`; a metric may be no mean of the ranks'."""
+    is_of_loop = isinstance(batches, (tf.data.Iterator, tf.distribute.DistributedIterator))
+    if is_of_loop or not _has_other_metrics(model):
+        return logs
+    return keras_names.LOGS_OF_EPOCH.of(model)(logs)
+
+
 @contextlib.contextmanager
 def whole_metrics(model: Any) -> Iterator[None]:
     """Inside, the metrics of a model have counted what all ranks have."""
@@ -368,7 +376,7 @@ def whole_metrics(model: Any) -> Iterator[None]:
             variable.assign(value)
 
 
-def has_other_metrics(model: Any) -> bool:
+def _has_other_metrics(model: Any) -> bool:
     """Whether a model has a metric that is no mean over samples."""
     keras: Any = sys.modules["keras"]
     metrics = [inner for each in model.metrics for inner in getattr(each, "metrics", [each])]

@@ -76,15 +76,18 @@ class _StepFunction:
         function: Callable[..., Any],
         communicator: Communicator,
         take: Callable[[Any], Any],
+        finish: Callable[[Any, Any], Any],
     ) -> None:
         self._function = function
         self._communicator = communicator
         #: Prepares what the loop gives the function.
         self._take = take
+        #: Gets what the loop gave, and the logs, and returns the logs.
+        self._finish = finish
 
     def __call__(self, batches: Any) -> Any:
         with self._communicator.step():
-            return self._function(self._take(batches))
+            return self._finish(batches, self._function(self._take(batches)))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_function":  # not yet there while it is copied
@@ -94,6 +97,10 @@ class _StepFunction:
 
 def _as_it_is(batches: Any) -> Any:
     return batches
+
+
+def _logs_as_they_are(batches: Any, logs: Any) -> Any:
+    return logs
 
 
 def make_step(
@@ -111,7 +118,9 @@ def make_step(
         # Those of `sample_shares.make_function` are weighed.
         weighed = functools.partial(sample_shares.own_batches, strategy)
         take = _as_it_is if name == "predict_function" else weighed
-        setattr(model, name, _StepFunction(function, strategy.communicator, take))
+        is_plain = name == "predict_function" or not is_given(strategy)
+        finish = _logs_as_they_are if is_plain else functools.partial(given.logs_of_batch, model)
+        setattr(model, name, _StepFunction(function, strategy.communicator, take, finish))
     return getattr(model, name)
 
 

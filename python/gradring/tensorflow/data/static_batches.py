@@ -1,0 +1,57 @@
+"""Sizes of batches that a graph may know: a replica's part of those that a dataset fixes.
+
+A program for one process may rely on the size that ``batch(32, drop_remainder=True)`` fixes.
+TensorFlow forgets it where the dataset has an end, because some replica may have no batch then. All
+have one where each batch is divided evenly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph import compat
+
+#: In the names of all ops that read files, which `AutoShardPolicy.AUTO` divides among the workers.
+#: Then some may have fewer batches.
+_READERS = ("Record", "TextLine", "SSTable")
+
+
+def keep(distributed: Any, dataset: tf.data.Dataset, replicas: int) -> None:
+    """Lets each replica know the size of its batches, where all have the same.
+
+    Args:
+        distributed: What the strategy has made of `dataset`.
+        dataset: Of whole batches.
+        replicas: How many share each of them.
+    """
+    leaves = tf.nest.flatten(dataset.element_spec)
+    sizes = {leaf.shape[0] if _is_batch(leaf) else None for leaf in leaves}
+    if len(sizes) != 1:
+        return
+    (size,) = sizes
+    if size is None or size % replicas or int(dataset.cardinality()) < 0:
+        return
+    if _is_divided_by_elements(dataset):
+        compat.let_batches_be_equal(distributed)
+
+
+def _is_batch(leaf: Any) -> bool:
+    return type(leaf) is tf.TensorSpec and bool(leaf.shape.rank)
+
+
+def _is_divided_by_elements(dataset: tf.data.Dataset) -> bool:
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == policies.DATA:
+        return True
+    if policy != policies.AUTO:
+        return False
+    try:
+        graph = compat.graph_of(dataset)
+    except tf.errors.OpError:
+        return False
+    functions = (node for each in graph.library.function for node in each.node_def)
+    ops = {node.op for node in (*graph.node, *functions)}
+    return not any(reader in op for reader in _READERS for op in ops)

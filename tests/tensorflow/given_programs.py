@@ -1,0 +1,338 @@
+"""Programs of Keras 3 that know of no replicas: what each prints is the same in one process.
+
+``python given_programs.py DIRECTORY`` trains all of them and prints what they tell, as JSON.
+"""
+
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+X = np.random.default_rng(0).normal(size=(80, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+PROGRAMS = {}
+
+
+def program(function):
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def dense(units=1, **kwargs):
+    return keras.layers.Dense(units, **kwargs)
+
+
+def functional(kind=keras.Model, *layers, width=4):
+    inputs = outputs = keras.Input((width,))
+    for layer in layers or (dense(3, activation="tanh"), dense()):
+        outputs = layer(outputs)
+    return kind(inputs, outputs)
+
+
+def told(model, history=None, **more):
+    return {
+        "weights": [np.ravel(value).tolist() for value in model.get_weights()],
+        "history": history and history.history,
+        **more,
+    }
+
+
+class Own(keras.Model):
+    """A step of its own, by `loss_of`."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        gradients = self.changed(tape.gradient(loss, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss, **self.logs(gradients)}
+
+    def changed(self, gradients):
+        return gradients
+
+    def logs(self, gradients):
+        return {}
+
+
+def own(loss_of, **methods):
+    kind = type("Model", (Own,), {"loss_of": staticmethod(loss_of), **methods})
+    model = functional(kind)
+    model.compile(keras.optimizers.SGD(0.01))
+    # 80 samples in batches of 12: the last has 8, and three ranks have 3, 3 and 2 of them.
+    return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def a_mean_of_its_own():
+    return own(lambda y, p: tf.reduce_mean(tf.square(y - p)))
+
+
+@program
+def a_sum_of_its_own():
+    return own(lambda y, p: tf.reduce_sum(tf.square(y - p)))
+
+
+@program
+def a_loss_of_each_sample():
+    return own(lambda y, p: tf.reduce_sum(tf.square(y - p), axis=-1))
+
+
+@program
+def a_sum_divided_by_a_constant():
+    return own(lambda y, p: tf.reduce_sum(tf.square(y - p)) / 12.0)
+
+
+@program
+def a_sum_divided_by_the_samples():
+    return own(lambda y, p: tf.reduce_sum((y - p) ** 2) / tf.cast(tf.shape(y)[0], tf.float32))
+
+
+@program
+def an_average_over_replicas():
+    return own(lambda y, p: tf.nn.compute_average_loss(tf.reduce_sum((y - p) ** 2, -1)))
+
+
+@program
+def a_sum_of_keras():
+    return own(lambda y, p: keras.losses.MeanSquaredError(reduction="sum")(y, p))
+
+
+@program
+def clipping_in_the_step():
+    return own(
+        lambda y, p: tf.reduce_mean(tf.square(y - p)),
+        changed=lambda self, gradients: tf.clip_by_global_norm(gradients, 0.5)[0],
+        logs=lambda self, gradients: {"norm": tf.linalg.global_norm(gradients)},
+    )
+
+
+@program
+def eagerly():
+    model = functional(type("Model", (Own,), {"loss_of": lambda _, y, p: tf.reduce_mean(y - p)}))
+    model.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
+    return told(model, model.fit(X, Y, batch_size=40, shuffle=False, verbose=0))
+
+
+@program
+def a_loss_that_is_called():
+    class Loss(keras.losses.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return tf.reduce_mean(tf.square(y_true - y_pred))
+
+    model = functional()
+    model.compile(keras.optimizers.SGD(0.1), Loss())
+    return told(model, model.fit(X, Y, batch_size=12, shuffle=False, verbose=0))
+
+
+class Added(keras.layers.Layer):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.w = self.add_weight(shape=(4,), initializer="ones")
+
+    def call(self, x):
+        y = x * self.w
+        losses = {
+            "weights": lambda: tf.reduce_sum(tf.square(self.w)),
+            "mean": lambda: tf.reduce_mean(tf.square(y)),
+            "sum": lambda: tf.reduce_sum(tf.square(y)),
+            "each": lambda: tf.reduce_sum(tf.square(y), axis=-1),
+        }
+        self.add_loss(0.1 * losses[self.kind]())
+        return y
+
+
+@program
+def losses_of_layers():
+    found = {}
+    for kind in ("weights", "mean", "sum", "each"):
+        model = functional(keras.Model, Added(kind), dense(activity_regularizer="l2"))
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        history = model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        found[kind] = told(model, history)
+    return found
+
+
+@program
+def losses_and_weights():
+    model = functional()
+    model.compile(
+        keras.optimizers.Adam(0.01, clipnorm=0.1),
+        loss="mae",
+        metrics=["mse", keras.metrics.RootMeanSquaredError()],
+        weighted_metrics=["mae"],
+    )
+    weights = np.linspace(0.1, 2, len(X)).astype("float32")
+    history = model.fit(X, Y, batch_size=12, sample_weight=weights, shuffle=False, verbose=0)
+    return told(model, history, evaluated=model.evaluate(X, Y, verbose=0))
+
+
+@program
+def metrics_that_are_no_means():
+    model = functional(keras.Model, dense(1, activation="sigmoid"))
+    names = [keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.R2Score()]
+    model.compile("sgd", "binary_crossentropy", metrics=names)
+    labels = (Y > 0).astype("float32")
+    history = model.fit(X, labels, batch_size=12, shuffle=False, verbose=0)
+    logs = [model.train_on_batch(X[:13], labels[:13]), model.test_on_batch(X, labels)]
+    return told(model, history, on_batch=logs)
+
+
+@program
+def batches_one_by_one():
+    model = functional()
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    losses = [float(model.train_on_batch(X[i : i + 7], Y[i : i + 7])) for i in range(0, 70, 7)]
+    losses.append(float(model.train_on_batch(X[:1], Y[:1])))  # fewer samples than ranks
+    shape = np.shape(model.predict_on_batch(X[:8]))
+    return told(model, losses=losses, predicted=shape, each=model.predict(X, verbose=0).tolist())
+
+
+@program
+def accumulation_and_scaling():
+    model = functional()
+    inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def two_networks():
+    class Gan(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.g, self.d = functional(), functional(width=1)
+
+        def compile(self, g, d):
+            super().compile()
+            self.of_g, self.of_d = g, d
+
+        def train_step(self, x):
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    made = self.g(x)
+                    real = tf.reduce_sum(x, 1, keepdims=True)
+                    with tf.GradientTape() as inner:
+                        inner.watch(made)
+                        found = self.d(made)
+                    slope = inner.gradient(found, made)
+                    penalty = tf.reduce_mean((tf.norm(slope, axis=1) - 1) ** 2)
+                    loss = tf.reduce_mean(found) - tf.reduce_mean(self.d(real)) + penalty
+                weights = self.d.trainable_variables
+                self.of_d.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            with tf.GradientTape() as tape:
+                of_g = -tf.reduce_mean(self.d(self.g(x)))
+            weights = self.g.trainable_variables
+            self.of_g.apply_gradients(zip(tape.gradient(of_g, weights), weights))
+            return {"d": loss, "g": of_g}
+
+    model = Gan()
+    model.compile(keras.optimizers.SGD(0.01), keras.optimizers.Adam(0.01))
+    return told(model, model.fit(X, batch_size=16, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def gradients_of_gradients():
+    """A step on weights that a step was taken from, as of MAML."""
+
+    class Maml(Own):
+        def train_step(self, data):
+            x, y = data
+            w, b = self.trainable_variables
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_mean((x @ w + b - y) ** 2)
+                of_w, of_b = inner.gradient(loss, [w.value, b.value])
+                after = tf.reduce_mean((x @ (w - 0.1 * of_w) + b - 0.1 * of_b - y) ** 2)
+            gradients = outer.gradient(after, [w, b])
+            self.optimizer.apply_gradients(zip(gradients, [w, b]))
+            return {"loss": loss, "after": after}
+
+    model = functional(Maml, dense())
+    model.compile(keras.optimizers.SGD(0.05))
+    return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def gradients_of_no_tape():
+    class Hebb(Own):
+        def train_step(self, data):
+            x, y = data
+            (w,) = self.trainable_variables
+            error = x @ w - y
+            gradient = tf.linalg.matmul(x, error, transpose_a=True) / tf.cast(tf.shape(x)[0], tf.float32)
+            self.optimizer.apply_gradients([(gradient, w)])
+            return {"loss": tf.reduce_mean(error)}
+
+    model = functional(Hebb, dense(use_bias=False))
+    model.compile(keras.optimizers.SGD(0.05))
+    return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def dicts_and_lazy_models():
+    class Lazy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = dense(3, kernel_initializer="ones")
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(None, data["y"], self.inner(data["x"]))
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    data = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).batch(16)
+    model = Lazy()
+    model.compile("adam", "mse")
+    return told(model, model.fit(data, epochs=2, verbose=0))
+
+
+@program
+def a_size_that_the_batch_has():
+    class Noisy(Own):
+        def train_step(self, data):
+            x, y = data
+            zeros = tf.zeros([x.shape[0], 4])
+            return super().train_step((x + zeros, y))
+
+    kind = type("Model", (Noisy,), {"loss_of": lambda _, y, p: tf.reduce_mean(tf.abs(y - p))})
+    model = functional(kind)
+    model.compile("sgd")
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, drop_remainder=True)
+    return told(model, model.fit(data, epochs=2, verbose=0))
+
+
+@program
+def scopes_and_files():
+    strategy = tf.distribute.get_strategy()
+    with strategy.scope():
+        model = functional()
+        model.compile("sgd", "mse")
+    history = model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
+    directory = os.path.join(sys.argv[1], str(os.getpid()))
+    model.export(directory, verbose=False)
+    loaded = tf.saved_model.load(directory)
+    served = loaded.serve(X).numpy()
+    with tf.GradientTape() as tape:  # of a layer, outside of any step
+        value = tf.reduce_sum(model(X))
+    gradients = tape.gradient(value, model.trainable_variables)
+    keras.optimizers.SGD(0.0).apply_gradients(zip(gradients, model.trainable_variables))
+    count = strategy.num_replicas_in_sync
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        dense().build((None, 2))
+    return told(model, history, served=served.tolist(), replicas=count)
+
+
+if __name__ == "__main__":
+    results = {}
+    for name, function in PROGRAMS.items():
+        keras.utils.set_random_seed(1)
+        results[name] = function()
+    print(json.dumps(results))
