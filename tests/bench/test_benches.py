@@ -367,6 +367,15 @@ def test_a_program_prints_what_it_measures(program: str, request: pytest.Fixture
         assert re.search(pattern, done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.slow
+def test_models_with_embeddings_are_measured_by_rows_and_by_sums() -> None:
+    pytest.importorskip("tensorflow")
+    done = run("sparse_gradients", "--models", "--ranks", 2, "--rounds", 1)
+    for model in ("text", "pairs"):
+        for way in ("rows", "sum"):
+            assert re.search(rf"^{model} +{way} +[\d.]+ +[\d.]+$", done.stdout, re.MULTILINE)
+
+
 def test_every_program_is_run_by_a_test() -> None:
     sources = {path.stem: path.read_text() for path in (ROOT / "benches").glob("*.py")}
     programs = {name for name, source in sources.items() if '__name__ == "__main__"' in source}

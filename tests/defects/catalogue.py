@@ -285,6 +285,8 @@ TENSORFLOW = _of(
     PACKAGE + "tensorflow/**/",
     TESTS + "tensorflow/",
     ("sparse.py", "tf.size(indices), divisor)", "tf.size(indices), 1)", "test_sparse.py"),
+    ("sparse.py", "divided(own.values, _divisor(collective))", "own.values", "test_embeddings.py"),
+    ("sparse.py", 'if reduction.embeddings == "sum" else _rows_of_all', "", "test_embeddings.py"),
     (
         "sample_shares.py",
         "if mask is not None:\n        valid",

@@ -57,8 +57,6 @@ class Program:
         tolerance: How far weights and losses may be from those of one process.
         why: The reason of a larger tolerance, or of the change, for the table.
         compares_losses: Whether the losses that it notes are those of the whole batch.
-        embeds: Whether Keras 3 would apply rows of equal index one by one in the one process; it
-            gets dense gradients instead, see with_dense_gradients.py.
         starts_ranks: Whether it does that itself, as many as ECOSYSTEM_RANKS says.
         by_mpirun: Whether mpirun starts it, because the package asks MPI who takes part.
         option: Of `gradring run`, or the variable of that name where that does not start it:
@@ -73,7 +71,6 @@ class Program:
     tolerance: float = ROUNDING
     why: str = ""
     compares_losses: bool = True
-    embeds: bool = False
     starts_ranks: bool = False
     by_mpirun: bool = False
     option: str = ""
@@ -161,12 +158,12 @@ ARCHITECTURES = (
 """All of `keras.applications`."""
 
 PROGRAMS = (
-    Program(KERAS_HUB, "keras_hub_bert.py", "`BertTextClassifier` of two layers", embeds=True),
+    Program(KERAS_HUB, "keras_hub_bert.py", "`BertTextClassifier` of two layers"),
     Program(KERAS_HUB, "keras_hub_gpt2.py", "`GPT2CausalLM` of two layers"),
     Program(KERAS_HUB, "keras_hub_vit.py", "`ViTImageClassifier` of two layers"),
-    Program(KERAS_RS, "keras_rs_dcn.py", "`FeatureCross`, ratings", embeds=True),
-    Program(KERAS_RS, "keras_rs_dlrm.py", "`DotInteraction`, clicks", embeds=True),
-    Program(KERAS_RS, "keras_rs_two_towers.py", "two towers, `BruteForceRetrieval`", embeds=True),
+    Program(KERAS_RS, "keras_rs_dcn.py", "`FeatureCross`, ratings"),
+    Program(KERAS_RS, "keras_rs_dlrm.py", "`DotInteraction`, clicks"),
+    Program(KERAS_RS, "keras_rs_two_towers.py", "two towers, `BruteForceRetrieval`"),
     Program(KERAS_TUNER, "keras_tuner_random_search.py", "`RandomSearch`, and the best model"),
     Program(KERAS_TUNER, "keras_tuner_hyperband.py", "`Hyperband`, and the best model"),
     Program(

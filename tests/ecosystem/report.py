@@ -98,8 +98,6 @@ def _line(shown: tuple[Program, Result]) -> str:
         is_option = not (program.by_mpirun or program.starts_ranks)
         asked = f"--{program.option}" if is_option else f"{variable(program.option)}=1"
         notes.append(f"`{asked}`" + (", mpirun" if program.by_mpirun else ""))
-    if program.embeds:
-        notes.append("rows of equal index are added up")
     cells = [
         ", ".join(names),
         program.what,

@@ -17,7 +17,6 @@ from ecosystem.catalogue import Program
 from ecosystem.environments import make_environment
 from gradring.machine import resources
 
-HERE = Path(__file__).parent
 RANKS = 2
 #: For one process, or for the ranks, in seconds.
 TIMEOUT_S = 3600
@@ -132,12 +131,9 @@ def _norm(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
 def _run(program: Program, environment: Path, ranks: int | None) -> list[Run]:
     binaries = environment / "bin"
     command = [str(binaries / "python"), str(program.path), *program.arguments]
-    if ranks is None:
-        if program.embeds:
-            command.insert(1, str(HERE / "with_dense_gradients.py"))
-    elif program.by_mpirun:
+    if ranks is not None and program.by_mpirun:
         command = [str(binaries / "mpirun"), *AS_ROOT, "-np", str(ranks), *command]
-    elif not program.starts_ranks:
+    elif ranks is not None and not program.starts_ranks:
         option = WITH_STRATEGY if program.is_given_strategy else program.option
         options = [f"--{option}"] if option else []
         command = [str(binaries / "gradring"), "run", *options, "-np", str(ranks), *command]

@@ -9,6 +9,7 @@ bits, because those over its parts are rounded elsewhere.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -66,19 +67,27 @@ class Alone:
             self._apply(index, gradients)
 
     def _find_gradients(self, index: int, x: Any, y: Any) -> list[Any]:
-        import tensorflow as tf
-
         loss_of, weights = self._real.parts_of(self.model, x, y)[index]
         scale = functools.partial(scaled, self._optimizers[index], 1 / self._parts)
         _, found = (self._way.gradients or plain)(loss_of, weights, scale)
-        return [tf.convert_to_tensor(gradient) for gradient in found]
+        return list(found)
 
     def _apply_mean(self, index: int, gradients: list[list[Any]]) -> None:
-        import tensorflow as tf
-
         _, weights = self._real.parts_of(self.model, None, None)[index]
-        total = [tf.add_n(list(each)) for each in zip(*gradients, strict=True)]
+        total = [_added(each) for each in zip(*gradients, strict=True)]
         self._optimizers[index].apply_gradients(zip(total, weights, strict=True))
+
+
+def _added(parts: Sequence[Any]) -> Any:
+    """The sum of gradients; rows of embeddings follow each other."""
+    import tensorflow as tf
+
+    if not isinstance(parts[0], tf.IndexedSlices):
+        return tf.add_n(parts)
+    values, indices = (
+        tf.concat([getattr(p, name) for p in parts], 0) for name in ("values", "indices")
+    )
+    return tf.IndexedSlices(values, indices, parts[0].dense_shape)
 
 
 def is_computed_by_parts(model: Any) -> bool:

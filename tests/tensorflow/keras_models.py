@@ -1,5 +1,6 @@
 """Models, data and the two ways of training them that the Keras tests share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,35 +56,17 @@ def make_model(kind: str) -> Any:
     return keras.Sequential([inputs, *hidden, keras.layers.Dense(3)])
 
 
-def make_optimizer(name: str, strategy: Any, **options: Any) -> Any:
+def make_optimizer(name: str, **options: Any) -> Any:
     """Any more `options` go to the optimizer's constructor."""
     import keras
 
-    optimizer = {
+    make: dict[str, Callable[[], Any]] = {
         "SGD": lambda: keras.optimizers.SGD(0.05, **options),
         "SGD momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, **options),
         "Adam": lambda: keras.optimizers.Adam(0.01, **options),
         "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02, **options),
-    }[name]()
-    if strategy.num_replicas_in_sync == 1:
-        make_gradients_dense(optimizer)
-    return optimizer
-
-
-def make_gradients_dense(optimizer: Any) -> None:
-    """Makes the optimizer an oracle for embeddings.
-
-    A word that occurs twice in a batch has two rows in its sparse gradient, and Keras' Adam adds up
-    their squares, not the square of their sum. What gradring reduces has each word once.
-    """
-    import tensorflow as tf
-
-    apply = optimizer.apply
-
-    def apply_dense(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply([tf.convert_to_tensor(gradient) for gradient in grads], trainable_variables)
-
-    optimizer.apply = apply_dense
+    }
+    return make[name]()
 
 
 def samples(words: bool = False, count: int = STEPS * BATCH) -> tuple[Any, Any]:
@@ -109,7 +92,7 @@ def compiled(strategy: Any, kind: str, optimizer: str, run: Any = None, **option
 
     with strategy.scope():
         model = make_model(kind)
-        chosen = make_optimizer(optimizer, strategy, **options)
+        chosen = make_optimizer(optimizer, **options)
         if kind == "mixed precision":
             chosen = keras.optimizers.LossScaleOptimizer(chosen)
         model.compile(
@@ -137,7 +120,7 @@ def train_by_loop(strategy: Any, kind: str, optimizer: str, **options: Any) -> A
 
     with strategy.scope():
         model = make_model(kind)
-        chosen = make_optimizer(optimizer, strategy, **options)
+        chosen = make_optimizer(optimizer, **options)
         if kind == "mixed precision":
             chosen = keras.optimizers.LossScaleOptimizer(chosen)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")

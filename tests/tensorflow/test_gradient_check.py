@@ -36,7 +36,7 @@ class Heard(logging.Handler):
         )
 
 
-def reduced(check: str | None, sparse: bool = False) -> Any:
+def reduced(check: str | None, sparse: bool = False, embeddings: Any = "rows") -> Any:
     """A `tf.function` of one's own; what was reduced, or the error, and the log."""
     import tensorflow as tf
 
@@ -44,7 +44,9 @@ def reduced(check: str | None, sparse: bool = False) -> Any:
 
     comm = join()
     heard = Heard()  # Nothing about how the ranks are connected.
-    reduce_gradients = GradientReducer(communicator=comm, check_gradients=check)
+    reduce_gradients = GradientReducer(
+        communicator=comm, check_gradients=check, embeddings=embeddings
+    )
 
     def gradient(value: Any) -> Any:
         if not sparse:
@@ -99,7 +101,7 @@ def raised_at_owners() -> Any:
 
     sparse.MESSAGE_BYTES, sparse.OWNER_BYTES = -(1 << 40), 0
     sparse._message_bytes = lambda communicator: -(1 << 40)
-    return reduced("raise", sparse=True)
+    return reduced("raise", True, "sum")
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras_models
 import numpy as np
 import pytest
 from keras_models import (
@@ -92,7 +91,8 @@ def train_all(names: tuple[str, ...]) -> Any:
             for name in [name for name in CASES if name in names]:
                 record(name, train_by_fit, strategy_of(comm), **CASES[name])
                 if comm.world_size == 1 and name in EMBEDDINGS:
-                    record(f"one worker, {name}", one_worker, comm, CASES[name])
+                    one = CustomCollectiveStrategy(communicator=comm)
+                    record(f"one worker, {name}", train_by_fit, one, **CASES[name])
             for name in [name for name in TRAININGS if name in names]:
                 record(name, TRAININGS[name], comm)
             if comm.world_size == 1 and "on_batches" in names:
@@ -103,16 +103,6 @@ def train_all(names: tuple[str, ...]) -> Any:
             if CLIPS_FIRST:
                 results["refusal"] = refusal(comm)
     return results
-
-
-def one_worker(comm: Any, arguments: Any) -> Any:
-    """Under the strategy, with the gradient of the embedding as Keras makes it."""
-    from gradring.tensorflow import CustomCollectiveStrategy
-
-    strategy = CustomCollectiveStrategy(communicator=comm)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keras_models, "make_gradients_dense", lambda _: None)
-        return train_by_fit(strategy, **arguments)
 
 
 def refusal(comm: Any) -> str:

@@ -29,6 +29,8 @@ REFUSED = {
     "bytes below 0": "ConfigError: bucket_bytes=-1 is not a positive number; correct it",
     "a truth for bytes": "ConfigError: bucket_bytes=True is not a positive number; correct it",
     "an unknown check": "ConfigError: check_gradients=True is unknown; choose 'warn', 'raise' or",
+    "an unknown way with rows": "ConfigError: embeddings='mean' is unknown; choose 'rows', which",
+    "rows of a strategy": "ConfigError: embeddings=True is unknown; choose 'rows', which leaves",
     "a strategy of a strategy": "is no gradring.Communicator; give its attribute communicator",
     "a sum by a strategy": "is no gradring.Communicator; give its attribute communicator",
     "too many variables": "ValueError: 2 variables cannot have 1 gradients",
@@ -152,6 +154,10 @@ def reductions(comm: Any) -> Found:
         "bytes below 0": said(lambda: GradientReducer(bucket_bytes=-1)),
         "a truth for bytes": said(lambda: GradientReducer(bucket_bytes=True)),
         "an unknown check": said(lambda: GradientReducer(check_gradients=True)),  # type: ignore[arg-type]
+        "an unknown way with rows": said(lambda: GradientReducer(embeddings="mean")),  # type: ignore[arg-type]
+        "rows of a strategy": said(
+            lambda: CustomCollectiveStrategy(communicator=comm, embeddings=True)  # type: ignore[arg-type]
+        ),
         "a strategy of a strategy": said(lambda: CustomCollectiveStrategy(communicator=ours)),
         "a sum by a strategy": said(lambda: all_reduce(one, communicator=ours)),
         "samples of each gradient": said(lambda: mean(one, samples=tf.constant([1, 2]))),

@@ -1,4 +1,4 @@
-"""Embedding gradients against the reduction of the dense table."""
+"""Sums of embedding gradients against the reduction of the dense table."""
 
 import collections
 import itertools
@@ -52,11 +52,12 @@ def worker(ways: list[Way]) -> Any:
     from gradring.tensorflow import CustomCollectiveStrategy, all_reduce
 
     with join() as comm:
-        strategy = CustomCollectiveStrategy(communicator=comm)
+        strategy = CustomCollectiveStrategy(communicator=comm, embeddings="sum")
 
         def eager(values: Any, indices: Any, op: str) -> Any:
             shape = tf.constant([ROWS, WIDTH])
-            return all_reduce(tf.IndexedSlices(values, indices, shape), op, "e", comm)
+            slices = tf.IndexedSlices(values, indices, shape)
+            return all_reduce(slices, op, "e", comm, embeddings="sum")
 
         modes = {"eager": eager, "graph": tf.function(eager)}
         found: dict[Any, Any] = {}
@@ -66,9 +67,11 @@ def worker(ways: list[Way]) -> Any:
             found[case, index_dtype, op, mode] = report(tf, result)
         every = slices(tf, comm.rank, "every row", "int64")
         unknown = tf.IndexedSlices(every.values, tf.cast(every.indices, tf.int32))
-        found["unknown size"] = int(all_reduce(unknown, "sum", "u", comm).indices.shape[0])
+        found["unknown size"] = int(
+            all_reduce(unknown, "sum", "u", comm, embeddings="sum").indices.shape[0]
+        )
         half = slices(tf, comm.rank, "shared", "int32", "bfloat16")
-        mixed = all_reduce([half, tf.ones([2]), unknown], "sum", "m", comm)
+        mixed = all_reduce([half, tf.ones([2]), unknown], "sum", "m", comm, embeddings="sum")
         found["mixed"] = tf.cast(tf.convert_to_tensor(mixed[0]), tf.float32).numpy()
         with strategy.scope():
             table = tf.Variable(tf.zeros([ROWS, WIDTH]), name="table")
@@ -208,11 +211,11 @@ def three_ways(cases: list[Bits], fits: list[bool]) -> Any:
             indices = tf.constant(TOUCHED[comm.rank])
             shapes = [shape and tf.constant(shape) for shape in WAYS.values()]
             slices = [tf.IndexedSlices(rows, indices, shape) for shape in shapes]
-            return all_reduce([*slices, table], op, "e", comm)
+            return all_reduce([*slices, table], op, "e", comm, embeddings="sum")
 
         def by_owners(rows: Any, op: str) -> Any:
             slices = tf.IndexedSlices(rows, tf.constant(TOUCHED[comm.rank]))
-            return all_reduce(slices, op, "e", comm)
+            return all_reduce(slices, op, "e", comm, embeddings="sum")
 
         modes = {"eager": eager, "graph": tf.function(eager)}
         found: dict[Any, Any] = {}
@@ -268,7 +271,7 @@ def lengths(tf: Any, comm: Any, *rows: int) -> bool:
     from gradring.tensorflow import all_reduce
 
     own = tf.IndexedSlices(tf.ones([rows[comm.rank], 2]), tf.range(rows[comm.rank]))
-    result = all_reduce(own, "sum", "lengths", comm)
+    result = all_reduce(own, "sum", "lengths", comm, embeddings="sum")
     expected = [[sum(index < count for count in rows)] * 2 for index in range(max(rows))]
     sums = result.values.numpy()[np.argsort(result.indices)]
     return bool(sums.tolist() == expected)
@@ -282,7 +285,7 @@ def gradient(tf: Any, comm: Any) -> list[Any]:
         with tf.GradientTape() as tape:
             tape.watch(values)
             slices = tf.IndexedSlices(values, tf.constant(TOUCHED[comm.rank]))
-            result = all_reduce(slices, "sum", "g", comm)
+            result = all_reduce(slices, "sum", "g", comm, embeddings="sum")
             weights = tf.cast(result.indices + 1, tf.float32)[:, tf.newaxis]
             loss = tf.reduce_sum(weights * result.values**2)
         return tape.gradient(loss, values)
@@ -309,7 +312,7 @@ def travelled(tf: Any, comm: Any, case: str) -> bool:
     indices = tf.constant([*range(shared), *range(first, first + own)], tf.int64)
     slices = tf.IndexedSlices(tf.ones([shared + own, 1024]), indices, tf.constant([5000, 1024]))
     before = all_to_alls(comm)
-    all_reduce(slices, "sum", case, comm)
+    all_reduce(slices, "sum", case, comm, embeddings="sum")
     return all_to_alls(comm) > before
 
 
@@ -325,7 +328,7 @@ def fitted(comm: Any, scaled: bool) -> list[Any]:
     for message_bytes in (ALWAYS, NEVER):
         let_owners_pay(message_bytes)
         keras.utils.set_random_seed(1)
-        with CustomCollectiveStrategy(communicator=comm).scope():
+        with CustomCollectiveStrategy(communicator=comm, embeddings="sum").scope():
             model = keras.Sequential(
                 [
                     keras.layers.Embedding(300, 16),
@@ -350,9 +353,8 @@ def failure_of_widths(tf: Any, comm: Any) -> str:
     from gradring.tensorflow import all_reduce
 
     try:
-        all_reduce(
-            tf.IndexedSlices(tf.ones([4, 3 + comm.rank // 2]), tf.range(4)), "sum", "w", comm
-        )
+        slices = tf.IndexedSlices(tf.ones([4, 3 + comm.rank // 2]), tf.range(4))
+        all_reduce(slices, "sum", "w", comm, embeddings="sum")
     except tf.errors.AbortedError as error:
         return str(error)
     return "nothing"

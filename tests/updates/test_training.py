@@ -118,7 +118,8 @@ def accumulated(rule: Any, kind: str) -> Any:
 
     keras.utils.set_random_seed(1)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.01, 1, 0.5)
-    strategy = strategy_by(rule)
+    # What is added up over steps has each word once, so the large batch has, too.
+    strategy = strategy_by(rule, embeddings="sum")
     with strategy.scope():
         model = compiled(strategy, kind, "Adam")
         model.compile(keras.optimizers.Adam(schedule, use_ema=True), model.loss)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, TypeAlias, get_args
 
 from gradring.config import parse
 from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
+
+#: What becomes of rows of equal index in gradients of embeddings.
+Embeddings: TypeAlias = Literal["rows", "sum"]
+EMBEDDINGS: tuple[Embeddings, ...] = get_args(Embeddings)
 
 #: Names of what `Communicator.all_reduce` can do.
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
@@ -37,6 +41,15 @@ def check(check_gradients: object) -> None:
     if check_gradients not in (None, "warn", "raise"):
         raise ConfigError(
             f"check_gradients={check_gradients!r} is unknown; choose 'warn', 'raise' or None"
+        )
+
+
+def check_embeddings(embeddings: object) -> None:
+    """Raises `gradring.errors.ConfigError` unless it is "rows" or "sum"."""
+    if embeddings not in EMBEDDINGS:
+        raise ConfigError(
+            f"embeddings={parse.shown(embeddings)} is unknown; choose 'rows', which leaves rows of "
+            "equal index to the optimizer, or 'sum', which adds them up"
         )
 
 

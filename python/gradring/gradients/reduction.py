@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES, Entry, pack
-from gradring.gradients.checks import NO_CHECK, Check, check_op
+from gradring.gradients.checks import NO_CHECK, Check, Embeddings, check_embeddings, check_op
 from gradring.gradients.names import Label, Names
 from gradring.group.communicator import Communicator
 
@@ -42,9 +42,11 @@ class Reduction:
         op: Name of the reduce op.
         bucket_bytes: Bound on the tensors that travel together, in bytes.
         check_gradients: What to do about tensors that are not finite: "warn", "raise" or None.
+        embeddings: What becomes of rows of equal index: "rows" keeps them apart, "sum" adds them
+            up.
 
     Raises:
-        ConfigError: ``op`` is unknown.
+        ConfigError: ``op`` or ``embeddings`` is unknown.
     """
 
     communicator: Communicator
@@ -52,9 +54,11 @@ class Reduction:
     op: str = "sum"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     check_gradients: str | None = None
+    embeddings: Embeddings = "rows"
 
     def __post_init__(self) -> None:
         check_op(self.op)
+        check_embeddings(self.embeddings)
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Collective:
         """The collective that reduces the tensors at these positions.

@@ -44,6 +44,7 @@ class GradientReducer:
         communicator: Communicator | None = None,
         *,
         check_gradients: str | None = None,
+        embeddings: checks.Embeddings = "rows",
     ) -> None:
         """Makes a reducer; nothing is sent yet.
 
@@ -53,15 +54,19 @@ class GradientReducer:
             bucket_bytes: Bound on the gradients that travel together, in bytes; default 16 MiB.
             communicator: As for `all_reduce`.
             check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
+            embeddings: "rows" (default) or "sum", as for `CustomCollectiveStrategy`; the same on
+                every rank.
 
         Raises:
             gradring.errors.ConfigError: `op` is unknown, `bucket_bytes` is not above 0,
-                `communicator` is none, or `check_gradients` is something else.
+                `communicator` is none, or `check_gradients` or `embeddings` is something else.
         """
         checks.check_op(op)
         checks.check_communicator(communicator)
         buckets.check(bucket_bytes)
         checks.check(check_gradients)
+        checks.check_embeddings(embeddings)
+        self._embeddings: checks.Embeddings = embeddings
         self._check_gradients = check_gradients
         self._op = op
         self._bucket_bytes = bucket_bytes
@@ -125,6 +130,7 @@ class GradientReducer:
             self._op if samples is None else "sum",
             self._bucket_bytes,
             self._check_gradients,
+            self._embeddings,
         )
         if variables and not self._has_compared:
             self._has_compared = True

@@ -18,7 +18,7 @@ from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
 from gradring.group.communicator import Communicator, at_new_group, open_groups
-from gradring.group.require_equal import must_match
+from gradring.group.require_equal import must_match, require_equal
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow.cluster import placement, serving, tasks
 from gradring.tensorflow.data import data_order, input_time, iterators, made, static_batches, user_buffers
@@ -29,7 +29,6 @@ from gradring.tensorflow.graph.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
-from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.graph.start_wait import eager_step
 from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
@@ -93,6 +92,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         check_gradients: str | None = None,
         update: updates.Rule = DEFAULT_RULE,
+        embeddings: checks.Embeddings = "rows",
     ) -> None:
         """Joins the group, unless `communicator` has done so.
 
@@ -113,18 +113,26 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             update: How optimizers of Keras 3 update the variables, one of `gradring.updates`, the
                 same on every rank; default `AllReduce()`. docs/choosing-an-update-rule.md says
                 which one is for whom.
+            embeddings: What becomes of rows of equal index in gradients that are
+                `tf.IndexedSlices`, such as those of a word that occurs twice; the same on every
+                rank. "rows" (default): the optimizer gets the rows of all ranks, in rank order, as
+                one process has them. "sum": it gets their sum, which is fewer bytes. SGD without
+                clipping moves the weights alike but for rounding; Adam and others do not, since
+                they square each row.
 
         Raises:
             gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
                 with `update`; or one of the two needs one local device; or `update` is no rule; or
-                `bucket_bytes` is not above 0; or `communicator` is none; or `cluster_resolver` and
+                `bucket_bytes` is not above 0; or `embeddings` is neither; or `communicator` is
+                none; or `cluster_resolver` and
                 `communicator` contradict each other; or `devices` names none, one twice, one that
                 does not exist, or not as many as on the other ranks.
-            gradring.errors.MismatchError: Another rank has another `update`.
+            gradring.errors.MismatchError: Another rank has another `update` or `embeddings`.
             gradring.errors.RendezvousError: The group could not be formed; says who is missing.
         """
         _install()
         checks.check(check_gradients)
+        checks.check_embeddings(embeddings)
         checks.check_communicator(communicator)
         buckets.check(bucket_bytes)
         cluster_resolver = tasks.unless_empty(cluster_resolver)
@@ -149,7 +157,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         self.communicator = communicator
         #: How optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)
-        must_match(communicator)["update"] = repr(self.update_rule)
+        require_equal(communicator, {"embeddings": embeddings})
+        must_match(communicator).update(update=repr(self.update_rule), embeddings=embeddings)
         place = served.place if served else Place(communicator.rank, communicator.world_size)
         # Not the parent's constructor, which starts a gRPC server and a coordination service.
         compat.Strategy.__init__(
@@ -161,6 +170,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 devices,
                 bucket_bytes,
                 check_gradients,
+                embeddings,
                 served,
             ),
         )
@@ -400,19 +410,23 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         devices: Sequence[str] | None,
         bucket_bytes: int,
         check_gradients: str | None,
+        embeddings: checks.Embeddings,
         served: tasks.Served | None,
     ) -> None:
         self._communicator = communicator = strategy.communicator
         self._served = served
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
+        self._embeddings: checks.Embeddings = embeddings
         self._chosen_devices = devices
         # A check would call them gradients.
         self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
         super().__init__(strategy, cluster_resolver, communication_options)
         #: What optimizers do by the rule.
         rule, devices_here = strategy.update_rule, len(self.worker_devices)
-        self.updates = make(rule, communicator, bucket_bytes, check_gradients, devices_here, served)
+        self.updates = make(
+            rule, communicator, bucket_bytes, check_gradients, devices_here, served, embeddings
+        )
 
     def _initialize_strategy(self, cluster_resolver: Any, devices: None) -> None:
         del devices  # the parent takes a resolver or devices, not both
@@ -489,7 +503,11 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _ring(self, devices: Any) -> RingCrossDeviceOps:
         return RingCrossDeviceOps(
-            self._communicator, devices, self._bucket_bytes, self._check_gradients
+            self._communicator,
+            devices,
+            self._bucket_bytes,
+            self._check_gradients,
+            self._embeddings,
         )
 
     @property
@@ -602,8 +620,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
             # The replicas of this process meet, and one of them talks to the other ranks.
             return compat.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
         if self._communicator.world_size == 1:
-            # Embeddings train as they do on several workers.
-            return tf.nest.map_structure(_with_each_index_once, value)
+            return self._cross_device_ops.own(value)
         return self.moving_statistics.all_reduce(self._cross_device_ops, reduce_op, value, options)
 
     def _batch_gather_to(
@@ -632,10 +649,6 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def __deepcopy__(self, memo: Any) -> _Extended:
         return self
-
-
-def _with_each_index_once(value: Any) -> Any:
-    return summed(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _is_scalar(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
+from gradring.gradients.checks import Embeddings
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
@@ -17,6 +18,7 @@ from gradring.tensorflow.graph import compat, replica_step, session_order
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
 from gradring.tensorflow.graph.ops import all_gather
 from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves, with_known_shapes
+from gradring.tensorflow.graph.sparse import with_each_index_once
 from gradring.tensorflow.seams.table import overrides
 
 
@@ -62,6 +64,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         devices: Sequence[str],
         bucket_bytes: int,
         check_gradients: str | None = None,
+        embeddings: Embeddings = "rows",
     ) -> None:
         """Makes the operations; nothing is sent yet.
 
@@ -71,12 +74,14 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             bucket_bytes: Bound on the tensors that travel together, in bytes.
             check_gradients: What to do about gradients that are not finite: "warn", "raise" or
                 None.
+            embeddings: What becomes of rows of equal index, "rows" or "sum".
         """
         # The base class's own constructor would make TensorFlow's launchers of collectives.
         compat.CrossDeviceOps.__init__(self)
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._check_gradients = check_gradients
+        self._embeddings: Embeddings = embeddings
         self._devices = tuple(compat.canonical_device(device) for device in devices)
         self._host = compat.host_of(self._devices[0])
         self._options = tf.distribute.experimental.CommunicationOptions()
@@ -103,7 +108,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             gradring.errors.ConfigError: They are gradients that an optimizer has reduced before.
         """
         if replica_step.current().is_alone:
-            return list(values)
+            return list(self.own(values))
         session_order.refuse("gradring's strategy")
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         fused = is_mean and len(self._devices) == 1 and all(v.dtype.is_floating for v in values)
@@ -128,11 +133,18 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             self._bucket_bytes,
             # Only gradients are told their variables: a loss may be what it likes.
             None if known is None else self._check_gradients,
+            self._embeddings,
         )
         reduced = reduce_leaves(values, reduction, known and known.variables)
         if is_mean and not fused:
             reduced = [map_values(lambda sum: sum / self._group_size, each) for each in reduced]
         return list(reduced)
+
+    def own(self, value: Any) -> Any:
+        """The reduction of a nest of values to which no other rank adds anything."""
+        if self._embeddings == "rows":
+            return value
+        return tf.nest.map_structure(with_each_index_once, value)
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
         """For a replica context with one local device."""

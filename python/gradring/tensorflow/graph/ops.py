@@ -41,6 +41,7 @@ def all_reduce(
     *,
     variables: Sequence[Variable | str] | None = None,
     bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
+    embeddings: checks.Embeddings = "rows",
 ) -> Any:
     """Reduces tensors over all ranks; every rank gets the same bits.
 
@@ -50,9 +51,8 @@ def all_reduce(
     Args:
         tensors: A tensor, or a nest of tensors, of any shapes; float32, float64, float16, bfloat16,
             int8, int16, int32, int64, uint8, uint16 or uint32. `tf.IndexedSlices` are allowed for
-            "sum" and "mean": the rows of all ranks are gathered, or added up by owners, or the
-            whole table is reduced, whichever moves fewer bytes. Pass gradients in the order of
-            their variables: they are started last first, as a backward pass produces them.
+            "sum" and "mean", see `embeddings`. Pass gradients in the order of their variables: they
+            are started last first, as a backward pass produces them.
         op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
             rounded towards zero.
         name: Shown in messages and compared between ranks; default "all_reduce".
@@ -61,6 +61,9 @@ def all_reduce(
         variables: The variables whose gradients these are, or names, in the order of the flattened
             `tensors`: shown in messages and compared between ranks, up to counters that Keras adds.
         bucket_bytes: Bound on the tensors that travel together, in bytes; default 16 MiB.
+        embeddings: What becomes of `tf.IndexedSlices`, the same on every rank. "rows" (default):
+            the rows of all ranks, in rank order; a mean divides each of them. "sum": one row for
+            each index, the sum of its rows; what travels is what has the fewest bytes.
 
     Returns:
         The reduced tensors, in the structure of `tensors`, with their shapes and dtypes.
@@ -68,6 +71,7 @@ def all_reduce(
     Raises:
         TypeError: One of them is no tensor, such as None or a `tf.RaggedTensor`, or its dtype
             cannot be reduced; nothing is sent then.
+        gradring.errors.ConfigError: `embeddings` is neither "rows" nor "sum".
         ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are
             not as many as the tensors; or `bucket_bytes` is not above 0.
         tf.errors.AbortedError: The collective failed; names the rank to blame. It is an exception
@@ -85,7 +89,7 @@ def all_reduce(
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
     comm = group_of(communicator)
-    reduction = Reduction(comm, names, op, bucket_bytes)
+    reduction = Reduction(comm, names, op, bucket_bytes, embeddings=embeddings)
     return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, reduction, variables))
 
 
@@ -209,7 +213,7 @@ def all_gather(
     as_native_bits(value, label.shown)  # refuses what cannot be sent, before the counts travel
     gathering = Collective(comm, label)
     (counts,) = row_counts([value], gathering)
-    (gathered,) = gather_rows([value], counts, [gathering])
+    (gathered,) = gather_rows([value], [counts], [gathering])
     return gathered
 
 

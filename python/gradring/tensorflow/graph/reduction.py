@@ -35,7 +35,7 @@ def reduce_leaves(
 
     Returns:
         The results, in order, of the shapes and dtypes of the leaves; the slices of
-        `tf.IndexedSlices` have the rows that occur on any rank, or all.
+        `tf.IndexedSlices` have the rows of all ranks, or their sums.
 
     Raises:
         TypeError: A leaf is no tensor, or its dtype cannot be reduced.

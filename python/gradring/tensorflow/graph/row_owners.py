@@ -108,7 +108,7 @@ def reduce_by_owners(
     started = start_all_to_all(encoded, sending, tf.zeros_like(encoded))
     ((_, received),) = wait([started])
     sums = _added(decode(received), own, owners, group.rank, with_own, divisor)
-    (gathered,) = gather_rows([sums], owners.counts, [collective.part("from owners")])
+    (gathered,) = gather_rows([sums], [owners.counts], [collective.part("from owners")])
     return gathered
 
 

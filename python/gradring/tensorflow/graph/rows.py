@@ -29,25 +29,25 @@ def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.T
         For each value, int64 of shape `[world_size]`.
     """
     own = tf.stack([tf.shape(value, tf.int64)[0] for value in values])
-    return list(tf.unstack(numbers_of_all(own, collective), len(values)))
+    return list(tf.unstack(numbers_of_all(own, collective.part("rows")), len(values)))
 
 
 def numbers_of_all(own: tf.Tensor, collective: Collective) -> tf.Tensor:
     """Every rank's vector of int64, as columns of shape `[length, world_size]`."""
     group = collective.communicator
     column = tf.one_hot(group.rank, group.world_size, dtype=tf.int64)
-    (numbers,) = reduce([own[:, tf.newaxis] * column], collective.part("rows"))
+    (numbers,) = reduce([own[:, tf.newaxis] * column], collective)
     return numbers
 
 
 def gather_rows(
-    values: Sequence[tf.Tensor], counts: tf.Tensor, collectives: Sequence[Collective]
+    values: Sequence[tf.Tensor], counts: Sequence[tf.Tensor], collectives: Sequence[Collective]
 ) -> list[tf.Tensor]:
     """Concatenates every rank's rows, in rank order.
 
     Args:
-        values: Tensors with the same number of rows as each other, of any dtypes of fixed width.
-        counts: That number on every rank, int64 of shape `[world_size]`.
+        values: Tensors of at least one dimension, of any dtypes of fixed width.
+        counts: For each value, the number of its rows on every rank, int64 of shape `[world_size]`.
         collectives: One for each value.
 
     Returns:
@@ -61,8 +61,10 @@ def gather_rows(
         for value, collective in zip(values, collectives, strict=True)
     ]
     started = [
-        start_all_gather(native, counts, with_dtype(collective, value))
-        for value, (native, _), collective in zip(values, encoded, collectives, strict=True)
+        start_all_gather(native, rows, with_dtype(collective, value))
+        for value, rows, (native, _), collective in zip(
+            values, counts, encoded, collectives, strict=True
+        )
     ]
     results = []
     for value, (_, decode), (gathered,) in zip(values, encoded, wait(started), strict=True):
@@ -155,6 +157,15 @@ def _problem(splits: tf.Tensor, known: Any, rows: int | None, ranks: int) -> str
     if rows not in (None, sum(given)):
         return f"splits={given} do not add up to the number of rows, {rows}"
     return None
+
+
+def divided(values: tf.Tensor, divisor: int) -> tf.Tensor:
+    """The values, divided and rounded once; integers are rounded towards zero."""
+    if divisor == 1:
+        return values
+    wide = tf.cast(values, accumulator(values.dtype))
+    divide = tf.truncatediv if wide.dtype.is_integer else tf.divide
+    return tf.cast(divide(wide, tf.constant(divisor, wide.dtype)), values.dtype)
 
 
 def add_rows(

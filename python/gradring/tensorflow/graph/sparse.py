@@ -1,8 +1,13 @@
 """All-reduce of `tf.IndexedSlices`: the gradients of embeddings.
 
-Rows of one index are summed before they travel and once more after, in the wide type in which the
-engine accumulates too, so that all ways round alike. What travels is chosen when the ranks know
-each other's numbers of rows, so all choose alike. With N ranks, a rank sends (N-1)/N of
+By default (``embeddings="rows"``), the rows of all ranks are gathered in rank order, and none are
+added up: Keras' optimizers square rows of equal index one by one, so sums would train otherwise
+than one process. Only the rows themselves can travel then.
+
+With ``embeddings="sum"``, rows of one index are summed before they travel and once more after, in
+the wide type in which the engine accumulates too, so that all ways round alike. What travels is
+chosen when the ranks know each other's numbers of rows, so all choose alike. With N ranks, a rank
+sends (N-1)/N of
 
 * *the rows*, gathered from all by all: `rows x (row + index)` bytes, with the rows of all ranks;
 * *the rows to owners* (row_owners.py), which add them up, and the sums from there: fewer rows where
@@ -21,7 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -29,7 +34,13 @@ from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.communicator import Communicator, core_of
 from gradring.tensorflow.graph import row_owners, session_order
 from gradring.tensorflow.graph.dtypes import as_native
-from gradring.tensorflow.graph.rows import add_rows, gather_rows, numbers_of_all
+from gradring.tensorflow.graph.rows import (
+    add_rows,
+    divided,
+    gather_rows,
+    numbers_of_all,
+    row_counts,
+)
 from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX, reduce
 
 #: Size from which on a table that becomes dense is announced, in bytes.
@@ -55,7 +66,8 @@ def reduce_sparse(
 ) -> None:
     """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
 
-    The results have one row for each index that occurs on any rank, or all rows of the table.
+    The results have the rows of all ranks, in rank order; those of a reduction that adds up rows of
+    equal index have one row for each index that occurs on any rank, or all rows of the table.
 
     Raises:
         ValueError: The op is neither "sum" nor "mean".
@@ -74,22 +86,44 @@ def reduce_sparse(
     given = [results[position] for position in positions]
 
     def reduce_rows() -> list[Rows]:
-        return _reduced(given, positions, reduction)
+        way = _summed if reduction.embeddings == "sum" else _rows_of_all
+        return way(given, positions, reduction)
 
     reduced = tf.function(reduce_rows, autograph=False)() if in_session else reduce_rows()
     for position, rows in zip(positions, reduced, strict=True):
         results[position] = tf.IndexedSlices(*rows, results[position].dense_shape)
 
 
-def _reduced(
+def _rows_of_all(
     given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
 ) -> list[Rows]:
+    """The rows of all ranks; a mean divides each."""
+    counts_of_each = row_counts([each.values for each in given], reduction.of(positions))
+    tensors, counts, collectives = [], [], []
+    for position, own, rows in zip(positions, given, counts_of_each, strict=True):
+        collective = reduction.of([position])
+        tensors += [
+            divided(own.values, _divisor(collective)),
+            tf.convert_to_tensor(own.indices),
+        ]
+        counts += [rows, rows]
+        collectives += [_values(collective), collective.part("indices")]
+    # All tables are under way at once.
+    gathered = gather_rows(tensors, counts, collectives)
+    return list(zip(gathered[::2], gathered[1::2], strict=True))
+
+
+def _summed(
+    given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
+) -> list[Rows]:
+    """The sums of the rows of each index."""
     slices = [summed(each) for each in given]
     lengths = [tf.shape(own.values, tf.int64)[0] for own in slices]
     # Of what ranks may say differently, the highest counts.
     said = [_message_bytes(reduction.communicator), int(bool(reduction.check_gradients))]
     told = tf.concat([lengths, tf.constant(said, tf.int64)], 0)
-    numbers = numbers_of_all(told, reduction.of(positions))
+    # A rank that keeps rows apart has another name for it.
+    numbers = numbers_of_all(told, reduction.of(positions).part("rows, embeddings=sum"))
     *all_counts, message_bytes, checked = tf.unstack(numbers, len(slices) + 2)
     return [
         _Reducing(
@@ -195,37 +229,38 @@ class _Reducing:
         return decode(reduced), tf.range(table_rows, dtype=own.indices.dtype)
 
     def _gathered(self) -> Rows:
-        parts = [self._values, self.collective.part("indices")]
-        values, indices = gather_rows([self.own.values, self.own.indices], self.counts, parts)
-        total = summed(tf.IndexedSlices(values, indices), self._divisor)
+        parts = [_values(self.collective), self.collective.part("indices")]
+        counts = [self.counts] * 2
+        values, indices = gather_rows([self.own.values, self.own.indices], counts, parts)
+        total = summed(tf.IndexedSlices(values, indices), _divisor(self.collective))
         return total.values, total.indices
 
     def _by_owners(self, row_bytes: int) -> Rows:
         """By owners, unless one collective more costs more than the rows that they save."""
-        own, collective = self.own, self.collective
-        (indices,) = gather_rows([own.indices], self.counts, [collective.part("indices")])
+        own, collective, divisor = self.own, self.collective, _divisor(self.collective)
+        (indices,) = gather_rows([own.indices], [self.counts], [collective.part("indices")])
         owners = row_owners.assign(indices, self.counts, collective.communicator.world_size)
         moved = owners.moved(self.checked)
         saved_bytes = (tf.reduce_sum(self.counts) - moved) * row_bytes
 
         def by_owners() -> tf.Tensor:
             return row_owners.reduce_by_owners(
-                own.values, owners, self.counts, self.checked, collective, self._divisor
+                own.values, owners, self.counts, self.checked, collective, divisor
             )
 
         def gathered() -> tf.Tensor:
-            (values,) = gather_rows([own.values], self.counts, [self._values])
-            return add_rows(values, owners.places, tf.size(owners.indices), self._divisor)
+            (values,) = gather_rows([own.values], [self.counts], [_values(collective)])
+            return add_rows(values, owners.places, tf.size(owners.indices), divisor)
 
         return tf.cond(saved_bytes > self.message_bytes, by_owners, gathered), owners.indices
 
-    @property
-    def _values(self) -> Collective:
-        return replace(self.collective.part("values"), check=self.collective.check)
 
-    @property
-    def _divisor(self) -> int:
-        return self.collective.communicator.world_size if self.collective.op == "mean" else 1
+def _values(collective: Collective) -> Collective:
+    return replace(collective.part("values"), check=collective.check)
+
+
+def _divisor(collective: Collective) -> int:
+    return collective.communicator.world_size if collective.op == "mean" else 1
 
 
 def _message_bytes(communicator: Communicator) -> int:
@@ -245,6 +280,11 @@ def summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
     indices, places = tf.unique(tf.convert_to_tensor(value.indices))
     values = add_rows(value.values, places, tf.size(indices), divisor)
     return tf.IndexedSlices(values, indices, value.dense_shape)
+
+
+def with_each_index_once(value: Any) -> Any:
+    """`summed` of `tf.IndexedSlices`; anything else as it is."""
+    return summed(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _announce(name: str, rows: int, row_bytes: int) -> None:

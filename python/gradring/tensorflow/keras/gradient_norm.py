@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.sparse import with_each_index_once
 from gradring.tensorflow.rules.updates import Gradient
 from gradring.tensorflow.seams import keras_names
 
@@ -64,6 +65,8 @@ def note_own(optimizer: Any, gradients: Sequence[Gradient]) -> None:
 
 
 def _norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    values = [getattr(gradient, "values", gradient) for gradient in gradients]
+    # The norm is that of the table's gradient, in which each index has one row.
+    once = [with_each_index_once(gradient) for gradient in gradients]
+    values = [getattr(gradient, "values", gradient) for gradient in once]
     parts = [tf.norm(tf.cast(value, tf.float32)) for value in values if value is not None]
     return tf.norm(tf.stack(parts))

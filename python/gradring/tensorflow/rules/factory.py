@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradring import updates
 from gradring.errors import ConfigError
+from gradring.gradients.checks import Embeddings
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cluster.tasks import Served
 from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX
@@ -22,6 +23,7 @@ def make(
     check_gradients: str | None,
     devices: int,
     served: Served | None = None,
+    embeddings: Embeddings = "rows",
 ) -> Updates:
     """What a strategy does by this rule; takes its arguments, number of local devices, and servers.
 
@@ -67,5 +69,5 @@ def make(
                 f"can do, and these are {communicator.world_size}; use TopK or PowerSGD, or "
                 "init(wire_dtype=...)"
             )
-        inner = CompressedUpdates(rule.compression, communicator, bucket_bytes)
+        inner = CompressedUpdates(rule.compression, communicator, bucket_bytes, embeddings)
     return inner if rule.sync_every == 1 else AccumulatedUpdates(rule.sync_every, inner)

@@ -15,7 +15,6 @@ from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.model_variables import local_parts, optimizer_variables
 from gradring.tensorflow.graph.reduction import with_known_shapes
 from gradring.tensorflow.graph.replica_step import id_of
-from gradring.tensorflow.graph.sparse import summed
 from gradring.tensorflow.seams import keras_names
 
 #: Of a variable, or None where the loss does not depend on it.
@@ -235,5 +234,4 @@ def times(gradient: Gradient, factor: int) -> Gradient:
     """The gradient, multiplied."""
     if factor == 1:
         return gradient
-    once = summed(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-    return map_values(lambda values: values * tf.cast(factor, values.dtype), once)
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)

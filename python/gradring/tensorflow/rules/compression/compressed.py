@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from gradring import updates
 from gradring.gradients.buckets import Entry
+from gradring.gradients.checks import Embeddings
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
@@ -76,12 +77,17 @@ class CompressedUpdates(UpdatesInRounds):
     """
 
     def __init__(
-        self, compression: updates.Compression, communicator: Communicator, bucket_bytes: int
+        self,
+        compression: updates.Compression,
+        communicator: Communicator,
+        bucket_bytes: int,
+        embeddings: Embeddings,
     ) -> None:
         """Takes what a strategy was told."""
         super().__init__()
         self._compressor = compressor_of(compression)
         self._communicator = communicator
+        self._embeddings: Embeddings = embeddings
         self._bucket_bytes = min(bucket_bytes, _BUCKET_BYTES)
 
     def begin(self, optimizer: Any) -> _Memories:
@@ -160,7 +166,9 @@ class CompressedUpdates(UpdatesInRounds):
         self, label: str, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> Reduction:
         names = Names.of_variables(label, gradients, variables)
-        return Reduction(self._communicator, names, "sum", self._bucket_bytes)
+        return Reduction(
+            self._communicator, names, "sum", self._bucket_bytes, embeddings=self._embeddings
+        )
 
 
 def _loss_scale(optimizer: Any) -> tf.Tensor | None:
