@@ -273,7 +273,7 @@ _records_keras = False
 
 def _bytes_sent() -> int | None:
     """Payload of all collectives of this process; None if it is in no group of several ranks."""
-    groups = [group for group in open_groups.kept() if group.world_size > 1]
+    groups = [group for group in open_groups if group.world_size > 1]
     if not groups:
         return None
     return sum(

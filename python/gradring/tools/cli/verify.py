@@ -41,13 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     add = partial(option, parser.add_mutually_exclusive_group())
-    add("--as-horovod")("both trainings, as gradring run --as-horovod starts programs")
-    add("--as-mwms")(
-        "the ranks, as gradring run --as-mwms starts programs; the one process has TensorFlow's "
-        "own strategy"
-    )
+    add("--as-horovod")("both trainings as by gradring run --as-horovod")
+    add("--as-mwms")("both trainings as by gradring run --as-mwms")
     add("--with-strategy")(
-        "the ranks, as gradring run --with-strategy starts programs; the one process has none"
+        "the ranks as by gradring run --with-strategy; the one process without any strategy"
     )
     option(parser, "--log-dir DIR", Path)(
         "write the output of the one process to DIR/one/rank-0.log, and that of the ranks to "
@@ -87,16 +84,15 @@ def _verify(program: Program, arguments: argparse.Namespace) -> int:
     from gradring.records import trainings
     from gradring.tools.verify.verdict import verdict
 
-    horovod = {AS_HOROVOD: "1"} if arguments.as_horovod else {}
-    of_ranks = {
-        **horovod,
+    both = {
+        **({AS_HOROVOD: "1"} if arguments.as_horovod else {}),
         **({AS_MWMS: "1"} if arguments.as_mwms else {}),
-        **({WITH_STRATEGY: "1"} if arguments.with_strategy else {}),
     }
+    of_ranks = {**both, **({WITH_STRATEGY: "1"} if arguments.with_strategy else {})}
     size = arguments.world_size
     with tempfile.TemporaryDirectory(prefix="gradring-verify-") as directory:
         records = Path(directory)
-        for name, ranks, stand_ins in (("one", 1, horovod), ("ranks", size, of_ranks)):
+        for name, ranks, stand_ins in (("one", 1, both), ("ranks", size, of_ranks)):
             trainings.begin(records / name, arguments.steps)
             who = "one process" if ranks == 1 else f"{ranks} ranks"
             say(f"gradring verify: trains on {who}")

@@ -34,7 +34,8 @@ class Difference:
         index: The number of the step among those of all optimizers, from 0.
         step: The step, as the first training has it.
         variable: Its name.
-        size: Of the difference, in relation to the way that the variable has gone.
+        size: Of the difference, in relation to the way that the variable has gone; with `before`,
+            to the variable.
         factor: The other training's update in this step, as a multiple; None if it is none.
         before: Whether they differed before the step, and not in the one before.
     """
@@ -135,6 +136,8 @@ def _differences(
                 step.after[place] - step.before[place], its.after[place] - its.before[place]
             )
             is_before = not before <= limit
+            if is_before:
+                size = _norm(step.before[place] - its.before[place]) / _norm(step.before[place])
             yield Difference(index, step, name, size, factor, is_before)
         elif name not in found.noise:
             found.largest = max(found.largest, size)
@@ -142,10 +145,12 @@ def _differences(
 
 def _relative(one: Sketch, other: Sketch, start: Sketch, limit: float) -> float:
     difference = float(np.linalg.norm(one - other))
-    if difference == 0:
-        return 0.0
-    way, size = float(np.linalg.norm(one - start)), float(np.linalg.norm(one))
-    return difference / max(way, size * _ROUNDING / limit, 1e-30)
+    return difference / max(_norm(one - start), _norm(one) * _ROUNDING / limit)
+
+
+def _norm(array: Sketch) -> float:
+    """More than 0, to divide by."""
+    return max(float(np.linalg.norm(array)), 1e-30)
 
 
 def _factor(update: Sketch, its: Sketch) -> float | None:

@@ -1,4 +1,4 @@
-"""The verdict on recorded trainings in plain words: equal or not, where not, and the likely cause."""
+"""The verdict on recorded trainings, in plain words, and the likely cause of a difference."""
 
 from __future__ import annotations
 
@@ -44,11 +44,7 @@ def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list
     alone = _is_alone(ranks)
     counts = [len(each.steps) for each in [one, *ranks]]
     is_equal = not (
-        comparison.differences
-        or comparison.mismatch
-        or apart
-        or alone
-        or len(set(counts)) > 1
+        comparison.differences or comparison.mismatch or apart or alone or len(set(counts)) > 1
     )
     notes = list(_notes(one, comparison))
     if is_equal:
@@ -75,9 +71,12 @@ def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list
             sentences.append(_where(first, f"rank {apart[0]}", "rank 0"))
     if len(set(counts)) > 1:
         sentences.append(
-            f"one process did {counted(counts[0], 'step')}, the ranks did {listed(map(str, counts[1:]))}"
+            f"one process did {counted(counts[0], 'step')}, and the ranks did "
+            f"{listed(map(str, counts[1:]))}"
         )
-    sentences += [f"likely cause: {cause}" for cause in _causes(one, ranks, comparison, apart, alone)][:1]
+    sentences += [
+        f"likely cause: {cause}" for cause in _causes(one, ranks, comparison, apart, alone)
+    ][:1]
     return False, [*sentences, *notes, PAGE]
 
 
@@ -91,17 +90,20 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _where(comparison: Comparison, who: str, of: str = "one process") -> str:
     worst, others = comparison.differences[0], len(comparison.differences) - 1
-    more = f", and {counted(others, 'variable')} more" if others else ""
-    optimizer = f"{worst.step.name} {worst.step.optimizer + 1}"
-    when = "before" if worst.before else "in"
+    more = f", and in {counted(others, 'variable')} more" if others else ""
+    step = f"step {worst.index + 1} ({worst.step.name}, its step {worst.step.number + 1})"
+    if worst.before:
+        return (
+            f"{who} differs from {of} before {step} already, in {worst.variable}{more}: by "
+            f"{worst.size:.2g} of its size"
+        )
     sentence = (
-        f"the first difference is {when} step {worst.index + 1} (step {worst.step.number + 1} of "
-        f"{optimizer}), in {worst.variable}{more}: {worst.size:.2g} of the way that it has gone "
-        f"on {of}"
+        f"{who} differs from {of} first in {step}, in {worst.variable}{more}: by {worst.size:.2g} "
+        "of what it has changed since the beginning"
     )
-    if worst.before or worst.factor is None:
+    if worst.factor is None:
         return sentence
-    return f"{sentence}; the update of {who} is {worst.factor:.3g} times that of {of}"
+    return f"{sentence}; the update of this step is {worst.factor:.3g} times as large"
 
 
 def _is_alone(ranks: Sequence[Training]) -> bool:
@@ -163,8 +165,9 @@ def _causes(
     if any(it in layers for it in _MASKS) or any("Mask" in it for it in layers):
         yield "a mask: the parts of a batch have other numbers of steps that count"
     yield (
-        "a step that depends on how samples are divided: other samples, another order of them, a "
-        "loss or a metric of the whole batch"
+        "a part of the step depends on how a batch is divided: a sum in add_loss, a mean of the "
+        "program's own, a norm of each rank's part of the gradients, other samples, or another "
+        "order of them"
     )
 
 
@@ -189,8 +192,9 @@ def _causes_by_factor(worst: Difference | None, size: int) -> Iterator[str]:
         )
     elif not is_near(1):
         yield (
-            "a part of the loss that is counted otherwise on ranks, such as a penalty or a mean of "
-            "the program's own"
+            "a part of the step that is counted otherwise on ranks: a penalty or a mean of the "
+            "program's own, gradients that it clips before they are added up, or a variable that "
+            "a layer assigns from its part of a batch"
         )
 
 
@@ -202,9 +206,7 @@ def _notes(one: Training, comparison: Comparison) -> Iterator[str]:
     if comparison.noise:
         names = sorted(comparison.noise)
         shown = listed([*names[:2], *(["others"] if len(names) > 2 else [])])
-        yield (
-            f"not compared: {shown}, whose gradient is nothing but rounding"
-        )
+        yield (f"not compared: {shown}, whose gradient is nothing but rounding")
     half = sorted(set(one.facts.compute) & set(_HALF))
     if half:
         yield f"layers compute in {listed(half)}, so larger differences count as rounding"
