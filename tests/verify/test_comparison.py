@@ -127,6 +127,9 @@ def test_nothing_is_said_of_trainings_without_steps() -> None:
     empty = Training([], Facts())
     assert text_of(empty, training(), training())[0] is None
     assert "on rank 1, so" in text_of(training(), training(), empty)[1]
+    still = training(factor=0, noise=0)
+    is_equal, text = text_of(still, still, still)
+    assert is_equal is None and "is a learning rate 0?" in text
 
 
 def test_half_precision_rounds_more() -> None:

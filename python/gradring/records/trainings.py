@@ -80,12 +80,13 @@ class Training:
 
 def sketch(array: Any) -> Sketch:
     """A linear sketch of an array of numbers: float64 of at most `SKETCH` elements."""
-    flat = np.ravel(np.asarray(array)).astype(np.float64)
+    flat: Sketch = np.ravel(np.asarray(array)).astype(np.float64)
     if flat.size <= SKETCH:
         return flat
     padded = np.zeros(-(-flat.size // SKETCH) * SKETCH)
     padded[: flat.size] = flat * _signs(flat.size)
-    return padded.reshape(-1, SKETCH).sum(axis=0)
+    sums: Sketch = padded.reshape(-1, SKETCH).sum(axis=0)
+    return sums
 
 
 @functools.lru_cache(maxsize=64)

@@ -235,10 +235,8 @@ class _Recorder:
 
     def _look(self) -> None:
         """Notes what can be seen of the program at the first step of an optimizer."""
-        kinds = {
-            getattr(sys.modules.get(package), "layers", None) for package in ("keras", "tf_keras")
-        }
-        bases = tuple(kind.Layer for kind in kinds if hasattr(kind, "Layer"))
+        packages: list[Any] = [sys.modules.get(name) for name in ("keras", "tf_keras")]
+        bases = tuple(each.layers.Layer for each in packages if hasattr(each, "layers"))
         # Some objects are proxies, which raise errors when they are asked for their class.
         layers = [each for each in gc.get_objects() if issubclass(type(each), bases)]
         facts = self._facts

@@ -17,6 +17,7 @@ from gradring.launch.hosts import THIS_HOST
 from gradring.launch.launcher import launch
 from gradring.launch.plain import Plain
 from gradring.launch.program import Program
+from gradring.launch.supervisor import Supervisor
 from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import count, make_directory, option, say
 from gradring_start import AS_HOROVOD, AS_MWMS, VERIFY, WITH_STRATEGY, advice_to_install
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     add = partial(option, parser.add_mutually_exclusive_group())
     add("--as-horovod")("both trainings as by gradring run --as-horovod")
-    add("--as-mwms")("both trainings as by gradring run --as-mwms")
+    add("--as-mwms")(
+        "the ranks as by gradring run --as-mwms; the one process by TensorFlow's own strategy"
+    )
     add("--with-strategy")(
         "the ranks as by gradring run --with-strategy; the one process without any strategy"
     )
@@ -84,15 +87,16 @@ def _verify(program: Program, arguments: argparse.Namespace) -> int:
     from gradring.records import trainings
     from gradring.tools.verify.verdict import verdict
 
-    both = {
-        **({AS_HOROVOD: "1"} if arguments.as_horovod else {}),
+    horovod = {AS_HOROVOD: "1"} if arguments.as_horovod else {}
+    of_ranks = {
+        **horovod,
         **({AS_MWMS: "1"} if arguments.as_mwms else {}),
+        **({WITH_STRATEGY: "1"} if arguments.with_strategy else {}),
     }
-    of_ranks = {**both, **({WITH_STRATEGY: "1"} if arguments.with_strategy else {})}
     size = arguments.world_size
     with tempfile.TemporaryDirectory(prefix="gradring-verify-") as directory:
         records = Path(directory)
-        for name, ranks, stand_ins in (("one", 1, both), ("ranks", size, of_ranks)):
+        for name, ranks, stand_ins in (("one", 1, horovod), ("ranks", size, of_ranks)):
             trainings.begin(records / name, arguments.steps)
             who = "one process" if ranks == 1 else f"{ranks} ranks"
             say(f"gradring verify: trains on {who}")
@@ -126,8 +130,19 @@ def _train(
     without = {AS_HOROVOD, AS_MWMS, WITH_STRATEGY}
     environ = {name: value for name, value in os.environ.items() if name not in without}
     environ |= {**stand_ins, VERIFY: str(records), "PYTHONHASHSEED": "0"}
-    policy = Plain([THIS_HOST] * ranks, 0)
+    policy = Plain([THIS_HOST] * ranks, 0) if ranks > 1 else _Alone([THIS_HOST], 0)
     return launch(program, policy, environ=environ, log_dir=log_dir, shown=())
+
+
+class _Alone(Plain):
+    """One process, to which a strategy of TensorFlow's does not look like one of a cluster."""
+
+    def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
+        """Starts it."""
+        super(Plain, self).begin(job, environ)
+        (environment,) = job.environments(environ)
+        environment.pop("TF_CONFIG")
+        job.start(0, environment)
 
 
 def _misused(problem: str) -> int:

@@ -37,6 +37,8 @@ def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list
         return None, [
             f"no optimizer has updated weights on {_ranks(idle)}, so there is nothing to compare"
         ]
+    if all((a == b).all() for it in one.steps for a, b in zip(it.before, it.after, strict=True)):
+        return None, ["no step of the one process has changed a weight: is a learning rate 0?"]
     limit = max(map(tolerance, [one, *ranks]))
     comparison = compare(one, ranks[0], limit)
     among = [compare(ranks[0], each, limit) for each in ranks[1:]]
