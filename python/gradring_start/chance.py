@@ -35,3 +35,9 @@ def seed_numpy(numpy: ModuleType) -> None:
         return original(seed_of_program)
 
     setattr(numpy.random, "default_rng", default_rng)  # noqa: B010
+
+
+def has_drawn(numpy: Any) -> bool:
+    """Whether the program has drawn numpy's own numbers, or has set their seed."""
+    now, begun = (it.get_state() for it in (numpy.random, numpy.random.RandomState(seed())))
+    return repr(now) != repr(begun)

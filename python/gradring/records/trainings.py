@@ -60,7 +60,8 @@ class Facts:
     Attributes:
         layers: Names of the classes of its layers, and of their parents.
         compute: Dtypes in which layers compute.
-        numbers: A digest of the state of random numbers in Python and numpy at the first step.
+        numbers: A digest of the state of numpy's random numbers at the first step; empty if the
+            program has drawn none.
         stopped: Whether the process was ended when the limit of steps was reached.
     """
 

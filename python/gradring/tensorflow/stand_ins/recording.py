@@ -15,7 +15,6 @@ import functools
 import gc
 import hashlib
 import os
-import random
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.stand_ins import without_chance
 from gradring_start import VERIFY
-from gradring_start.chance import seed
+from gradring_start.chance import has_drawn, seed
 
 #: How long a rank that is done waits for the others.
 _PATIENCE_S = 60.0
@@ -242,8 +241,8 @@ class _Recorder:
         facts = self._facts
         facts.layers = sorted({base.__name__ for each in layers for base in type(each).__mro__})
         facts.compute = sorted({str(getattr(each, "compute_dtype", "")) for each in layers})
-        if not facts.numbers:
-            state = repr((random.getstate(), np.random.get_state()))
+        if has_drawn(np) and not facts.numbers:
+            state = repr(np.random.get_state())
             facts.numbers = hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
         trainings.write_facts(self._place, facts)
 

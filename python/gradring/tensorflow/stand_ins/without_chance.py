@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from gradring_start.chance import seed
 
+#: TensorFlow's own for operations with a seed, where the program sets none for all.
+_DEFAULT_SEED = 87654321
 #: Of the shuffles and of the noise.
 _SEED = 20
 #: Layers that do nothing by chance without training, besides those whose names begin with Random.
@@ -27,7 +29,14 @@ _LAYERS = ("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise")
 
 def install() -> None:
     """Takes chance out of TensorFlow's functions."""
-    tf.random.set_seed(seed())
+    tf.random.set_seed(_DEFAULT_SEED)
+    for owner, name in (
+        (tf.random, "set_seed"),
+        (tf.compat.v2.random, "set_seed"),
+        (tf.compat.v1.random, "set_random_seed"),
+        (tf.compat.v1, "set_random_seed"),
+    ):
+        setattr(owner, name, _noted(getattr(owner, name)))
     for module in (tf.nn, tf.compat.v2.nn, tf.compat.v1.nn):
         _put(module, "dropout", _identity)
         if hasattr(module, "experimental"):
@@ -35,7 +44,11 @@ def install() -> None:
     for module in (tf.random, tf.compat.v2.random, tf.compat.v1.random):
         _put(module, "shuffle", _shuffled)
     _share_noise(tf.random)
-    _seed_shuffles()
+    for owner, name in (
+        (tf.data.Dataset, "shuffle"),
+        *((tf.random, name) for name in ("normal", "uniform", "truncated_normal")),
+    ):
+        _seed_each(owner, name)
 
 
 def silence_layers(keras: Any) -> None:
@@ -95,16 +108,35 @@ def _noise(original: Callable[..., Any], stateless: Callable[..., Any]) -> Calla
     return draw
 
 
-def _seed_shuffles() -> None:
-    """Gives each dataset that shuffles a seed: TensorFlow's own counts what was drawn before."""
-    original, made = tf.data.Dataset.shuffle, itertools.count(1)
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes that the program sets TensorFlow's seed, which is then that of all ranks."""
+
+    @functools.wraps(original)
+    def set_seed(value: Any) -> None:
+        global _is_seeded
+        _is_seeded = value is not None
+        original(value)
+
+    return set_seed
+
+
+def _seed_each(owner: Any, name: str) -> None:
+    """Gives each call without a seed one: TensorFlow's own counts what was drawn before.
+
+    Ranks have others, unless the program sets a seed for all of TensorFlow.
+    """
+    original, made = getattr(owner, name), itertools.count(1)
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def shuffle(*args: Any, **kwargs: Any) -> Any:
+    def seeded(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
-        if given.arguments.get("seed") is None:
-            given.arguments["seed"] = 1000 * seed() + next(made)
+        if given.arguments.get("seed") is None and not tf.inside_function():
+            given.arguments["seed"] = next(made) + (0 if _is_seeded else 1000 * seed())
         return original(*given.args, **given.kwargs)
 
-    tf.data.Dataset.shuffle = shuffle
+    setattr(owner, name, seeded)
+
+
+#: Whether the program has set TensorFlow's seed.
+_is_seeded = False

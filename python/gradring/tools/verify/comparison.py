@@ -20,8 +20,8 @@ from gradring.records.trainings import Sketch, Step, Training
 TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 #: Of float32 weights: what rounding leaves of them in each step.
 _ROUNDING = 1e-6
-#: In relation to the largest gradient of a step: less is rounding.
-_NO_GRADIENT = 1e-6
+#: A gradient that is rounding, in relation to the largest of a step, for each of the tolerance.
+_NO_GRADIENT = 1e-3
 #: An update is a multiple of another one up to so much of it.
 _PROPORTIONAL = 0.02
 
@@ -129,7 +129,7 @@ def _differences(
         after = _relative(step.after[place], its.after[place], starts[place], limit)
         size = max(before, after)
         if not np.isfinite(size) or size > limit:
-            if 0 <= step.gradients[place] <= _NO_GRADIENT * most or name in found.noise:
+            if 0 <= step.gradients[place] <= _NO_GRADIENT * limit * most or name in found.noise:
                 found.noise.add(name)
                 continue
             factor = _factor(

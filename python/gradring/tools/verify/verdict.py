@@ -161,8 +161,8 @@ def _causes(
         )
     if ranks[1:] and len({each.facts.numbers for each in ranks}) > 1:
         yield (
-            "random numbers of Python or numpy differ among the ranks, as the program sets no "
-            "seed: data that it draws or shuffles by them do, too"
+            "random numbers of numpy differ among the ranks, as the program sets no seed: data "
+            "that it draws or shuffles by them do, too"
         )
     if any(it in layers for it in _MASKS) or any("Mask" in it for it in layers):
         yield "a mask: the parts of a batch have other numbers of steps that count"
