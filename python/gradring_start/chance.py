@@ -25,14 +25,12 @@ def seed_python() -> None:
 
 def seed_numpy(numpy: ModuleType) -> None:
     """Seeds numpy's own numbers, and generators that are made without a seed."""
-    numpy.random.seed(seed())
-    original, made = numpy.random.default_rng, itertools.count()
+    own, made, original = seed(), itertools.count(), numpy.random.default_rng
+    numpy.random.seed(own)
 
     @functools.wraps(original)
-    def default_rng(seed_of_program: Any = None) -> Any:
-        if seed_of_program is None:
-            seed_of_program = (seed(), next(made))
-        return original(seed_of_program)
+    def default_rng(seed: Any = None) -> Any:
+        return original((own, next(made)) if seed is None else seed)
 
     setattr(numpy.random, "default_rng", default_rng)  # noqa: B010
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from gradring.records import trainings
 from gradring.records.trainings import SKETCH, Facts, Step, Training, sketch
 from gradring.tools.verify.comparison import compare
 from gradring.tools.verify.verdict import verdict
+from gradring_start import chance
 
 RATE = 0.1
 
@@ -162,3 +164,29 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read.facts == made.facts
     found = compare(made, read, 1e-12)
     assert found.steps == 4 and not found.differences and found.largest == 0
+
+
+class Numbers(np.random.RandomState):
+    """In the place of the module `numpy.random`."""
+
+    RandomState = np.random.RandomState
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_rng = np.random.default_rng
+
+
+def test_numbers_of_numpy_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for rank in ("0", "0", "1"):
+        monkeypatch.setenv("GRADRING_RANK", rank)
+        numpy = ModuleType("numpy")
+        numpy.random = Numbers()  # type: ignore[attr-defined]
+        chance.seed_numpy(numpy)
+        assert not chance.has_drawn(numpy)
+        ours = numpy.random
+        drawn.append([ours.rand(), ours.default_rng().random(), ours.default_rng().random()])
+        assert chance.has_drawn(numpy)
+        assert ours.default_rng(seed=5).random() == np.random.default_rng(5).random()
+    first, again, other = drawn
+    assert first == again and not set(first) & set(other) and len(set(first)) == 3
