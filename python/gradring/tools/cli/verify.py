@@ -99,7 +99,7 @@ def _verify(program: Program, arguments: argparse.Namespace) -> int:
         for name, ranks, stand_ins in (("one", 1, horovod), ("ranks", size, of_ranks)):
             trainings.begin(records / name, arguments.steps)
             who = "one process" if ranks == 1 else f"{ranks} ranks"
-            say(f"gradring verify: trains on {who}")
+            say(f"trains on {who}")
             log_dir = None if arguments.log_dir is None else arguments.log_dir / name
             code = _train(program, ranks, records / name, stand_ins, log_dir)
             if code != 0:
@@ -111,7 +111,7 @@ def _verify(program: Program, arguments: argparse.Namespace) -> int:
         (one,) = trainings.read(records / "one", 1)
         is_equal, sentences = verdict(one, trainings.read(records / "ranks", size))
     for sentence in sentences:
-        say(f"gradring verify: {sentence}")
+        say(sentence)
     if is_equal is None:
         return FAILED
     return EQUAL if is_equal else DIFFERENT
