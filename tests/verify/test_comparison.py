@@ -116,6 +116,16 @@ def test_layers_explain_what_no_factor_does() -> None:
     assert "random layers were switched off in both: Dropout" in text
 
 
+def test_batches_that_grow_with_the_ranks_are_named() -> None:
+    one, other = (
+        training(noise=noise, facts=Facts(batches=[batch, 100]))
+        for noise, batch in ((0, 32), (1e-2, 64))
+    )
+    is_equal, text = text_of(one, other, other)
+    assert is_equal is False
+    assert "likely cause: the program makes batches 2 times as large on 2 ranks" in text
+
+
 def test_variables_without_a_gradient_are_not_compared() -> None:
     one, other = (training(gradients=(1.0, 1e-9)) for _ in range(2))
     for step in other.steps:

@@ -62,12 +62,14 @@ class Facts:
         compute: Dtypes in which layers compute.
         numbers: A digest of the state of numpy's random numbers at the first step; empty if the
             program has drawn none.
+        batches: Sizes to which datasets were batched.
         stopped: Whether the process was ended when the limit of steps was reached.
     """
 
     layers: list[str] = field(default_factory=list)
     compute: list[str] = field(default_factory=list)
     numbers: str = ""
+    batches: list[int] = field(default_factory=list)
     stopped: bool = False
 
 

@@ -54,6 +54,7 @@ def install(_: Any) -> None:
         return
     without_chance.install()
     _without_xla()
+    _note_batches(_recorder)
     _record(tf.compat.v1.train.Optimizer, "apply_gradients", _pairs, returns_op=True)
     # TensorFlow may have imported it.
     keras = sys.modules.get("keras")
@@ -95,6 +96,19 @@ def _without_xla() -> None:
         return original(*args, **kwargs)
 
     tf.function = function
+
+
+def _note_batches(recorder: _Recorder) -> None:
+    """Notes the sizes to which a program batches its datasets."""
+    original = tf.data.Dataset.batch
+
+    @functools.wraps(original)
+    def batch(dataset: Any, batch_size: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(batch_size, int):
+            recorder.facts.batches.append(batch_size)
+        return original(dataset, batch_size, *args, **kwargs)
+
+    tf.data.Dataset.batch = batch
 
 
 # Updates
@@ -183,7 +197,7 @@ def _note(
 
 
 class _Recorder:
-    """The steps of this process."""
+    """The steps of this process, and `facts` of its program."""
 
     def __init__(self, directory: Path) -> None:
         """Makes the folder of this rank.
@@ -198,7 +212,7 @@ class _Recorder:
         self._lock = threading.Lock()
         self._steps = 0
         self._numbers: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
-        self._facts = trainings.Facts()
+        self.facts = trainings.Facts()
 
     def note(self, optimizer: Any, names: list[str], *values: Any) -> None:
         """A step has ended.
@@ -238,7 +252,7 @@ class _Recorder:
         bases = tuple(each.layers.Layer for each in packages if hasattr(each, "layers"))
         # Some objects are proxies, which raise errors when they are asked for their class.
         layers = [each for each in gc.get_objects() if issubclass(type(each), bases)]
-        facts = self._facts
+        facts = self.facts
         facts.layers = sorted({base.__name__ for each in layers for base in type(each).__mro__})
         facts.compute = sorted({str(getattr(each, "compute_dtype", "")) for each in layers})
         if has_drawn(np) and not facts.numbers:
@@ -251,8 +265,8 @@ class _Recorder:
 
         It ends without what a program does at its end, which is that of a whole training.
         """
-        self._facts.stopped = True
-        trainings.write_facts(self._place, self._facts)
+        self.facts.stopped = True
+        trainings.write_facts(self._place, self.facts)
         (self._place / "done").touch()
         ranks = range(int(os.environ.get("GRADRING_WORLD_SIZE") or 1))
         files = [trainings.folder(self._directory, rank) / "done" for rank in ranks]

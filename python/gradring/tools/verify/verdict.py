@@ -142,6 +142,16 @@ def _causes(
             "the weights differ before the first step: the program makes them otherwise on "
             "several ranks, or a rank did not get those of rank 0"
         )
+    batches, of_ranks = one.facts.batches, ranks[0].facts.batches
+    if (
+        of_ranks
+        and of_ranks != batches
+        and set(of_ranks) <= {*batches, *(size * b for b in batches)}
+    ):
+        yield (
+            f"the program makes batches {size} times as large on {size} ranks "
+            f"({max(of_ranks)} samples): give it one size of the whole batch to compare"
+        )
     if apart and (worst is None or worst.factor is None):
         yield (
             "the ranks do not apply the same gradients: a variable that no rank shares, such as a "
