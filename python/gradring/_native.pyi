@@ -140,6 +140,7 @@ class SettingValues:
     as_mwms: bool
     with_strategy: bool
     servers: bool
+    verify: Path | None
 
 # end of settings
 

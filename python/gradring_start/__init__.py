@@ -12,6 +12,7 @@ variable                    what it does
 ``GRADRING_AS_MWMS``        who makes a ``MultiWorkerMirroredStrategy`` gets gradring's strategy
 ``GRADRING_WITH_STRATEGY``  models of Keras belong to gradring's strategy, without a scope
 ``GRADRING_SERVERS``        a worker that would wait for a chief of TensorFlow's raises an error
+``GRADRING_VERIFY``         each optimizer step is recorded, for `gradring verify`
 ==========================  ====================================================================
 """
 
@@ -28,16 +29,21 @@ from typing import Any, cast
 
 AS_HOROVOD, AS_MWMS = "GRADRING_AS_HOROVOD", "GRADRING_AS_MWMS"
 WITH_STRATEGY, SERVERS = "GRADRING_WITH_STRATEGY", "GRADRING_SERVERS"
+VERIFY = "GRADRING_VERIFY"
 #: Those by which gradring stands in for something.
 STAND_INS = (AS_HOROVOD, AS_MWMS, WITH_STRATEGY)
 #: For models of Keras that no strategy has made.
 _GIVEN = "gradring.tensorflow.stand_ins.given_strategy"
+#: Records optimizers.
+_RECORDING = "gradring.tensorflow.stand_ins.recording"
 #: What calls `install`, beside the installed packages.
 FILE = "gradring_start.pth"
 #: What is called with a module when it has been imported: modules and functions by the variable
 #: that asks for them; None where the import is enough.
 _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
+    "numpy": {VERIFY: ("gradring_start.chance", "seed_numpy")},
     "tensorflow": {
+        VERIFY: (_RECORDING, "install"),
         AS_MWMS: ("gradring.tensorflow.stand_ins.in_place_of_mwms", "install"),
         WITH_STRATEGY: (_GIVEN, None),
         SERVERS: ("gradring_start.no_chief", "install"),
@@ -46,6 +52,8 @@ _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
     "keras.src.backend.tensorflow.distribution_lib": {
         WITH_STRATEGY: (_GIVEN, "take_place_of_initialize")
     },
+    "keras": {VERIFY: (_RECORDING, "record_keras")},
+    "tf_keras": {VERIFY: (_RECORDING, "record_tf_keras")},
     "tf_keras.src.engine.base_layer": {WITH_STRATEGY: (_GIVEN, "wait_for_layer")},
 }
 _OFF = ("", "0", "false", "no", "off")
@@ -71,6 +79,8 @@ def install() -> None:
     """Puts the stand-ins before everything else that finds modules, once."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         sys.meta_path.insert(0, _StandIns())
+        if is_set(VERIFY):
+            importlib.import_module("gradring_start.chance").seed_python()
 
 
 class _StandIns(MetaPathFinder):
@@ -103,7 +113,8 @@ def _call_after(loader: Any, called: Sequence[tuple[str, str | None]]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        if "tensorflow" not in sys.modules:  # Keras may have another backend
+        is_keras = module.__name__.partition(".")[0] == "keras"
+        if is_keras and "tensorflow" not in sys.modules:  # it may have another backend
             return
         for name, function in called:
             asked = importlib.import_module(name)

@@ -26,7 +26,7 @@ from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import OUTPUT_ERRORS, Parser
 
 #: Names of the sub-commands and of their modules in this package, in the order of the help.
-COMMANDS = ("run", "env", "doctor", "bench", "simulate", "demo", "explain")
+COMMANDS = ("run", "verify", "env", "doctor", "bench", "simulate", "demo", "explain")
 
 USAGE_ERROR = 2
 

@@ -1,0 +1,160 @@
+"""Recorded trainings: the weights of each optimizer step of a process, for `gradring verify`.
+
+A directory has a folder for each rank. In it, ``steps`` has a file for each step of any optimizer,
+in the order in which they ended, and ``facts.json`` what is known of the program. The number of
+steps after which a process ends is in ``limit`` beside the folders.
+
+Arrays are not kept as they are. Up to `SKETCH` elements are, and of more elements that many sums,
+each of elements with random signs. A sketch is linear, so a difference of two sketches is that of a
+difference, and its norm is nearly that of the difference itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Elements that are kept of an array.
+SKETCH = 4096
+
+Sketch = npt.NDArray[np.float64]
+
+
+@dataclass
+class Step:
+    """One update by an optimizer.
+
+    Attributes:
+        optimizer: Its number, in the order of first updates.
+        name: Its class.
+        number: Of this step among those of the optimizer, from 0.
+        variables: Their names.
+        gradients: The norm of each gradient that the optimizer got; -1 for none.
+        sent: Bytes that this rank had sent in collectives when the step ended; None if it is in no
+            group.
+        before: A sketch of each variable before the update.
+        after: The same after it.
+    """
+
+    optimizer: int
+    name: str
+    number: int
+    variables: list[str]
+    gradients: list[float]
+    sent: int | None
+    before: list[Sketch] = field(default_factory=list)
+    after: list[Sketch] = field(default_factory=list)
+
+
+@dataclass
+class Facts:
+    """What is known of a program.
+
+    Attributes:
+        layers: Names of the classes of its layers, and of their parents.
+        compute: Dtypes in which layers compute.
+        numbers: A digest of the state of numpy's random numbers at the first step; empty if the
+            program has drawn none.
+        batches: Sizes to which datasets were batched.
+        stopped: Whether the process was ended when the limit of steps was reached.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    compute: list[str] = field(default_factory=list)
+    numbers: str = ""
+    batches: list[int] = field(default_factory=list)
+    stopped: bool = False
+
+
+@dataclass
+class Training:
+    """What one process has recorded."""
+
+    steps: list[Step]
+    facts: Facts
+
+
+def sketch(array: Any) -> Sketch:
+    """A linear sketch of an array of numbers: float64 of at most `SKETCH` elements."""
+    flat: Sketch = np.ravel(np.asarray(array)).astype(np.float64)
+    if flat.size <= SKETCH:
+        return flat
+    padded = np.zeros(-(-flat.size // SKETCH) * SKETCH)
+    padded[: flat.size] = flat * _signs(flat.size)
+    sums: Sketch = padded.reshape(-1, SKETCH).sum(axis=0)
+    return sums
+
+
+@functools.lru_cache(maxsize=64)
+def _signs(size: int) -> npt.NDArray[np.int8]:
+    return (np.random.Generator(np.random.PCG64(size)).integers(0, 2, size, np.int8) * 2) - 1
+
+
+def folder(directory: Path, rank: int) -> Path:
+    """The folder of a rank."""
+    return directory / f"rank-{rank}"
+
+
+def begin(directory: Path, limit: int) -> None:
+    """Makes the directory of a training that ends after so many steps."""
+    directory.mkdir(parents=True)
+    (directory / "limit").write_text(str(limit))
+
+
+def limit_of(directory: Path) -> int:
+    """The number of steps after which a process ends."""
+    return int((directory / "limit").read_text())
+
+
+def write_step(place: Path, index: int, step: Step) -> None:
+    """Writes a step into the folder of a rank.
+
+    Args:
+        place: The folder.
+        index: The number of the step among those of all optimizers.
+        step: It.
+    """
+    about = {key: value for key, value in asdict(step).items() if key not in ("before", "after")}
+    arrays = {
+        f"{name}_{number}": array
+        for name, those in (("before", step.before), ("after", step.after))
+        for number, array in enumerate(those)
+    }
+    path = place / f"{index:06d}.npz"
+    with path.with_suffix(".part").open("wb") as file:
+        np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+    path.with_suffix(".part").rename(path)
+
+
+def write_facts(place: Path, facts: Facts) -> None:
+    """Writes what is known of the program."""
+    (place / "facts.json").write_text(json.dumps(asdict(facts)))
+
+
+def read(directory: Path, ranks: int) -> Sequence[Training]:
+    """What each rank has recorded; one that has recorded nothing has no steps."""
+    return [_read(folder(directory, rank)) for rank in range(ranks)]
+
+
+def _read(place: Path) -> Training:
+    facts = place / "facts.json"
+    return Training(
+        [_read_step(path) for path in sorted(place.glob("*.npz"))],
+        Facts(**json.loads(facts.read_text())) if facts.exists() else Facts(),
+    )
+
+
+def _read_step(path: Path) -> Step:
+    with np.load(path) as file:
+        about = json.loads(str(file["about"]))
+        count = len(about["variables"])
+        before = [file[f"before_{number}"] for number in range(count)]
+        after = [file[f"after_{number}"] for number in range(count)]
+    return Step(**about, before=before, after=after)

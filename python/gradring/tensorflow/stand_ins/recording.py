@@ -1,0 +1,292 @@
+"""The recorder of optimizer steps, for `gradring verify`.
+
+With ``GRADRING_VERIFY=DIRECTORY``, which `gradring verify` sets, the start hook (`gradring_start`)
+calls `install` after TensorFlow was imported, and the others after Keras and tf_keras were. Around
+each update by an optimizer, the variables are read before and after it; a function of Python takes
+both values, in graphs too. `gradring.records.trainings` says what is kept.
+
+The first process of a rank that imports TensorFlow makes the rank's folder, and records. Programs
+that it starts find the folder, and do not.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.gradients.names import name_of
+from gradring.group.communicator import open_groups
+from gradring.records import trainings
+from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.keras import compat_keras
+from gradring.tensorflow.seams import keras_names
+from gradring.tensorflow.stand_ins import without_chance
+from gradring_start import VERIFY
+from gradring_start.chance import has_drawn, seed
+
+#: How long a rank that is done waits for the others.
+_PATIENCE_S = 60.0
+_LOOK_S = 0.01
+
+#: Whether an optimizer is applying gradients, so that one inside of it is part of the same step.
+_is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
+
+
+def install(_: Any) -> None:
+    """Begins to record; replaces optimizers of TensorFlow 1, and what draws random numbers."""
+    global _recorder
+    try:
+        _recorder = _Recorder(Path(os.environ[VERIFY]))
+    except FileExistsError:
+        return
+    without_chance.install()
+    _without_xla()
+    _note_batches(_recorder)
+    _record(tf.compat.v1.train.Optimizer, "apply_gradients", _pairs, returns_op=True)
+    # TensorFlow may have imported it.
+    keras = sys.modules.get("keras")
+    if hasattr(keras, "optimizers"):
+        record_keras(keras)
+
+
+def record_keras(keras: Any) -> None:
+    """Records optimizers of Keras 3."""
+    global _records_keras
+    if _recorder is None or _records_keras or keras.backend.backend() != "tensorflow":
+        return
+    _records_keras = True
+    # What is replaced later would be around the recorder, and change weights after it.
+    compat_keras.repair()
+    without_chance.silence_layers(keras)
+    _record(keras.optimizers.Optimizer, "apply", _lists)
+    _record(keras.optimizers.LossScaleOptimizer, "apply", _lists)
+
+
+def record_tf_keras(tf_keras: Any) -> None:
+    """Records optimizers of tf_keras."""
+    if _recorder is None:
+        return
+    compat_keras.repair()
+    without_chance.silence_layers(tf_keras)
+    optimizers = tf_keras.optimizers
+    _record(optimizers.Optimizer, "apply_gradients", _pairs)
+    _record(optimizers.legacy.Optimizer, "apply_gradients", _pairs)
+
+
+def _without_xla() -> None:
+    """Has functions compiled by XLA run without it: it has no functions of Python."""
+    original = tf.function
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("jit_compile", None)
+        return original(*args, **kwargs)
+
+    tf.function = function
+
+
+def _note_batches(recorder: _Recorder) -> None:
+    """Notes the sizes to which a program batches its datasets."""
+    original = tf.data.Dataset.batch
+
+    @functools.wraps(original)
+    def batch(dataset: Any, batch_size: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(batch_size, int):
+            recorder.facts.batches.append(batch_size)
+        return original(dataset, batch_size, *args, **kwargs)
+
+    tf.data.Dataset.batch = batch
+
+
+# Updates
+
+#: What an optimizer's method gets, as arguments that can be read twice, gradients and variables.
+_Call = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
+
+
+def _lists(optimizer: Any, grads: Any, trainable_variables: Any = None) -> _Call:
+    grads = list(grads)
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    known = trainable_variables
+    if known is None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        known = list(keras_names.TRAINED.of(inner, ()) or ())
+    return (grads, trainable_variables), grads, known
+
+
+def _pairs(_: Any, grads_and_vars: Any) -> _Call:
+    pairs = list(grads_and_vars)
+    return (pairs,), [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _record(
+    kind: type, method: str, read: Callable[..., _Call], *, returns_op: bool = False
+) -> None:
+    original = getattr(kind, method)
+    parameters = ("grads_and_vars",) if read is _pairs else ("grads", "trainable_variables")
+
+    @functools.wraps(original)
+    def recorded(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        own = {name: kwargs.pop(name) for name in parameters if name in kwargs}
+        own |= dict(zip(parameters, args, strict=False))
+        arguments, gradients, variables = read(optimizer, **own)
+        arguments += args[len(parameters) :]
+        if _is_applying.get() or not _is_first_replica() or not variables:
+            return original(optimizer, *arguments, **kwargs)
+        norms = [_norm(gradient) for gradient in gradients]
+        before = [_value(variable) for variable in variables]
+        with holding(_is_applying, True), tf.control_dependencies([*norms, *before]):
+            result = original(optimizer, *arguments, **kwargs)
+        with tf.control_dependencies([result] if _is_graph_op(result, returns_op) else []):
+            done = _note(optimizer, variables, norms, before)
+        return tf.group(result, done) if _is_graph_op(result, returns_op) else result
+
+    setattr(kind, method, tf.autograph.experimental.do_not_convert(recorded))
+
+
+def _is_graph_op(result: Any, returns_op: bool) -> bool:
+    return returns_op and not tf.executing_eagerly() and result is not None
+
+
+def _is_first_replica() -> bool:
+    """Whether this is the first replica of this process."""
+    context = tf.distribute.get_replica_context()
+    if context is None or not tf.distribute.has_strategy():
+        return True
+    replica = context.replica_id_in_sync_group
+    local = len(context.strategy.extended.worker_devices)
+    return not isinstance(replica, int) or replica % local == 0
+
+
+def _value(variable: Any) -> Any:
+    return tf.identity(tf.convert_to_tensor(variable))
+
+
+def _norm(gradient: Any) -> Any:
+    if gradient is None:
+        return tf.constant(-1.0, tf.float64)
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.norm(tf.cast(tf.convert_to_tensor(values), tf.float64))
+
+
+def _note(
+    optimizer: Any, variables: Sequence[Any], norms: Sequence[Any], before: Sequence[Any]
+) -> Any:
+    """Takes the values of a step, now or whenever the graph comes by."""
+    assert _recorder is not None
+    note = functools.partial(_recorder.note, optimizer, [name_of(each) for each in variables])
+    values = [*norms, *before, *(_value(variable) for variable in variables)]
+    if tf.executing_eagerly():
+        note(*(value.numpy() for value in values))
+        return None
+    return tf.numpy_function(note, values, [])
+
+
+class _Recorder:
+    """The steps of this process, and `facts` of its program."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes the folder of this rank.
+
+        Raises:
+            FileExistsError: Another process of the rank has made it.
+        """
+        self._directory, self._process = directory, os.getpid()
+        self._place = trainings.folder(directory, seed())
+        self._place.mkdir()
+        self._limit = trainings.limit_of(directory)
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._numbers: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+        self.facts = trainings.Facts()
+
+    def note(self, optimizer: Any, names: list[str], *values: Any) -> None:
+        """A step has ended.
+
+        Args:
+            optimizer: Which has done it.
+            names: Of its variables.
+            values: The norm of each gradient, each variable before and after the step.
+        """
+        if os.getpid() != self._process:  # a fork
+            return
+        count = len(names)
+        with self._lock:
+            of_optimizer = self._numbers.setdefault(optimizer, [len(self._numbers), 0])
+            number, done = of_optimizer
+            of_optimizer[1] += 1
+            if not done:
+                self._look()
+            step = trainings.Step(
+                number,
+                type(optimizer).__name__,
+                done,
+                names,
+                [float(value) for value in values[:count]],
+                _bytes_sent(),
+                [trainings.sketch(value) for value in values[count : 2 * count]],
+                [trainings.sketch(value) for value in values[2 * count :]],
+            )
+            trainings.write_step(self._place, self._steps, step)
+            self._steps += 1
+            if self._steps == self._limit:
+                self._stop()
+
+    def _look(self) -> None:
+        """Notes what can be seen of the program at the first step of an optimizer."""
+        packages: list[Any] = [sys.modules.get(name) for name in ("keras", "tf_keras")]
+        bases = tuple(each.layers.Layer for each in packages if hasattr(each, "layers"))
+        # Some objects are proxies, which raise errors when they are asked for their class.
+        layers = [each for each in gc.get_objects() if issubclass(type(each), bases)]
+        facts = self.facts
+        facts.layers = sorted({base.__name__ for each in layers for base in type(each).__mro__})
+        facts.compute = sorted({str(getattr(each, "compute_dtype", "")) for each in layers})
+        if has_drawn(np) and not facts.numbers:
+            state = repr(np.random.get_state())
+            facts.numbers = hashlib.blake2b(state.encode(), digest_size=8).hexdigest()
+        trainings.write_facts(self._place, facts)
+
+    def _stop(self) -> None:
+        """Ends the process once all ranks have come here: one that left earlier would fail others.
+
+        It ends without what a program does at its end, which is that of a whole training.
+        """
+        self.facts.stopped = True
+        trainings.write_facts(self._place, self.facts)
+        (self._place / "done").touch()
+        ranks = range(int(os.environ.get("GRADRING_WORLD_SIZE") or 1))
+        files = [trainings.folder(self._directory, rank) / "done" for rank in ranks]
+        deadline = time.monotonic() + _PATIENCE_S
+        while not all(file.exists() for file in files) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+
+_recorder: _Recorder | None = None
+_records_keras = False
+
+
+def _bytes_sent() -> int | None:
+    """Payload of all collectives of this process; None if it is in no group of several ranks."""
+    groups = [group for group in open_groups if group.world_size > 1]
+    if not groups:
+        return None
+    return sum(
+        int(each["bytes_sent"]) for it in groups for each in it.stats()["collectives"].values()
+    )

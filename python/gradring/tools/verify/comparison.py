@@ -1,0 +1,163 @@
+"""The comparison of two recorded trainings, step by step and variable by variable.
+
+A difference of weights is judged by the way that the weights have gone since the beginning of the
+training: rounding moves them by some millionths of it. Weights that have hardly moved are judged by
+their own size. The gradient of some weights is nothing but rounding, such as that of a bias in
+front of a normalisation; Adam makes whole steps of it, and no two trainings agree on these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gradring.records.trainings import Sketch, Step, Training
+
+#: The largest difference that rounding makes, in relation to the way that weights have gone, by the
+#: dtype in which layers compute.
+TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
+#: Of float32 weights: what rounding leaves of them in each step.
+_ROUNDING = 1e-6
+#: A gradient that is rounding, in relation to the largest of a step, for each of the tolerance.
+_NO_GRADIENT = 1e-3
+#: An update is a multiple of another one up to so much of it.
+_PROPORTIONAL = 0.02
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A variable in a step, where two trainings differ.
+
+    Attributes:
+        index: The number of the step among those of all optimizers, from 0.
+        step: The step, as the first training has it.
+        variable: Its name.
+        size: Of the difference, in relation to the way that the variable has gone; with `before`,
+            to the variable.
+        factor: The other training's update in this step, as a multiple; None if it is none.
+        before: Whether they differed before the step, and not in the one before.
+    """
+
+    index: int
+    step: Step
+    variable: str
+    size: float
+    factor: float | None
+    before: bool
+
+
+@dataclass
+class Comparison:
+    """Two trainings.
+
+    Attributes:
+        steps: How many steps both have.
+        variables: How many variables were compared.
+        largest: The largest difference of those that are no larger than rounding.
+        differences: Those that are larger, of the first step that has any, the largest first.
+        noise: Names of variables that differ and whose gradient is rounding.
+        mismatch: Why the trainings cannot be compared further, or None.
+    """
+
+    steps: int = 0
+    variables: int = 0
+    largest: float = 0.0
+    differences: list[Difference] = field(default_factory=list)
+    noise: set[str] = field(default_factory=set)
+    mismatch: str | None = None
+
+
+def tolerance(training: Training) -> float:
+    """The largest difference that rounding makes in a training."""
+    found = [TOLERANCES.get(dtype, 0.0) for dtype in training.facts.compute]
+    return max([TOLERANCES["float32"], *found])
+
+
+def compare(one: Training, other: Training, limit: float) -> Comparison:
+    """Compares two trainings up to the first step in which they differ.
+
+    Args:
+        one: What should be.
+        other: What is.
+        limit: Of the difference, as of `tolerance`.
+    """
+    found = Comparison()
+    begun: dict[tuple[int, int], Sketch] = {}
+    for index, (step, its) in enumerate(zip(one.steps, other.steps, strict=False)):
+        found.mismatch = _mismatch(step, its)
+        if found.mismatch is not None:
+            break
+        found.steps += 1
+        for place, before in enumerate(step.before):
+            begun.setdefault((step.optimizer, place), before)
+        starts = [begun[step.optimizer, place] for place in range(len(step.before))]
+        found.differences = sorted(
+            _differences(index, step, its, starts, limit, found),
+            key=lambda it: (not it.before, -it.size),
+        )
+        if found.differences:
+            break
+    found.variables = len(begun)
+    return found
+
+
+def _mismatch(step: Step, its: Step) -> str | None:
+    if (step.optimizer, step.number) != (its.optimizer, its.number):
+        return (
+            f"step {step.number + 1} of optimizer {step.optimizer + 1} ({step.name}) in one, and "
+            f"step {its.number + 1} of optimizer {its.optimizer + 1} ({its.name}) in the other"
+        )
+    sizes, others = ([array.size for array in each.after] for each in (step, its))
+    if sizes != others:
+        return f"{len(sizes)} variables in one, and {len(others)} or of other shapes in the other"
+    return None
+
+
+def _differences(
+    index: int,
+    step: Step,
+    its: Step,
+    starts: Sequence[Sketch],
+    limit: float,
+    found: Comparison,
+) -> Iterator[Difference]:
+    most = max(step.gradients, default=0.0)
+    for place, name in enumerate(step.variables):
+        before = _relative(step.before[place], its.before[place], starts[place], limit)
+        after = _relative(step.after[place], its.after[place], starts[place], limit)
+        size = max(before, after)
+        if not np.isfinite(size) or size > limit:
+            if 0 <= step.gradients[place] <= _NO_GRADIENT * limit * most or name in found.noise:
+                found.noise.add(name)
+                continue
+            factor = _factor(
+                step.after[place] - step.before[place], its.after[place] - its.before[place]
+            )
+            is_before = not before <= limit
+            if is_before:
+                size = _norm(step.before[place] - its.before[place]) / _norm(step.before[place])
+            yield Difference(index, step, name, size, factor, is_before)
+        elif name not in found.noise:
+            found.largest = max(found.largest, size)
+
+
+def _relative(one: Sketch, other: Sketch, start: Sketch, limit: float) -> float:
+    difference = float(np.linalg.norm(one - other))
+    return difference / max(_norm(one - start), _norm(one) * _ROUNDING / limit)
+
+
+def _norm(array: Sketch) -> float:
+    """More than 0, to divide by."""
+    return max(float(np.linalg.norm(array)), 1e-30)
+
+
+def _factor(update: Sketch, its: Sketch) -> float | None:
+    """The multiple of an update that another one is, or None."""
+    square = float(update @ update)
+    if not (square > 0 and np.isfinite(square) and np.isfinite(its).all()):
+        return None
+    factor = float(update @ its) / square
+    rest = float(np.linalg.norm(its - factor * update))
+    return factor if rest <= _PROPORTIONAL * float(np.linalg.norm(its)) else None
