@@ -288,19 +288,32 @@ def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
         extent = _extent(found)
         _warn_of_mixed(extent, model)
         return sum_of_samples(found) if extent.is_sum else found
-    rows = [each.shape[0] for each in current().batch if each.shape.rank]
-    value = tf.convert_to_tensor(loss)
-    return sum_of_samples(found) if value.shape.rank and value.shape[0] in rows else found
+    return sum_of_samples(found) if _has_rows(tf.convert_to_tensor(loss)) else found
 
 
 def whole_logs(logs: Any) -> Any:
-    """What a step returns: sums over this rank's samples become those over all."""
+    """What a step returns, of all samples: sums over this rank's, and a value for each of them."""
 
     def whole(log: Any) -> Any:
-        is_number = isinstance(log, tf.Tensor) and log.dtype.is_floating
-        return sum_of_samples(log) if is_number and _extent(log) == Extent(degree=1) else log
+        if not isinstance(log, tf.Tensor):
+            return log
+        if _has_rows(log):
+            return tf.distribute.get_replica_context().all_gather(log, axis=0)
+        is_sum = log.dtype.is_floating and _extent(log) == Extent(degree=1)
+        return sum_of_samples(log) if is_sum else log
 
     return tf.nest.map_structure(whole, logs)
+
+
+def _has_rows(value: tf.Tensor) -> bool:
+    """Whether it has a row for each sample."""
+    if tf.is_symbolic_tensor(value):
+        return bool(value.shape.rank) and _extent(value).has_rows
+    return bool(value.shape.rank) and value.shape[0] in _sizes_of_batch()
+
+
+def _sizes_of_batch() -> set[int]:
+    return {each.shape[0] for each in current().batch if each.shape.rank}
 
 
 def _as_mean(loss: tf.Tensor) -> tf.Tensor:
