@@ -34,6 +34,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat, refused_graphs
+from gradring.tensorflow.graph.fallback import falls_back
 
 #: By which TensorFlow calls what a tape makes.
 _BACKWARD = "gradient_tape/"
@@ -49,6 +50,10 @@ _NEEDED = (
 _PASSED_ON = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
+@falls_back(
+    "the order of the backward pass",
+    "results are the same, and less communication is hidden behind computing",
+)
 def start_as_soon_as_ready(
     buckets: Sequence[Sequence[tf.Tensor]], handles: Sequence[tf.Tensor]
 ) -> None:
