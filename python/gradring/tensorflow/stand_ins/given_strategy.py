@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.clusters import detect, keras
+from gradring.clusters import claims, detect, keras
 from gradring.errors import ConfigError
 from gradring.tensorflow.keras import summed_losses
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
@@ -98,6 +98,14 @@ def _give() -> None:
             "a tf.distribute.MultiWorkerMirroredStrategy, start the program by gradring run "
             "--as-mwms",
             type(tf.distribute.get_strategy()).__name__,
+        )
+        return
+    parent = claims.holder(detect())
+    if parent is not None:
+        _log.warning(
+            "process %d trains alone, because a rank, process %d, has started it",
+            os.getpid(),
+            parent,
         )
         return
     _check_distribution()
