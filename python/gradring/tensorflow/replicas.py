@@ -101,7 +101,7 @@ def unlike(
     """Names of variables that differ now, of those that each rank may have assigned by itself.
 
     Every rank must call it, between two steps, and gets the same answer. Integers are left out:
-    counters, and states of random numbers, which are assigned in that way and may differ.
+    counters, which are assigned in that way and may differ.
 
     Args:
         variables: All of a model. Those that replicas have assigned in a step are compared.

@@ -22,7 +22,7 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
 from gradring.tensorflow.files import whole_files
-from gradring.tensorflow.graph import compat, replica_step
+from gradring.tensorflow.graph import compat, own_draws, replica_step
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, scope_of, strategy_of
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.cross_device_ops import current_variables
@@ -81,6 +81,7 @@ def repair() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     replace([look(), compat.FOUND], _replacements())
+    own_draws.install()
     sample_shares.count()
     _repaired = True
 

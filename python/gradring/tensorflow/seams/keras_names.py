@@ -133,6 +133,13 @@ UPDATE_MEAN = Seam(
 
 # Variables
 
+NEXT_SEED = Seam(
+    "keras:random.SeedGenerator",
+    "next",
+    "has each replica draw its own random numbers",
+    "ordered",
+    without="all ranks draw the same random numbers, such as masks of dropout",
+)
 VALUE = _attribute(
     f"{_VARIABLE} keras.src.backend.common.variables:KerasVariable",
     "_value",
