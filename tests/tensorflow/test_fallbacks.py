@@ -1,4 +1,4 @@
-"""What only makes training faster or finds mistakes ends no program: each step of it may fail."""
+"""Fallbacks of what only makes training faster or finds mistakes: each step of it may fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,11 @@ def failing(module: str, name: str) -> Iterator[list[str]]:
     needs = 3 if name == "Names.of_variables" else None
 
     def fail(*args: Any, **kwargs: Any) -> Any:
-        frame, above = sys._getframe(1), []
+        frame: FrameType | None = sys._getframe(1)
+        above: list[str] = []
         while frame is not None and len(above) < 12:
             above.append(frame.f_code.co_name)
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         if (caller and caller not in above) or (needs and args[needs - 1] is None):
             return getattr(original, "__func__", original)(
                 *([owner] if isinstance(original, classmethod) else []), *args, **kwargs

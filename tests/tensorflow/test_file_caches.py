@@ -83,7 +83,7 @@ def test_each_element_comes_once_whoever_has_written_the_cache(
 def test_a_dataset_without_such_a_cache_stays_what_it_is() -> None:
     import tensorflow as tf
 
-    from gradring.group.arrays import Place
+    from gradring.config.parse import Place
     from gradring.tensorflow.data import file_caches, made
 
     made.remember()

@@ -22,6 +22,7 @@ from gradring.group.require_equal import must_match
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow.cluster import placement, serving, tasks
 from gradring.tensorflow.data import (
+    batch_sizes,
     data_order,
     file_caches,
     input_time,
@@ -605,6 +606,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = data_order.agreed(user_buffers.owned(dataset), self._communicator)
+        batch_sizes.check(dataset, self._communicator)
         dataset = file_caches.own(dataset, self._place_in_data)
         return super()._experimental_distribute_dataset(dataset, options)
 

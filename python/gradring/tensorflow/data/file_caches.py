@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.group.arrays import Place
+from gradring.config.parse import Place
 from gradring.tensorflow.data import made as making
 from gradring.tensorflow.data.made import Made, how
 from gradring.tensorflow.graph import compat
