@@ -46,6 +46,6 @@ def test_batch_sizes_that_differ_are_an_error_on_all_ranks_where_batches_are_div
         assert "has batch_size=8, and rank 0 on " in error and "batch_size=16" in error
         assert told == {
             "unknown on rank 1": "not refused",
-            "off": [[16, 16], [8, 8]][rank],
+            "off": [[8] * 4, [4] * 4][rank],
             "function": "not refused",
         }

@@ -21,6 +21,7 @@ import tensorflow as tf
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, of_tensorflow
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.seams.table import Replacement, find, replace
 
@@ -42,7 +43,12 @@ def install() -> None:
         return
     convert = tf.autograph.experimental.do_not_convert
     own = Replacement(keras_names.NEXT_SEED, _next, lambda *_: True, convert)
-    replace([find("keras", [keras_names.NEXT_SEED])], [own])
+    # A strategy has refused a Keras without this name; a loop without one can go on.
+    with falls_back("a rank's own draw of random numbers", "all ranks draw the same"):
+        found = find("keras", [keras_names.NEXT_SEED])
+        if found.missing:
+            raise LookupError(", ".join(f"{seam} {why}" for seam, why in found.missing.items()))
+        replace([found], [own])
     _installed = True
 
 

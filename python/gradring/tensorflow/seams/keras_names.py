@@ -138,7 +138,6 @@ NEXT_SEED = Seam(
     "next",
     "has each replica draw its own random numbers",
     "ordered",
-    without="all ranks draw the same random numbers, such as masks of dropout",
 )
 VALUE = _attribute(
     f"{_VARIABLE} keras.src.backend.common.variables:KerasVariable",
