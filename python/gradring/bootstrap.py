@@ -13,14 +13,21 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from gradring.clusters import Cluster, detect
+from gradring.clusters import Cluster, claims, detect
 from gradring.clusters.running_job import members_to_join
 from gradring.config import parse
 from gradring.config.settings import PREFIX, READ, SETTINGS, takes_settings
 from gradring.config.values import Settings, TlsFiles, check_token
 from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError, GradringError
-from gradring.group.communicator import Communicator, core_of, formed, open_groups
+from gradring.group import forks
+from gradring.group.communicator import (
+    Communicator,
+    around_close,
+    core_of,
+    formed,
+    open_groups,
+)
 from gradring.group.open_groups import Membership
 from gradring.observe.observer import observe
 
@@ -175,6 +182,9 @@ def _joined(
         membership.check(wanted, given)
         open_groups.use_of(communicator).users += 1
         return communicator
+    if cluster.world_size > 1:
+        forks.check_not_held(cluster.rendezvous, cluster.rank)
+        claims.check(cluster)
     _check_guards(cluster, wanted)
     if cluster.advice is not None:
         _warn(f"this process trains alone: {cluster.advice}")
@@ -195,6 +205,9 @@ def _joined(
     with _ending_with_the_job(wanted):
         communicator = formed(config, rank, world_size, cluster.rendezvous, cluster.addresses)
     open_groups.use_of(communicator).membership = membership
+    if membership.cluster.world_size > 1:
+        claims.claim(membership.cluster)
+        around_close(communicator, claims.given_up(membership.cluster))
     try:
         observe(communicator, wanted)
     except BaseException:  # Ctrl-C, too: nothing else can close it

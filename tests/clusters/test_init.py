@@ -9,6 +9,7 @@ import pytest
 from gradring import bootstrap as init_module
 from gradring.bootstrap import init, resolve
 from gradring.clusters import Cluster
+from gradring.clusters.claims import CLAIMS
 from gradring.config.settings import GROUP
 from gradring.config.values import DEFAULTS, Settings
 from gradring.errors import ConfigError, RendezvousError
@@ -38,9 +39,11 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     class Connected:
         def __init__(self, _: Settings, rank: int, size: int, meet: str, addresses: Any) -> None:
             arguments.update(rank=rank, world_size=size, rendezvous=meet, addresses=addresses)
+            self._around_close: list[Any] = []
 
     monkeypatch.setattr(Settings, "for_core", for_core)
     monkeypatch.setattr(init_module, "formed", Connected)
+    monkeypatch.setenv(CLAIMS, "")
     for name, text in OURS.items():
         monkeypatch.setenv(name, text)
     return arguments

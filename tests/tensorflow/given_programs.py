@@ -49,7 +49,7 @@ class Own(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.loss_of(y, self(x, training=True))
         gradients = self.changed(tape.gradient(loss, self.trainable_variables))
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss, **self.logs(gradients)}
 
     def changed(self, gradients):
@@ -224,11 +224,11 @@ def two_networks():
                     penalty = tf.reduce_mean((tf.norm(slope, axis=1) - 1) ** 2)
                     loss = tf.reduce_mean(found) - tf.reduce_mean(self.d(real)) + penalty
                 weights = self.d.trainable_variables
-                self.of_d.apply_gradients(zip(tape.gradient(loss, weights), weights))
+                self.of_d.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
             with tf.GradientTape() as tape:
                 of_g = -tf.reduce_mean(self.d(self.g(x)))
             weights = self.g.trainable_variables
-            self.of_g.apply_gradients(zip(tape.gradient(of_g, weights), weights))
+            self.of_g.apply_gradients(zip(tape.gradient(of_g, weights), weights, strict=True))
             return {"d": loss, "g": of_g}
 
     model = Gan()
@@ -250,7 +250,7 @@ def gradients_of_gradients():
                 of_w, of_b = inner.gradient(loss, [w.value, b.value])
                 after = tf.reduce_mean((x @ (w - 0.1 * of_w) + b - 0.1 * of_b - y) ** 2)
             gradients = outer.gradient(after, [w, b])
-            self.optimizer.apply_gradients(zip(gradients, [w, b]))
+            self.optimizer.apply_gradients(zip(gradients, [w, b], strict=True))
             return {"loss": loss, "after": after}
 
     model = functional(Maml, dense())
@@ -265,7 +265,9 @@ def gradients_of_no_tape():
             x, y = data
             (w,) = self.trainable_variables
             error = x @ w - y
-            gradient = tf.linalg.matmul(x, error, transpose_a=True) / tf.cast(tf.shape(x)[0], tf.float32)
+            gradient = tf.linalg.matmul(x, error, transpose_a=True) / tf.cast(
+                tf.shape(x)[0], tf.float32
+            )
             self.optimizer.apply_gradients([(gradient, w)])
             return {"loss": tf.reduce_mean(error)}
 
@@ -285,7 +287,7 @@ def dicts_and_lazy_models():
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(None, data["y"], self.inner(data["x"]))
             weights = self.trainable_variables
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
             return {"loss": loss}
 
     data = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).batch(16)
@@ -323,7 +325,9 @@ def scopes_and_files():
     with tf.GradientTape() as tape:  # of a layer, outside of any step
         value = tf.reduce_sum(model(X))
     gradients = tape.gradient(value, model.trainable_variables)
-    keras.optimizers.SGD(0.0).apply_gradients(zip(gradients, model.trainable_variables))
+    keras.optimizers.SGD(0.0).apply_gradients(
+        zip(gradients, model.trainable_variables, strict=True)
+    )
     count = strategy.num_replicas_in_sync
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         dense().build((None, 2))

@@ -180,6 +180,55 @@ def test_no_two_operations_share_a_gradient_across_a_start(
     assert all(np.isfinite(gradient).all() for gradient in step(x))
 
 
+@pytest.mark.parametrize("first_reduced", [True, False], ids=["one by one", "both first"])
+def test_a_step_with_two_tapes_has_gates_in_both_backward_passes(
+    first_reduced: bool, alone: gradring.Communicator
+) -> None:
+    """Like a GAN, whose second loss goes through the network that the first one has trained."""
+    import tensorflow as tf
+
+    weights = [[tf.Variable(tf.ones([8, 8]) / 8.0) for _ in range(4)] for _ in range(2)]
+    reduce_gradients = GradientReducer(bucket_bytes=1, communicator=alone)
+
+    def through(x: Any, layers: Any) -> Any:
+        for layer in layers:
+            x = tf.nn.relu(x @ layer)
+        return x
+
+    def step(x: Any, reduce: Callable[[Any], Any]) -> Any:
+        both = []
+        for trained in weights:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(through(through(x, weights[1]), weights[0]))
+            gradients = tape.gradient(loss, trained)
+            if first_reduced:
+                gradients = reduce(gradients)
+                for weight, gradient in zip(trained, gradients, strict=True):
+                    weight.assign_sub(0.1 * gradient)
+            both.append(gradients)
+        return both if first_reduced else [reduce(each) for each in both]
+
+    x = tf.constant(np.random.default_rng(2).normal(size=(4, 8)).astype("f"))
+    before = [[weight.numpy() for weight in each] for each in weights]
+    right = step(x, list)
+    for each, values in zip(weights, before, strict=True):
+        for weight, value in zip(each, values, strict=True):
+            weight.assign(value)
+    traced = tf.function(lambda x: step(x, reduce_gradients)).get_concrete_function(x)
+    operations = traced.graph.get_operations()
+    TopologicalSorter({op: earlier(op) for op in operations}).prepare()  # there is no cycle
+    gates = [op for op in operations if op.type == "GradringGate"]
+    gated = {gate.inputs[0].op.name.partition("/")[0] for gate in gates}
+    assert gated == {"gradient_tape"}, "a gate holds back the forward pass"
+    taken = [op for op in operations for tensor in op.inputs if tensor.op.type == "GradringGate"]
+    for passed in (gates[: len(gates) // 2], gates[len(gates) // 2 :]):
+        assert {op.outputs[0].name for op in passed} & {t.name for op in taken for t in op.inputs}
+    assert len(gates) >= 4
+    for own, others in zip(traced(x), right, strict=True):
+        for gradient, other in zip(own, others, strict=True):
+            np.testing.assert_allclose(gradient, other, rtol=1e-6)
+
+
 def test_an_edge_between_two_gradients_of_one_layer_is_found(
     alone: gradring.Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,26 @@ keras.layers.Dense(1)
 """
 
 
+#: Starts a script that uses Keras, between two trainings.
+PARENT = """\
+import json, subprocess, sys
+import keras, numpy as np
+
+x = np.ones((8, 2), "float32")
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], epochs=1, verbose=0)
+child = "import keras, numpy as np; m = keras.Sequential([keras.layers.Dense(1)])" + (
+    "; m.compile('sgd', 'mse'); x = np.ones((8, 2)); m.fit(x, x[:, :1], verbose=0)"
+    "; print(m.distribute_strategy is None or m.distribute_strategy.num_replicas_in_sync)"
+)
+done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+model.fit(x, x[:, :1], epochs=1, verbose=0)
+lines = [line for line in done.stderr.splitlines() if "trains alone" in line]
+print(json.dumps([done.returncode, done.stdout.strip(), len(lines)]))
+"""
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment_with_start_hook(tmp_path_factory.mktemp("installed") / "env")
@@ -402,3 +422,8 @@ def test_keras_on_another_backend_is_left_alone(python: Path, tmp_path: Path) ->
     program = written(tmp_path, text + "print('tensorflow' in sys.modules, sys.meta_path[0])\n")
     done = ran(python, program, "--with-strategy", "-np", "1")
     assert done.stdout.startswith("[0] False <gradring_start._StandIns"), done.stderr
+
+
+def test_a_script_that_a_rank_starts_trains_alone(python: Path, tmp_path: Path) -> None:
+    done = ran(python, written(tmp_path, PARENT), "--with-strategy", "-np", "2")
+    assert told_by(done) == [[0, "1", 1]] * 2

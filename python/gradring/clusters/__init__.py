@@ -13,6 +13,7 @@
 ``kubeflow``          a node with ``PET_NODE_RANK, PET_NNODES``
 ``sagemaker``         a host in ``SM_HOSTS``
 ``kubernetes``        a pod of an Indexed Job
+``claims``            places that an ancestor of this process has taken
 ``signs``             launchers that tell too little: no process trains alone by accident
 ====================  ==============================================================
 

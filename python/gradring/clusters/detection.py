@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gradring.clusters import (
+    claims,
     env,
     jax,
     keras,
@@ -98,9 +99,9 @@ def outer_place(environ: Mapping[str, str]) -> tuple[str, Place] | None:
 
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy in which no environment claims a place, for the children of a launcher."""
-    claims = {name for environment in ENVIRONMENTS + NODES for name in environment.variables}
-    claims |= {parse.JOB_ID, parse.JOIN, *signs.NUMBERS}
-    return {name: text for name, text in environ.items() if name not in claims}
+    names = {name for environment in ENVIRONMENTS + NODES for name in environment.variables}
+    names |= {parse.JOB_ID, parse.JOIN, claims.CLAIMS, *signs.NUMBERS}
+    return {name: text for name, text in environ.items() if name not in names}
 
 
 def _set_variables(environ: Mapping[str, str], environment: Environment) -> str:

@@ -26,7 +26,7 @@ def must_match(communicator: Collectives) -> dict[str, str]:
 
 def require_equal(
     communicator: Collectives,
-    own: Mapping[str, str],
+    own: Mapping[str, str] | None,
     *,
     of: str = "",
     remedy: str = "give every rank of the job the same",
@@ -36,7 +36,7 @@ def require_equal(
 
     Args:
         communicator: The ranks.
-        own: What this rank has, by name.
+        own: What this rank has, by name; None on any rank: nothing is compared.
         of: The call that needs it, which begins the message and names the collective.
         remedy: The advice of the error.
         standing: Of this rank. Those that have the highest must be equal; any other rank must be
@@ -55,6 +55,8 @@ def require_equal(
     if texts is None:
         return list(range(communicator.world_size))
     told = [json.loads(each) for each in texts]
+    if any(theirs is None for _, theirs in told):
+        return list(range(communicator.world_size))
     highest = max(theirs for theirs, _ in told)
     counting = [rank for rank, (theirs, _) in enumerate(told) if theirs == highest]
     first = counting[0]

@@ -24,6 +24,7 @@ from gradring.tensorflow.graph.model_variables import (
     optimizers_of,
     variables_of,
 )
+from gradring.tensorflow.graph.own_draws import note_shared
 from gradring.tensorflow.rules.replicas import rule_of
 
 __all__ = ["CommitState", "State", "run"]
@@ -141,6 +142,10 @@ class State(elastic.State):
             )
         arrays = [np.asarray(local_parts(variable)[0]) for variable in self._variables]
         return {**dict(zip(self._variable_names, arrays, strict=True)), **super()._values()}
+
+    def _sync(self, communicator: Communicator, counts: bool) -> None:
+        super()._sync(communicator, counts)
+        note_shared(self._variables, communicator)
 
     def _assign(self, values: Mapping[str, Any]) -> None:
         for name, variable in zip(self._variable_names, self._variables, strict=True):

@@ -13,6 +13,7 @@ from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph.dtypes import accumulator, as_tensor, map_values
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.ops import group_of
 from gradring.tensorflow.graph.reduction import Variable, reduce_leaves, with_known_shapes
 from gradring.tensorflow.graph.start_wait import eager_step, reduce
@@ -123,7 +124,10 @@ class GradientReducer:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         leaves = [gradients[i] for i in present]
         named = None if variables is None else [variables[i] for i in present]
-        names = Names.of_variables(with_gaps("gradients", gradients), leaves, named)
+        label = with_gaps("gradients", gradients)
+        names = Names.of_variables(label, leaves, None)
+        with falls_back("the names of gradients in messages", "messages have their numbers"):
+            names = Names.of_variables(label, leaves, named)
         reduction = Reduction(
             group_of(self._communicator),
             names,

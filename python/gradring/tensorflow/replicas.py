@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from gradring.gradients.replicas import check_equal, hash_of
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.graph.adoption import of_tensorflow
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import group_of
 from gradring.tensorflow.graph.own_assignments import is_assigned_alone
@@ -68,6 +70,7 @@ def check_replicas(
     check_equal(comm, arrays, "variables")
 
 
+@falls_back("the comparison of the weights with which ranks begin", "they are not compared")
 def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Communicator) -> None:
     """Says on every rank that they begin to train with different weights, if they do.
 
@@ -101,7 +104,7 @@ def unlike(
     """Names of variables that differ now, of those that each rank may have assigned by itself.
 
     Every rank must call it, between two steps, and gets the same answer. Integers are left out:
-    counters, and states of random numbers, which are assigned in that way and may differ.
+    counters, which are assigned in that way and may differ.
 
     Args:
         variables: All of a model. Those that replicas have assigned in a step are compared.
@@ -113,33 +116,31 @@ def unlike(
         What replicas have assigned, and what differs of the weights beside.
     """
     unnoted = {id(variable) for variable in assigned}
-    compared_too = {id(weight) for weight in weights} | unnoted
-    parts = {
-        str(index): (variable, part)
-        for index, variable in _common(list(variables))
-        if not (part := of_tensorflow(variable)).dtype.is_integer
-    }
-
-    def compared(chosen: Collection[str]) -> tuple[dict[str, int], list[dict[str, int]]]:
-        own = {
-            index: hash_of(contents(variable))
-            for index, (variable, _) in parts.items()
-            if index in chosen
+    parts: dict[str, tuple[Variable, Any]] = {}
+    own: dict[str, int] | None = None
+    with _optional():
+        compared_too = {id(weight) for weight in weights} | unnoted
+        parts = {
+            str(index): (variable, part)
+            for index, variable in _common(list(variables))
+            if not (part := of_tensorflow(variable)).dtype.is_integer
         }
-        name = "variables that replicas assign"
-        texts = gather_if_different(communicator, json.dumps(own).encode(), name)
-        return own, [json.loads(text) for text in texts or ()]
-
-    own, found = compared(
-        [
-            index
-            for index, (variable, part) in parts.items()
-            if id(variable) in compared_too or is_assigned_alone(part)
-        ]
-    )
+        own = _hashes(
+            {
+                index: variable
+                for index, (variable, part) in parts.items()
+                if id(variable) in compared_too or is_assigned_alone(part)
+            }
+        )
+    found = _of_all(own, communicator)
     # One rank alone may have assigned some, as the chief does by `gradring.updates.Primary`.
-    if any(theirs.keys() != own.keys() for theirs in found):
-        own, found = compared(set().union(*found))
+    if None not in found and any(theirs.keys() != found[0].keys() for theirs in found):
+        chosen, own = set().union(*found), None
+        with _optional():
+            own = _hashes({i: variable for i, (variable, _) in parts.items() if i in chosen})
+        found = _of_all(own, communicator)
+    if own is None or None in found:
+        return [], []
     by_steps: list[str] = []
     beside: list[str] = []
     for index, digest in own.items():
@@ -148,6 +149,21 @@ def unlike(
             is_by_step = id(variable) in unnoted or is_assigned_alone(part)
             (by_steps if is_by_step else beside).append(name_of(variable))
     return by_steps, beside
+
+
+def _optional() -> contextlib.AbstractContextManager[None]:
+    return falls_back("the comparison of what replicas assign", "it is not compared")
+
+
+def _hashes(variables: Mapping[str, Variable]) -> dict[str, int]:
+    return {index: hash_of(contents(variable)) for index, variable in variables.items()}
+
+
+def _of_all(own: dict[str, int] | None, communicator: Communicator) -> list[Any]:
+    """What each rank has, or an empty list where all have the same; every rank must call it."""
+    name = "variables that replicas assign"
+    texts = gather_if_different(communicator, json.dumps(own).encode(), name)
+    return [json.loads(text) for text in texts or ()]
 
 
 def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:

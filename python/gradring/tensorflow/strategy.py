@@ -21,7 +21,16 @@ from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match, require_equal
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow.cluster import placement, serving, tasks
-from gradring.tensorflow.data import data_order, input_time, iterators, made, static_batches, user_buffers
+from gradring.tensorflow.data import (
+    batch_sizes,
+    data_order,
+    file_caches,
+    input_time,
+    iterators,
+    made,
+    static_batches,
+    user_buffers,
+)
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, replica_step, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
@@ -631,6 +640,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = data_order.agreed(user_buffers.owned(dataset), self._communicator)
+        batch_sizes.check(dataset, self._communicator)
+        dataset = file_caches.own(dataset, self._place_in_data)
         distributed = super()._experimental_distribute_dataset(dataset, options)
         if self._container_strategy().is_given:
             static_batches.keep(distributed, dataset, self.replicas)
@@ -638,8 +649,15 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         return super()._distribute_datasets_from_function(
-            lambda context: user_buffers.owned(dataset_fn(context)), options
+            lambda context: file_caches.own(
+                user_buffers.owned(dataset_fn(context)), self._place_in_data, "own"
+            ),
+            options,
         )
+
+    @property
+    def _place_in_data(self) -> Place:
+        return Place(self._id_in_cluster, self._num_workers)
 
     def _update_config_proto(self, config_proto: Any) -> Any:
         return config_proto

@@ -26,6 +26,7 @@ from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, li
 from gradring.tensorflow import all_gather, all_reduce, reduce_scatter
 from gradring.tensorflow import broadcast as broadcast_tensor
 from gradring.tensorflow.graph.dtypes import as_tensor
+from gradring.tensorflow.graph.own_draws import note_shared
 from gradring.tensorflow.graph.rows import checked_splits, exchange_rows
 
 __all__ = [
@@ -294,6 +295,7 @@ def broadcast_(
         variable.assign(_broadcast(value, root, f"{label}/{i}", communicator))
         for i, (variable, value) in enumerate(zip(variables, values, strict=True))
     ]
+    note_shared(variables, communicator)
     if is_for_sessions():
         # A run of these assigns, too.
         return [tf.identity(value) for value in assigned]

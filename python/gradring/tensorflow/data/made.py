@@ -83,7 +83,10 @@ def ancestors(dataset: Any) -> Iterator[Any]:
 
 
 def read(dataset: Any) -> bool:
-    """Lets a dataset that was made too early to remember do so: all that it is made of, or none.
+    """Lets a dataset that was made too early to remember do so.
+
+    That is all that it is made of; or none, where something shuffles; or else what follows the last
+    part that TensorFlow does not tell.
 
     Returns:
         Whether all that shuffles in it is known now.
@@ -92,12 +95,15 @@ def read(dataset: Any) -> bool:
     if not all(map(is_variant, variants)) or all(how(variant) for variant in variants):
         return True
     graph = None
+    found: dict[int, Made] = {}
     try:
         graph = _Graph(compat.graph_of(dataset))
-        found = dict(graph.made(dataset))
+        for made_id, made in graph.made(dataset):
+            found[made_id] = made
     except (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError):
         shuffles = graph.shuffles if graph else any(map(compat.shuffles, ancestors(dataset)))
-        return not shuffles
+        if shuffles:
+            return False
     for each in ancestors(dataset):
         variant = compat.variant_of(each)
         if how(variant) is None and id(variant) in found:

@@ -34,6 +34,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat, refused_graphs
+from gradring.tensorflow.graph.fallback import falls_back
 
 #: By which TensorFlow calls what a tape makes.
 _BACKWARD = "gradient_tape/"
@@ -49,6 +50,10 @@ _NEEDED = (
 _PASSED_ON = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
 
+@falls_back(
+    "the order of the backward pass",
+    "results are the same, and less communication is hidden behind computing",
+)
 def start_as_soon_as_ready(
     buckets: Sequence[Sequence[tf.Tensor]], handles: Sequence[tf.Tensor]
 ) -> None:
@@ -69,15 +74,30 @@ def start_as_soon_as_ready(
     if tf.config.list_physical_devices("GPU"):
         return
     stages = _Stages(buckets, [handle.op for handle in handles])
+    crossing = [
+        (op, index, tensor, stage)
+        for op, stage in stages.later()
+        for index, tensor in enumerate(op.inputs)
+        if stages.is_crossing(tensor, stage)
+    ]
+    if not crossing:
+        return
     gates: dict[tuple[str, int], tf.Tensor] = {}
-    for op, stage in stages.later():
-        for index, tensor in enumerate(op.inputs):
-            if stages.is_crossing(tensor, stage):
-                key = tensor.name, stage
-                if key not in gates:
-                    gates[key] = compat.gate(tensor, handles[stage - 1])
-                    refused_graphs.note(op.name)
-                compat.replace_input(op, index, gates[key])
+    for _, _, tensor, stage in crossing:
+        key = tensor.name, stage
+        if key not in gates:
+            gates[key] = compat.gate(tensor, handles[stage - 1])
+    refused_graphs.note(crossing[-1][0].name)
+    done: list[tuple[tf.Operation, int, tf.Tensor]] = []
+    try:
+        for op, index, tensor, stage in crossing:
+            done.append((op, index, tensor))
+            compat.replace_input(op, index, gates[tensor.name, stage])
+    except BaseException:
+        # An optimizer could make a cycle of an operation that has only some of its gates.
+        for undo in done:
+            compat.replace_input(*undo)
+        raise
 
 
 class _Stages:
@@ -97,16 +117,20 @@ class _Stages:
             for reason in reasons:
                 self._chains.setdefault(reason, []).append(op)
         self._stage: dict[tf.Operation, int] = {}
-        self._first = next((number for op, number in self._made.items() if _BACKWARD in op.name), 0)
         # The token orders what was started before, as by a synchronised batch normalisation.
         self._add_ancestors(set(token.consumers()) - own, 0)
+        before = set(self._stage)
         for number, (bucket, start) in enumerate(zip(buckets, starts, strict=True)):
             # A tensor from outside the graph is ready anyhow.
             ends = [tensor.op for tensor in bucket if tensor.graph is graph]
             self._add_ancestors([*ends, *start.control_inputs], number)
+        #: Where the backward pass of the buckets begins: a step may have had others before.
+        self._first = min(
+            (self._made[op] for op in self._stage if op not in before and _BACKWARD in op.name),
+            default=0,
+        )
         for op in self._operations:
-            if op not in self._stage:
-                self._stage[op] = max((self._stage[tensor.op] for tensor in op.inputs), default=0)
+            self._add_unneeded(op)
 
     def later(self) -> list[tuple[tf.Operation, int]]:
         """The operations after the first stage, and their stages."""
@@ -122,6 +146,25 @@ class _Stages:
             # TensorFlow must remain free to fold it.
             and op.type != "Const"
         )
+
+    def _add_unneeded(self, op: tf.Operation) -> None:
+        """Puts what no bucket needs into the last stage of its inputs.
+
+        Gates of an earlier reduction were made after the operations that take them.
+        """
+        to_visit, seen = [op], {op}
+        while to_visit:
+            op = to_visit[-1]
+            before = {tensor.op for tensor in op.inputs}
+            missing = [each for each in before if each not in self._stage and each not in seen]
+            if missing:
+                to_visit += missing
+                seen.update(missing)
+            else:
+                # A loop of TensorFlow 1 leads back to its begin.
+                stages = [self._stage[each] for each in before if each in self._stage]
+                self._stage.setdefault(op, max(stages, default=0))
+                to_visit.pop()
 
     def _add_ancestors(self, ends: Iterable[tf.Operation], stage: int) -> None:
         """Puts `ends` and all they need into a stage, unless they are in an earlier one."""

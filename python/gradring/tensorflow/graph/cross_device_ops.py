@@ -16,6 +16,7 @@ from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import compat, replica_step, session_order
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.ops import all_gather
 from gradring.tensorflow.graph.reduction import Leaf, reduce_leaves, with_known_shapes
 from gradring.tensorflow.graph.sparse import with_each_index_once
@@ -126,9 +127,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         name = reduce_op.name.lower()
         reduction = Reduction(
             self._communicator,
-            _names_of_ops(name, values)
-            if known is None
-            else Names.of_variables(name, values, *known),
+            _names(name, values, known),
             "mean" if fused else "sum",
             self._bucket_bytes,
             # Only gradients are told their variables: a loss may be what it likes.
@@ -213,6 +212,14 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
 
 def _tensor(value: Any) -> Leaf:
     return value if isinstance(value, tf.IndexedSlices) else as_tensor(value, "reduce")
+
+
+def _names(name: str, tensors: Sequence[Leaf], known: replica_step.Gradients | None) -> Names:
+    with falls_back("the names of gradients in messages", "messages have their numbers"):
+        if known is None:
+            return _names_of_ops(name, tensors)
+        return Names.of_variables(name, tensors, *known)
+    return Names.of_variables(name, tensors, None)
 
 
 def _names_of_ops(name: str, tensors: Sequence[Leaf]) -> Names:

@@ -18,7 +18,7 @@ from gradring.gradients.names import Label, Names, name_of, without_counters
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.arrays import ReduceOp, check_root
 from gradring.group.communicator import Communicator, open_groups
-from gradring.tensorflow.graph import replica_step
+from gradring.tensorflow.graph import own_draws, replica_step
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.dtypes import as_native, as_native_bits, as_tensor, with_dtype
 from gradring.tensorflow.graph.reduction import Variable, reduce_leaves
@@ -178,6 +178,7 @@ def broadcast_variables(
         value = tf.convert_to_tensor(variable)
         label = Label(f"{index}/{name_of(variable)}", f"{index}/{compared[index]}")
         variable.assign(broadcast_labelled(value, root, label, communicator))
+    own_draws.note_shared(variables, group_of(communicator))
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

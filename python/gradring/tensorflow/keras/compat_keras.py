@@ -13,6 +13,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,7 +22,7 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.group.communicator import open_groups
 from gradring.tensorflow.files import whole_files
-from gradring.tensorflow.graph import compat, replica_step
+from gradring.tensorflow.graph import compat, own_draws, replica_step
 from gradring.tensorflow.graph.adoption import (
     adopt,
     communicator_of,
@@ -32,6 +33,7 @@ from gradring.tensorflow.graph.adoption import (
 )
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.cross_device_ops import current_variables
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import (
     empty_batches,
     fit_callbacks,
@@ -87,6 +89,7 @@ def repair() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     replace([look(), compat.FOUND], _replacements())
+    own_draws.install()
     sample_shares.count()
     _repaired = True
 
@@ -340,7 +343,10 @@ def _name_gradients(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any
 ) -> Any:
     """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
-    with updates.gradients_by(optimizer, grads, trainable_variables):
+    named: AbstractContextManager[None] = nullcontext()
+    with falls_back("the names of gradients in messages", "messages have their numbers"):
+        named = updates.gradients_by(optimizer, grads, trainable_variables)
+    with named:
         return original(optimizer, grads, trainable_variables)
 
 

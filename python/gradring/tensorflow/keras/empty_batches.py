@@ -24,13 +24,25 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current, holding
 from gradring.tensorflow.seams import keras_names
+
+_optional = functools.partial(
+    falls_back,
+    "the row that stands in for a batch without samples",
+    "layers and losses get what comes",
+)
 
 #: Of dimensions that are unknown as well: enough for most windows, and not for many positions.
 _UNKNOWN_SIZE = 32
 
 _SPARSE_OR_RAGGED = (tf.sparse.SparseTensor, tf.RaggedTensor)
+
+_COUNTS = (
+    "this rank has a batch without samples, and a row that stands in for it would count: make the "
+    "batches of all ranks larger, or drop the last one (drop_remainder=True)"
+)
 
 #: The mask of a sequence, and from what an activation has made probabilities.
 _KEPT_ON_TENSORS = (keras_names.MASK.name, keras_names.LOGITS.name)
@@ -79,32 +91,35 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
     Returns:
         A bool where that is known, or else a boolean scalar.
     """
-    told = _told()
-    if told is not None:
-        return told
-    count = inputs.shape.num_elements()
-    return tf.equal(tf.size(inputs), 0) if count is None else count == 0
+    with _optional():
+        told = _told()
+        if told is not None:
+            return told
+        count = inputs.shape.num_elements()
+        return tf.equal(tf.size(inputs), 0) if count is None else count == 0
+    return False
 
 
 def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for the `__call__` of layers and of losses."""
     if current().is_empty is not None:
         return original(layer, *args, **kwargs)
-    told = _have_no_rows((args, kwargs))
-    if told is not False and _has_functions(layer):
+    given = _given(layer, (args, kwargs))
+    if given is None:
         return original(layer, *args, **kwargs)
+    told, (args, kwargs) = given
     with holding(is_empty=told):
+        outputs = original(layer, *args, **kwargs)
         if told is False:
-            return original(layer, *args, **kwargs)
-        args, kwargs = _map(functools.partial(_with_row, told), (args, kwargs))
-        return _map(functools.partial(_without_row, told), original(layer, *args, **kwargs))
+            return outputs
+        return _changed(told, lambda: _map(functools.partial(_without_row, told), outputs), outputs)
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
     """Stands in for the `add_loss` of layers: what has no samples adds nothing."""
     told = _told()
     if told is not None:
-        loss = tf.nest.map_structure(_zero_if(told), loss)
+        loss = _changed(told, lambda: tf.nest.map_structure(_zero_if(told), loss), loss)
     return original(layer, loss)
 
 
@@ -115,7 +130,13 @@ def all_reduce(
     told = _told()
     if told is not None and getattr(reduce_op, "name", str(reduce_op)).upper() == "SUM":
         zero = _zero_if(told)
-        value = tf.nest.map_structure(lambda v: zero(v) if isinstance(v, tf.Tensor) else v, value)
+        value = _changed(
+            told,
+            lambda: tf.nest.map_structure(
+                lambda v: zero(v) if isinstance(v, tf.Tensor) else v, value
+            ),
+            value,
+        )
     return original(context, reduce_op, value, options)
 
 
@@ -160,6 +181,28 @@ def first_rows_of(nest: Any) -> int | tf.Tensor | None:
     """`rows_of` the first tensor that has any."""
     found = (rows_of(leaf) for leaf in tf.nest.flatten(nest))
     return next((rows for rows in found if rows is not None), None)
+
+
+@_optional()
+def _given(layer: Any, nest: Any) -> tuple[bool | tf.Tensor, Any] | None:
+    """Whether what a layer gets is empty, and the same with a row then; None for the plain way."""
+    told = _have_no_rows(nest)
+    if told is False:
+        return told, nest
+    if _has_functions(layer):
+        return None
+    return told, _map(functools.partial(_with_row, told), nest)
+
+
+def _changed(told: bool | tf.Tensor, change: Callable[[], Any], value: Any) -> Any:
+    """What `change` makes of a value so that the row does not count.
+
+    Where that cannot be, it is the value itself, and a step with an empty batch fails.
+    """
+    with _optional():
+        return change()
+    tf.debugging.assert_equal(told, False, _COUNTS)
+    return value
 
 
 def _told() -> tf.Tensor | None:

@@ -22,8 +22,8 @@ import tensorflow as tf
 from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
-from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.adoption import is_given
+from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, raw_variables_of, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.replicas import unlike

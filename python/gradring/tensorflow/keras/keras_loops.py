@@ -19,12 +19,15 @@ from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, is_given
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import empty_batches, given, sample_shares
 from gradring.tensorflow.rules.replicas import sync_model
 from gradring.tensorflow.rules.updates import updates_of
 from gradring.tensorflow.seams import keras_names
 
 _logger = logging.getLogger("gradring")
+
+_BUILD = "the build of a model before its first step"
 
 
 def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
@@ -203,33 +206,40 @@ def symbolic_build(
     Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
 
     A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
-    layers it calls. Without a strategy, Keras builds every model in its first step.
+    layers it calls, and with which parts of a batch. Without a strategy, Keras builds every model
+    in its first step, and so it does here where the batch does not tell enough.
     """
     if is_given(model.distribute_strategy):
         return  # its variables belong to no strategy, so the first step builds it
     if type(model).call is sys.modules["keras"].Model.call:
         return
+    if iterator is not None:
+        data_batch = _example(iterator)
+    if data_batch is None:
+        return
+    with falls_back(_BUILD, "the first step builds it, as in one process"):
+        original(model, data_batch=data_batch)
+
+
+@falls_back(_BUILD, "the first step builds it, as in one process")
+def _example(iterator: Any) -> Any:
+    """A batch of this replica, or what is known of it; None where there is none."""
     adapter = getattr(iterator, "data_adapter", None)
     signature = keras_names.OUTPUT_SIGNATURE.of(adapter, None)
     if signature is not None:
         # What a generator has given, also ahead of the first batch, it does not give again.
-        data_batch = signature
-    elif iterator is not None:
-        # In older versions the iterator itself cannot be iterated.
-        epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
-        for *_, batches in epoch:
-            batch = next(batches, None)
-            if batch is None:
-                # An epoch without steps, as the rest of one whose last step was committed. All
-                # ranks read the metrics at its end, so a rank that has just joined builds them.
-                data_batch = _element_spec(iterator)
-                if data_batch is None:
-                    return
-                break
-            # Its shapes are those of a batch with samples.
-            data_batch = empty_batches.with_row(compat.select_replica(0, batch))
-            break
-    original(model, data_batch=data_batch)
+        return signature
+    # In older versions the iterator itself cannot be iterated.
+    epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
+    for *_, batches in epoch:
+        batch = next(batches, None)
+        if batch is None:
+            # An epoch without steps, as the rest of one whose last step was committed. All
+            # ranks read the metrics at its end, so a rank that has just joined builds them.
+            return _element_spec(iterator)
+        # Its shapes are those of a batch with samples.
+        return empty_batches.with_row(compat.select_replica(0, batch))
+    return None
 
 
 def _element_spec(iterator: Any) -> Any:

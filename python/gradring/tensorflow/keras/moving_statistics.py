@@ -28,6 +28,7 @@ from gradring.tensorflow.graph.cross_device_ops import (
     current_variables,
     gradients_of,
 )
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import empty_batches
 from gradring.tensorflow.rules.updates import updates_of
 
@@ -63,6 +64,7 @@ class MovingStatistics:
             layers: Those that may have to; default: all.
         """
         if parts := self._parts(layers):
+            self._forget(parts.layers)
             parts.reduce()
 
     def all_reduce(self, ops: RingCrossDeviceOps, reduce_op: Any, value: Any, options: Any) -> Any:
@@ -70,9 +72,14 @@ class MovingStatistics:
         leaves = tf.nest.flatten(value)
         known = current_variables(len(leaves))
         can_join = self._join_gradients and known is not None and reduce_op == _SUM
-        parts = self._parts() if can_join else None
+        parts: _Parts | None = None
+        with falls_back(
+            "the reduction of moving statistics beside gradients", "they travel by themselves"
+        ):
+            parts = self._parts() if can_join else None
         if not parts or not known:
             return ops._all_reduce(reduce_op, value, 0, options)
+        self._forget(parts.layers)
         variables, among = known
         with gradients_of([*variables, *parts.names], among):
             reduced = ops._all_reduce(reduce_op, [*leaves, *parts.tensors], 0, options)
@@ -88,14 +95,19 @@ class MovingStatistics:
     def _parts(self, layers: Iterable[Any] | None = None) -> _Parts | None:
         """The copies that are to be combined here, if there are any."""
         called = self._called(layers)
-        return _Parts(called, self._take(called)) if called else None
+        return _Parts(called, self._have_samples(called)) if called else None
 
     def _called(self, layers: Iterable[Any] | None = None) -> list[Any]:
         """Those of the layers that were called since the copies were combined."""
         known = [layer for layer in layers or list(self._calls) if layer in self._calls]
         if tf.executing_eagerly():
             return [layer for layer in known if self._calls[layer].numpy()[0]]
-        return [layer for layer in known if any(self._users(layer, self._handle(layer)))]
+        with falls_back(
+            "the search for the layers of batch normalisation that a step calls",
+            "all of them travel in each step",
+        ):
+            return [layer for layer in known if any(self._users(layer, self._handle(layer)))]
+        return known  # the counts of calls tell those that have nothing to combine
 
     def _handle(self, layer: Any) -> tf.Tensor | None:
         """The handle of the layer's calls in the current graph, if the graph takes it."""
@@ -113,18 +125,26 @@ class MovingStatistics:
             if leaves and op.name not in combined:
                 yield op.name
 
-    def _take(self, layers: Sequence[Any]) -> tf.Tensor:
-        """Whether each layer has had samples, as a boolean vector; the counts begin anew."""
+    def _have_samples(self, layers: Sequence[Any]) -> tf.Tensor:
+        """Whether each layer has had samples since the copies were combined: a boolean vector."""
         with tf.device("/device:CPU:0"):
-            counts = tf.stack([self._calls[layer].read_value() for layer in layers])
+            return tf.stack([self._calls[layer].read_value()[1] > 0 for layer in layers])
+
+    def _forget(self, layers: Sequence[Any]) -> None:
+        """The copies of these layers are combined from here on, so the counts begin anew."""
+        with tf.device("/device:CPU:0"):
             for layer in layers:
                 self._calls[layer].assign([0, 0])
-        if not tf.executing_eagerly():
+        if tf.executing_eagerly():
+            return
+        with falls_back(
+            "the list of calls of batch normalisation that are combined",
+            "their statistics travel once more at the end of the step",
+        ):
             combined = self._combined.setdefault(_graph(), {})
             for layer in layers:
                 users = self._users(layer, self._handle(layer))
                 combined.setdefault(layer, set()).update(users)
-        return counts[:, 1] > 0
 
 
 class _Parts:
@@ -132,6 +152,7 @@ class _Parts:
 
     def __init__(self, layers: Sequence[Any], has_samples: tf.Tensor) -> None:
         """Reads the copies; `has_samples` is a boolean for each layer."""
+        self.layers = layers
         variables = [(v, place) for place, layer in enumerate(layers) for v in of_layer(layer)]
         variables.sort(key=lambda pair: str(pair[0].dtype))
         groups = groupby(variables, key=lambda pair: pair[0].dtype)

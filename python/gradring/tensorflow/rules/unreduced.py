@@ -10,6 +10,7 @@ That happens while a function is traced, and in eager steps until a variable has
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Sequence
@@ -24,10 +25,17 @@ from gradring.errors import ConfigError
 from gradring.gradients.names import name_of
 from gradring.tensorflow.graph import replica_step
 from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import ReplicaStep, id_of
 from gradring.tensorflow.rules.updates import Updates, updates_of
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.seams.table import TITLES
+
+_optional = functools.partial(
+    falls_back,
+    "the check that gradients are reduced",
+    "optimizers update variables unchecked",
+)
 
 #: Methods by which a program hands gradients to an optimizer.
 _ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}
@@ -36,6 +44,7 @@ _ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}
 _SHOWN = 2
 
 
+@_optional()
 def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
     """A variable is about to be updated by `tf.distribute`, with these arguments.
 
@@ -49,11 +58,13 @@ def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
         _note(strategy, variable, gradients)
 
 
+@_optional()
 def note_assignment(variable: Any) -> None:
     """A replica assigns its own copy of a variable by itself, as `note_update`."""
     _note(variable.distribute_strategy, variable, None)
 
 
+@_optional()
 def check(step: ReplicaStep) -> None:
     """A step ends in which optimizers may have assigned variables by themselves.
 

@@ -133,6 +133,12 @@ UPDATE_MEAN = Seam(
 
 # Variables
 
+NEXT_SEED = Seam(
+    "keras:random.SeedGenerator",
+    "next",
+    "has each replica draw its own random numbers",
+    "ordered",
+)
 VALUE = _attribute(
     f"{_VARIABLE} keras.src.backend.common.variables:KerasVariable",
     "_value",

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradring.clusters import detect, keras
+from gradring.clusters import claims, detect, keras
 from gradring.errors import ConfigError
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.keras import compat_keras, given, summed_losses
@@ -124,6 +124,14 @@ def _give(is_keras_3: bool) -> None:
             "a tf.distribute.MultiWorkerMirroredStrategy, start the program by gradring run "
             "--as-mwms",
             type(tf.distribute.get_strategy()).__name__,
+        )
+        return
+    parent = claims.holder(detect())
+    if parent is not None:
+        _log.warning(
+            "process %d trains alone, because a rank, process %d, has started it",
+            os.getpid(),
+            parent,
         )
         return
     _check_distribution()

@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.horovod import basics
+from gradring.horovod.process_sets import communicator_of, global_process_set
 from gradring.horovod.tensorflow.collectives import allreduce, broadcast_variables
 from gradring.horovod.tensorflow.gradients import LocalVariables
 from gradring.tensorflow.graph.model_variables import optimizer_variables
+from gradring.tensorflow.graph.own_draws import note_shared
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -61,6 +63,9 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def on_train_begin(self, logs: Any = None) -> None:
         """In an elastic job, ranks that have joined come to their first batch with the others."""
         self._is_done = False
+        # The first step is traced before they are broadcast.
+        own = [variable for variable in self.model.variables if variable not in self._local]
+        note_shared(own, communicator_of(global_process_set))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """After the first batch the optimizer has its variables, too."""

@@ -1,0 +1,44 @@
+"""Batch sizes of datasets that are divided: each rank keeps its part of the same global batch."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from gradring.group.communicator import Communicator
+from gradring.group.require_equal import require_equal
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.fallback import falls_back
+
+_REMEDY = (
+    "the batch size is the global one, which the ranks share out: give every rank the same; or, "
+    "where each is to have batches of its own, use strategy.distribute_datasets_from_function or "
+    "AutoShardPolicy.OFF"
+)
+
+
+def check(dataset: tf.data.Dataset, communicator: Communicator) -> None:
+    """Compares the batch sizes; every rank that distributes the dataset must call it.
+
+    Where one rank does not know its size, nothing is compared.
+
+    Args:
+        dataset: A `tf.data.Dataset` of global batches.
+        communicator: A `gradring.Communicator`.
+
+    Raises:
+        gradring.errors.MismatchError: They differ; names two of them.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    is_undivided = policy == tf.data.experimental.AutoShardPolicy.OFF
+    if communicator.world_size == 1 or is_undivided or not tf.executing_eagerly():
+        return
+    size = _size_of(dataset)
+    own = None if size is None else {"batch_size": str(size)}
+    require_equal(communicator, own, of="experimental_distribute_dataset", remedy=_REMEDY)
+
+
+@falls_back("the comparison of batch sizes", "each rank divides its own batches")
+def _size_of(dataset: tf.data.Dataset) -> int | None:
+    """What `tf.distribute` divides, or None where it does not know it ahead."""
+    size = int(tf.raw_ops.ComputeBatchSize(input_dataset=compat.variant_of(dataset)))
+    return None if size < 0 else size

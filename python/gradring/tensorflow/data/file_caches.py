@@ -1,0 +1,77 @@
+"""Caches in files: each rank has one of its own, with a name of its own.
+
+TensorFlow writes `dataset.cache(filename)` where the program says. Ranks of one machine would race
+for that file, and a cache of another number of ranks has elements that are not this rank's. So the
+rank, the number of ranks and the way of sharding are added to the name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.config.parse import Place
+from gradring.tensorflow.data import made as making
+from gradring.tensorflow.data.made import Made, how
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.fallback import falls_back
+
+_FILENAME = "filename"
+
+
+@falls_back("the names of caches in files", "ranks of one machine may write the same file")
+def _renamed(dataset: tf.data.Dataset, suffix: str) -> tf.data.Dataset | None:
+    if not making.read(dataset):
+        return None
+    variant = compat.variant_of(dataset)
+    own = _made_with(variant, suffix, {})
+    if own is variant:
+        return None
+    remade = compat.variant_dataset(own, dataset.element_spec).with_options(dataset.options())
+    # It owns what Python code in the pipeline needs.
+    remade._gradring_needs = dataset
+    return remade
+
+
+def own(dataset: tf.data.Dataset, place: Place, sharding: str = "") -> tf.data.Dataset:
+    """The dataset, whose caches in files are this rank's own; itself where it has none.
+
+    Args:
+        dataset: A `tf.data.Dataset` that is about to be distributed.
+        place: This rank's, among those that share the elements out.
+        sharding: Name of the way; default: that of the dataset's policy.
+    """
+    if place.world_size == 1:
+        return dataset
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    sharding = sharding or policy.name.lower()
+    suffix = f".{sharding}-rank-{place.rank}-of-{place.world_size}"
+    return _renamed(dataset, suffix) or dataset
+
+
+def _made_with(value: Any, suffix: str, met: dict[int, Any]) -> Any:
+    """The same variant, or argument of an op, with the suffix at the end of filenames of caches."""
+    if isinstance(value, list | tuple):
+        return type(value)(_made_with(each, suffix, met) for each in value)
+    made = how(value)
+    if made is None:
+        return value
+    if id(value) not in met:
+        arguments = {name: _made_with(it, suffix, met) for name, it in made.arguments.items()}
+        if _caches_in_a_file(made):
+            arguments[_FILENAME] = tf.strings.join([made.arguments[_FILENAME], suffix])
+        is_same = all(_same(arguments[name], made.arguments[name]) for name in arguments)
+        met[id(value)] = value if is_same else made.by(**arguments)
+    return met[id(value)]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other
+
+
+def _caches_in_a_file(made: Made) -> bool:
+    is_cache = made.by.__name__.lower().replace("_", "") in ("cachedataset", "cachedatasetv2")
+    return is_cache and bool(tf.get_static_value(tf.convert_to_tensor(made.arguments[_FILENAME])))
