@@ -30,6 +30,7 @@ from gradring.group.communicator import (
 )
 from gradring.group.open_groups import Membership
 from gradring.observe.observer import observe
+from gradring_start import after_import
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -207,6 +208,8 @@ def _joined(
     open_groups.use_of(communicator).membership = membership
     if membership.cluster.world_size > 1:
         claims.claim(membership.cluster)
+        for package in ("keras", "tf_keras"):
+            after_import(package, "gradring.tensorflow.keras.alone", "watch")
         around_close(communicator, claims.given_up(membership.cluster))
     try:
         observe(communicator, wanted)

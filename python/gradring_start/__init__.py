@@ -75,6 +75,29 @@ def advice_to_install() -> str | None:
     )
 
 
+def after_import(module: str, call: str, function: str) -> None:
+    """Calls a function with a module once it has been imported, which may be now.
+
+    Args:
+        module: One that sets ``callbacks`` last, such as ``keras``.
+        call: The module of gradring that has the function.
+        function: Its name.
+    """
+    imported = sys.modules.get(module)
+    if imported is not None and hasattr(imported, "callbacks"):
+        if "tensorflow" in sys.modules:
+            getattr(importlib.import_module(call), function)(imported)
+        return
+    asked = _asked.setdefault(module, [])
+    if (call, function) not in asked:
+        asked.append((call, function))
+    install()
+
+
+#: By `after_import`.
+_asked: dict[str, list[tuple[str, str | None]]] = {}
+
+
 def install() -> None:
     """Puts the stand-ins before everything else that finds modules, once."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
@@ -96,6 +119,7 @@ class _StandIns(MetaPathFinder):
             names = importlib.import_module("gradring.horovod.names")
             return cast("ModuleSpec | None", names.spec_of(theirs))
         called = [what for variable, what in _AFTER.get(fullname, {}).items() if is_set(variable)]
+        called += _asked.get(fullname, [])
         spec = PathFinder.find_spec(fullname, path, target) if called else None
         if spec is not None and spec.loader is not None:
             _call_after(spec.loader, called)
@@ -113,7 +137,7 @@ def _call_after(loader: Any, called: Sequence[tuple[str, str | None]]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        is_keras = module.__name__.partition(".")[0] == "keras"
+        is_keras = module.__name__.partition(".")[0] in ("keras", "tf_keras")
         if is_keras and "tensorflow" not in sys.modules:  # it may have another backend
             return
         for name, function in called:

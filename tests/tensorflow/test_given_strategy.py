@@ -29,7 +29,8 @@ def ran(directory: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = ran(tmp_path_factory.mktemp("alone") / "files")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -16,6 +16,7 @@ from gradring.gradients.names import name_of
 from gradring.gradients.replicas import check_equal, hash_of
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow.graph import apart
 from gradring.tensorflow.graph.adoption import of_tensorflow
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.model_variables import variables_of
@@ -76,6 +77,9 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
 
     All ranks call it in their first step, also while a `tf.function` is traced. In an elastic job,
     which gives a rank that joins the others' weights, it does nothing.
+
+    Raises:
+        gradring.errors.MismatchError: They do, in the group of a strict strategy.
     """
     if communicator.world_size == 1 or communicator.generation > 0:
         return
@@ -85,6 +89,8 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
     except tf.errors.FailedPreconditionError:  # they get their values in this very step
         pass
     except MismatchError as error:
+        if apart.is_strict(communicator):
+            raise
         _logger.warning(
             "rank %d of %d begins to train with weights that are not those of the others: make the "
             "variables inside of `with strategy.scope():`, or call "

@@ -32,14 +32,14 @@ from gradring.tensorflow.data import (
     user_buffers,
 )
 from gradring.tensorflow.files import whole_files
-from gradring.tensorflow.graph import compat, replica_step, retracing, session_order
+from gradring.tensorflow.graph import apart, compat, replica_step, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
 from gradring.tensorflow.graph.cross_device_ops import RingCrossDeviceOps
 from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.start_wait import eager_step
-from gradring.tensorflow.keras import compat_keras
+from gradring.tensorflow.keras import alone, compat_keras
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules import unreduced
 from gradring.tensorflow.rules.factory import make
@@ -102,6 +102,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         check_gradients: str | None = None,
         update: updates.Rule = DEFAULT_RULE,
         embeddings: checks.Embeddings = "rows",
+        strict: bool = False,
     ) -> None:
         """Joins the group, unless `communicator` has done so.
 
@@ -128,6 +129,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 one process has them. "sum": it gets their sum, which is fewer bytes. SGD without
                 clipping moves the weights alike but for rounding; Adam and others do not, since
                 they square each row.
+            strict: Whether training apart is an error, and not a line in the log: a model outside
+                of the scope, weights that ranks begin with or assign differently; default no.
 
         Raises:
             gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
@@ -163,6 +166,9 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             tasks.check(cluster_resolver, communicator)
         open_groups.keep(communicator)
         retracing.watch(communicator)
+        alone.watch_what_is_imported()
+        if strict:
+            apart.be_strict(communicator)
         self.communicator = communicator
         #: How optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)

@@ -20,14 +20,12 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.group.communicator import open_groups
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, own_draws, replica_step
 from gradring.tensorflow.graph.adoption import (
     adopt,
     communicator_of,
     is_given,
-    replicas_of,
     scope_of,
     strategy_of,
 )
@@ -143,7 +141,6 @@ def _replacements() -> Iterator[Replacement]:
     for seam in (names.FIT, names.EVALUATE, names.PREDICT):
         yield _plain(seam, loop_arguments.compared, _is_ours)
         yield _plain(seam, keras_loops.leave, _is_ours)
-    yield _plain(names.FIT, keras_loops.warn_of_training_alone, _trains_alone)
     yield from _replacements_if_given()
     yield _traced(names.REDUCE_LOGS, keras_loops.reduce_logs, _always)
     for seam in (names.BEGIN_EPOCHS, names.RESET_EPOCHS):
@@ -229,12 +226,6 @@ def _in_our_scope(_: Any) -> bool:
 
 def _is_ours(model: Any) -> bool:
     return communicator_of(model.distribute_strategy) is not None
-
-
-def _trains_alone(model: Any) -> bool:
-    """Whether each rank trains this model for itself, though it has a group."""
-    alone = replicas_of(model.distribute_strategy) == 1
-    return alone and any(group.world_size > 1 for group in open_groups.kept())
 
 
 def _trains_under_ours(callback: Any) -> bool:

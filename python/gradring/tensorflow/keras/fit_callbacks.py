@@ -22,6 +22,7 @@ import tensorflow as tf
 from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
+from gradring.tensorflow.graph import apart
 from gradring.tensorflow.graph.adoption import is_given
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, raw_variables_of, variables_of
@@ -150,6 +151,9 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     """Says on rank 0, once in a `fit`, which variables the ranks have assigned unlike.
 
     Of all weights it does so in the first epoch of a model: a digest of them takes time.
+
+    Raises:
+        gradring.errors.ConfigError: There are some, in the group of a strict strategy.
     """
     fit = _fit.get()
     model = fit.model
@@ -167,16 +171,12 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     found = unlike([*variables_of(model), *raw], communicator, weights, [*known, *raw])
     fit.compares = not any(found)
     for (kind, cause), names in zip(_UNLIKE.items(), found, strict=True):
-        if names and communicator.rank == CHIEF:
-            _log.warning(
-                "after epoch %d of fit, %s of the model %r differ between the ranks (%d): %s%s. %s",
-                epoch,
-                kind,
-                model.name,
-                len(names),
-                ", ".join(names[:NAMES_SHOWN]),
-                ", ..." if len(names) > NAMES_SHOWN else "",
-                cause,
+        if names:
+            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+            apart.tell(
+                communicator,
+                f"after epoch {epoch} of fit, {kind} of the model {model.name!r} differ between "
+                f"the ranks ({len(names)}): {shown}. {cause}",
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.group.communicator import Communicator, open_groups
+from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
@@ -155,21 +155,6 @@ def _follow_iterators(epochs: Any) -> None:
     batches = f"{dataset.cardinality == tf.data.INFINITE_CARDINALITY} {dataset.element_spec}"
     if gather_if_different(communicator, batches.encode(), "fit: batches") is not None:
         compat.let_batches_differ(dataset)
-
-
-def warn_of_training_alone(
-    original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """The most likely mistake of a newcomer; but some models are meant for one rank."""
-    group = next(group for group in open_groups.kept() if group.world_size > 1)
-    _logger.warning(
-        "rank %d of %d trains the model %r alone, because it was made outside of the strategy's "
-        "scope; make it inside of `with strategy.scope():` to train it with all ranks",
-        group.rank,
-        group.world_size,
-        model.name,
-    )
-    return original(model, *args, **kwargs)
 
 
 def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,100 @@
+"""Models that each rank trains by itself, though it has a group: newcomers' likeliest mistake.
+
+A model that is made outside of the strategy's scope trains like any other, and so does one of a
+program that only calls `gradring.init()`. What tells is an optimizer that applies gradients of
+which none was reduced. That is looked at once for each optimizer, after its first step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import tensorflow as tf
+
+from gradring.config.words import counted
+from gradring.gradients.names import name_of
+from gradring.group.communicator import open_groups
+from gradring.tensorflow.graph import apart, replica_step
+from gradring.tensorflow.graph.adoption import strategy_of
+from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.keras import given
+from gradring.tensorflow.seams import keras_names
+from gradring.tensorflow.seams.table import Replacement, Seam, find, replace
+
+_PIECE = "the look for models that a rank trains alone"
+_INSTEAD = "nothing is said of them"
+
+_watched: set[str] = set()
+_looked_at: WeakSet[Any] = WeakSet()
+
+
+@falls_back(_PIECE, _INSTEAD)
+def watch(package: Any) -> None:
+    """From now on, looks at the optimizers of Keras 3 or `tf_keras`, which has been imported."""
+    name = package.__name__
+    is_keras = name == "keras"
+    if name in _watched or (is_keras and package.backend.backend() != "tensorflow"):
+        return
+    _watched.add(name)
+    rows: Sequence[Seam] = (
+        [keras_names.APPLY] if is_keras else [keras_names.LEGACY_APPLY, keras_names.OLDEST_APPLY]
+    )
+    convert = tf.autograph.experimental.do_not_convert
+    found = find(name, rows)
+    replace(
+        [found],
+        [Replacement(row, _apply, _may_be_alone, convert) for row in found.owners],
+    )
+
+
+def _may_be_alone(optimizer: Any) -> bool:
+    is_ours = replica_step.current().is_in_run or given.strategy() is not None
+    return not is_ours and optimizer not in _looked_at and bool(_groups())
+
+
+def _groups() -> list[Any]:
+    return [group for group in open_groups if group.world_size > 1]
+
+
+def _apply(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(optimizer, *args, **kwargs)
+    _look(optimizer)
+    return result
+
+
+@falls_back(_PIECE, _INSTEAD)
+def _look(optimizer: Any) -> None:
+    """Says so if none of the optimizer's variables has a gradient that was reduced.
+
+    Raises:
+        gradring.errors.ConfigError: The group is of a strict strategy.
+    """
+    if optimizer in _looked_at:
+        return
+    _looked_at.add(optimizer)
+    variables = list(keras_names.TRAINED.of(optimizer, None) or ())
+    if not variables or strategy_of(variables) is not None:
+        return
+    known = replica_step.reductions()
+    if any(each.cover(variable) for each in known for variable in variables):
+        return
+    (group, *_) = _groups()
+    apart.tell(
+        group,
+        f"each of {group.world_size} ranks trains {counted(len(variables), 'variable')} "
+        f"({name_of(variables[0])}{', ...' if len(variables) > 1 else ''}) alone: no gradient that "
+        f"{type(optimizer).__name__} applies was reduced. Make the model inside of `with "
+        "strategy.scope():`; or reduce by gradring.tensorflow.GradientReducer; or start a script "
+        "that knows of no ranks by `gradring run --with-strategy`",
+    )
+
+
+def watch_what_is_imported() -> None:
+    """Looks at the optimizers of what has been imported."""
+    for name in ("keras", "tf_keras"):
+        package = sys.modules.get(name)
+        if hasattr(package, "callbacks"):
+            watch(package)
