@@ -1,0 +1,120 @@
+"""How values grow with a batch, as graphs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from gradring.tensorflow.graph.extent import Extent, extent_of
+
+WEIGHTS = tf.Variable(tf.ones([4]))
+KERNEL = tf.Variable(tf.ones([4, 3]))
+
+
+def made(function: Callable[..., Any], rows: int | None = None) -> Extent:
+    """The extent of what a function makes of a batch of vectors of 4."""
+    found: list[Extent] = []
+
+    @tf.function
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        value = function(x)
+        found.append(extent_of(value, [x]))
+        return value
+
+    traced.get_concrete_function(tf.TensorSpec((rows, 4), tf.float32))
+    return found[0]
+
+
+def kept(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(x > 0, tf.float32)
+
+
+def size(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+SUMS = {
+    "squares": lambda x: tf.reduce_sum(tf.square(x * WEIGHTS)),
+    "by rows": lambda x: tf.reduce_sum(tf.reduce_sum(x, -1)),
+    "by a constant": lambda x: tf.reduce_sum(x) / 16.0,
+    "of a layer": lambda x: tf.reduce_sum(tf.nn.relu(x @ KERNEL)),
+    "an average over replicas": lambda x: tf.nn.compute_average_loss(
+        tf.reduce_sum(x, -1), global_batch_size=16
+    ),
+    "dropout": lambda x: tf.reduce_sum(tf.nn.dropout(x, 0.5)),
+    "noise": lambda x: tf.reduce_sum(x * tf.random.normal([tf.shape(x)[0], 4])),
+    "entropy": lambda x: tf.reduce_sum(tf.nn.softmax_cross_entropy_with_logits(x, x)),
+    "einsum": lambda x: tf.einsum("bi,bi->", x, x),
+    "l2": tf.nn.l2_loss,
+    "concatenated": lambda x: tf.reduce_sum(tf.concat([x, x], 0)),
+    "where": lambda x: tf.reduce_sum(tf.where(x > 0, x, tf.zeros_like(x))),
+}
+MEANS = {
+    "mean": lambda x: tf.reduce_mean(tf.square(x)),
+    "of weights": lambda x: tf.reduce_sum(tf.square(WEIGHTS)),
+    "by the samples": lambda x: tf.reduce_sum(x) / size(x),
+    "by the elements": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
+    "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
+    "by at least one": lambda x: tf.reduce_sum(x) / tf.maximum(tf.reduce_sum(kept(x)), 1.0),
+    "divergence": lambda x: -0.5 * tf.reduce_mean(tf.reduce_sum(1 + x - tf.exp(x), axis=1)),
+    "and a penalty": lambda x: tf.reduce_mean(x) + tf.reduce_sum(tf.square(WEIGHTS)),
+    "root": lambda x: tf.sqrt(tf.reduce_mean(tf.square(x))),
+}
+NEITHER = {
+    "root of a sum": lambda x: tf.sqrt(tf.reduce_sum(tf.square(x))),
+    "pairs": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True)),
+    "transposed": lambda x: tf.reduce_sum(tf.transpose(x)),
+}
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+@pytest.mark.parametrize("kind", SUMS)
+def test_a_sum_over_samples_is_told(kind: str, rows: int | None) -> None:
+    assert made(SUMS[kind], rows) == Extent(degree=1)
+    assert made(SUMS[kind], rows).is_sum
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_a_mean_is_told(kind: str) -> None:
+    assert made(MEANS[kind]) == Extent()
+    assert not made(MEANS[kind]).is_sum
+
+
+@pytest.mark.parametrize("kind", NEITHER)
+def test_what_the_graph_does_not_tell_is_neither(kind: str) -> None:
+    extent = made(NEITHER[kind])
+    assert extent.degree is None and not extent.is_sum and not extent.is_mixed
+
+
+def test_a_value_for_each_sample_is_told() -> None:
+    assert made(lambda x: tf.reduce_sum(x, -1)) == Extent(has_rows=True)
+    assert made(lambda x: tf.reduce_sum(x, -1)).is_sum  # a tape adds them up
+
+
+def test_a_sum_beside_what_is_none_is_told() -> None:
+    extent = made(lambda x: tf.reduce_sum(x) + tf.reduce_sum(tf.square(WEIGHTS)))
+    assert extent.is_mixed and not extent.is_sum
+
+
+def test_a_function_in_a_function_takes_what_it_captures_and_gets() -> None:
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        found: list[Extent] = []
+
+        @tf.function
+        def inner(y: tf.Tensor) -> tf.Tensor:
+            found.append(extent_of(tf.reduce_sum(y) + tf.reduce_sum(x), [x]))
+            return y
+
+        inner(x)
+        assert found[0].is_sum
+        return x
+
+    made(outer)
+
+
+def test_nothing_is_known_of_eager_tensors() -> None:
+    assert extent_of(tf.reduce_sum(tf.ones([4])), []).degree is None
+    assert extent_of(None, []).degree is None
