@@ -141,6 +141,7 @@ class SettingValues:
     with_strategy: bool
     servers: bool
     verify: Path | None
+    claims: str | None
 
 # end of settings
 

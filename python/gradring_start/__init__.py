@@ -21,7 +21,6 @@ import os
 import site
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -101,12 +100,12 @@ _asked: dict[str, list[tuple[str, str | None]]] = {}
 def install() -> None:
     """Puts the stand-ins before everything else that finds modules, once."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _StandIns())
+        sys.meta_path.insert(0, cast(Any, _StandIns()))
         if is_set(VERIFY):
             importlib.import_module("gradring_start.chance").seed_python()
 
 
-class _StandIns(MetaPathFinder):
+class _StandIns:
     """Finds the modules that gradring stands in for, while the variables are set."""
 
     def find_spec(

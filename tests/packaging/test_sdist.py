@@ -69,7 +69,7 @@ def test_it_holds_what_is_needed_and_nothing_else(sdist: Path) -> None:
     crates |= {f"rust/{crate}/LICENSE" for crate in ("proto", "net", "core")}
     alone = {"PKG-INFO", "README.md", "Cargo.lock", "Cargo.toml", "pyproject.toml"}
     alone |= {"LICENSE", "THIRD-PARTY-LICENSES.txt"}
-    alone |= {f"python/gradring_start/{name}.py" for name in ("__init__", "no_chief")}
+    alone |= {f"python/gradring_start/{name}.py" for name in ("__init__", "chance", "no_chief")}
     alone.add("python/data/purelib/gradring_start.pth")
     assert alone | crates <= names
     others = {name for name in names if not name.startswith(("rust/", "python/gradring/"))}

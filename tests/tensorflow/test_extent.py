@@ -1,4 +1,4 @@
-"""How values grow with a batch, as graphs tell."""
+"""Growth of values with a batch, as graphs tell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def made(function: Callable[..., Any], rows: int | None = None) -> Extent:
     """The extent of what a function makes of a batch of vectors of 4."""
     found: list[Extent] = []
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def traced(x: tf.Tensor) -> tf.Tensor:
         value = function(x)
         found.append(extent_of(value, [x]))
@@ -103,7 +103,7 @@ def test_a_function_in_a_function_takes_what_it_captures_and_gets() -> None:
     def outer(x: tf.Tensor) -> tf.Tensor:
         found: list[Extent] = []
 
-        @tf.function
+        @tf.function  # type: ignore[untyped-decorator]
         def inner(y: tf.Tensor) -> tf.Tensor:
             found.append(extent_of(tf.reduce_sum(y) + tf.reduce_sum(x), [x]))
             return y

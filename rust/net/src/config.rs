@@ -140,6 +140,7 @@ pub const PROCESS: &[Setting] = &[
     row("servers", "GRADRING_SERVERS", "0 or 1", "set by `gradring run --ps`: who would wait for a chief gets an error", Program)
         .or("0"),
     row("verify", "GRADRING_VERIFY", "directory", "set by `gradring verify`: where each optimizer step is recorded", Program),
+    row("claims", "GRADRING_CLAIMS", "text", "set by a rank: its processes and places, for the processes that it starts", Program),
     row("restart", "GRADRING_RESTART", "number", "set by `gradring run`: the attempt, from 0", User),
     row("failure_file", "GRADRING_FAILURE_FILE", "file", "set by `gradring run`: where a rank leaves what ended it", User),
     row("input_service", "GRADRING_INPUT_SERVICE", "address", "set by `gradring run`: tf.data service, of `--input-workers`", User),
