@@ -280,6 +280,67 @@ def gradients_of_no_tape() -> Any:
 
 
 @program
+def functions_in_a_step() -> Any:
+    """Of which each is traced once, and takes uneven parts of a batch."""
+
+    class Inner(Own):
+        @tf.function  # type: ignore[untyped-decorator]
+        def gradients(self, x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            return loss, tape.gradient(loss, [w.value for w in self.trainable_variables])
+
+        def train_step(self, data: Any) -> Any:
+            loss, gradients = self.gradients(*data)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    model = functional(Inner)
+    model.compile(keras.optimizers.SGD(0.05))
+    return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def metrics_by_other_names() -> Any:
+    """The step of Keras' guide, a metric that returns its variable, and a recurrent layer."""
+
+    class Right(keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="right")
+            self.count = self.add_variable((), "zeros")
+
+        def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+            self.count.assign_add(tf.reduce_sum(tf.cast(y * p > 0, "float32")))
+
+        def result(self) -> Any:
+            return self.count
+
+    class Guide(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=predicted)
+            weights = self.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss)
+                else:
+                    metric.update_state(y, predicted)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    found = {}
+    for kind in (Guide, keras.Model):
+        model = functional(kind, keras.layers.Reshape((4, 1)), keras.layers.LSTM(3), dense())
+        model.compile("adam", "mse", metrics=[keras.metrics.R2Score(), Right()])
+        history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        found[kind.__name__] = told(model, history, evaluated=model.evaluate(X, Y, verbose=0))
+    return found
+
+
+@program
 def dicts_and_lazy_models() -> Any:
     class Lazy(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:

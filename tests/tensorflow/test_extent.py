@@ -50,6 +50,11 @@ SUMS = {
     "einsum": lambda x: tf.einsum("bi,bi->", x, x),
     "l2": tf.nn.l2_loss,
     "concatenated": lambda x: tf.reduce_sum(tf.concat([x, x], 0)),
+    "in a function": lambda x: tf.function(tf.reduce_sum)(x),
+    "in a condition": lambda x: tf.cond(
+        tf.reduce_mean(x) > 0, lambda: tf.reduce_sum(x), lambda: tf.reduce_sum(-x)
+    ),
+    "stacked": lambda x: tf.reduce_sum([tf.reduce_sum(x), tf.reduce_sum(x * x)]),
     "where": lambda x: tf.reduce_sum(tf.where(x > 0, x, tf.zeros_like(x))),
 }
 MEANS = {
@@ -57,15 +62,19 @@ MEANS = {
     "of weights": lambda x: tf.reduce_sum(tf.square(WEIGHTS)),
     "by the samples": lambda x: tf.reduce_sum(x) / size(x),
     "by the elements": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
-    "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
-    "by at least one": lambda x: tf.reduce_sum(x) / tf.maximum(tf.reduce_sum(kept(x)), 1.0),
     "divergence": lambda x: -0.5 * tf.reduce_mean(tf.reduce_sum(1 + x - tf.exp(x), axis=1)),
     "and a penalty": lambda x: tf.reduce_mean(x) + tf.reduce_sum(tf.square(WEIGHTS)),
     "root": lambda x: tf.sqrt(tf.reduce_mean(tf.square(x))),
 }
+WEIGHTED = {
+    "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
+    "by at least one": lambda x: tf.reduce_sum(x) / tf.maximum(tf.reduce_sum(kept(x)), 1.0),
+    "and more": lambda x: 2 * tf.reduce_sum(x) / tf.reduce_sum(kept(x)) + tf.reduce_mean(x),
+}
 NEITHER = {
     "root of a sum": lambda x: tf.sqrt(tf.reduce_sum(tf.square(x))),
     "pairs": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True)),
+    "a value for each class": lambda x: tf.math.confusion_matrix(kept(x)[:, 0], kept(x)[:, 1], 2),
     "transposed": lambda x: tf.reduce_sum(tf.transpose(x)),
 }
 
@@ -73,7 +82,6 @@ NEITHER = {
 @pytest.mark.parametrize("rows", [None, 8])
 @pytest.mark.parametrize("kind", SUMS)
 def test_a_sum_over_samples_is_told(kind: str, rows: int | None) -> None:
-    assert made(SUMS[kind], rows) == Extent(degree=1)
     assert made(SUMS[kind], rows).is_sum
 
 
@@ -81,6 +89,23 @@ def test_a_sum_over_samples_is_told(kind: str, rows: int | None) -> None:
 def test_a_mean_is_told(kind: str) -> None:
     assert made(MEANS[kind]) == Extent()
     assert not made(MEANS[kind]).is_sum
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_a_mean_that_a_mask_weighs_is_told(kind: str) -> None:
+    assert made(WEIGHTED[kind]).degree == 0 and made(WEIGHTED[kind]).is_weighted
+
+
+def test_a_loop_of_which_a_gradient_was_taken_is_known() -> None:
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = tf.map_fn(tf.square, x)
+            loss = tf.reduce_sum(found)
+        assert tape.gradient(loss, x) is not None
+        return loss + 0.0
+
+    made(loop)
 
 
 @pytest.mark.parametrize("kind", NEITHER)

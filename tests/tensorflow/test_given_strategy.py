@@ -48,10 +48,62 @@ def test_programs_that_know_of_no_replicas_train_as_in_one_process(
             numbers = flat(together[name])
             assert numbers == pytest.approx(flat(expected), rel=2e-5, abs=2e-6), name
     warnings = [line for line in done.stderr.splitlines() if "(GRADRING_WITH_STRATEGY)" in line]
-    # Of each optimizer that a loop of the program's own has, and of nothing that is right.
-    outside = [line for line in warnings if "outside of Keras' fit" in line]
-    assert len(outside) == 1 and outside[0].startswith("[0] "), warnings
-    assert len(warnings) == 2, warnings
+    expected = (
+        "each batch is divided",
+        "outside of Keras' fit",  # a loop of the program's own
+        "neither a mean nor a sum",  # the gradient of a gradient, in `gradients_of_gradients`
+    )
+    assert len(warnings) == len(expected), warnings
+    for words in expected:
+        (line,) = (line for line in warnings if words in line)
+        assert line.startswith("[0] ")
+
+
+WARNED = """\
+import keras, numpy as np, tensorflow as tf
+x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+def mixed(y, p):
+    return tf.reduce_sum(tf.square(y - p)) + tf.reduce_sum(tf.square(model.trainable_weights[0]))
+def masked(y, p):
+    kept = tf.cast(y > 0, tf.float32)
+    return tf.reduce_sum(kept * tf.square(y - p)) / tf.reduce_sum(kept)
+def pairs(y, p):
+    return tf.reduce_mean(tf.matmul(p, p, transpose_b=True))
+class Model(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.kind(y, self(x))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"own": loss}
+for kind in (mixed, masked, pairs):
+    inputs = keras.Input((4,))
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.kind = kind
+    model.compile("sgd", jit_compile=True)
+    model.fit(x, x[:, :1], batch_size=16, verbose=0)
+"""
+
+
+def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(WARNED)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", program],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "adds a sum over samples to what is no sum",
+        "divided by a sum over data, such as a mask",
+        "neither a mean nor a sum over samples",
+        "jit_compile=True is left out",
+    ):
+        (line,) = (line for line in done.stderr.splitlines() if words in line)
+        assert line.startswith("[0] ")
 
 
 def flat(value: Any) -> list[float]:

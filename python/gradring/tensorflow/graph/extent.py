@@ -14,11 +14,16 @@ they give has rows for the samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from gradring.tensorflow.graph import compat
+
+#: Operations that call functions: one, or one of several.
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
 #: Constants up to this size only keep a divisor from being 0.
 _TINY = 1e-3
 
@@ -32,12 +37,16 @@ class Extent:
         degree: With which power of their number it grows; None where the graph does not tell.
         is_shape: Whether it is the shape of a tensor that has rows.
         is_mixed: Whether it adds a sum to what is none.
+        of_data: Whether it is a sum over samples that counts them by what they are, as a mask does.
+        is_weighted: Whether it is a mean that was divided by such a sum.
     """
 
     has_rows: bool = False
     degree: float | None = 0
     is_shape: bool = False
     is_mixed: bool = False
+    of_data: bool = False
+    is_weighted: bool = False
 
     @property
     def is_sum(self) -> bool:
@@ -72,8 +81,19 @@ def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> E
     known |= {_key(each): _INDEPENDENT for each in means if tf.is_symbolic_tensor(each)}
     try:
         return _in_graph(tensor, known)
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return _UNKNOWN
+
+
+def reads(tensor: Any, handles: Sequence[Any]) -> bool:
+    """Whether a tensor of a graph is made of variables with these handles, directly."""
+    if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
+        return False
+    captured = {inner.name: outer for outer, inner in getattr(tensor.graph, "captures", ())}
+    taken = [
+        captured.get(op.inputs[0].name) for op in _ancestors(tensor) if op.type == "ReadVariableOp"
+    ]
+    return any(any(each is handle for handle in handles) for each in taken)
 
 
 def _key(tensor: tf.Tensor) -> tuple[int, str]:
@@ -93,28 +113,67 @@ def _in_graph(tensor: tf.Tensor, known: dict[tuple[int, str], Extent]) -> Extent
             extents = [_ROWS if _may_have_rows(op.outputs[0]) else _UNKNOWN]
         else:
             inputs = [found[each.name] for each in op.inputs]
-            extents = [_derived(op, output, inputs) for output in op.outputs]
+            extents = _called(op, inputs)
+            extents = extents or [_derived(op, output, inputs) for output in op.outputs]
         for output, extent in zip(op.outputs, extents, strict=True):
             found[output.name] = known.get(_key(output), extent)
     return found[tensor.name]
 
 
 def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
-    """All operations that a tensor is made by, each after those that it needs."""
-    needed, ahead = {tensor.op}, [tensor.op]
+    """All operations that a tensor is made by, each after those that it needs.
+
+    That is not the order in which they were made: a gradient gives a loop more inputs.
+    """
+    found: dict[tf.Operation, None] = {}
+    ahead = [(tensor.op, False)]
+    begun: set[tf.Operation] = set()
     while ahead:
-        for each in ahead.pop().inputs:
-            if each.op not in needed:
-                needed.add(each.op)
-                ahead.append(each.op)
-    return [op for op in tensor.graph.get_operations() if op in needed]
+        op, is_done = ahead.pop()
+        if is_done:
+            found[op] = None
+        elif op not in begun:
+            begun.add(op)
+            ahead.append((op, True))
+            ahead += [(each.op, False) for each in op.inputs]
+    return list(found)
 
 
 def _may_have_rows(tensor: tf.Tensor) -> bool:
     return bool(tensor.shape.rank) and tensor.shape[0] is None
 
 
+def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
+    """What the functions give that an operation calls, which all get its last inputs."""
+    if op.type not in _CALLS or not any(each.depends for each in inputs):
+        return []
+    ways = []
+    for graph in compat.called_graphs(op):
+        of_graph = zip(graph.inputs, inputs[len(inputs) - len(graph.inputs) :], strict=True)
+        known = {_key(tensor): extent for tensor, extent in of_graph}
+        ways.append([_in_graph(output, known) for output in graph.outputs])
+    if not ways or any(len(way) != len(op.outputs) for way in ways):
+        return []
+    return [_either(each) for each in zip(*ways, strict=True)]
+
+
+def _either(ways: Sequence[Extent]) -> Extent:
+    """What one of several functions gives."""
+    (first, *others) = ways
+    if any(each.degree != first.degree or each.is_mixed for each in others):
+        return _UNKNOWN
+    return replace(first, has_rows=any(each.has_rows for each in ways))
+
+
 def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:
+    found = _by_rule(op, output, inputs)
+    if found.degree == 1 and not found.has_rows and any(each.of_data for each in inputs):
+        found = replace(found, of_data=True)
+    is_weighted = any(each.is_weighted for each in inputs)
+    return replace(found, is_weighted=True) if is_weighted else found
+
+
+def _by_rule(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:
     if not any(each.depends for each in inputs):
         return _INDEPENDENT
     for each in inputs:
@@ -126,8 +185,14 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
     # Any other function of each sample, or a tensor of such a shape; not one of several samples.
     if any(each.degree != 0 for each in inputs):
         return _UNKNOWN
-    has_rows = any(each.has_rows or each.is_shape for each in inputs)
-    return _ROWS if output.shape.rank != 0 and has_rows else _UNKNOWN
+    sizes = {
+        tensor.shape[0] if tensor.shape.rank else None
+        for tensor, extent in zip(op.inputs, inputs, strict=True)
+        if extent.has_rows
+    }
+    if any(each.is_shape for each in inputs) or output.shape.rank is None:
+        return _ROWS
+    return _ROWS if output.shape.rank and output.shape[0] in sizes else _UNKNOWN
 
 
 def _same(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -140,7 +205,8 @@ def _product(sign: int) -> Rule:
         if first.degree is None or second.degree is None:
             return _UNKNOWN
         has_rows = first.has_rows or second.has_rows
-        return Extent(has_rows, first.degree + sign * second.degree)
+        found = Extent(has_rows, first.degree + sign * second.degree)
+        return replace(found, is_weighted=True) if sign < 0 and second.of_data else found
 
     return rule
 
@@ -211,7 +277,9 @@ def _reduction(growth: int | None) -> Rule:
             return _UNKNOWN
         if 0 not in [axis % rank if axis < 0 else axis for axis in numbers]:
             return value
-        return _UNKNOWN if growth is None else Extent(degree=value.degree + growth)
+        if growth is None:
+            return _UNKNOWN
+        return Extent(degree=value.degree + growth, of_data=growth == 1)
 
     return rule
 
@@ -238,7 +306,8 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
         if first == 0:
             return Extent(degree=1) if is_one else Extent(is_shape=True)
         return _INDEPENDENT if first > 0 else _UNKNOWN
-    takes_all = op.get_attr("begin_mask") & 1 and op.get_attr("end_mask") & 1
+    ends = op.get_attr("end_mask") & 1 or tf.get_static_value(op.inputs[2]) is None
+    takes_all = (op.get_attr("begin_mask") & 1 or first == 0) and ends
     is_new = op.get_attr("new_axis_mask") & 1
     if not value.has_rows:
         return value
@@ -247,9 +316,11 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 def _gather(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     value, indices, *_ = inputs
-    place = tf.get_static_value(op.inputs[1])
-    if value.is_shape and place is not None and place.size == 1:
-        return Extent(degree=1) if int(place) == 0 else _INDEPENDENT
+    places = _static(op.inputs[1])
+    if value.is_shape and places is not None:
+        if 0 not in places:
+            return _INDEPENDENT
+        return Extent(degree=1) if places.size == 1 else Extent(is_shape=True)
     if not value.depends and indices.has_rows and indices.degree == 0:
         return _ROWS
     return _UNKNOWN
@@ -258,6 +329,9 @@ def _gather(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 def _joined(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     """Sizes that make a shape, or tensors side by side."""
     values = inputs if op.type == "Pack" else inputs[:-1]
+    degrees = {each.degree for each in values}
+    if op.outputs[0].dtype.is_floating and not any(each.has_rows for each in values):
+        return Extent(degree=degrees.pop()) if len(degrees) == 1 else _UNKNOWN
     if values[0].is_shape or (values[0].degree == 1 and not values[0].has_rows):
         return Extent(is_shape=True)
     if any(each.degree != 0 or each.is_shape for each in values):
@@ -265,6 +339,14 @@ def _joined(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     if op.type == "Pack" and op.get_attr("axis") == 0:
         return _UNKNOWN
     return _ROWS
+
+
+def _repeated(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """The same for each sample, or each element of it."""
+    value, shape = inputs
+    if value.has_rows:
+        return value
+    return Extent(True, value.degree) if shape.is_shape else _UNKNOWN
 
 
 def _transpose(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -287,6 +369,18 @@ def _einsum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     if name not in result:
         return Extent(degree=degree + 1)
     return Extent(True, degree) if result[0] == name else _UNKNOWN
+
+
+def _static(tensor: tf.Tensor) -> Any:
+    """The value of integers that a graph knows, also of those that a gradient computes."""
+    known = tf.get_static_value(tensor)
+    if known is not None:
+        return known
+    rule = {"FloorMod": np.mod, "AddV2": np.add}.get(tensor.op.type)
+    if rule is None:
+        return None
+    parts = [_static(each) for each in tensor.op.inputs]
+    return None if any(each is None for each in parts) else rule(*parts)
 
 
 def _matmul(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -339,6 +433,7 @@ _RULES: dict[str, Rule] = {
     "GatherV2": _gather,
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),
     **dict.fromkeys(("Pack", "ConcatV2"), _joined),
+    **dict.fromkeys(("Tile", "BroadcastTo"), _repeated),
     "Transpose": _transpose,
     "Einsum": _einsum,
     "L2Loss": _l2,

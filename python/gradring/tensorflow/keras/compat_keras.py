@@ -141,7 +141,6 @@ def _replacements() -> Iterator[Replacement]:
     for seam in (names.FIT, names.EVALUATE, names.PREDICT):
         yield _plain(seam, loop_arguments.compared, _is_ours)
         yield _plain(seam, keras_loops.leave, _is_ours)
-    yield from _replacements_if_given()
     yield _traced(names.REDUCE_LOGS, keras_loops.reduce_logs, _always)
     for seam in (names.BEGIN_EPOCHS, names.RESET_EPOCHS):
         yield _plain(seam, keras_loops.make_epochs, _always)
@@ -167,6 +166,7 @@ def _replacements() -> Iterator[Replacement]:
     if parsed(version_of("keras")) < _HAS_METRICS_OF_REPLICAS:
         for seam in (names.MAKE_TRAIN, names.MAKE_TEST):
             yield _traced(seam, _refuse_model, _has_several_replicas)
+    yield from _replacements_if_given()
 
 
 def _replacements_if_given() -> Iterator[Replacement]:
@@ -180,8 +180,9 @@ def _replacements_if_given() -> Iterator[Replacement]:
     loops = (names.FIT, names.EVALUATE, names.PREDICT)
     for seam in loops:
         yield _plain(seam, given.begins_equal, _is_given)
-    for seam in (*loops, names.MAKE_TRAIN, names.MAKE_TEST, names.COMPILE):
+    for seam in (*loops, names.MAKE_TRAIN, names.MAKE_TEST):
         yield _plain(seam, given.joining, given.is_outside)
+    yield _plain(names.COMPILE, given.compiling, given.is_outside)
 
 
 _MAKE_STEP = {"train": names.MAKE_TRAIN, "test": names.MAKE_TEST, "predict": names.MAKE_PREDICT}
@@ -310,7 +311,6 @@ def _apply(
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     gradient_norm.note_own(optimizer, grads)
-    summed_losses.check(optimizer)
     strategy = tf.distribute.get_strategy()
     _warn_of_variables_outside(optimizer, trainable_variables, strategy)
     rule = updates_of(strategy)
@@ -428,7 +428,6 @@ def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> No
 
 def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
-    summed_losses.note()
     scaled = sample_shares.weighed(original(value))
     scaled._gradring_is_scaled = True
     return scaled
@@ -455,7 +454,6 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
     if reduction == "sum":
-        summed_losses.note()
         return sample_shares.weighed_sum(original(values, *args, **kwargs))
     with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
         reduced = original(values, *args, **kwargs)

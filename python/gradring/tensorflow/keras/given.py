@@ -18,6 +18,7 @@ says where.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
-from gradring.tensorflow.graph.extent import Extent, extent_of
+from gradring.tensorflow.graph.extent import Extent, extent_of, reads
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.graph.replica_step import Share, current
@@ -86,6 +87,19 @@ def joining(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
     if keras_names.MODEL_STRATEGY.of(model, None) is None:
         keras_names.MODEL_STRATEGY.set(model, _strategy)
     return original(model, *args, **kwargs)
+
+
+def compiling(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `compile`: XLA has no kernels of collectives, so nothing is compiled by it."""
+    if kwargs.get("jit_compile") is True and _strategy.communicator.world_size > 1:
+        kwargs["jit_compile"] = False
+        if _strategy.communicator.rank == 0:
+            _warn_once(
+                "jit_compile",
+                "jit_compile=True is left out, as XLA has no kernels for reductions between ranks "
+                "(GRADRING_WITH_STRATEGY)",
+            )
+    return joining(original, model, *args, **kwargs)
 
 
 def begins_equal(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,9 +274,27 @@ def apply_outside(original: Callable[..., Any], optimizer: Any, *args: Any, **kw
 
 
 def own_share() -> Share | None:
-    """This rank's share of the samples, where the graph can take it."""
+    """This rank's share of the samples.
+
+    A `tf.function` in a step reads it from a variable: it may be called from another graph.
+    """
     share = current().share
-    return share if share is not None and compat.can_take(share.size) else None
+    if share is None or compat.can_take(share.size):
+        return share
+    if not is_in_step() or share.is_equal:
+        return None
+    return share._replace(size=_share_of_step().read_value())
+
+
+def note_share(share: Share) -> None:
+    """A step of the given strategy begins, in which this rank has this share of the samples."""
+    with tf.device("/device:CPU:0"):
+        _share_of_step().assign(share.size)
+
+
+@functools.cache
+def _share_of_step() -> tf.Variable:
+    return compat.plain_variable(1, "share", tf.float64)
 
 
 def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
@@ -286,7 +318,7 @@ def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     found = keras_names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     if tf.is_symbolic_tensor(found):
         extent = _extent(found)
-        _warn_of_mixed(extent, model)
+        _warn_unless_mean(found, extent)
         return sum_of_samples(found) if extent.is_sum else found
     return sum_of_samples(found) if _has_rows(tf.convert_to_tensor(loss)) else found
 
@@ -323,8 +355,8 @@ def _as_mean(loss: tf.Tensor) -> tf.Tensor:
 
 def _is_sum(targets: Sequence[Any]) -> bool:
     extents = [_extent(target) for target in targets]
-    for extent in extents:
-        _warn_of_mixed(extent, None)
+    for target, extent in zip(targets, extents, strict=True):
+        _warn_unless_mean(target, extent)
     return bool(extents) and all(extent.is_sum for extent in extents)
 
 
@@ -333,15 +365,23 @@ def _extent(tensor: Any) -> Extent:
     return extent_of(tensor, step.batch, step.means)
 
 
-def _warn_of_mixed(extent: Extent, model: Any) -> None:
-    if not extent.is_mixed or _strategy.communicator.rank != 0:
+def _warn_unless_mean(loss: Any, extent: Extent) -> None:
+    """Says on rank 0 what of a loss cannot be made the same as in one process."""
+    if extent.is_mixed:
+        what = "adds a sum over samples to what is no sum, such as a mean or a penalty of weights"
+    elif extent.is_weighted:
+        what = "is divided by a sum over data, such as a mask, which differs between the ranks"
+    elif extent.degree is None and isinstance(loss, tf.Tensor) and tf.is_symbolic_tensor(loss):
+        what = "is, as far as its graph tells, neither a mean nor a sum over samples, as of pairs"
+    else:
         return
-    _warn_once(
-        "mixed",
-        "a loss adds a sum over the samples to what is no sum (such as a mean, or a penalty of "
-        "weights); it is taken for a mean, so its gradients differ from those of one process "
-        "(GRADRING_WITH_STRATEGY): use one of both for all parts; `gradring verify` shows how much",
-    )
+    if _strategy.communicator.rank == 0:
+        _warn_once(
+            what,
+            "a loss %s; it is taken for a mean, so its gradients may differ from those of one "
+            "process (GRADRING_WITH_STRATEGY). `gradring verify` shows how much",
+            what,
+        )
 
 
 def _warn_once(key: str, text: str, *args: Any) -> None:
@@ -354,9 +394,37 @@ def _warn_once(key: str, text: str, *args: Any) -> None:
 
 
 def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Reads the metrics of all ranks."""
+    """Reads the metrics of all ranks.
+
+    A step of the program's own may return some of them by other names than Keras has, such as
+    "compile_metrics"; these are read here, too.
+    """
     with whole_metrics(model):
-        return original(model, logs)
+        found = original(model, logs)
+        if isinstance(found, dict):
+            of_metrics = _names_of_metrics.get(model, ())
+            whole = {m.name: m.result() for m in model.metrics if m.name in of_metrics}
+            found = {**found, **{name: log for name, log in whole.items() if name in found}}
+        # A metric may return its variable, which has this rank's number again afterwards.
+        return tf.nest.map_structure(
+            lambda log: tf.convert_to_tensor(log) if hasattr(log, "assign") else log, found
+        )
+
+
+#: By model, names of logs that its step reads from metrics.
+_names_of_metrics: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def note_metrics(model: Any, logs: Any) -> None:
+    """A step returns these logs, some of which are results of the model's metrics."""
+    if not isinstance(logs, dict):
+        return
+    for metric in model.metrics:
+        own = [getattr(variable, "value", variable) for variable in metric.variables]
+        handles = [variable.handle for variable in own if hasattr(variable, "handle")]
+        leaves = tf.nest.flatten(logs.get(metric.name))
+        if any(reads(leaf, handles) for leaf in leaves):
+            _names_of_metrics.setdefault(model, set()).add(metric.name)
 
 
 def logs_of_batch(model: Any, batches: Any, logs: Any) -> Any:

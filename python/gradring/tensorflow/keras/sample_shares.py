@@ -145,7 +145,9 @@ def make_function(
     def step(data: Any) -> Any:
         rows = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
         with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
-            return given.whole_logs(step_function(data))
+            logs = step_function(data)
+            given.note_metrics(model, logs)
+            return given.whole_logs(logs)
 
     do = step if is_given(strategy) else step_function
 
@@ -173,6 +175,8 @@ def make_function(
         else:
             total = taken.samples.read_value()
         share = Share(_share(own, total), False, has_equal_shapes)
+        if is_given(strategy):
+            given.note_share(share)
         with holding(share=share):
             logs = counted(own, data)
         # Parts of a mean over the replicas.

@@ -2,10 +2,10 @@
 
 Strategies add up gradients. Keras therefore divides its means by the number of replicas, and leaves
 its sums as they are. A mean that a program takes by itself, in a `train_step` or a `compute_loss`,
-is divided by nobody, as under TensorFlow's own strategies. A program that was given its strategy
-(`given_strategy.py`) cannot know that, so rank 0 warns. What is seen is whether a step that applies
-gradients has computed any loss of Keras; a sum of such a loss and a mean of the program's own
-passes.
+is divided by nobody, as under TensorFlow's own strategies. A program of `tf_keras` that was given
+its strategy (`given_strategy.py`) cannot know that, so rank 0 warns, once for each optimizer. What
+is seen is whether a step that applies gradients has computed any loss of Keras; a sum of such a
+loss and a mean of the program's own passes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gradring.tensorflow.graph.replica_step import current
 
 _log = logging.getLogger("gradring")
 
-#: Whether an optimizer is still to be looked at that applies another loss.
+#: Whether optimizers are looked at.
 _warns = False
 
 _checked: WeakSet[Any] = WeakSet()
 
 
 def warn() -> None:
-    """From now on, warns of such a loss, once."""
+    """From now on, warns of such a loss, once for each optimizer."""
     global _warns
     _warns = True
 
@@ -59,7 +59,6 @@ def check(optimizer: Any) -> None:
 
     A later step may call a function that was traced before, in which Keras' loss is not seen.
     """
-    global _warns
     if not _warns or optimizer in _checked:
         return
     _checked.add(optimizer)
@@ -68,7 +67,6 @@ def check(optimizer: Any) -> None:
     has_other_loss = current().is_in_run and not current().keras_losses
     if not has_other_loss or communicator is None or strategy.num_replicas_in_sync == 1:
         return
-    _warns = False
     if communicator.rank != 0:
         return
     _log.warning(
