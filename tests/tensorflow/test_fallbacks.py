@@ -42,7 +42,7 @@ PIECES: dict[str, tuple[str, str]] = {
     ),
     "the comparison of what replicas assign": (
         "replicas",
-        "_common _hashes _contents is_assigned_alone@unlike of_tensorflow@unlike",
+        "_common _hashes contents is_assigned_alone@unlike of_tensorflow@unlike",
     ),
     "the check that gradients are reduced": (
         "rules.unreduced",

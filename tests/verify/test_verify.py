@@ -107,11 +107,17 @@ class Own(keras.Model):
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return {{"loss": loss}}
 
-inputs = keras.Input((8,))
-model = Own(inputs, keras.layers.Dense(1)(inputs))
-model.compile(keras.optimizers.SGD(0.01))
+with tf.distribute.get_strategy().scope():
+    inputs = keras.Input((8,))
+    model = Own(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.01))
 model.fit(x, y, batch_size=32, verbose=0)
 """
+
+#: The same with the changed line, which has the rules of MirroredStrategy.
+DOUBLED_MEAN = "import gradring.tensorflow\n" + OWN_MEAN.replace(
+    "tf.distribute.get_strategy()", "gradring.tensorflow.CustomCollectiveStrategy()"
+)
 
 SUM = f"""\
 import tensorflow as tf, gradring, gradring.tensorflow
@@ -166,11 +172,12 @@ def verified(
     ("program", "options", "said"),
     [
         (FIT, ["--with-strategy"], "12 steps, 4 variables: equal within "),
+        (OWN_MEAN, ["--with-strategy"], "6 steps, 2 variables: equal within "),
         (MWMS, ["--as-mwms"], "12 steps, 2 variables: equal within "),
         (HOROVOD, ["--as-horovod"], "6 steps, 1 variable: equal within "),
         (GAN, ["--steps", "8"], "8 steps, 8 variables: equal within "),
     ],
-    ids=["with-strategy", "as-mwms", "as-horovod", "strategy"],
+    ids=["with-strategy", "own-mean", "as-mwms", "as-horovod", "strategy"],
 )
 def test_programs_that_train_as_one_process_does_are_equal(
     python: Path, tmp_path: Path, program: str, options: list[str], said: str
@@ -186,7 +193,7 @@ def test_programs_that_train_as_one_process_does_are_equal(
 @pytest.mark.parametrize(
     ("program", "options", "said"),
     [
-        (OWN_MEAN, ["--with-strategy"], ["is 2 times as large", "a mean of the program's own"]),
+        (DOUBLED_MEAN, [], ["is 2 times as large", "a mean of the program's own"]),
         (SUM, [], ["is 0.5 times as large", "a sum that is averaged"]),
         (NO_SCOPE, [], ["the ranks sent each other nothing between the first step and the last"]),
     ],
