@@ -83,6 +83,16 @@ for kind in (mixed, masked, pairs):
     model.kind = kind
     model.compile("sgd", jit_compile=True)
     model.fit(x, x[:, :1], batch_size=16, verbose=0)
+class Range(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seen = tf.Variable(0.0, trainable=False, name="seen")
+    def call(self, x):
+        self.seen.assign(tf.maximum(self.seen, tf.reduce_max(x)))
+        return x / tf.maximum(self.seen, 1.0)
+model = keras.Sequential([keras.Input((4,)), Range(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], batch_size=16, verbose=0)
 """
 
 
@@ -101,6 +111,7 @@ def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
         "divided by a sum over data, such as a mask",
         "neither a mean nor a sum over samples",
         "jit_compile=True is left out",
+        "variables of the model 'sequential' differ between the ranks (1): seen",
     ):
         (line,) = (line for line in done.stderr.splitlines() if words in line)
         assert line.startswith("[0] ")

@@ -50,6 +50,15 @@ _UNLIKE = {
 }
 
 
+#: The same of a program that knows of no replicas, whose variables nothing aggregates.
+_UNLIKE_IF_GIVEN = {
+    **_UNLIKE,
+    "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
+    "those of rank 0. Assign them the mean over the ranks, by "
+    'gradring.tensorflow.all_reduce(value, op="mean")',
+}
+
+
 @dataclass
 class _Fit:
     """A `fit` that is running on all ranks."""
@@ -167,10 +176,12 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     weights = model.weights if is_first else ()
     raw = list(raw_variables_of(model))
     # Of variables that belong to no strategy, nothing notes who assigns them.
-    known = model.non_trainable_variables if is_given(model.distribute_strategy) else ()
+    of_given = is_given(model.distribute_strategy)
+    known = model.non_trainable_variables if of_given else ()
     found = unlike([*variables_of(model), *raw], communicator, weights, [*known, *raw])
     fit.compares = not any(found)
-    for (kind, cause), names in zip(_UNLIKE.items(), found, strict=True):
+    causes = _UNLIKE_IF_GIVEN if of_given else _UNLIKE
+    for (kind, cause), names in zip(causes.items(), found, strict=True):
         if names:
             shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
             apart.tell(
