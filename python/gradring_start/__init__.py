@@ -77,6 +77,10 @@ def advice_to_install() -> str | None:
 def after_import(module: str, call: str, function: str) -> None:
     """Calls a function with a module once it has been imported, which may be now.
 
+    What the function is for must be something that the program can do without: where the call
+    fails, as with a version of TensorFlow that gradring does not know, the log says so, for
+    developers.
+
     Args:
         module: One that sets ``callbacks`` last, such as ``keras``.
         call: The module of gradring that has the function.
@@ -84,8 +88,7 @@ def after_import(module: str, call: str, function: str) -> None:
     """
     imported = sys.modules.get(module)
     if imported is not None and hasattr(imported, "callbacks"):
-        if "tensorflow" in sys.modules:
-            getattr(importlib.import_module(call), function)(imported)
+        _call_what_was_asked(imported, [(call, function)])
         return
     asked = _asked.setdefault(module, [])
     if (call, function) not in asked:
@@ -94,7 +97,18 @@ def after_import(module: str, call: str, function: str) -> None:
 
 
 #: By `after_import`.
-_asked: dict[str, list[tuple[str, str | None]]] = {}
+_asked: dict[str, list[tuple[str, str]]] = {}
+
+
+def _call_what_was_asked(module: ModuleType, asked: Sequence[tuple[str, str]]) -> None:
+    if "tensorflow" not in sys.modules:  # Keras may have another backend
+        return
+    for call, function in asked:
+        try:
+            getattr(importlib.import_module(call), function)(module)
+        except Exception:
+            logging = importlib.import_module("logging")
+            logging.getLogger("gradring").debug("%s.%s failed", call, function, exc_info=True)
 
 
 def install() -> None:
@@ -118,10 +132,10 @@ class _StandIns:
             names = importlib.import_module("gradring.horovod.names")
             return cast("ModuleSpec | None", names.spec_of(theirs))
         called = [what for variable, what in _AFTER.get(fullname, {}).items() if is_set(variable)]
-        called += _asked.get(fullname, [])
-        spec = PathFinder.find_spec(fullname, path, target) if called else None
+        asked = _asked.get(fullname, [])
+        spec = PathFinder.find_spec(fullname, path, target) if called or asked else None
         if spec is not None and spec.loader is not None:
-            _call_after(spec.loader, called)
+            _call_after(spec.loader, called, asked)
         return spec
 
 
@@ -131,7 +145,9 @@ def _is_theirs_only(name: str) -> bool:
     return names is not None and names.is_theirs_only(name)
 
 
-def _call_after(loader: Any, called: Sequence[tuple[str, str | None]]) -> None:
+def _call_after(
+    loader: Any, called: Sequence[tuple[str, str | None]], asked: Sequence[tuple[str, str]]
+) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
@@ -140,8 +156,9 @@ def _call_after(loader: Any, called: Sequence[tuple[str, str | None]]) -> None:
         if is_keras and "tensorflow" not in sys.modules:  # it may have another backend
             return
         for name, function in called:
-            asked = importlib.import_module(name)
+            stand_in = importlib.import_module(name)
             if function is not None:
-                getattr(asked, function)(module)
+                getattr(stand_in, function)(module)
+        _call_what_was_asked(module, asked)
 
     loader.exec_module = exec_module

@@ -53,6 +53,13 @@ with tf.GradientTape() as tape:
     loss = tf.reduce_mean(tf.square(model(x)))
 model.optimizer.apply_gradients(zip(reduced(tape.gradient(loss, weights)), weights))
 """,
+    "a TensorFlow that gradring does not know": """
+import sys
+sys.modules["gradring.tensorflow"] = None
+import gradring
+comm = gradring.init()
+made().fit(x, x[:, :1], verbose=0)
+""",
     "inside of the scope": """
 import gradring.tensorflow
 with gradring.tensorflow.CustomCollectiveStrategy(strict=True).scope():
