@@ -29,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     let_signals_mean_what_they_mean()
 
 
+def pytest_runtest_setup() -> None:
+    """Does so again: processes that a test starts inherit what another test has left."""
+    let_signals_mean_what_they_mean()
+
+
 def let_signals_mean_what_they_mean() -> None:
     """Signals mean what they mean in a terminal, also when the tests run in the background.
 
