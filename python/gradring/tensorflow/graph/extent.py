@@ -89,7 +89,7 @@ def reads(tensor: Any, handles: Sequence[Any]) -> bool:
     """Whether a tensor of a graph is made of variables with these handles, directly."""
     if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
         return False
-    captured = {inner.name: outer for outer, inner in getattr(tensor.graph, "captures", ())}
+    captured = _captured(tensor.graph)
     taken = [
         captured.get(op.inputs[0].name) for op in _ancestors(tensor) if op.type == "ReadVariableOp"
     ]
@@ -100,12 +100,16 @@ def _key(tensor: tf.Tensor) -> tuple[int, str]:
     return id(tensor.graph), tensor.name
 
 
+def _captured(graph: tf.Graph) -> dict[str, Any]:
+    """What a function takes from around it, by the names of its placeholders."""
+    return {inner.name: outer for outer, inner in getattr(graph, "captures", ())}
+
+
 def _in_graph(tensor: tf.Tensor, known: dict[tuple[int, str], Extent]) -> Extent:
-    graph = tensor.graph
-    captured = {id(graph): {inner.name: outer for outer, inner in getattr(graph, "captures", ())}}
+    captured = _captured(tensor.graph)
     found: dict[str, Extent] = {}
     for op in _ancestors(tensor):
-        outer = captured[id(graph)].get(op.outputs[0].name) if op.outputs else None
+        outer = captured.get(op.outputs[0].name) if op.outputs else None
         if outer is not None and tf.is_symbolic_tensor(outer):
             extents = [known.get(_key(outer)) or _in_graph(outer, known)]
         elif op.type == "Placeholder" and outer is None:

@@ -33,6 +33,7 @@ from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
+from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.extent import Extent, extent_of, reads
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
@@ -214,19 +215,16 @@ def _reduced(
     if not gradients:
         return []
     if share is not None and not share.is_equal:
-        gradients = [_times(share.size, each) for each in gradients]
+        size = share.size
+        gradients = [
+            map_values(lambda v: tf.math.multiply_no_nan(v, tf.cast(size, v.dtype)), each)
+            for each in gradients
+        ]
     context = tf.distribute.get_replica_context()
     with gradients_of(list(variables)):
         reduced = context.all_reduce(_SUM if is_sum else _MEAN, list(gradients))
     current().reductions.note_gradients(variables)
     return list(reduced)
-
-
-def _times(factor: tf.Tensor, value: Any) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        values = _times(factor, value.values)
-        return tf.IndexedSlices(values, value.indices, value.dense_shape)
-    return tf.math.multiply_no_nan(value, tf.cast(factor, value.dtype))
 
 
 def apply(
