@@ -30,7 +30,7 @@ from gradring.group.communicator import (
 )
 from gradring.group.open_groups import Membership
 from gradring.observe.observer import observe
-from gradring_start import after_import
+from gradring_start import watch_for_training_alone
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -208,8 +208,7 @@ def _joined(
     open_groups.use_of(communicator).membership = membership
     if membership.cluster.world_size > 1:
         claims.claim(membership.cluster)
-        for package in ("keras", "tf_keras"):
-            after_import(package, "gradring.tensorflow.keras.alone", "watch")
+        watch_for_training_alone()
         around_close(communicator, claims.given_up(membership.cluster))
     try:
         observe(communicator, wanted)

@@ -96,6 +96,12 @@ def after_import(module: str, call: str, function: str) -> None:
     install()
 
 
+def watch_for_training_alone() -> None:
+    """Has optimizers of Keras looked at, whenever it is imported: a group of ranks is open."""
+    for package in ("keras", "tf_keras"):
+        after_import(package, "gradring.tensorflow.keras.alone", "watch")
+
+
 #: By `after_import`.
 _asked: dict[str, list[tuple[str, str]]] = {}
 

@@ -39,11 +39,12 @@ from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.start_wait import eager_step
-from gradring.tensorflow.keras import alone, compat_keras
+from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules import unreduced
 from gradring.tensorflow.rules.factory import make
 from gradring.tensorflow.seams.table import overrides, warn_of_newer
+from gradring_start import watch_for_training_alone
 
 DEFAULT_RULE = updates.AllReduce()
 
@@ -166,7 +167,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             tasks.check(cluster_resolver, communicator)
         open_groups.keep(communicator)
         retracing.watch(communicator)
-        alone.watch_what_is_imported()
+        watch_for_training_alone()
         if strict:
             apart.be_strict(communicator)
         self.communicator = communicator

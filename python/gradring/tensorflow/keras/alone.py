@@ -7,7 +7,6 @@ which none was reduced. That is looked at once for each optimizer, after its fir
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -90,11 +89,3 @@ def _look(optimizer: Any) -> None:
         "strategy.scope():`; or reduce by gradring.tensorflow.GradientReducer; or start a script "
         "that knows of no ranks by `gradring run --with-strategy`",
     )
-
-
-def watch_what_is_imported() -> None:
-    """Looks at the optimizers of what has been imported."""
-    for name in ("keras", "tf_keras"):
-        package = sys.modules.get(name)
-        if hasattr(package, "callbacks"):
-            watch(package)
