@@ -507,18 +507,18 @@ def test_ranks_that_want_different_things_of_rows_are_told(found: Any) -> None:
 TRAINED = [name for name in ALL if name not in BEFORE]
 
 
+def assert_all_trained_alike(found: Any, case: tuple[str, str]) -> None:
+    workers, alone = found
+    skip_if_missing(alone, case)
+    assert_trained_alike([worker[case] for worker in workers], alone[case], 1e-6)
+
+
 @pytest.mark.parametrize("trained", marked(TRAINED, QUICK))
 def test_a_loop_trains_as_one_process(found: Any, trained: str) -> None:
-    workers, alone = found
-    skip_if_missing(alone, (trained, "loop"))
-    results = [worker[trained, "loop"] for worker in workers]
-    assert_trained_alike(results, alone[trained, "loop"], 1e-6)
+    assert_all_trained_alike(found, (trained, "loop"))
 
 
 @needs_fit
 @pytest.mark.parametrize("trained", marked(TRAINED, QUICK))
 def test_fit_trains_as_one_process(found: Any, trained: str) -> None:
-    workers, alone = found
-    skip_if_missing(alone, (trained, "fit"))
-    results = [worker[trained, "fit"] for worker in workers]
-    assert_trained_alike(results, alone[trained, "fit"], 1e-6)
+    assert_all_trained_alike(found, (trained, "fit"))
