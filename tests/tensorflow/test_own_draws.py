@@ -122,6 +122,50 @@ def test_each_rank_draws_its_own_by_every_door() -> None:
         assert set(first[kind]) == {0.0, 1.0, 2.0}, kind
 
 
+def draw_by_operations() -> dict[str, Any]:
+    """What TensorFlow's own operations draw with a seed, in a step and outside."""
+    import tensorflow as tf
+    import tf_keras
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    drawn: dict[str, Any] = {}
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        generator = tf.random.Generator.from_seed(7)
+        # The seed for all, and then that of one operation.
+        for kind, (all_seed, seed) in {"all": (5, None), "one": (None, 5)}.items():
+
+            @tf.function  # type: ignore[untyped-decorator]
+            def step(seed: Any = seed) -> Any:
+                return tf.random.uniform([4], seed=seed), tf.nn.dropout(tf.ones([SIZE]), 0.5)
+
+            tf.random.set_seed(all_seed)
+            drawn[kind] = [value.numpy().tolist() for value in strategy.run(step)]
+            tf.random.set_seed(all_seed)
+            drawn[f"{kind}, outside"] = tf.random.uniform([4], seed=3).numpy().tolist()
+        drawn["generator"] = strategy.run(lambda: generator.uniform([4])).numpy().tolist()
+        drawn["state"] = generator.state.numpy().tolist()
+
+        tf_keras.utils.set_random_seed(5)
+        with strategy.scope():
+            model = tf_keras.Sequential([tf_keras.layers.Dropout(0.5)])
+        masked = strategy.run(lambda: model(tf.ones([1, SIZE]), training=True))
+        drawn["tf_keras"] = masked.numpy().tolist()
+    return drawn
+
+
+def test_operations_with_a_seed_draw_each_replica_s_own() -> None:
+    first, second = run_ranks(draw_by_operations, 2)
+    for kind in ("generator", "tf_keras"):
+        assert first[kind] != second[kind], kind
+    assert first["all"][0] != second["all"][0]
+    assert first["all"][1] != second["all"][1]
+    assert first["one"][0] != second["one"][0]
+    for kind in ("all, outside", "one, outside", "state"):
+        assert first[kind] == second[kind], kind
+
+
 def draw_on_two_devices() -> list[list[float]]:
     import keras
     import tensorflow as tf
@@ -150,6 +194,6 @@ def test_a_keras_without_the_name_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
     from gradring.tensorflow.graph import own_draws
 
     monkeypatch.delattr(keras.random.SeedGenerator, "next")
-    monkeypatch.setattr(own_draws, "_installed", False)
+    monkeypatch.setattr(own_draws, "_installed", set())
     own_draws.install()
     assert tf.distribute.get_strategy().num_replicas_in_sync == 1

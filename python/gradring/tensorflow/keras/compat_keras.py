@@ -80,6 +80,7 @@ def repair() -> None:
     """
     global _repaired
     _watch_tf_keras()
+    own_draws.install_in_operations()
     keras: Any = sys.modules.get("keras")
     # Without this attribute it is still being imported.
     if _repaired or not hasattr(keras, "callbacks"):

@@ -33,6 +33,7 @@ _NOT_WHOLE = (
     "a process that is killed while it saves may leave a part of a checkpoint or SavedModel"
 )
 _NOT_EXPLAINED = "a gradient that TensorFlow cannot trace through a loop fails with its own error"
+_SAME_DRAWS = "random operations of TensorFlow that have a seed draw the same on all ranks"
 _NOT_ORDERED = "gradients are sent in the order of variables, so less communication is hidden"
 
 
@@ -68,6 +69,20 @@ TABLE: tuple[Seam, ...] = (
         "gradient",
         "reduces gradients of a program that knows of no replicas",
         "target sources output_gradients unconnected_gradients",
+    ),
+    Seam(
+        f"{_FRAMEWORK}.random_seed",
+        "get_seed",
+        "has random operations of each replica draw their own numbers",
+        "op_seed",
+        without=_SAME_DRAWS,
+    ),
+    Seam(
+        f"{_OPS}.stateful_random_ops:Generator",
+        "_preprocess_key",
+        "has a generator that was made outside of the scope draw each replica's own numbers",
+        "key",
+        without=_SAME_DRAWS,
     ),
     Seam(
         f"{_DISTRIBUTE}.collective_all_reduce_strategy",
