@@ -20,7 +20,7 @@ from gradring.config.settings import PREFIX, READ, SETTINGS, takes_settings
 from gradring.config.values import Settings, TlsFiles, check_token
 from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError, GradringError
-from gradring.group import forks
+from gradring.group import forks, idle
 from gradring.group.communicator import (
     Communicator,
     around_close,
@@ -210,6 +210,7 @@ def _joined(
         claims.claim(membership.cluster)
         watch_for_training_alone()
         around_close(communicator, claims.given_up(membership.cluster))
+        around_close(communicator, idle.told(communicator))
     try:
         observe(communicator, wanted)
     except BaseException:  # Ctrl-C, too: nothing else can close it

@@ -82,7 +82,7 @@ def python_path(directory: Path) -> str:
 
 
 #: For a program whose launcher is to say nothing of ranks that are alone.
-IN_A_GROUP = "import gradring\ngradring.init().close()\n"
+IN_A_GROUP = "import gradring\nwith gradring.init() as comm:\n    comm.barrier()\n"
 
 
 def script_of_first(directory: Path, text: str) -> list[str]:

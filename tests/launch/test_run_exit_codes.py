@@ -31,6 +31,24 @@ def test_ranks_that_ended_well_without_a_group_are_told_that_they_were_alone(
     assert (said in done.stderr) == (not last)
 
 
+@pytest.mark.parametrize(
+    ("body", "is_told"),
+    [
+        ("comm = gradring.init()", True),
+        ("with gradring.init(): pass", True),
+        ("comm = gradring.init()\ncomm.barrier()", False),
+        ("comm = gradring.init()\ncomm.split(0).all_reduce(1)", False),
+        ("comm = gradring.init(world_size=1, rank=0)", False),
+    ],
+)
+def test_a_group_that_did_nothing_together_is_told(
+    tmp_path: Path, body: str, is_told: bool
+) -> None:
+    done = gradring("run", "-np", 2, *script(tmp_path, f"import gradring\n{body}"))
+    said = "2 ranks formed a group and did no collective in it: each did all of its work alone"
+    assert done.stderr.count(said) == is_told, done.stderr
+
+
 def test_a_single_rank_is_not_told_that_it_is_alone(tmp_path: Path) -> None:
     done = gradring("run", "-np", 1, *script(tmp_path, ""))
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,6 +17,7 @@ from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.gradients import buckets, checks
 from gradring.gradients.names import initial_value_of
+from gradring.group import idle
 from gradring.group.communicator import Communicator, at_new_group, open_groups
 from gradring.group.require_equal import must_match, require_equal
 from gradring.observe.observer import observe_worker
@@ -190,6 +191,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 served,
             ),
         )
+        idle.note_formed(communicator)
 
         if served is not None:
             counted = weakref.WeakMethod(self.update_stats)

@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from gradring.clusters import claims, detect, keras
 from gradring.errors import ConfigError
+from gradring.group import idle
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.keras import compat_keras, given, summed_losses
 from gradring.tensorflow.strategy import CustomCollectiveStrategy
@@ -141,6 +142,7 @@ def _give(is_keras_3: bool) -> None:
         compat_keras.repair()
         given.give(strategy)
         _give_chance_of_chief(strategy.communicator)
+        idle.note_formed(strategy.communicator)
     else:
         strategy = CustomCollectiveStrategy()
         tf.distribute.experimental_set_strategy(strategy)
