@@ -24,6 +24,7 @@ from gradring.tensorflow.graph import compat
 
 #: Operations that call functions: one, or one of several.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
+_PRODUCTS = ("Mul", "MulNoNan", "RealDiv", "Div", "DivNoNan")
 #: Constants up to this size only keep a divisor from being 0.
 _TINY = 1e-3
 
@@ -94,6 +95,29 @@ def reads(tensor: Any, handles: Sequence[Any]) -> bool:
         captured.get(op.inputs[0].name) for op in _ancestors(tensor) if op.type == "ReadVariableOp"
     ]
     return any(any(each is handle for handle in handles) for each in taken)
+
+
+def is_made_of(tensor: tf.Tensor, batch: Iterable[Any]) -> bool:
+    """Whether a tensor of a graph is made of one of these."""
+    wanted = {_key(each) for each in batch if tf.is_symbolic_tensor(each)}
+    captured = _captured(tensor.graph)
+    found = [output for op in _ancestors(tensor) for output in op.outputs]
+    found += [captured[each.name] for each in found if each.name in captured]
+    return any(_is_symbolic(each) and _key(each) in wanted for each in found)
+
+
+def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
+    """The numbers that the graph of a tensor, or its last operation, multiplies or divides by."""
+    ops = [tensor.op] if last else _ancestors(tensor)
+    graphs = [graph for op in ops if op.type in _CALLS for graph in compat.called_graphs(op)]
+    ops += [op for graph in graphs for op in graph.get_operations()]
+    taken = [each for op in ops if op.type in _PRODUCTS for each in op.inputs]
+    values = map(tf.get_static_value, taken)
+    return [float(value) for value in values if value is not None and np.size(value) == 1]
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value)
 
 
 def _key(tensor: tf.Tensor) -> tuple[int, str]:

@@ -135,6 +135,8 @@ class ReplicaStep:
     divisor: tf.Tensor | None = None
     #: Tensors with a row for each sample of the replica, in a step of Keras.
     batch: list[Any] = field(default_factory=list)
+    #: Losses that are means of the program's own, which nothing divides by the number of replicas.
+    own_means: list[Any] = field(default_factory=list)
     #: Of a program that knows of no replicas: what is a mean over the samples, as its parts are.
     means: list[Any] = field(default_factory=list)
     #: Whether what one rank assigns reaches the others by a broadcast.
@@ -180,6 +182,7 @@ def beginning() -> Iterator[ReplicaStep]:
         reductions=Reductions(),
         assigned=[],
         keras_losses=[],
+        own_means=[],
         means=[],
     )
     with _being(new) as step:

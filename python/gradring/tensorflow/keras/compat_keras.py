@@ -39,6 +39,7 @@ from gradring.tensorflow.keras import (
     gradient_norm,
     keras_loops,
     loop_arguments,
+    own_means,
     sample_shares,
     summed_losses,
     synchronised_moments,
@@ -111,6 +112,7 @@ def _replacements() -> Iterator[Replacement]:
     }
     for seam, stand_in in of_optimizers.items():
         yield _traced(seam, stand_in, _in_replica_by_rule)
+    yield _traced(compat.row("GradientTape.gradient"), own_means.gradient, _in_replica_by_rule)
     in_a_step: dict[Seam, Callable[..., Any]] = {
         names.NORMALISE: normalise,
         compat.row("ReplicaContext.all_reduce"): empty_batches.all_reduce,
@@ -311,7 +313,9 @@ def _apply(
     """Applies gradients by the strategy's rule."""
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
+    grads = list(grads)
     gradient_norm.note_own(optimizer, grads)
+    own_means.check(optimizer, grads, trainable_variables or ())
     strategy = tf.distribute.get_strategy()
     _warn_of_variables_outside(optimizer, trainable_variables, strategy)
     rule = updates_of(strategy)
@@ -431,6 +435,7 @@ def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
     scaled = sample_shares.weighed(original(value))
     scaled._gradring_is_scaled = True
+    summed_losses.note()
     return scaled
 
 

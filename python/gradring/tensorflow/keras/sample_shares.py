@@ -142,14 +142,14 @@ def make_function(
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
 
-    def step(data: Any) -> Any:
+    def do(data: Any) -> Any:
         rows = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
         with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
             logs = step_function(data)
+            if not is_given(strategy):
+                return logs
             given.note_metrics(model, logs)
             return given.whole_logs(logs)
-
-    do = step if is_given(strategy) else step_function
 
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:

@@ -1,0 +1,91 @@
+"""Means that a `train_step` takes by itself, and whose gradients a strategy adds up.
+
+Under `tf.distribute`, each replica divides its loss by the global batch, or its mean by the number
+of replicas, as Keras' losses do. A mean that nobody divides counts as often as there are replicas.
+Rank 0 says so once for each optimizer, as far as the graph of the step shows it: a loss that does
+not grow with the batch (`graph.extent`) and that no such number divides.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakSet
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
+from gradring.tensorflow.graph.extent import Extent, extent_of, factors_of, is_made_of
+from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.graph.replica_step import current
+from gradring.tensorflow.rules.updates import updates_of
+
+_log = logging.getLogger("gradring")
+
+_PIECE = "the look for means that are added up"
+_INSTEAD = "nothing is said of them"
+
+_looked_at: WeakSet[Any] = WeakSet()
+
+
+def gradient(
+    original: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands in for `GradientTape.gradient` in a step of Keras."""
+    found = original(tape, target, *args, **kwargs)
+    _note(tf.nest.flatten(target))
+    return found
+
+
+@falls_back(_PIECE, _INSTEAD)
+def _note(losses: Iterable[Any]) -> None:
+    step = current()
+    if not step.batch or step.keras_losses:
+        return
+    step.own_means.extend(loss for loss in losses if _is_undivided_mean(loss, step.batch))
+
+
+def _is_undivided_mean(loss: Any, batch: list[Any]) -> bool:
+    if extent_of(loss, batch) != Extent(degree=0) or not is_made_of(loss, batch):
+        return False
+    return not _are_of_replicas(factors_of(loss))
+
+
+def _are_of_replicas(factors: Iterable[float]) -> bool:
+    """Whether their number is among these, or one divided by it."""
+    count = float(replicas_of(tf.distribute.get_strategy()))
+    return any(
+        math.isclose(each, wanted, rel_tol=1e-6)
+        for each in factors
+        for wanted in (count, 1 / count)
+    )
+
+
+@falls_back(_PIECE, _INSTEAD)
+def check(optimizer: Any, gradients: Iterable[Any], variables: Iterable[Any]) -> None:
+    """Names the optimizer if it adds up gradients of such a mean; in its first step."""
+    step, strategy = current(), tf.distribute.get_strategy()
+    communicator = communicator_of(strategy)
+    if optimizer in _looked_at or communicator is None:
+        return
+    _looked_at.add(optimizer)
+    if not step.own_means or replicas_of(strategy) == 1 or updates_of(strategy).are_local:
+        return
+    # The program may have averaged the gradients, or divided them.
+    if any(step.reductions.cover(variable) for variable in variables):
+        return
+    dense = [each for each in gradients if isinstance(each, tf.Tensor)]
+    if any(_are_of_replicas(factors_of(each, last=True)) for each in dense):
+        return
+    if communicator.rank == 0:
+        _log.warning(
+            "the optimizer %r adds up the gradients of a mean over %d replicas that each takes of "
+            "its own part of a batch, so they are %d times those of one process: divide the loss "
+            "by strategy.num_replicas_in_sync, or compute it by self.compute_loss or keras.losses. "
+            "`gradring verify` compares the training with that of one process",
+            getattr(optimizer, "name", type(optimizer).__name__),
+            replicas_of(strategy),
+            replicas_of(strategy),
+        )
