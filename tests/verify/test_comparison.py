@@ -186,10 +186,14 @@ class Numbers(np.random.RandomState):
         self.default_rng = np.random.default_rng
 
 
-def test_numbers_of_numpy_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_numbers_of_numpy_are_those_of_the_rank_or_of_all(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = []
     for rank in ("0", "0", "1"):
         monkeypatch.setenv("GRADRING_RANK", rank)
+        chance.begin(is_recorded=True, is_shared=is_shared)
         numpy = ModuleType("numpy")
         numpy.random = Numbers()  # type: ignore[attr-defined]
         chance.seed_numpy(numpy)
@@ -199,4 +203,5 @@ def test_numbers_of_numpy_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch)
         assert chance.has_drawn(numpy)
         assert ours.default_rng(seed=5).random() == np.random.default_rng(5).random()
     first, again, other = drawn
-    assert first == again and not set(first) & set(other) and len(set(first)) == 3
+    assert first == again and len(set(first)) == 3
+    assert first == other if is_shared else not set(first) & set(other)

@@ -35,7 +35,7 @@ from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.stand_ins import without_chance
 from gradring_start import VERIFY
-from gradring_start.chance import has_drawn, seed
+from gradring_start.chance import has_drawn, rank
 
 #: How long a rank that is done waits for the others.
 _PATIENCE_S = 60.0
@@ -206,7 +206,7 @@ class _Recorder:
             FileExistsError: Another process of the rank has made it.
         """
         self._directory, self._process = directory, os.getpid()
-        self._place = trainings.folder(directory, seed())
+        self._place = trainings.folder(directory, rank())
         self._place.mkdir()
         self._limit = trainings.limit_of(directory)
         self._lock = threading.Lock()
