@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from gradring.tensorflow.graph.extent import Extent, extent_of
+from gradring.tensorflow.graph.extent import Extent, extent_of, is_of_no_batch
 
 WEIGHTS = tf.Variable(tf.ones([4]))
 KERNEL = tf.Variable(tf.ones([4, 3]))
@@ -143,3 +143,36 @@ def test_a_function_in_a_function_takes_what_it_captures_and_gets() -> None:
 def test_nothing_is_known_of_eager_tensors() -> None:
     assert extent_of(tf.reduce_sum(tf.ones([4])), []).degree is None
     assert extent_of(None, []).degree is None
+
+
+DATA = tf.data.Dataset.range(8).batch(4)
+OF_NO_BATCH = {
+    "a range": lambda x: tf.range(4),
+    "reshaped": lambda x: tf.reshape(tf.range(4)[tf.newaxis], [-1]),
+    "of the last dimension": lambda x: tf.range(tf.shape(x)[-1]),
+    "a constant of the program": lambda x: tf.identity(CONSTANT),
+    "of a variable": lambda x: tf.cast(WEIGHTS, tf.int32),
+}
+OF_A_BATCH = {
+    "words": lambda x: tf.cast(x[:, 0], tf.int32),
+    "of its size": lambda x: tf.range(tf.shape(x)[0]),
+    "for each sample": lambda x: tf.reshape(tf.tile(tf.range(4)[None], [tf.shape(x)[0], 1]), [-1]),
+    "the next of a dataset": lambda x: next(iter(DATA)),
+    "drawn": lambda x: tf.random.uniform([4], maxval=9, dtype=tf.int32),
+}
+CONSTANT = tf.constant([0, 1, 2])
+
+
+@pytest.mark.parametrize("name", [*OF_NO_BATCH, *OF_A_BATCH])
+def test_indices_that_no_sample_has_a_part_in_are_known(name: str) -> None:
+    found: list[bool] = []
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        indices = (OF_NO_BATCH | OF_A_BATCH)[name](x)
+        found.append(is_of_no_batch(indices, [x]))
+        return indices
+
+    traced.get_concrete_function(tf.TensorSpec((None, 4), tf.float32))
+    assert found == [name in OF_NO_BATCH]
+    assert not is_of_no_batch(CONSTANT, []), "of what is eager, nothing is known"

@@ -13,7 +13,7 @@ they give has rows for the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,36 @@ def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> E
         return _in_graph(tensor, known)
     except (AttributeError, LookupError, TypeError, ValueError):
         return _UNKNOWN
+
+
+def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:
+    """Whether a graph makes a tensor without any sample, such as positions in a text.
+
+    Args:
+        tensor: Of a graph; of an eager tensor nothing is known.
+        batch: Tensors that have a row for each sample.
+    """
+    if extent_of(tensor, batch).depends:
+        return False
+    try:
+        return not any(_is_stateful(op) for op in _all_ancestors(tensor))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
+
+
+def _is_stateful(op: tf.Operation) -> bool:
+    """Whether it may give something else each time, such as the next batch of a dataset."""
+    return op.op_def.is_stateful and op.type != "ReadVariableOp"
+
+
+def _all_ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Operations that a tensor is made by, also in graphs around its own."""
+    captured = _captured(tensor.graph)
+    for op in _ancestors(tensor):
+        yield op
+        outer = captured.get(op.outputs[0].name) if op.outputs else None
+        if tf.is_tensor(outer) and tf.is_symbolic_tensor(outer):
+            yield from _all_ancestors(outer)
 
 
 def reads(tensor: Any, handles: Sequence[Any]) -> bool:
@@ -307,6 +337,9 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
         is_one = op.outputs[0].shape.rank == 0
         if op.get_attr("begin_mask") & 1:
             first = 0
+        length = op.inputs[0].shape.num_elements()
+        if first < 0 and length is not None:
+            first += length
         if first == 0:
             return Extent(degree=1) if is_one else Extent(is_shape=True)
         return _INDEPENDENT if first > 0 else _UNKNOWN
