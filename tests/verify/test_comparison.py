@@ -85,7 +85,7 @@ def test_ranks_that_send_nothing_train_alone_even_where_they_are_equal() -> None
     assert "likely cause: the ranks sent each other nothing" in text
     said = "the optimizer 'adam' applies gradients: each of 2 ranks does all of this work by itself"
     silent.facts.warnings.append(said)
-    assert "likely cause: a loop of the program's own" in text_of(training(), silent, silent)[1]
+    assert "likely cause: a custom loop" in text_of(training(), silent, silent)[1]
     assert "in no group" in text_of(training(), *[training(sent=None)] * 2)[1]
 
 

@@ -169,7 +169,7 @@ def _causes(
     warnings = [text for each in ranks for text in each.facts.warnings]
     if alone and any(_OWN_LOOP in text for text in warnings):
         yield (
-            "a loop of the program's own, which nobody divides: each rank does all of its work; "
+            "a custom loop, which nobody divides: each rank does all of its work; "
             "train in fit or train_on_batch, or reduce its gradients by GradientReducer"
         )
     if alone and all(each.steps[0].sent is None for each in ranks):
