@@ -64,7 +64,21 @@ MEANS = {
     "by the elements": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
     "divergence": lambda x: -0.5 * tf.reduce_mean(tf.reduce_sum(1 + x - tf.exp(x), axis=1)),
     "and a penalty": lambda x: tf.reduce_mean(x) + tf.reduce_sum(tf.square(WEIGHTS)),
+    "a part of a mean": lambda x: 0.1 * tf.reduce_mean(x) / 3.0 - tf.reduce_mean(tf.square(x)),
+    "by a weight": lambda x: tf.exp(-WEIGHTS[0]) * tf.reduce_mean(x) + WEIGHTS[0],
+    "of normalised samples": lambda x: tf.reduce_mean(
+        (x - tf.reduce_mean(x, 0)) * tf.math.rsqrt(tf.math.reduce_variance(x, 0) + 1e-3)
+    ),
+    "by a root of a width": lambda x: tf.reduce_mean(x) / tf.sqrt(tf.cast(tf.shape(x)[1], x.dtype)),
+    "in a function": lambda x: tf.function(tf.reduce_mean)(x),
+}
+CURVED = {
     "root": lambda x: tf.sqrt(tf.reduce_mean(tf.square(x))),
+    "product": lambda x: tf.reduce_sum(tf.reduce_mean(x, 0) * tf.reduce_mean(tf.square(x), 0)),
+    "quotient": lambda x: tf.reduce_mean(x) / (tf.reduce_mean(tf.square(x)) + 1.0),
+    "at most": lambda x: tf.minimum(tf.reduce_mean(x), 1.0),
+    "root, and more": lambda x: 2.0 * tf.sqrt(tf.reduce_mean(x)) + tf.reduce_mean(x),
+    "in a function": lambda x: tf.function(tf.exp)(tf.reduce_mean(x)),
 }
 WEIGHTED = {
     "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
@@ -88,7 +102,12 @@ def test_a_sum_over_samples_is_told(kind: str, rows: int | None) -> None:
 @pytest.mark.parametrize("kind", MEANS)
 def test_a_mean_is_told(kind: str) -> None:
     assert made(MEANS[kind]) == Extent()
-    assert not made(MEANS[kind]).is_sum
+    assert not made(MEANS[kind]).is_sum and not made(MEANS[kind]).is_curved
+
+
+@pytest.mark.parametrize("kind", CURVED)
+def test_what_is_not_linear_in_a_mean_is_told(kind: str) -> None:
+    assert made(CURVED[kind]).is_curved and made(CURVED[kind]).degree == 0
 
 
 @pytest.mark.parametrize("kind", WEIGHTED)

@@ -35,6 +35,10 @@ _WARNED = {
         "a loss is divided by a sum over data, such as the elements of a mask, of which each rank "
         "has those of its part of the batch"
     ),
+    "is no linear function of a mean": (
+        "a loss is a function of means over the batch that is not linear, such as a root or a "
+        "product of them: the mean over the ranks' parts is another number"
+    ),
     "parts of different batches": (
         "the ranks have different data, so their parts of a batch are parts of different batches: "
         "give what draws or shuffles them a seed"
