@@ -165,6 +165,7 @@ def test_nothing_is_known_of_eager_tensors() -> None:
 
 
 DATA = tf.data.Dataset.range(8).batch(4)
+CONSTANT = tf.constant([0, 1, 2])
 OF_NO_BATCH = {
     "a range": lambda x: tf.range(4),
     "reshaped": lambda x: tf.reshape(tf.range(4)[tf.newaxis], [-1]),
@@ -179,7 +180,6 @@ OF_A_BATCH = {
     "the next of a dataset": lambda x: next(iter(DATA)),
     "drawn": lambda x: tf.random.uniform([4], maxval=9, dtype=tf.int32),
 }
-CONSTANT = tf.constant([0, 1, 2])
 
 
 @pytest.mark.parametrize("name", [*OF_NO_BATCH, *OF_A_BATCH])

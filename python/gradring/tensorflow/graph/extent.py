@@ -122,7 +122,7 @@ def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:
 
 def _is_stateful(op: tf.Operation) -> bool:
     """Whether it may give something else each time, such as the next batch of a dataset."""
-    return op.op_def.is_stateful and op.type != "ReadVariableOp"
+    return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
 
 
 def _all_ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
