@@ -47,7 +47,7 @@ def test_programs_that_train_as_one_process_does_are_equal(python: Path, tmp_pat
     paths = [PROGRAMS / f"{name}.py" for name in EQUAL]
     code, text = verified(python, tmp_path, HERE / "together.py", *paths)
     assert code == 0, text
-    assert "16 steps, 34 variables: equal within" in text
+    assert "16 steps, 26 variables: equal within" in text
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

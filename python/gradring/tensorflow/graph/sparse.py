@@ -158,10 +158,10 @@ class _Gathering:
 def _gathered(given: Sequence[_Gathering]) -> list[Rows]:
     tensors, counts, collectives = [], [], []
     for each in given:
-        collective = each.collective
+        own, collective = each.own, each.collective
         tensors += [
-            divided(each.own.values, _divisor(collective)),
-            tf.convert_to_tensor(each.own.indices),
+            divided(own.values, _divisor(collective)),
+            tf.convert_to_tensor(own.indices),
         ]
         counts += [each.counts, each.counts]
         collectives += [_values(collective), collective.part("indices")]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
 import logging
 import os
 import sys
@@ -266,6 +267,7 @@ class _Recorder:
         self._lock = threading.Lock()
         self._steps = 0
         self._numbers: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+        self._made = itertools.count()
         self._states, self._begun = 0, WeakSet[Any]()
         self.facts = trainings.Facts()
         #: Variables that an optimizer updates, by `id`.
@@ -306,7 +308,9 @@ class _Recorder:
             return
         count = len(names)
         with self._lock:
-            of_optimizer = self._numbers.setdefault(optimizer, [len(self._numbers), 0])
+            if optimizer not in self._numbers:
+                self._numbers[optimizer] = [next(self._made), 0]
+            of_optimizer = self._numbers[optimizer]
             number, done = of_optimizer
             of_optimizer[1] += 1
             if not done:
