@@ -20,7 +20,7 @@ DIFFERENT = {
     "contrastive": ["not equal", "likely cause: a loss of several samples together"],
     "batch_normalization": ["not equal", "likely cause: BatchNormalization: each rank takes mean"],
     "running_range": [
-        "are equal within",
+        "rank 0 of 2 differs from one process after 1 step in ",
         "/top, which no optimizer updates",
         "likely cause: a variable that a layer or a step assigns from its part of a batch",
     ],

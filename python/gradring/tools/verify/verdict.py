@@ -206,6 +206,11 @@ def _causes(
     for said, cause in _WARNED.items():
         if any(said in text for text in warnings):
             yield cause
+    if comparison.other_differences and _OF_A_BATCH not in layers:
+        yield (
+            "a variable that a layer or a step assigns from its part of a batch, which nobody "
+            "combines"
+        )
     if apart and (worst is None or worst.factor is None):
         yield (
             "the ranks do not apply the same gradients: a variable that no rank shares, such as a "
@@ -213,11 +218,6 @@ def _causes(
             "that nobody has broadcast"
         )
     yield from _causes_by_factor(worst, size)
-    if comparison.other_differences and _OF_A_BATCH not in layers:
-        yield (
-            "a variable that a layer or a step assigns from its part of a batch, which nobody "
-            "combines"
-        )
     if comparison.mismatch is None and len(one.steps) != len(ranks[0].steps) and worst is None:
         yield (
             "an epoch has another number of batches on ranks: the batch, or the data, are divided "
