@@ -40,7 +40,7 @@ FILE = "gradring_start.pth"
 #: What is called with a module when it has been imported: modules and functions by the variable
 #: that asks for them; None where the import is enough.
 _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
-    "numpy": {VERIFY: ("gradring_start.chance", "seed_numpy")},
+    "numpy": dict.fromkeys((VERIFY, WITH_STRATEGY), ("gradring_start.chance", "seed_numpy")),
     "tensorflow": {
         VERIFY: (_RECORDING, "install"),
         AS_MWMS: ("gradring.tensorflow.stand_ins.in_place_of_mwms", "install"),
@@ -121,8 +121,10 @@ def install() -> None:
     """Puts the stand-ins before everything else that finds modules, once."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         sys.meta_path.insert(0, cast(Any, _StandIns()))
-        if is_set(VERIFY):
-            importlib.import_module("gradring_start.chance").seed_python()
+        is_recorded, is_shared = is_set(VERIFY), is_set(WITH_STRATEGY)
+        if is_recorded or is_shared:
+            chance = importlib.import_module("gradring_start.chance")
+            chance.begin(is_recorded=is_recorded, is_shared=is_shared)
 
 
 class _StandIns:
@@ -137,7 +139,8 @@ class _StandIns:
         if is_asked and (theirs == fullname or _is_theirs_only(theirs)):
             names = importlib.import_module("gradring.horovod.names")
             return cast("ModuleSpec | None", names.spec_of(theirs))
-        called = [what for variable, what in _AFTER.get(fullname, {}).items() if is_set(variable)]
+        after = _AFTER.get(fullname, {})
+        called = list(dict.fromkeys(what for name, what in after.items() if is_set(name)))
         asked = _asked.get(fullname, [])
         spec = PathFinder.find_spec(fullname, path, target) if called or asked else None
         if spec is not None and spec.loader is not None:

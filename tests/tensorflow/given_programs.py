@@ -114,6 +114,37 @@ def clipping_in_the_step() -> Any:
     )
 
 
+def positions(length: int | None) -> Any:
+    """Embeddings of words, and of positions, which are the same for all samples."""
+    words = np.random.default_rng(1).integers(0, 5, (80, 6))
+    inputs = keras.Input((length,), dtype="int32")
+    places = keras.ops.arange(keras.ops.shape(inputs)[1]) if length else None
+
+    class Places(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(8, 3)
+
+        def call(self, x: Any) -> Any:
+            return self.table(keras.ops.arange(0, keras.ops.shape(x)[-1], 1))
+
+    of_places = keras.layers.Embedding(8, 3)(places) if length else Places()(inputs)
+    outputs = dense()(keras.ops.mean(keras.layers.Embedding(5, 3)(inputs) + of_places, axis=1))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    return told(model, model.fit(words, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def an_embedding_of_positions() -> Any:
+    return positions(6)
+
+
+@program
+def an_embedding_of_positions_of_any_length() -> Any:
+    return positions(None)
+
+
 @program
 def eagerly() -> Any:
     model = functional(type("Model", (Own,), {"loss_of": lambda _, y, p: tf.reduce_mean(y - p)}))

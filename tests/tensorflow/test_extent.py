@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from gradring.tensorflow.graph.extent import Extent, extent_of
+from gradring.tensorflow.graph.extent import Extent, extent_of, is_of_no_batch
 
 WEIGHTS = tf.Variable(tf.ones([4]))
 KERNEL = tf.Variable(tf.ones([4, 3]))
@@ -64,7 +64,21 @@ MEANS = {
     "by the elements": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
     "divergence": lambda x: -0.5 * tf.reduce_mean(tf.reduce_sum(1 + x - tf.exp(x), axis=1)),
     "and a penalty": lambda x: tf.reduce_mean(x) + tf.reduce_sum(tf.square(WEIGHTS)),
+    "a part of a mean": lambda x: 0.1 * tf.reduce_mean(x) / 3.0 - tf.reduce_mean(tf.square(x)),
+    "by a weight": lambda x: tf.exp(-WEIGHTS[0]) * tf.reduce_mean(x) + WEIGHTS[0],
+    "of normalised samples": lambda x: tf.reduce_mean(
+        (x - tf.reduce_mean(x, 0)) * tf.math.rsqrt(tf.math.reduce_variance(x, 0) + 1e-3)
+    ),
+    "by a root of a width": lambda x: tf.reduce_mean(x) / tf.sqrt(tf.cast(tf.shape(x)[1], x.dtype)),
+    "in a function": lambda x: tf.function(tf.reduce_mean)(x),
+}
+CURVED = {
     "root": lambda x: tf.sqrt(tf.reduce_mean(tf.square(x))),
+    "product": lambda x: tf.reduce_sum(tf.reduce_mean(x, 0) * tf.reduce_mean(tf.square(x), 0)),
+    "quotient": lambda x: tf.reduce_mean(x) / (tf.reduce_mean(tf.square(x)) + 1.0),
+    "at most": lambda x: tf.minimum(tf.reduce_mean(x), 1.0),
+    "root, and more": lambda x: 2.0 * tf.sqrt(tf.reduce_mean(x)) + tf.reduce_mean(x),
+    "in a function": lambda x: tf.function(tf.exp)(tf.reduce_mean(x)),
 }
 WEIGHTED = {
     "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
@@ -88,7 +102,12 @@ def test_a_sum_over_samples_is_told(kind: str, rows: int | None) -> None:
 @pytest.mark.parametrize("kind", MEANS)
 def test_a_mean_is_told(kind: str) -> None:
     assert made(MEANS[kind]) == Extent()
-    assert not made(MEANS[kind]).is_sum
+    assert not made(MEANS[kind]).is_sum and not made(MEANS[kind]).is_curved
+
+
+@pytest.mark.parametrize("kind", CURVED)
+def test_what_is_not_linear_in_a_mean_is_told(kind: str) -> None:
+    assert made(CURVED[kind]).is_curved and made(CURVED[kind]).degree == 0
 
 
 @pytest.mark.parametrize("kind", WEIGHTED)
@@ -143,3 +162,36 @@ def test_a_function_in_a_function_takes_what_it_captures_and_gets() -> None:
 def test_nothing_is_known_of_eager_tensors() -> None:
     assert extent_of(tf.reduce_sum(tf.ones([4])), []).degree is None
     assert extent_of(None, []).degree is None
+
+
+DATA = tf.data.Dataset.range(8).batch(4)
+CONSTANT = tf.constant([0, 1, 2])
+OF_NO_BATCH = {
+    "a range": lambda x: tf.range(4),
+    "reshaped": lambda x: tf.reshape(tf.range(4)[tf.newaxis], [-1]),
+    "of the last dimension": lambda x: tf.range(tf.shape(x)[-1]),
+    "a constant of the program": lambda x: tf.identity(CONSTANT),
+    "of a variable": lambda x: tf.cast(WEIGHTS, tf.int32),
+}
+OF_A_BATCH = {
+    "words": lambda x: tf.cast(x[:, 0], tf.int32),
+    "of its size": lambda x: tf.range(tf.shape(x)[0]),
+    "for each sample": lambda x: tf.reshape(tf.tile(tf.range(4)[None], [tf.shape(x)[0], 1]), [-1]),
+    "the next of a dataset": lambda x: next(iter(DATA)),
+    "drawn": lambda x: tf.random.uniform([4], maxval=9, dtype=tf.int32),
+}
+
+
+@pytest.mark.parametrize("name", [*OF_NO_BATCH, *OF_A_BATCH])
+def test_indices_that_no_sample_has_a_part_in_are_known(name: str) -> None:
+    found: list[bool] = []
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        indices = (OF_NO_BATCH | OF_A_BATCH)[name](x)
+        found.append(is_of_no_batch(indices, [x]))
+        return indices
+
+    traced.get_concrete_function(tf.TensorSpec((None, 4), tf.float32))
+    assert found == [name in OF_NO_BATCH]
+    assert not is_of_no_batch(CONSTANT, []), "of what is eager, nothing is known"

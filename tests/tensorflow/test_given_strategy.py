@@ -77,7 +77,9 @@ class Model(keras.Model):
         weights = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
         return {"own": loss}
-for kind in (mixed, masked, pairs):
+def root(y, p):
+    return tf.sqrt(tf.reduce_mean(tf.square(y - p)))
+for kind in (mixed, masked, pairs, root):
     inputs = keras.Input((4,))
     model = Model(inputs, keras.layers.Dense(1)(inputs))
     model.kind = kind
@@ -110,6 +112,7 @@ def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
         "adds a sum over samples to what is no sum",
         "divided by a sum over data, such as a mask",
         "neither a mean nor a sum over samples",
+        "no linear function of a mean over samples",
         "jit_compile=True is left out",
         "variables of the model 'sequential' differ between the ranks (1): seen",
     ):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradring.records import trainings
-from gradring.records.trainings import SKETCH, Facts, Step, Training, sketch
+from gradring.records.trainings import SKETCH, Facts, State, Step, Training, sketch
 from gradring.tools.verify.comparison import compare
 from gradring.tools.verify.verdict import verdict
 from gradring_start import chance
@@ -81,8 +81,11 @@ def test_ranks_that_send_nothing_train_alone_even_where_they_are_equal() -> None
         step.sent = 5000  # of forming the group
     is_equal, text = text_of(training(), silent, silent)
     assert is_equal is False
-    assert "are equal within" in text
+    assert text.startswith("not trained together\n4 steps, 2 variables are equal within")
     assert "likely cause: the ranks sent each other nothing" in text
+    said = "the optimizer 'adam' applies gradients: each of 2 ranks does all of this work by itself"
+    silent.facts.warnings.append(said)
+    assert "likely cause: a custom loop" in text_of(training(), silent, silent)[1]
     assert "in no group" in text_of(training(), *[training(sent=None)] * 2)[1]
 
 
@@ -135,6 +138,49 @@ def test_variables_without_a_gradient_are_not_compared() -> None:
     assert "not compared: bias, whose gradient is nothing but rounding" in text
 
 
+def with_states(made: Training, *, differs_after: int | None = None) -> Training:
+    """A training with a moving mean, and with a frozen variable that differs by rounding."""
+    draw = np.random.default_rng()
+    for steps in range(len(made.steps) + 1):
+        mean = np.full(3, 0.9**steps)
+        if differs_after is not None and steps >= differs_after:
+            mean[0] += 0.1
+        frozen = np.ones(3) + 1e-8 * draw.normal(size=3)
+        made.states.append(State(steps, ["moving_mean", "frozen"], [mean, frozen]))
+    return made
+
+
+def test_variables_that_no_optimizer_updates_are_compared() -> None:
+    one, same, other = (with_states(training(), differs_after=it) for it in (None, None, 3))
+    is_equal, text = text_of(one, same, same)
+    assert is_equal and "compared too: 2 variables that no optimizer updates" in text
+    is_equal, text = text_of(one, other, other)
+    assert is_equal is False
+    assert "rank 0 of 2 differs from one process after 3 steps in moving_mean, which no" in text
+    assert "likely cause: a variable that a layer or a step assigns from its part" in text
+    is_equal, text = text_of(one, same, other)
+    assert is_equal is False and "rank 1 differs from rank 0 after 3 steps in moving_mean" in text
+
+
+def test_a_moving_mean_behind_a_bias_without_a_gradient_is_not_compared() -> None:
+    one, other = (
+        with_states(training(gradients=(1.0, 1e-9)), differs_after=it) for it in (None, 2)
+    )
+    for step in other.steps:
+        step.after[1] = -step.after[1]
+    is_equal, text = text_of(one, other, other)
+    assert is_equal and "not compared: bias and moving_mean" in text
+
+
+def test_what_gradring_has_warned_of_is_the_cause() -> None:
+    warned = "a loss is, as far as its graph tells, neither a mean nor a sum over samples, as of"
+    other = training(noise=1e-2, facts=Facts(layers=["BatchNormalization"], warnings=[warned]))
+    is_equal, text = text_of(training(), other, other)
+    assert is_equal is False
+    assert "likely cause: a loss of several samples together, such as of all pairs" in text
+    assert text_of(training(), *[training(facts=Facts(warnings=[warned]))] * 2)[0] is True
+
+
 def test_nothing_is_said_of_trainings_without_steps() -> None:
     empty = Training([], Facts())
     assert text_of(empty, training(), training())[0] is None
@@ -166,14 +212,16 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert trainings.limit_of(tmp_path / "one") == 7
     place = trainings.folder(tmp_path / "one", 0)
     place.mkdir()
-    made = training()
+    made = with_states(training())
     for index, step in enumerate(made.steps):
         trainings.write_step(place, index, step)
+    for index, state in enumerate(made.states):
+        trainings.write_state(place, index, state)
     trainings.write_facts(place, made.facts)
     (read,) = trainings.read(tmp_path / "one", 1)
     assert read.facts == made.facts
     found = compare(made, read, 1e-12)
-    assert found.steps == 4 and not found.differences and found.largest == 0
+    assert found.steps == 4 and found.is_equal and found.largest == 0 and found.others
 
 
 class Numbers(np.random.RandomState):
@@ -186,10 +234,14 @@ class Numbers(np.random.RandomState):
         self.default_rng = np.random.default_rng
 
 
-def test_numbers_of_numpy_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_numbers_of_numpy_are_those_of_the_rank_or_of_all(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = []
     for rank in ("0", "0", "1"):
         monkeypatch.setenv("GRADRING_RANK", rank)
+        chance.begin(is_recorded=True, is_shared=is_shared)
         numpy = ModuleType("numpy")
         numpy.random = Numbers()  # type: ignore[attr-defined]
         chance.seed_numpy(numpy)
@@ -199,4 +251,5 @@ def test_numbers_of_numpy_are_those_of_the_rank(monkeypatch: pytest.MonkeyPatch)
         assert chance.has_drawn(numpy)
         assert ours.default_rng(seed=5).random() == np.random.default_rng(5).random()
     first, again, other = drawn
-    assert first == again and not set(first) & set(other) and len(set(first)) == 3
+    assert first == again and len(set(first)) == 3
+    assert first == other if is_shared else not set(first) & set(other)

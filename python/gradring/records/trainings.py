@@ -2,7 +2,8 @@
 
 A directory has a folder for each rank. In it, ``steps`` has a file for each step of any optimizer,
 in the order in which they ended, and ``facts.json`` what is known of the program. The number of
-steps after which a process ends is in ``limit`` beside the folders.
+steps after which a process ends is in ``limit`` beside the folders. Between two batches of `fit`,
+the other variables of its model are kept too, such as moving statistics.
 
 Arrays are not kept as they are. Up to `SKETCH` elements are, and of more elements that many sums,
 each of elements with random signs. A sketch is linear, so a difference of two sketches is that of a
@@ -54,6 +55,21 @@ class Step:
 
 
 @dataclass
+class State:
+    """Variables of a model that no optimizer updates, between two batches of `fit`.
+
+    Attributes:
+        steps: How many steps of all optimizers had ended.
+        variables: Their names.
+        values: A sketch of each.
+    """
+
+    steps: int
+    variables: list[str]
+    values: list[Sketch] = field(default_factory=list)
+
+
+@dataclass
 class Facts:
     """What is known of a program.
 
@@ -64,6 +80,7 @@ class Facts:
             program has drawn none.
         batches: Sizes to which datasets were batched.
         stopped: Whether the process was ended when the limit of steps was reached.
+        warnings: What gradring warned of.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -71,6 +88,7 @@ class Facts:
     numbers: str = ""
     batches: list[int] = field(default_factory=list)
     stopped: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -79,6 +97,7 @@ class Training:
 
     steps: list[Step]
     facts: Facts
+    states: list[State] = field(default_factory=list)
 
 
 def sketch(array: Any) -> Sketch:
@@ -127,10 +146,27 @@ def write_step(place: Path, index: int, step: Step) -> None:
         for name, those in (("before", step.before), ("after", step.after))
         for number, array in enumerate(those)
     }
-    path = place / f"{index:06d}.npz"
-    with path.with_suffix(".part").open("wb") as file:
+    _save(place / f"{index:06d}.npz", about, arrays)
+
+
+def write_state(place: Path, index: int, state: State) -> None:
+    """Writes a state into the folder of a rank.
+
+    Args:
+        place: The folder.
+        index: The number of the state.
+        state: It.
+    """
+    about = {"steps": state.steps, "variables": state.variables}
+    values = {f"value_{number}": array for number, array in enumerate(state.values)}
+    _save(place / f"{index:06d}.state", about, values)
+
+
+def _save(path: Path, about: dict[str, Any], arrays: dict[str, Sketch]) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
         np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
-    path.with_suffix(".part").rename(path)
+    part.rename(path)
 
 
 def write_facts(place: Path, facts: Facts) -> None:
@@ -148,6 +184,7 @@ def _read(place: Path) -> Training:
     return Training(
         [_read_step(path) for path in sorted(place.glob("*.npz"))],
         Facts(**json.loads(facts.read_text())) if facts.exists() else Facts(),
+        [_read_state(path) for path in sorted(place.glob("*.state"))],
     )
 
 
@@ -158,3 +195,9 @@ def _read_step(path: Path) -> Step:
         before = [file[f"before_{number}"] for number in range(count)]
         after = [file[f"after_{number}"] for number in range(count)]
     return Step(**about, before=before, after=after)
+
+
+def _read_state(path: Path) -> State:
+    with np.load(path) as file:
+        about = json.loads(str(file["about"]))
+        return State(**about, values=[file[f"value_{n}"] for n in range(len(about["variables"]))])

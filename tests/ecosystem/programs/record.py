@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -93,10 +94,17 @@ def _ranks() -> int:
 
 
 def _strategy() -> str:
-    """The class of the one that counts at the end, for whoever makes no other."""
+    """The class of the one that counts at the end, for whoever makes no other.
+
+    A program of Keras 3 that knows of no replicas sees none of it.
+    """
     import tensorflow as tf
 
-    return type(tf.distribute.get_strategy()).__name__
+    given = sys.modules.get("gradring.tensorflow.keras.given")
+    strategy = (given and given.strategy()) or tf.distribute.get_strategy()
+    ours = sys.modules.get("gradring.tensorflow")
+    is_ours = ours is not None and isinstance(strategy, ours.CustomCollectiveStrategy)
+    return "CustomCollectiveStrategy" if is_ours else type(strategy).__name__
 
 
 def _version(package: str) -> str:

@@ -13,8 +13,8 @@ they give has rows for the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,10 @@ class Extent:
         is_mixed: Whether it adds a sum to what is none.
         of_data: Whether it is a sum over samples that counts them by what they are, as a mask does.
         is_weighted: Whether it is a mean that was divided by such a sum.
+        is_mean: Whether it is of degree 0 and made of several samples; extents are compared
+            without this.
+        is_curved: Whether it is a function of means that is not linear, such as a root or a
+            product, which a mean over the ranks is not; compared without it, too.
     """
 
     has_rows: bool = False
@@ -48,6 +52,8 @@ class Extent:
     is_mixed: bool = False
     of_data: bool = False
     is_weighted: bool = False
+    is_mean: bool = field(default=False, compare=False)
+    is_curved: bool = field(default=False, compare=False)
 
     @property
     def is_sum(self) -> bool:
@@ -60,7 +66,21 @@ class Extent:
         return self != _INDEPENDENT
 
 
+#: Of a mean, these give one.
+_LINEAR = frozenset(
+    (
+        *("Add", "AddV2", "AddN", "BiasAdd", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2"),
+        *("EnsureShape", "ExpandDims", "Fill", "GatherV2", "Identity", "Mean", "Neg", "Pack"),
+        *("PreventGradient", "Reshape", "Select", "SelectV2", "Snapshot", "Squeeze"),
+        *("StopGradient", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack"),
+    )
+)
+#: Of a mean and something that no sample has a part in, these give one.
+_BILINEAR = frozenset(("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"))
+_QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
+
 _INDEPENDENT = Extent()
+_MEAN = Extent(is_mean=True)
 _UNKNOWN = Extent(degree=None)
 _MIXED = Extent(degree=None, is_mixed=True)
 _ROWS = Extent(has_rows=True)
@@ -79,11 +99,41 @@ def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> E
     if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
         return _UNKNOWN
     known = {_key(each): _ROWS for each in batch if tf.is_symbolic_tensor(each)}
-    known |= {_key(each): _INDEPENDENT for each in means if tf.is_symbolic_tensor(each)}
+    known |= {_key(each): _MEAN for each in means if tf.is_symbolic_tensor(each)}
     try:
         return _in_graph(tensor, known)
     except (AttributeError, LookupError, TypeError, ValueError):
         return _UNKNOWN
+
+
+def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:
+    """Whether a graph makes a tensor without any sample, such as positions in a text.
+
+    Args:
+        tensor: Of a graph; of an eager tensor nothing is known.
+        batch: Tensors that have a row for each sample.
+    """
+    if extent_of(tensor, batch).depends:
+        return False
+    try:
+        return not any(_is_stateful(op) for op in _all_ancestors(tensor))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
+
+
+def _is_stateful(op: tf.Operation) -> bool:
+    """Whether it may give something else each time, such as the next batch of a dataset."""
+    return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
+
+
+def _all_ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Operations that a tensor is made by, also in graphs around its own."""
+    captured = _captured(tensor.graph)
+    for op in _ancestors(tensor):
+        yield op
+        outer = captured.get(op.outputs[0].name) if op.outputs else None
+        if tf.is_tensor(outer) and tf.is_symbolic_tensor(outer):
+            yield from _all_ancestors(outer)
 
 
 def reads(tensor: Any, handles: Sequence[Any]) -> bool:
@@ -173,7 +223,7 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
 
 def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
     """What the functions give that an operation calls, which all get its last inputs."""
-    if op.type not in _CALLS or not any(each.depends for each in inputs):
+    if op.type not in _CALLS or not any(each.depends or each.is_mean for each in inputs):
         return []
     ways = []
     for graph in compat.called_graphs(op):
@@ -190,15 +240,36 @@ def _either(ways: Sequence[Extent]) -> Extent:
     (first, *others) = ways
     if any(each.degree != first.degree or each.is_mixed for each in others):
         return _UNKNOWN
-    return replace(first, has_rows=any(each.has_rows for each in ways))
+    return replace(
+        first,
+        has_rows=any(each.has_rows for each in ways),
+        is_mean=any(each.is_mean for each in ways),
+        is_curved=any(each.is_curved for each in ways),
+    )
 
 
 def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:
     found = _by_rule(op, output, inputs)
     if found.degree == 1 and not found.has_rows and any(each.of_data for each in inputs):
         found = replace(found, of_data=True)
-    is_weighted = any(each.is_weighted for each in inputs)
-    return replace(found, is_weighted=True) if is_weighted else found
+    if any(each.is_weighted for each in inputs):
+        found = replace(found, is_weighted=True)
+    if found != _INDEPENDENT or not output.dtype.is_floating:
+        return found
+    are_means = [each.is_mean for each in inputs]
+    if not any(are_means) and not any(each.depends and not each.is_shape for each in inputs):
+        return found
+    is_curved = any(each.is_curved for each in inputs) or _is_curved(op, are_means)
+    return replace(found, is_mean=True, is_curved=is_curved)
+
+
+def _is_curved(op: tf.Operation, are_means: Sequence[bool]) -> bool:
+    """Whether an operation makes of these means what is none."""
+    if not any(are_means) or op.type in _LINEAR or op.type in _CALLS:
+        return False
+    if op.type in _BILINEAR:
+        return sum(are_means) > 1
+    return op.type not in _QUOTIENTS or are_means[-1]
 
 
 def _by_rule(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:
@@ -331,6 +402,9 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
         is_one = op.outputs[0].shape.rank == 0
         if op.get_attr("begin_mask") & 1:
             first = 0
+        length = op.inputs[0].shape.num_elements()
+        if first < 0 and length is not None:
+            first += length
         if first == 0:
             return Extent(degree=1) if is_one else Extent(is_shape=True)
         return _INDEPENDENT if first > 0 else _UNKNOWN

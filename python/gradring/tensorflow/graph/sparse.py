@@ -2,7 +2,9 @@
 
 By default (``embeddings="rows"``), the rows of all ranks are gathered in rank order, and none are
 added up: Keras' optimizers square rows of equal index one by one, so sums would train otherwise
-than one process. Only the rows themselves can travel then.
+than one process. Only the rows themselves can travel then. Indices that no sample has a part in,
+such as positions in a text, are the same on all ranks, and one process has each once: their values
+are reduced as dense ones are.
 
 With ``embeddings="sum"``, rows of one index are summed before they travel and once more after, in
 the wide type in which the engine accumulates too, so that all ways round alike. What travels is
@@ -32,14 +34,14 @@ import tensorflow as tf
 
 from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.communicator import Communicator, core_of
-from gradring.tensorflow.graph import row_owners, session_order
+from gradring.tensorflow.graph import replica_step, row_owners, session_order
 from gradring.tensorflow.graph.dtypes import as_native
+from gradring.tensorflow.graph.extent import is_of_no_batch
 from gradring.tensorflow.graph.rows import (
     add_rows,
     divided,
     gather_rows,
     numbers_of_all,
-    row_counts,
 )
 from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX, reduce
 
@@ -53,6 +55,9 @@ MESSAGE_BYTES_BOUNDS = 4 << 10, 1 << 20
 
 #: What finding the owner of a row costs, likewise.
 OWNER_BYTES = 64
+
+#: Spreads digests over all numbers.
+_ODD = 0x1E3779B97F4A7C15
 
 #: Values and their indices.
 Rows: TypeAlias = tuple[tf.Tensor, tf.Tensor]
@@ -98,19 +103,79 @@ def _rows_of_all(
     given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
 ) -> list[Rows]:
     """The rows of all ranks; a mean divides each."""
-    counts_of_each = row_counts([each.values for each in given], reduction.of(positions))
+    batch = replica_step.current().batch
+    are_added = [is_of_no_batch(each.indices, batch) for each in given]
+    told = [tf.shape(each.values, tf.int64)[0] for each in given]
+    told += [
+        _digest(each.indices) for each, is_added in zip(given, are_added, strict=True) if is_added
+    ]
+    numbers = numbers_of_all(tf.stack(told), reduction.of(positions).part("rows"))
+    counts, digests = numbers[: len(given)], iter(tf.unstack(numbers, len(told))[len(given) :])
+    each_of = [
+        _Gathering(own, rows, reduction.of([position]))
+        for own, rows, position in zip(
+            given, tf.unstack(counts, len(given)), positions, strict=True
+        )
+    ]
+    apart = iter(
+        _gathered([one for one, added in zip(each_of, are_added, strict=True) if not added])
+    )
+    return [
+        one.added(next(digests)) if is_added else next(apart)
+        for one, is_added in zip(each_of, are_added, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """Slices of which every rank is to have all.
+
+    Attributes:
+        own: This rank's.
+        counts: Every rank's number of rows.
+        collective: What it is called, does and checks.
+    """
+
+    own: tf.IndexedSlices
+    counts: tf.Tensor
+    collective: Collective
+
+    def added(self, digests: tf.Tensor) -> Rows:
+        """Values reduced place by place, if the indices of all ranks have one digest."""
+        told = tf.stack([digests, self.counts])
+        way: Rows = tf.cond(
+            tf.reduce_all(told == told[:, :1]), self._added, lambda: _gathered([self])[0]
+        )
+        return way
+
+    def _added(self) -> Rows:
+        own, label = self.own, self.collective.label
+        native, decode = as_native(own.values, label.shown)
+        (reduced,) = reduce([native], replace(self.collective, label=label.part("equal rows")))
+        return decode(reduced), tf.convert_to_tensor(own.indices)
+
+
+def _gathered(given: Sequence[_Gathering]) -> list[Rows]:
     tensors, counts, collectives = [], [], []
-    for position, own, rows in zip(positions, given, counts_of_each, strict=True):
-        collective = reduction.of([position])
+    for each in given:
+        own, collective = each.own, each.collective
         tensors += [
             divided(own.values, _divisor(collective)),
             tf.convert_to_tensor(own.indices),
         ]
-        counts += [rows, rows]
+        counts += [each.counts, each.counts]
         collectives += [_values(collective), collective.part("indices")]
     # All tables are under way at once.
     gathered = gather_rows(tensors, counts, collectives)
     return list(zip(gathered[::2], gathered[1::2], strict=True))
+
+
+def _digest(indices: tf.Tensor) -> tf.Tensor:
+    """An int64 that tells indices apart, also by their order."""
+    wide = tf.cast(tf.reshape(indices, [-1]), tf.int64) + 1
+    weights = (2 * tf.range(tf.size(wide, tf.int64)) + 1) * tf.constant(_ODD, tf.int64)
+    shifted = tf.bitwise.right_shift(weights, tf.constant(29, tf.int64))
+    return tf.reduce_sum(wide * tf.bitwise.bitwise_xor(weights, shifted))
 
 
 def _summed(

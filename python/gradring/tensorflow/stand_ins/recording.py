@@ -14,15 +14,17 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
+import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import tensorflow as tf
@@ -30,16 +32,20 @@ import tensorflow as tf
 from gradring.gradients.names import name_of
 from gradring.group.communicator import open_groups
 from gradring.records import trainings
+from gradring.tensorflow.graph.adoption import of_tensorflow
 from gradring.tensorflow.graph.context import holding
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.stand_ins import without_chance
 from gradring_start import VERIFY
-from gradring_start.chance import has_drawn, seed
+from gradring_start.chance import has_drawn, rank
 
 #: How long a rank that is done waits for the others.
 _PATIENCE_S = 60.0
 _LOOK_S = 0.01
+#: Larger variables that no optimizer updates, such as frozen tables, are not read at each batch.
+_LARGEST_OF_STATE = 2**20
 
 #: Whether an optimizer is applying gradients, so that one inside of it is part of the same step.
 _is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
@@ -53,6 +59,7 @@ def install(_: Any) -> None:
     except FileExistsError:
         return
     without_chance.install()
+    logging.getLogger("gradring").addHandler(_Warnings(_recorder))
     _without_xla()
     _note_batches(_recorder)
     _record(tf.compat.v1.train.Optimizer, "apply_gradients", _pairs, returns_op=True)
@@ -73,6 +80,7 @@ def record_keras(keras: Any) -> None:
     without_chance.silence_layers(keras)
     _record(keras.optimizers.Optimizer, "apply", _lists)
     _record(keras.optimizers.LossScaleOptimizer, "apply", _lists)
+    _record_states(keras.callbacks.CallbackList)
 
 
 def record_tf_keras(tf_keras: Any) -> None:
@@ -84,6 +92,7 @@ def record_tf_keras(tf_keras: Any) -> None:
     optimizers = tf_keras.optimizers
     _record(optimizers.Optimizer, "apply_gradients", _pairs)
     _record(optimizers.legacy.Optimizer, "apply_gradients", _pairs)
+    _record_states(tf_keras.callbacks.CallbackList)
 
 
 def _without_xla() -> None:
@@ -109,6 +118,51 @@ def _note_batches(recorder: _Recorder) -> None:
         return original(dataset, batch_size, *args, **kwargs)
 
     tf.data.Dataset.batch = batch
+
+
+class _Warnings(logging.Handler):
+    """Notes what gradring warns of, which may explain a difference."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__(logging.WARNING)
+        self._recorder = recorder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes it, in the process that records."""
+        self._recorder.warned(record.getMessage())
+
+
+# Variables that no optimizer updates
+
+
+def _record_states(callbacks: Any) -> None:
+    """Has `fit` read them before its first batch, and after each."""
+
+    def recorded(name: str, is_begin: bool) -> None:
+        original = getattr(callbacks, name)
+
+        @functools.wraps(original)
+        def note(those: Any, *args: Any, **kwargs: Any) -> Any:
+            if _recorder is not None and (model := getattr(those, "model", None)) is not None:
+                _recorder.note_state(model, is_begin)
+            return original(those, *args, **kwargs)
+
+        setattr(callbacks, name, note)
+
+    recorded("on_train_batch_begin", True)
+    recorded("on_train_batch_end", False)
+
+
+def _state_of(model: Any, updated: set[int]) -> Iterator[tuple[str, Any]]:
+    """Names and values of a model's other variables than those `updated`, by their `id`."""
+    for place, variable in enumerate(model.weights):
+        own = of_tensorflow(variable)
+        # A value that is read of all copies may be a reduction.
+        own = getattr(own, "values", (own,))[0]
+        if id(variable) in updated or not own.dtype.is_floating:
+            continue
+        if own.shape.num_elements() <= _LARGEST_OF_STATE:
+            yield f"{place}/{name_of(variable)}", own.numpy()
 
 
 # Updates
@@ -188,6 +242,7 @@ def _note(
 ) -> Any:
     """Takes the values of a step, now or whenever the graph comes by."""
     assert _recorder is not None
+    _recorder.updated.update(map(id, variables))
     note = functools.partial(_recorder.note, optimizer, [name_of(each) for each in variables])
     values = [*norms, *before, *(_value(variable) for variable in variables)]
     if tf.executing_eagerly():
@@ -206,13 +261,40 @@ class _Recorder:
             FileExistsError: Another process of the rank has made it.
         """
         self._directory, self._process = directory, os.getpid()
-        self._place = trainings.folder(directory, seed())
+        self._place = trainings.folder(directory, rank())
         self._place.mkdir()
         self._limit = trainings.limit_of(directory)
         self._lock = threading.Lock()
         self._steps = 0
         self._numbers: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+        self._made = itertools.count()
+        self._states, self._begun = 0, WeakSet[Any]()
         self.facts = trainings.Facts()
+        #: Variables that an optimizer updates, by `id`.
+        self.updated: set[int] = set()
+
+    def warned(self, text: str) -> None:
+        """Gradring has warned of something."""
+        if os.getpid() == self._process and text not in self.facts.warnings:
+            self.facts.warnings.append(text)
+            trainings.write_facts(self._place, self.facts)
+
+    def note_state(self, model: Any, is_begin: bool) -> None:
+        """A batch of `fit` begins or has ended.
+
+        Args:
+            model: In `fit`.
+            is_begin: Whether it begins: that counts for the first one only.
+        """
+        if os.getpid() != self._process or (is_begin and model in self._begun):
+            return
+        with self._lock, falls_back("the record of other variables", "they are not compared"):
+            self._begun.add(model)
+            named = dict(_state_of(model, self.updated))
+            values = [trainings.sketch(value) for value in named.values()]
+            state = trainings.State(self._steps, list(named), values)
+            trainings.write_state(self._place, self._states, state)
+            self._states += 1
 
     def note(self, optimizer: Any, names: list[str], *values: Any) -> None:
         """A step has ended.
@@ -226,7 +308,9 @@ class _Recorder:
             return
         count = len(names)
         with self._lock:
-            of_optimizer = self._numbers.setdefault(optimizer, [len(self._numbers), 0])
+            if optimizer not in self._numbers:
+                self._numbers[optimizer] = [next(self._made), 0]
+            of_optimizer = self._numbers[optimizer]
             number, done = of_optimizer
             of_optimizer[1] += 1
             if not done:

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring_start.chance import seed
+from gradring_start.chance import rank
 
 #: TensorFlow's own for operations with a seed, where the program sets none for all.
 _DEFAULT_SEED = 87654321
@@ -132,7 +132,7 @@ def _seed_each(owner: Any, name: str) -> None:
     def seeded(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         if given.arguments.get("seed") is None and not tf.inside_function():
-            given.arguments["seed"] = next(made) + (0 if _is_seeded else 1000 * seed())
+            given.arguments["seed"] = next(made) + (0 if _is_seeded else 1000 * rank())
         return original(*given.args, **given.kwargs)
 
     setattr(owner, name, seeded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Sequence
@@ -233,6 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
     stand_ins = {variable: "1" for variable, is_chosen in chosen.items() if is_chosen}
     if stand_ins and (advice := advice_to_install()) is not None:
         return _misused(advice)
+    hash_seed = _hash_seed() if arguments.with_strategy else {}
     given = dict(entry.split("=", 1) for entry in arguments.forward if "=" in entry)
     is_own = not hosts or any(host.is_local for host in hosts)
     own = without_cluster_variables(os.environ)  # as the ranks get them
@@ -279,11 +281,11 @@ def run(arguments: argparse.Namespace) -> int:
         launch,
         Program(command, arguments.module),
         policy,
-        environ={**os.environ, **stand_ins},
+        environ={**os.environ, **stand_ins, **hash_seed},
         log_dir=arguments.log_dir,
         grace_s=arguments.grace,
         ssh=_ssh(arguments),
-        forward=arguments.forward,
+        forward=[*arguments.forward, *hash_seed],
         trace=arguments.trace,
         reader=0 if most == 1 else reader,
         shown=shown,
@@ -301,6 +303,12 @@ def _ssh(arguments: argparse.Namespace) -> Ssh:
     if identity is not None:
         options += ["-i", str(identity)]
     return Ssh(arguments.python, arguments.ssh_port, tuple(options))
+
+
+def _hash_seed() -> dict[str, str]:
+    """Gives all ranks one order of sets of texts, as a program has that takes itself for one."""
+    name = "PYTHONHASHSEED"
+    return {name: os.environ.get(name) or str(secrets.randbelow(2**32))}
 
 
 def _warn_of_outer_launcher(world_size: int) -> None:

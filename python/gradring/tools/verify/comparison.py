@@ -4,6 +4,7 @@ A difference of weights is judged by the way that the weights have gone since th
 training: rounding moves them by some millionths of it. Weights that have hardly moved are judged by
 their own size. The gradient of some weights is nothing but rounding, such as that of a bias in
 front of a normalisation; Adam makes whole steps of it, and no two trainings agree on these.
+Variables that no optimizer updates, such as moving statistics, are compared between the steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradring.records.trainings import Sketch, Step, Training
+from gradring.records.trainings import Sketch, State, Step, Training
 
 #: The largest difference that rounding makes, in relation to the way that weights have gone, by the
 #: dtype in which layers compute.
@@ -48,6 +49,21 @@ class Difference:
     before: bool
 
 
+@dataclass(frozen=True)
+class OtherDifference:
+    """A variable that no optimizer updates, where two trainings differ.
+
+    Attributes:
+        steps: How many steps of optimizers had ended.
+        variable: Its name.
+        size: As of a `Difference`.
+    """
+
+    steps: int
+    variable: str
+    size: float
+
+
 @dataclass
 class Comparison:
     """Two trainings.
@@ -59,6 +75,9 @@ class Comparison:
         differences: Those that are larger, of the first step that has any, the largest first.
         noise: Names of variables that differ and whose gradient is rounding.
         mismatch: Why the trainings cannot be compared further, or None.
+        others: How many variables that no optimizer updates have changed, and were compared.
+        other_differences: Those of them that differ while the others do not, of the first batch
+            that has any, the largest first.
     """
 
     steps: int = 0
@@ -67,6 +86,13 @@ class Comparison:
     differences: list[Difference] = field(default_factory=list)
     noise: set[str] = field(default_factory=set)
     mismatch: str | None = None
+    others: int = 0
+    other_differences: list[OtherDifference] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.differences or self.mismatch or self.other_differences)
 
 
 def tolerance(training: Training) -> float:
@@ -100,7 +126,38 @@ def compare(one: Training, other: Training, limit: float) -> Comparison:
         if found.differences:
             break
     found.variables = len(begun)
+    _compare_states(one.states, other.states, limit, found)
     return found
+
+
+def _compare_states(
+    one: Sequence[State], other: Sequence[State], limit: float, found: Comparison
+) -> None:
+    """Compares variables that no optimizer updates, as long as the steps are equal."""
+    begun: dict[str, Sketch] = {}
+    changed: set[str] = set()
+    for state, its in zip(one, other, strict=False):
+        if state.steps != its.steps or state.steps > found.steps - bool(found.differences):
+            break
+        values = dict(zip(its.variables, its.values, strict=True))
+        for name, value in zip(state.variables, state.values, strict=True):
+            start = begun.setdefault(name, value)
+            if name not in values or values[name].size != value.size:
+                continue
+            if (value != start).any():
+                changed.add(name)
+            size = _relative(value, values[name], start, limit)
+            if size <= limit:
+                continue
+            # A moving mean follows the bias in front of it.
+            if found.noise:
+                found.noise.add(name)
+            else:
+                found.other_differences.append(OtherDifference(state.steps, name, size))
+        if found.other_differences:
+            break
+    found.others = len(changed)
+    found.other_differences.sort(key=lambda it: -it.size)
 
 
 def _mismatch(step: Step, its: Step) -> str | None:

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from gradring.config.words import counted, listed
 from gradring.records.trainings import Training
-from gradring.tools.verify.comparison import Comparison, Difference, compare, tolerance
+from gradring.tools.verify.comparison import (
+    Comparison,
+    Difference,
+    OtherDifference,
+    compare,
+    tolerance,
+)
 
 PAGE = "docs/verify.md says more"
 #: A factor is a number up to so much of it.
@@ -15,6 +21,35 @@ _NEAR = 0.03
 _OF_A_BATCH = "BatchNormalization"
 _MASKS = ("Masking",)
 _HALF = ("float16", "bfloat16")
+#: What warnings of gradring say, and what that means here.
+_WARNED = {
+    "neither a mean nor a sum over samples": (
+        "a loss of several samples together, such as of all pairs of a batch or of a queue: each "
+        "rank computes it from its part of the batch, and has fewer pairs"
+    ),
+    "adds a sum over samples to what is no sum": (
+        "a loss adds a sum over samples to a mean or a penalty, so no weight of a rank's part is "
+        "right for both: divide the sum by the number of samples"
+    ),
+    "is divided by a sum over data": (
+        "a loss is divided by a sum over data, such as the elements of a mask, of which each rank "
+        "has those of its part of the batch"
+    ),
+    "is no linear function of a mean": (
+        "a loss is a function of means over the batch that is not linear, such as a root or a "
+        "product of them: the mean over the ranks' parts is another number"
+    ),
+    "parts of different batches": (
+        "the ranks have different data, so their parts of a batch are parts of different batches: "
+        "give what draws or shuffles them a seed"
+    ),
+    "is no loss of Keras": (
+        "a mean of the program's own, which is added up over the ranks: divide it by the number of "
+        "replicas"
+    ),
+}
+#: Of a loop that no `fit` divides.
+_OWN_LOOP = "does all of this work by itself"
 
 
 def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list[str]]:
@@ -42,22 +77,20 @@ def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list
     limit = max(map(tolerance, [one, *ranks]))
     comparison = compare(one, ranks[0], limit)
     among = [compare(ranks[0], each, limit) for each in ranks[1:]]
-    apart = [rank for rank, it in enumerate(among, 1) if it.differences or it.mismatch]
+    apart = [rank for rank, it in enumerate(among, 1) if not it.is_equal]
     alone = _is_alone(ranks)
     counts = [len(each.steps) for each in [one, *ranks]]
-    is_equal = not (
-        comparison.differences or comparison.mismatch or apart or alone or len(set(counts)) > 1
-    )
+    is_equal = comparison.is_equal and not apart and len(set(counts)) == 1
     notes = list(_notes(one, comparison))
-    if is_equal:
+    if is_equal and not alone:
         largest = max([comparison.largest, *(it.largest for it in among)])
         return True, [
             f"{_amount(comparison)}: equal within {largest:.1g} (one process and "
             f"{counted(size, 'rank')})",
             *notes,
         ]
-    sentences = ["not equal"]
-    if comparison.differences:
+    sentences = ["not trained together" if is_equal else "not equal"]
+    if comparison.differences or comparison.other_differences:
         sentences.append(_where(comparison, f"rank 0 of {size}"))
     elif comparison.mismatch:
         sentences.append(f"one process and rank 0 did other steps: {comparison.mismatch}")
@@ -69,7 +102,7 @@ def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list
     if apart:
         first = among[apart[0] - 1]
         sentences.append(f"{_ranks(apart)} and rank 0 differ among themselves")
-        if first.differences:
+        if first.differences or first.other_differences:
             sentences.append(_where(first, f"rank {apart[0]}", "rank 0"))
     if len(set(counts)) > 1:
         sentences.append(
@@ -91,6 +124,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _where(comparison: Comparison, who: str, of: str = "one process") -> str:
+    if not comparison.differences:
+        return _where_others(comparison.other_differences, who, of)
     worst, others = comparison.differences[0], len(comparison.differences) - 1
     more = f", and in {counted(others, 'variable')} more" if others else ""
     step = f"step {worst.index + 1} ({worst.step.name}, its step {worst.step.number + 1})"
@@ -106,6 +141,16 @@ def _where(comparison: Comparison, who: str, of: str = "one process") -> str:
     if worst.factor is None:
         return sentence
     return f"{sentence}; the update of this step is {worst.factor:.3g} times as large"
+
+
+def _where_others(differences: Sequence[OtherDifference], who: str, of: str) -> str:
+    worst, others = differences[0], len(differences) - 1
+    more = f", and {counted(others, 'variable')} more" if others else ""
+    when = f"after {counted(worst.steps, 'step')}" if worst.steps else "before the first step"
+    return (
+        f"{who} differs from {of} {when} in {worst.variable}{more}, which no optimizer updates: by "
+        f"{worst.size:.2g} of what it has changed since the beginning"
+    )
 
 
 def _is_alone(ranks: Sequence[Training]) -> bool:
@@ -125,6 +170,12 @@ def _causes(
 ) -> Iterator[str]:
     """What explains a difference, the most certain first."""
     size, layers = len(ranks), {*one.facts.layers, *ranks[0].facts.layers}
+    warnings = [text for each in ranks for text in each.facts.warnings]
+    if alone and any(_OWN_LOOP in text for text in warnings):
+        yield (
+            "a custom loop, which nobody divides: each rank does all of its work; "
+            "train in fit or train_on_batch, or reduce its gradients by GradientReducer"
+        )
     if alone and all(each.steps[0].sent is None for each in ranks):
         yield (
             "the ranks are in no group of gradring, so each of them trains for itself: make a "
@@ -151,6 +202,14 @@ def _causes(
         yield (
             f"the program makes batches {size} times as large on {size} ranks "
             f"({max(of_ranks)} samples): give it one size of the whole batch to compare"
+        )
+    for said, cause in _WARNED.items():
+        if any(said in text for text in warnings):
+            yield cause
+    if comparison.other_differences and _OF_A_BATCH not in layers:
+        yield (
+            "a variable that a layer or a step assigns from its part of a batch, which nobody "
+            "combines"
         )
     if apart and (worst is None or worst.factor is None):
         yield (
@@ -215,6 +274,8 @@ def _notes(one: Training, comparison: Comparison) -> Iterator[str]:
     random = sorted(it for it in layers if "Dropout" in it or it.startswith(("Random", "Gaussian")))
     if random:
         yield f"random layers were switched off in both: {listed(random)}"
+    if comparison.others:
+        yield f"compared too: {counted(comparison.others, 'variable')} that no optimizer updates"
     if comparison.noise:
         names = sorted(comparison.noise)
         shown = listed([*names[:2], *(["others"] if len(names) > 2 else [])])
