@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,6 +157,12 @@ test-engines: setup ## trains under real Slurm, MPI (Open MPI, MPICH, Intel) and
 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/internals/conformance)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"
+
+# Folders or files of keras/src; jax is imported by some of the tests.
+PLACES ?= trainers
+conformance-keras: setup ## Keras' own tests of PLACES="trainers losses ...", from CHECKOUT=directory, plain and on 1 and 2 ranks
+	$(BIN)/python -m pip install --quiet --target target/jax --upgrade --no-deps jax jaxlib opt_einsum
+	PYTHONPATH=tests:target/jax $(BIN)/python -m conformance.keras "$(CHECKOUT)" $(PLACES)
 
 # Not --quiet: with it, --strict sees no warnings.
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors

@@ -64,13 +64,18 @@ class World:
         return [json.loads(text) for text in self._meet(str(test), json.dumps(verdict))]
 
     def _meet(self, name: str, text: str) -> list[str]:
-        paths = [verdict_path(Path(self.directory), name, rank) for rank in range(self.size)]
-        unfinished = Path(f"{paths[self.rank]}.unfinished")
-        unfinished.write_text(text)
-        unfinished.rename(paths[self.rank])
-        while not all(path.exists() for path in paths):
-            time.sleep(POLL_S)
-        return [path.read_text() for path in paths]
+        return meet(Path(self.directory), name, self.rank, self.size, text)
+
+
+def meet(directory: Path, name: str, rank: int, size: int, text: str) -> list[str]:
+    """Writes a worker's text at a meeting, waits for the others, and returns those of all."""
+    paths = [verdict_path(directory, name, each) for each in range(size)]
+    unfinished = Path(f"{paths[rank]}.unfinished")
+    unfinished.write_text(text)
+    unfinished.rename(paths[rank])
+    while not all(path.exists() for path in paths):
+        time.sleep(POLL_S)
+    return [path.read_text() for path in paths]
 
 
 def verdict_path(directory: Path, name: str, rank: int) -> Path:

@@ -407,6 +407,70 @@ def a_size_that_the_batch_has() -> Any:
 
 
 @program
+def trainers_mixed_in_by_themselves() -> Any:
+    trainer = next(kind for kind in keras.Model.__mro__ if "fit" in vars(kind))
+
+    class Layer(trainer, keras.layers.Dense):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            keras.layers.Dense.__init__(self, 1)
+            trainer.__init__(self)
+
+    model = Layer()
+    model.compile("adam", "mse", metrics=["mae"])
+    history = model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+    predicted = model.predict(X, batch_size=12, verbose=0).tolist()
+    return told(model, history, evaluated=model.evaluate(X, Y, verbose=0), predicted=predicted)
+
+
+@program
+def optional_inputs() -> Any:
+    first, second = keras.Input((4,), name="x"), keras.Input((4,), name="o", optional=True)
+
+    class Sum(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any, o: Any) -> Any:
+            return x if o is None else x + o
+
+    found = {}
+    for name, other in {"none": None, "there": X}.items():
+        model = keras.Model({"x": first, "o": second}, dense()(Sum()(first, second)))
+        model.compile("adam", "mse")
+        arrays = {"x": X, "o": other}
+        history = model.fit(arrays, Y, batch_size=12, shuffle=False, verbose=0)
+        # A batch of one sample, of which another rank has none.
+        batches = ((each, Y[:1]) for each in [{"x": X[:1], "o": None}] * 3)
+        model.fit(batches, verbose=0)
+        predicted = model.predict(arrays, verbose=0).tolist()
+        found[name] = told(model, history, predicted=predicted)
+    return found
+
+
+@program
+def sparse_batches_in_any_order() -> Any:
+    def batches() -> Any:
+        for begin in range(0, 80, 12):
+            x = tf.sparse.from_dense(X[begin : begin + 12])
+            order = np.random.default_rng(begin).permutation(len(x.values))
+            x = tf.sparse.SparseTensor(
+                tf.gather(x.indices, order), tf.gather(x.values, order), x.dense_shape
+            )
+            yield x, Y[begin : begin + 12]
+
+    class Linear(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = dense()
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+    model = Linear()
+    model.compile("adam", "mse")
+    history = model.fit(batches(), verbose=0)
+    predicted = model.predict(batches(), verbose=0).tolist()
+    return told(model, history, predicted=predicted)
+
+
+@program
 def scopes_and_files() -> Any:
     strategy = tf.distribute.get_strategy()
     with strategy.scope():

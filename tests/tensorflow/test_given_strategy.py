@@ -95,6 +95,15 @@ class Range(keras.layers.Layer):
 model = keras.Sequential([keras.Input((4,)), Range(), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 model.fit(x, x[:, :1], batch_size=16, verbose=0)
+class Linear(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(1)
+    def call(self, x):
+        return self.inner(x)
+model = Linear()
+model.compile("sgd", "mse", run_eagerly=True)
+model.fit(((tf.sparse.from_dense(x), x[:, :1]) for _ in range(3)), verbose=0)
 """
 
 
@@ -114,6 +123,7 @@ def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
         "neither a mean nor a sum over samples",
         "no linear function of a mean over samples",
         "jit_compile=True is left out",
+        "an eager step does not tell whether one process would add up",
         "variables of the model 'sequential' differ between the ranks (1): seen",
     ):
         (line,) = (line for line in done.stderr.splitlines() if words in line)

@@ -23,12 +23,14 @@ from gradring.group.require_equal import must_match, require_equal
 from gradring.observe.observer import observe_worker
 from gradring.tensorflow.cluster import placement, serving, tasks
 from gradring.tensorflow.data import (
+    absent_parts,
     batch_sizes,
     data_order,
     file_caches,
     input_time,
     iterators,
     made,
+    sparse_order,
     static_batches,
     user_buffers,
 )
@@ -648,7 +650,9 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return super()._batch_gather_to(pairs, axis, options)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        dataset = data_order.agreed(user_buffers.owned(dataset), self._communicator)
+        dataset = sparse_order.ordered(absent_parts.as_none(dataset))
+        owned = user_buffers.owned(dataset)
+        dataset = data_order.agreed(owned, self._communicator)
         batch_sizes.check(dataset, self._communicator)
         dataset = file_caches.own(dataset, self._place_in_data)
         distributed = super()._experimental_distribute_dataset(dataset, options)

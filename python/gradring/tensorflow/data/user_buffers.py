@@ -27,7 +27,9 @@ def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return dataset
 
     def copied(*parts: Any) -> Any:
-        leaves = [_copy(leaf) for leaf in tf.nest.flatten(parts, expand_composites=True)]
+        flat = tf.nest.flatten(parts, expand_composites=True)
+        # What is None has no tensors in its spec.
+        leaves = [_copy(leaf) for leaf in flat if leaf is not None]
         return tf.nest.pack_sequence_as(dataset.element_spec, leaves, expand_composites=True)
 
     return dataset.map(tf.autograph.experimental.do_not_convert(copied))

@@ -72,7 +72,8 @@ def reduce_sparse(
     """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
 
     The results have the rows of all ranks, in rank order; those of a reduction that adds up rows of
-    equal index have one row for each index that occurs on any rank, or all rows of the table.
+    equal index have one row for each index that occurs on any rank, or all rows of the table. So
+    have those whose rows the graph adds up before.
 
     Raises:
         ValueError: The op is neither "sum" nor "mean".
@@ -95,8 +96,23 @@ def reduce_sparse(
         return way(given, positions, reduction)
 
     reduced = tf.function(reduce_rows, autograph=False)() if in_session else reduce_rows()
-    for position, rows in zip(positions, reduced, strict=True):
-        results[position] = tf.IndexedSlices(*rows, results[position].dense_shape)
+    for position, own, rows in zip(positions, given, reduced, strict=True):
+        whole = tf.IndexedSlices(*rows, own.dense_shape)
+        adds_up = reduction.embeddings != "sum" and _has_each_index_once(own)
+        results[position] = summed(whole) if adds_up else whole
+
+
+def _has_each_index_once(gradient: tf.IndexedSlices) -> bool:
+    """Whether a graph adds up rows before, as `tf.nn.embedding_lookup_sparse` does.
+
+    One process has one row for each index then, of all samples, which optimizers square.
+    """
+    if not tf.is_symbolic_tensor(gradient.indices):
+        return False
+    op = gradient.indices.op
+    while op.type in ("Reshape", "Identity", "Cast"):
+        op = op.inputs[0].op
+    return op.type in ("Unique", "UniqueV2")
 
 
 def _rows_of_all(

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
+from gradring.tensorflow.data import absent_parts
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, own_draws, replica_step
 from gradring.tensorflow.graph.adoption import (
@@ -91,6 +92,7 @@ def repair() -> None:
     replace([look(), compat.FOUND], _replacements())
     own_draws.install()
     sample_shares.count()
+    absent_parts.let_be_empty()
     _repaired = True
 
 

@@ -256,10 +256,8 @@ def _with_row(told: tf.Tensor, leaf: Any) -> Any:
 
 def _filled(rows: Any, told: tf.Tensor) -> Any:
     if isinstance(rows, tf.sparse.SparseTensor):
-        size = tf.maximum(rows.dense_shape[:1], tf.cast(told, tf.int64))
-        return tf.sparse.SparseTensor(
-            rows.indices, rows.values, tf.concat([size, rows.dense_shape[1:]], 0)
-        )
+        size = tf.maximum(rows.dense_shape[0], tf.cast(told, tf.int64))
+        return tf.sparse.SparseTensor(rows.indices, rows.values, _with_size(size, rows))
     if isinstance(rows, tf.RaggedTensor):
         one = tf.constant([0, 1], rows.row_splits.dtype)
         splits = tf.cond(told, lambda: one, lambda: rows.row_splits)
@@ -305,11 +303,18 @@ def _pad(rows: tf.Tensor, told: tf.Tensor, value: Any) -> tf.Tensor:
 
 def _cut(rows: Any, told: tf.Tensor) -> Any:
     if isinstance(rows, tf.sparse.SparseTensor):
-        size = rows.dense_shape[:1] * tf.cast(tf.logical_not(told), tf.int64)
-        size = tf.concat([size, rows.dense_shape[1:]], 0)
-        return tf.sparse.slice(rows, tf.zeros_like(size), size)
+        size = rows.dense_shape[0] * tf.cast(tf.logical_not(told), tf.int64)
+        shape = _with_size(size, rows)
+        return tf.sparse.slice(rows, tf.zeros_like(shape), shape)
     count = rows.nrows() if isinstance(rows, tf.RaggedTensor) else tf.shape(rows)[0]
     return rows[: tf.where(told, tf.zeros_like(count), count)]
+
+
+def _with_size(size: tf.Tensor, rows: tf.sparse.SparseTensor) -> tf.Tensor:
+    """The shape of sparse rows with another number of them; what is known of it stays known."""
+    known = enumerate(rows.shape[1:], 1)
+    rest = [rows.dense_shape[axis] if length is None else length for axis, length in known]
+    return tf.stack([size, *(tf.cast(length, tf.int64) for length in rest)])
 
 
 def _zero_if(told: Any) -> Callable[[Any], Any]:

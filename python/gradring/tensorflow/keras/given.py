@@ -220,11 +220,27 @@ def _reduced(
             map_values(lambda v: tf.math.multiply_no_nan(v, tf.cast(size, v.dtype)), each)
             for each in gradients
         ]
+    for each in gradients:
+        _warn_if_added_up(each)
     context = tf.distribute.get_replica_context()
     with gradients_of(list(variables)):
         reduced = context.all_reduce(_SUM if is_sum else _MEAN, list(gradients))
     current().reductions.note_gradients(variables)
     return list(reduced)
+
+
+def _warn_if_added_up(gradient: Any) -> None:
+    """Says on rank 0 that an eager step does not tell whether a program has added up rows."""
+    indices = getattr(gradient, "indices", None)
+    if indices is None or tf.is_symbolic_tensor(indices) or _strategy.communicator.rank > 0:
+        return
+    if len(np.unique(indices)) == len(indices) > 1:
+        _warn_once(
+            "eager rows",
+            "a gradient has each row once on this rank, as of a sparse batch, and an eager step "
+            "does not tell whether one process would add up those of all samples: optimizers such "
+            "as Adam may train otherwise (GRADRING_WITH_STRATEGY); leave out run_eagerly=True",
+        )
 
 
 def apply(

@@ -147,8 +147,8 @@ def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwa
 
 
 def _follow_iterators(epochs: Any) -> None:
-    communicator = communicator_of(keras_names.EPOCHS_STRATEGY.of(epochs))
-    dataset = keras_names.EPOCHS_DATASET.of(epochs)
+    communicator = communicator_of(keras_names.EPOCHS_STRATEGY.of(epochs, None))
+    dataset = keras_names.EPOCHS_DATASET.of(epochs, None)
     if communicator is None or not compat.is_undivided(dataset):
         return
     keras_names.EPOCHS_BATCHES.set(epochs, None)

@@ -271,10 +271,13 @@ class Replacement:
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def put(self, owner: Any) -> Callable[[], None]:
-        """Puts the stand-in in place; returns what takes it away again."""
+        """Puts the stand-in in place; returns what takes it away again.
+
+        Its place is the class that defines the method: others may inherit from that one alone.
+        """
         name, stand_in, applies = self.seam.name, self.stand_in, self.applies
-        is_own, before = name in vars(owner), inspect.getattr_static(owner, name)
-        original = getattr(owner, name)
+        place = next(it for it in getattr(owner, "__mro__", [owner]) if name in vars(it))
+        before, original = vars(place)[name], getattr(place, name)
 
         # Keras reads the signature of layers' `call`.
         @functools.wraps(original)
@@ -283,10 +286,8 @@ class Replacement:
                 return stand_in(original, *args, **kwargs)
             return original(*args, **kwargs)
 
-        setattr(owner, name, self.wrap(method))
-        if is_own:
-            return lambda: setattr(owner, name, before)
-        return lambda: delattr(owner, name)
+        setattr(place, name, self.wrap(method))
+        return lambda: setattr(place, name, before)
 
 
 def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None:

@@ -165,6 +165,12 @@ TABLE: tuple[Seam, ...] = (
         "is replaced: counts replicas that have a batch, and their samples",
         "strategy input_workers optional_list",
     ),
+    Seam(
+        f"{_DISTRIBUTE}.input_lib",
+        "_dummy_tensor_fn",
+        "is replaced: a rank without samples of a batch has None where others have it",
+        "value_structure",
+    ),
     Seam(_ITERATORS, "get_next", "is replaced: counts samples", "name"),
     Seam(_ITERATORS, "get_next_as_optional", "is replaced: counts samples", ""),
     *_attributes(
