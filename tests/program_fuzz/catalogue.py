@@ -145,7 +145,8 @@ TARGETS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         "linear",
         ("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "CosineSimilarity"),
         ("MeanSquaredError()", "MeanAbsoluteError()", "RootMeanSquaredError()", "R2Score()",
-         "CosineSimilarity()", "LogCoshError()", "PearsonCorrelation()", "ConcordanceCorrelation()"),
+         "CosineSimilarity()", "LogCoshError()", "PearsonCorrelation()",
+         "ConcordanceCorrelation()"),
     ),
     "positive": (
         "softplus",

@@ -69,7 +69,7 @@ FEATURES: dict[str, Feature] = {
     "loss": Feature(0.0, lambda chance: chance.random()),
     "reduction": Feature(None, _rarely(0.25, None, "sum", "mean", "mean_with_sample_weight")),
     "own_loss": Feature(None, _rarely(0.2, None, "mean", "sum", "each", "called", "average")),
-    "metrics": Feature([], lambda chance: [chance.random() for _ in range(chance.choice((0, 1, 2)))]),
+    "metrics": Feature([], lambda chance: [chance.random() for _ in range(chance.randint(0, 2))]),
     "weighted_metrics": Feature(False, _rarely(0.3, False, True)),
     "weights": Feature(None, _rarely(0.35, None, "sample", "class", "zeros")),
     # Optimizer.
@@ -116,7 +116,7 @@ def has(program: Program, name: str) -> bool:
 
 def settled(program: Program) -> Program:
     """A program whose features go together: those of `_conflicts` are plain."""
-    program = dict(program)
+    before, program = program, dict(program)
     for applies, names in _conflicts():
         if applies(program):
             program |= {name: plain(name) for name in names if has(program, name)}
@@ -124,8 +124,9 @@ def settled(program: Program) -> Program:
         program["after"] = [each for each in program["after"] if "predict" in each]
         program["loop"] = program["loop"].replace("validation", "fit")
     if program["input"] == "volume" and program["precision"] == "float64":
-        program |= {"precision": "float32", "optimizer": plain("optimizer")}  # pools have no float64
-    return program
+        # Pools of volumes have no kernel for float64.
+        program |= {"precision": "float32", "optimizer": plain("optimizer")}
+    return program if program == before else settled(program)
 
 
 def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
-ROOT = Path(__file__).parents[2]
 #: Seconds without a result after which a program hangs; the first also waits for TensorFlow.
 DEADLINE_S = 150
 
@@ -46,9 +45,7 @@ class Setting:
         return f"{self.ranks} ranks" if self.ranks else "one process"
 
 
-def run(
-    setting: Setting, seeds: Sequence[int], sources: Path, results: Path
-) -> dict[int, Outcome]:
+def run(setting: Setting, seeds: Sequence[int], sources: Path, results: Path) -> dict[int, Outcome]:
     """Runs the sources of all seeds; starts anew behind one that fails."""
     results.mkdir(parents=True, exist_ok=True)
     found: dict[int, Outcome] = {}
@@ -81,10 +78,8 @@ def _outcome(setting: Setting, seed: int, results: Path) -> Outcome | None:
     return Outcome([each["result"] for each in read])
 
 
-def _run_some(
-    setting: Setting, seeds: Sequence[int], sources: Path, results: Path
-) -> str:
-    """Why the processes do not end by themselves, or the end of what they say; "" if all is well."""
+def _run_some(setting: Setting, seeds: Sequence[int], sources: Path, results: Path) -> str:
+    """Why the processes do not end well, or nothing."""
     command = [*setting.launcher, sys.executable, WORKER, sources, results, *map(str, seeds)]
     log = results / "log.txt"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -110,7 +105,7 @@ def _run_some(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a launcher, which ends its ranks; what remains of its session after seconds is killed."""
+    """Ends a launcher, which ends its ranks; what is left of its session is killed."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(20)

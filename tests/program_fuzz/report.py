@@ -34,7 +34,9 @@ def counted(findings: Sequence[Finding]) -> dict[str, Counter[str]]:
         counts = found.setdefault(name, Counter())
         for each in findings:
             value = each.program[name]
-            values = value if isinstance(value, list) else [value] if has(each.program, name) else []
+            values = (
+                value if isinstance(value, list) else [value] if has(each.program, name) else []
+            )
             counts.update(str(value).partition("(RATE")[0] for value in values)
         counts["plain"] = sum(not has(each.program, name) for each in findings)
     layers = found.setdefault("layers", Counter())

@@ -123,7 +123,7 @@ def layers_of(program: Program) -> tuple[list[str], str]:
         elif kind in LAYERS:
             expression, kind = own.choice(LAYERS[kind])
             applied.append(expression)
-    if kind == "seq" and not program["per_step"] or kind in ("image", "volume"):
+    if (kind == "seq" and not program["per_step"]) or kind in ("image", "volume"):
         ends = [text for text, gives in LAYERS[kind] if gives == "flat"]
         applied.append(chance.choice(ends) if program["body"] else FLAT_OF[kind][1])
         kind = "flat"

@@ -299,9 +299,7 @@ for _ in range(epochs):
 """
 #: By door; of `given` it is what one process does, in which the last batch is short.
 LOOPS = {
-    "given": _loop(
-        STEP=_gradients("tf.reduce_sum(each) / tf.cast(SIZE, each.dtype)", _APPLY)
-    ),
+    "given": _loop(STEP=_gradients("tf.reduce_sum(each) / tf.cast(SIZE, each.dtype)", _APPLY)),
     "loop": _OF_STRATEGY,
     "reducer": _loop(
         AROUND="comm = gradring.init()\nreduce_gradients = GradientReducer()\n"

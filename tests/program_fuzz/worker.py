@@ -6,7 +6,6 @@ to `RESULTS/SEED.RANK.json`. A rank ends at the first program that fails, since 
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -30,7 +29,7 @@ def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    for seed in sys.argv[3:]:
+    for count, seed in enumerate(sys.argv[3:], 1):
         (results / f"{seed}.{rank or 0}.begun").touch()
         found = outcome_of(directory / f"{seed}.py", results / f"{seed}.files")
         written = results / f"{seed}.{rank or 0}.part"
@@ -38,14 +37,15 @@ def main() -> int:
         written.rename(written.with_suffix(".json"))
         if "error" in found and size is not None:
             os._exit(1)
+        if count % 10 == 0:
+            keras.utils.clear_session()
     return 0
 
 
 def outcome_of(program: Path, files: Path) -> dict[str, Any]:
     """The numbers that a program finds, or its error."""
     files.mkdir(exist_ok=True)
-    sys.argv[1:2] = [str(files)]
-    keras.utils.clear_session()
+    sys.argv[1:] = [str(files)]
     # What an earlier program has drawn is of no concern.
     random.seed(0), np.random.seed(0), tf.random.set_seed(0)
     try:
@@ -54,9 +54,10 @@ def outcome_of(program: Path, files: Path) -> dict[str, Any]:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())[-500:]
-        return {"error": f"{type(error).__name__}: {text}", "place": f"{place.filename}:{place.lineno}"}
-    finally:
-        gc.collect()
+        return {
+            "error": f"{type(error).__name__}: {text}",
+            "place": f"{place.filename}:{place.lineno}",
+        }
 
 
 def plain(value: Any) -> Any:
