@@ -1,4 +1,4 @@
-"""``python -m program_fuzz``: random programs in one process, on 2 and on 3 ranks.
+"""``make program-fuzz``: random programs in one process, on 2 and on 3 ranks.
 
 --seeds N     programs of so many seeds, from --from on
 --seed N      shows the program of a seed

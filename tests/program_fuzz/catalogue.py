@@ -103,7 +103,8 @@ SAME = (
 FIRST: dict[str, tuple[tuple[str, str], ...]] = {
     "flat": (
         ("STFTSpectrogram(frame_length=4, frame_step=2, fft_length=4)", "seq"),
-        ("MelSpectrogram(4, 2, num_mel_bins=3, sampling_rate=16, min_freq=1)", "seq"),
+        ("MelSpectrogram(4, 2, num_mel_bins=3, sampling_rate=16, min_freq=1, "
+         "dtype='float32')", "seq"),
     ),
     "seq": (
         ("Cropping1D(1)", "seq"),
@@ -226,8 +227,8 @@ NEVER = {
         "AutoContrast", "ContrastLimitedAdaptiveHistogramEqualization", "Equalization",
         "Solarization", "MaxNumBoundingBoxes", "HashedCrossing"),
     "of other frameworks, or a base": (
-        "FlaxLayer", "JaxLayer", "TFSMLayer", "TorchModuleWrapper", "Layer", "Wrapper",
-        "InputLayer", "Loss", "Metric", "MeanMetricWrapper", "Optimizer", "OptimizerMap"),
+        "FlaxLayer", "JaxLayer", "TFSMLayer", "TorchModuleWrapper", "Wrapper",
+        "InputLayer", "MeanMetricWrapper", "OptimizerMap"),
     "one number for a whole batch (docs/numerics.md#uneven-last-batches)": (
         "CTC", "Circle", "Dice", "Tversky"),
     "metrics of class numbers, or of values and not of predictions": (

@@ -62,7 +62,7 @@ FEATURES: dict[str, Feature] = {
     "penalty": Feature(None, _rarely(0.2, None, "kernel_regularizer='l2'",
                                      "activity_regularizer='l2'", "kernel_constraint='unit_norm'",
                                      "bias_regularizer=keras.regularizers.L1(0.01)",
-                                     "kernel_regularizer=keras.regularizers.OrthogonalRegularizer()")),
+                                     "kernel_regularizer=keras.regularizers.L1L2(0.01, 0.02)")),
     # Loss, metrics, weights.
     "target": Feature("number", _often(*catalogue.TARGETS, "number", "number")),
     "per_step": Feature(False, _rarely(0.3, False, True)),
@@ -126,6 +126,8 @@ def settled(program: Program) -> Program:
     if program["input"] == "volume" and program["precision"] == "float64":
         # Pools of volumes have no kernel for float64.
         program |= {"precision": "float32", "optimizer": plain("optimizer")}
+    if program["optimizer"].startswith("Muon"):
+        program["precision"] = "float32"  # Keras multiplies its rate by a float32
     return program if program == before else settled(program)
 
 
@@ -147,11 +149,13 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         # A model of one input, of a kind that the wiring and a step of its own can take.
         (lambda p: p["input"] in ("sparse", "ragged", "text"), ("wiring", "form", "saving")),
         (lambda p: p["step"] in ("gan", "slope", "meta", "no tape", "draws", "while"),
-         ("input", "body", "wiring", "form", "target", "per_step", "own_loss", "reduction",
+         ("input", "first", "body", "wiring", "form", "target", "per_step", "own_loss", "reduction",
           "weights", "metrics", "weighted_metrics", "penalty", "precision")),
         (lambda p: p["step"] not in (None, "compute_loss"),
          ("own_loss", "reduction", "weights", "metrics", "weighted_metrics", "per_step",
           "penalty", "saving")),
+        (lambda p: p["step"] not in (None, "compute_loss") and p["target"] == "class",
+         ("target",)),
         (lambda p: p["step"] in ("gan", "draws"), ("callbacks", "saving", "after", "loop")),
         (lambda p: p["step"] is not None, ("wiring", "scaling")),
         # docs/coming-from-mwms.md: with run_eagerly only Keras' own sums are seen.
@@ -171,8 +175,8 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["weights"] is None, ("weighted_metrics",)),
         # Rounding decides what these do with a gradient that is only rounding (docs/verify.md).
         (lambda p: p["optimizer"].startswith(("Lion", "Adafactor")), ("body",)),
-        (lambda p: p["precision"] != "float64", ("optimizer", "accumulation", "ema")),
-        (lambda p: "mixed_float16" in p["precision"], ("scaling",)),
+        (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"), ("optimizer", "accumulation", "ema")),
+        (lambda p: "mixed" in p["precision"], ("scaling",)),
         # Of Keras: no such argument.
         (lambda p: p["optimizer"].startswith("ScheduleFree"), ("schedule", "ema")),
         (lambda p: p["schedule"] is not None and any("Rate" in c or "LR" in c

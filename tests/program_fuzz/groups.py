@@ -83,7 +83,9 @@ def _run_some(setting: Setting, seeds: Sequence[int], sources: Path, results: Pa
     command = [*setting.launcher, sys.executable, WORKER, sources, results, *map(str, seeds)]
     log = results / "log.txt"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    # The package beside these tests, also where another one is installed.
+    paths = [str(WORKER.parents[2] / "python"), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with log.open("w") as output:
         process = subprocess.Popen(
             [str(each) for each in command], stdout=output, stderr=subprocess.STDOUT,

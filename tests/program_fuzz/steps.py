@@ -69,7 +69,7 @@ def _step(loss: str, *, before: str = "", gradients: str = "tape.gradient(loss, 
     return f"""\
 class Own(keras.Model):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         weights = self.trainable_variables
         with tf.GradientTape() as tape:
             p = tf.cast(self(x, training=True), y.dtype)
@@ -108,7 +108,7 @@ STEPS = {
     "meta": """\
 class Own(keras.Model):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         w, b = self.trainable_variables
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
@@ -150,7 +150,7 @@ class Own(keras.Model):
     "no tape": """\
 class Own(keras.Model):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         w, b = self.trainable_variables
         error = x @ w + b - y
         of_w = tf.linalg.matmul(x, error, transpose_a=True) / tf.cast(tf.shape(x)[0], y.dtype)
@@ -160,7 +160,7 @@ class Own(keras.Model):
     "accumulating": """\
 class Own(keras.Model):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         weights = self.trainable_variables
         if not hasattr(self, "sums"):
             with tf.init_scope():
@@ -182,7 +182,7 @@ class Own(keras.Model):
 generator = keras.random.SeedGenerator(7)
 class Own(keras.Model):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         drawn = keras.random.uniform((x.shape[0] or 1,), seed=generator, dtype="float64")
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(y - self(x)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from program_fuzz.judge import differs
 from program_fuzz.runs import Fuzz
 from program_fuzz.source import layers_of, source_of
 
-#: Those of `make test` have each door and find the deliberate defects in `tests/defects`.
 QUICK = range(20)
-ALL = range(20, 200)
+#: A sum in a step, by Keras' loss and by a layer; own draws; rows of an embedding; a clipped and an
+#: own gradient. `tests/defects` has a defect for each.
+FINDERS = (137, 334, 294, 605, 2273, 478, 903)
 
 
-def equal(seeds: range, directory: Path) -> None:
-    findings = Fuzz(directory, [2, 3]).run({seed: drawn(seed) for seed in seeds})
+def equal(seeds: Sequence[int], ranks: Sequence[int], directory: Path) -> None:
+    findings = Fuzz(directory, ranks).run({seed: drawn(seed) for seed in seeds})
     invalid = [f"seed {each.program['seed']}: {each.invalid}" for each in findings if each.invalid]
     assert len(invalid) <= len(findings) * 0.05, invalid
     assert not [
@@ -31,13 +33,12 @@ def equal(seeds: range, directory: Path) -> None:
 
 @pytest.mark.timeout(1800)
 def test_random_programs_train_on_ranks_as_in_one_process(tmp_path: Path) -> None:
-    equal(QUICK, tmp_path)
+    equal(QUICK, [2, 3], tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(4 * 3600)
-def test_more_random_programs_train_on_ranks_as_in_one_process(tmp_path: Path) -> None:
-    equal(ALL, tmp_path)
+@pytest.mark.timeout(900)
+def test_few_programs_find_the_deliberate_defects(tmp_path: Path) -> None:
+    equal(FINDERS, [2], tmp_path)
 
 
 def test_a_seed_is_one_program_of_python_with_every_value_plain_or_not() -> None:
@@ -74,7 +75,7 @@ def test_every_class_of_keras_is_in_programs_or_has_a_reason() -> None:
     for module, base in bases.items():
         names: dict[type, set[str]] = {}
         for name, kind in vars(module).items():
-            if isinstance(kind, type) and issubclass(kind, base):
+            if isinstance(kind, type) and issubclass(kind, base) and kind is not base:
                 names.setdefault(kind, set()).add(name)
         assert not [each for each in names.values() if not each & (used | never)]
         assert not [each for each in names.values() if each & used and each & never]
