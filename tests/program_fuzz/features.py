@@ -175,8 +175,12 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["weights"] is None, ("weighted_metrics",)),
         # Rounding decides what these do with a gradient that is only rounding (docs/verify.md).
         (lambda p: p["optimizer"].startswith(("Lion", "Adafactor")), ("body",)),
-        (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"), ("optimizer", "accumulation", "ema")),
+        (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"),
+         ("optimizer", "accumulation", "ema")),
         (lambda p: "mixed" in p["precision"], ("scaling",)),
+        # docs/numerics.md#embeddings: rows of equal index make its variance negative.
+        (lambda p: "centered" in p["optimizer"] and p["input"] in ("tokens", "numbers", "text"),
+         ("optimizer",)),
         # Of Keras: no such argument.
         (lambda p: p["optimizer"].startswith("ScheduleFree"), ("schedule", "ema")),
         (lambda p: p["schedule"] is not None and any("Rate" in c or "LR" in c
