@@ -148,6 +148,9 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["door"] == "strategy", ("own_loss", "step")),
         # A model of one input, of a kind that the wiring and a step of its own can take.
         (lambda p: p["input"] in ("sparse", "ragged", "text"), ("wiring", "form", "saving")),
+        # docs/input-pipelines.md#batches-without-samples: there are none of these.
+        (lambda p: p["input"] in ("sparse", "ragged") and p["size"][0] % p["size"][1] in (1, 2),
+         ("size",)),
         (lambda p: p["step"] in ("gan", "slope", "meta", "no tape", "draws", "while"),
          ("input", "first", "body", "wiring", "form", "target", "per_step", "own_loss", "reduction",
           "weights", "metrics", "weighted_metrics", "penalty", "precision")),
