@@ -248,6 +248,9 @@ def _optimizer(program: Program) -> str:
     if program["decay"] and "W(" not in program["optimizer"]:
         given.append(f"weight_decay={program['decay']}")
     text = f"keras.optimizers.{', '.join(each for each in given if each)})"
+    if program["precision"] == "mixed_float16":
+        # Keras' scale would overflow sooner on a rank, whose mean is over fewer samples.
+        return f"keras.optimizers.LossScaleOptimizer({text}, initial_scale=64.0)"
     return f"keras.optimizers.LossScaleOptimizer({text})" if program["scaling"] else text
 
 

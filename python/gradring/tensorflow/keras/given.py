@@ -329,7 +329,8 @@ def whole_logs(logs: Any) -> Any:
             return log
         if _has_rows(log):
             return tf.distribute.get_replica_context().all_gather(log, axis=0)
-        is_sum = log.dtype.is_floating and _extent(log) == Extent(degree=1)
+        extent = _extent(log)
+        is_sum = log.dtype.is_floating and extent.is_sum and not extent.is_weighted
         return sum_of_samples(log) if is_sum else log
 
     return tf.nest.map_structure(whole, logs)
