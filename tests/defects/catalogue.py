@@ -371,6 +371,12 @@ PROGRAMS = _of(
     ),
     ("given.py", "if not any(are_variables):", "if True:", "[clipping in a step]"),
     ("given.py", "those, False, own_share())", "those, False, None)", "[gradients of no tape]"),
+    (
+        "compat_keras.py",
+        "value / count if value.dtype",
+        "original(value) if value.dtype",
+        "[a third in float64]",
+    ),
 )
 
 HOROVOD = _of(

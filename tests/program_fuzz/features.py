@@ -181,7 +181,9 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"),
          ("optimizer", "accumulation", "ema")),
         (lambda p: "mixed" in p["precision"], ("scaling",)),
-        # docs/numerics.md#embeddings: rows of equal index make its variance negative.
+        # docs/numerics.md#embeddings: the rows of a sparse input are those of a rank's part.
+        (lambda p: p["input"] == "sparse", ("optimizer", "clip")),
+        # The same page: rows of equal index make its variance negative.
         (lambda p: "centered" in p["optimizer"] and p["input"] in ("tokens", "numbers", "text"),
          ("optimizer",)),
         # Of Keras: no such argument.

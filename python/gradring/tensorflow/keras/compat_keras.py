@@ -428,7 +428,10 @@ def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> No
 
 def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
-    scaled = sample_shares.weighed(original(value))
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    # Keras rounds 1 / count to float32 also where the loss is of float64.
+    divided = value / count if value.dtype == tf.float64 else original(value)
+    scaled = sample_shares.weighed(divided)
     scaled._gradring_is_scaled = True
     return scaled
 
