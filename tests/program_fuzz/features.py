@@ -181,6 +181,9 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"),
          ("optimizer", "accumulation", "ema")),
         (lambda p: "mixed" in p["precision"], ("scaling",)),
+        # docs/coming-from-mwms.md: a function in a step gives the rows of an embedding twice.
+        (lambda p: p["step"] == "nested" and p["input"] in ("tokens", "numbers", "text"),
+         ("input",)),
         # docs/numerics.md#embeddings: the rows of a sparse input are those of a rank's part.
         (lambda p: p["input"] == "sparse", ("optimizer", "clip")),
         # The same page: rows of equal index make its variance negative.

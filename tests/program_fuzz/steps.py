@@ -183,7 +183,7 @@ generator = keras.random.SeedGenerator(7)
 class Own(keras.Model):
     def train_step(self, data):
         x, y = data[:2]
-        drawn = keras.random.uniform((x.shape[0] or 1,), seed=generator, dtype="float64")
+        drawn = keras.random.uniform((tf.shape(x)[0],), seed=generator, dtype="float64")
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(y - self(x)))
         weights = self.trainable_variables

@@ -451,9 +451,9 @@ def _reduce_weighted_values(
 
 def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
     """Weighs a loss, and divides that of a whole batch, such as Dice; Keras forgets it."""
-    given = inspect.signature(original).bind(values, *args, **kwargs)
-    given.apply_defaults()
-    weights, reduction = given.arguments["sample_weight"], given.arguments["reduction"]
+    bound = inspect.signature(original).bind(values, *args, **kwargs)
+    bound.apply_defaults()
+    weights, reduction = bound.arguments["sample_weight"], bound.arguments["reduction"]
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
     if reduction == "sum":
@@ -462,6 +462,8 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
             return reduced
+        if is_given(tf.distribute.get_strategy()) and given.is_sum(reduced):
+            return given.sum_of_samples(reduced)
         return names.SCALE_LOSS.there()(reduced)
 
 

@@ -311,6 +311,11 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     return _as_mean(loss * tf.cast(factor, loss.dtype))
 
 
+def is_sum(loss: Any) -> bool:
+    """Whether a loss of the program's own, a scalar, is a sum over samples."""
+    return _is_sum([loss])
+
+
 def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Stands in for what Keras makes of a loss of `add_loss`: a sum over samples stays one."""
     found = keras_names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
