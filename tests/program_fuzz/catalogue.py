@@ -12,6 +12,7 @@ LAYERS: dict[str, tuple[tuple[str, str], ...]] = {
         ("Dense(4, use_bias=False)", "flat"),
         ("EinsumDense('ab,bc->ac', output_shape=4, bias_axes='c')", "flat"),
         ("RepeatVector(3)", "seq"),
+        ("Softmax()", "flat"),
         ("Reshape((-1, 1))", "seq"),
         ("SpectralNormalization(layers.Dense(4))", "flat"),
     ),
@@ -93,7 +94,7 @@ SAME = (
     "ELU()",
     "LeakyReLU()",
     "ReLU(max_value=2.0)",
-    "Softmax()",
+    "Activation('softsign')",
     "Added('mean')",
     "Added('sum')",
     "Added('each')",
@@ -102,7 +103,7 @@ SAME = (
 #: The first of a model, of data as they come.
 FIRST: dict[str, tuple[tuple[str, str], ...]] = {
     "flat": (
-        ("STFTSpectrogram(frame_length=4, frame_step=2, fft_length=4)", "seq"),
+        ("Reshape((16, 1)), STFTSpectrogram(frame_length=4, frame_step=2, fft_length=4)", "seq"),
         ("MelSpectrogram(4, 2, num_mel_bins=3, sampling_rate=16, min_freq=1, "
          "dtype='float32')", "seq"),
     ),

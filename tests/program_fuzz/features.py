@@ -180,7 +180,11 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["optimizer"].startswith(("Lion", "Adafactor")), ("body",)),
         (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"),
          ("optimizer", "accumulation", "ema")),
-        (lambda p: "mixed" in p["precision"], ("scaling",)),
+        (lambda p: "mixed" in p["precision"], ("scaling", "penalty")),
+        # docs/coming-from-mwms.md: the graph of a recurrent layer does not show what is a sum.
+        (lambda p: p["own_loss"] == "sum" or p["step"] in ("sum", "vector"), ("body",)),
+        # Open: a log with a row for each sample has the rows of all ranks if each took the batch.
+        (lambda p: p["step"] == "draws" and p["size"][0] % p["size"][1] in (1, 2), ("size",)),
         # docs/coming-from-mwms.md: a function in a step gives the rows of an embedding twice.
         (lambda p: p["step"] == "nested" and p["input"] in ("tokens", "numbers", "text"),
          ("input",)),

@@ -23,7 +23,7 @@ class Added(layers.Layer):
             "sum": lambda: tf.reduce_sum(tf.square(y)),
             "each": lambda: each,
         }
-        self.add_loss(0.01 * losses[self.kind]())
+        self.add_loss(tf.cast(0.01 * losses[self.kind](), keras.config.floatx()))
         return y
 """,
     "Whole": """\
