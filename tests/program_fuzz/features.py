@@ -185,6 +185,9 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["own_loss"] == "sum" or p["step"] in ("sum", "vector"), ("body",)),
         # Open: a log with a row for each sample has the rows of all ranks if each took the batch.
         (lambda p: p["step"] == "draws" and p["size"][0] % p["size"][1] in (1, 2), ("size",)),
+        # docs/coming-from-mwms.md: each rank takes the whole of a batch that is too small.
+        (lambda p: p["loop"] == "train_on_batch" and p["size"][0] % p["size"][1] in (1, 2),
+         ("size",)),
         # docs/coming-from-mwms.md: a function in a step gives the rows of an embedding twice.
         (lambda p: p["step"] == "nested" and p["input"] in ("tokens", "numbers", "text"),
          ("input",)),
