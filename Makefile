@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ test-rust: prerequisites ## the tests of the Rust crates
 SEEDS ?= 100000
 simulate: prerequisites ## whole groups on a virtual clock with random faults: SEEDS runs, or SEED=n, MEMBERS_SEED=n or UPDATES_SEED=n shows one
 	SEEDS=$(SEEDS) SEED=$(SEED) MEMBERS_SEED=$(MEMBERS_SEED) UPDATES_SEED=$(UPDATES_SEED) RUST_BACKTRACE=0 cargo test --quiet --package gradring-simulation every -- --nocapture
+
+# SEEDS is 20 unless it is given: each program trains in one process, on 2 and on 3 ranks. SEED=n shows one.
+program-fuzz: setup ## random training programs in one process, on 2 and on 3 ranks: SEEDS=20 of them, or SEED=n shows one
+	PYTHONPATH=tests $(BIN)/python -m program_fuzz --shrink $(if $(filter command% environment%,$(origin SEEDS)),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED))
 
 DEFECTS ?=
 defects: setup ## puts deliberate defects into a copy, of which each must fail a test; DEFECTS=rust/core those of some files

@@ -27,6 +27,7 @@ KINDS = (
     Kind("Rust, schedules of every world size", ("make", "test-rust", "EVERY_WORLD_SIZE=1")),
     Kind("instructions of hot paths", ("make", "test-instructions")),
     Kind("100,000 simulated groups of each kind", ("make", "simulate")),
+    Kind("200 random training programs", ("make", "program-fuzz", "SEEDS=200")),
     Kind("all interleavings of shared memory", ("make", "loom")),
     Kind("Python, also the slow ones", ("make", "test-python", "SLOW_TOO=1")),
     Kind("deliberate defects", ("make", "defects")),

@@ -350,6 +350,35 @@ TENSORFLOW = _of(
     ),
 )
 
+PROGRAMS = _of(
+    PACKAGE + "tensorflow/**/",
+    TESTS + "program_fuzz/test_program_fuzz.py::"
+    "test_a_program_trains_on_ranks_as_in_one_process_with",
+    ("given.py", "all_reduce(_SUM if is_sum else _MEAN", "all_reduce(_MEAN", "[a sum in a step]"),
+    ("extent.py", '"Sum": _reduction(1)', '"Sum": _reduction(0)', "[a loss that is a sum]"),
+    ("own_draws.py", "if number == 0:", "if True:", "[own draws]"),
+    (
+        "sparse.py",
+        '_summed if reduction.embeddings == "sum" else _rows_of_all',
+        "_summed",
+        "[rows of an embedding]",
+    ),
+    (
+        "given.py",
+        "return sum_of_samples(found) if extent.is_sum else found",
+        "return found",
+        "[a sum by add_loss]",
+    ),
+    ("given.py", "if not any(are_variables):", "if True:", "[clipping in a step]"),
+    ("given.py", "those, False, own_share())", "those, False, None)", "[gradients of no tape]"),
+    (
+        "compat_keras.py",
+        "value / count if value.dtype",
+        "original(value) if value.dtype",
+        "[a third in float64]",
+    ),
+)
+
 HOROVOD = _of(
     PACKAGE + "tensorflow/**/",
     TESTS + "horovod/",
@@ -403,6 +432,7 @@ DEFECTS = [
     *LAUNCHER,
     *CLUSTERS,
     *TENSORFLOW,
+    *PROGRAMS,
     *HOROVOD,
     *PAGES,
 ]

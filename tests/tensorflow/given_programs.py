@@ -163,6 +163,13 @@ def a_loss_that_is_called() -> Any:
     return told(model, model.fit(X, Y, batch_size=12, shuffle=False, verbose=0))
 
 
+@program
+def a_sum_by_a_function() -> Any:
+    model = functional()
+    model.compile(keras.optimizers.SGD(0.01), lambda y, p: tf.reduce_sum(tf.square(y - p)))
+    return told(model, model.fit(X, Y, batch_size=12, shuffle=False, verbose=0))
+
+
 class Added(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, kind: Any) -> None:
         super().__init__()

@@ -435,7 +435,10 @@ def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> No
 
 def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
-    scaled = sample_shares.weighed(original(value))
+    count = tf.distribute.get_strategy().num_replicas_in_sync
+    # Keras rounds 1 / count to float32 also where the loss is of float64.
+    divided = value / count if value.dtype == tf.float64 else original(value)
+    scaled = sample_shares.weighed(divided)
     scaled._gradring_is_scaled = True
     summed_losses.note()
     return scaled
@@ -456,9 +459,9 @@ def _reduce_weighted_values(
 
 def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
     """Weighs a loss, and divides that of a whole batch, such as Dice; Keras forgets it."""
-    given = inspect.signature(original).bind(values, *args, **kwargs)
-    given.apply_defaults()
-    weights, reduction = given.arguments["sample_weight"], given.arguments["reduction"]
+    bound = inspect.signature(original).bind(values, *args, **kwargs)
+    bound.apply_defaults()
+    weights, reduction = bound.arguments["sample_weight"], bound.arguments["reduction"]
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
     if reduction == "sum":
@@ -467,6 +470,8 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
             return reduced
+        if is_given(tf.distribute.get_strategy()) and given.is_sum(reduced):
+            return given.sum_of_samples(reduced)
         return names.SCALE_LOSS.there()(reduced)
 
 

@@ -327,6 +327,11 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     return _as_mean(loss * tf.cast(factor, loss.dtype))
 
 
+def is_sum(loss: Any) -> bool:
+    """Whether a loss of the program's own, a scalar, is a sum over samples."""
+    return _is_sum([loss])
+
+
 def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Stands in for what Keras makes of a loss of `add_loss`: a sum over samples stays one."""
     found = keras_names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
@@ -345,7 +350,8 @@ def whole_logs(logs: Any) -> Any:
             return log
         if _has_rows(log):
             return tf.distribute.get_replica_context().all_gather(log, axis=0)
-        is_sum = log.dtype.is_floating and _extent(log) == Extent(degree=1)
+        extent = _extent(log)
+        is_sum = log.dtype.is_floating and extent.is_sum and not extent.is_weighted
         return sum_of_samples(log) if is_sum else log
 
     return tf.nest.map_structure(whole, logs)
