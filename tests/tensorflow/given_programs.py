@@ -339,6 +339,48 @@ def functions_in_a_step() -> Any:
 
 
 @program
+def a_function_in_a_step_whose_gradient_has_rows() -> Any:
+    """The function is not traced again for the smaller last batch."""
+
+    class Inner(Own):
+        @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+        def gradients(self, x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            return loss, tape.gradient(loss, [w.value for w in self.trainable_variables])
+
+        def train_step(self, data: Any) -> Any:
+            loss, gradients = self.gradients(*data)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    words = np.random.default_rng(1).integers(0, 5, (80, 6))
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = keras.layers.Flatten()(keras.layers.Embedding(5, 3)(inputs))
+    model = Inner(inputs, dense()(hidden))
+    model.compile(keras.optimizers.Adam(0.02))
+    for batch_size in (12, 16):
+        model.fit(words, Y, batch_size=batch_size, shuffle=False, verbose=0)
+    return told(model)
+
+
+@program
+def batches_that_are_smaller_than_the_ranks() -> Any:
+    found = {}
+    for kind, loss_of in {
+        "sum": lambda y, p: tf.reduce_sum(tf.square(y - p)),
+        "mean": lambda y, p: tf.reduce_mean(tf.square(y - p)),
+    }.items():
+        rows = {"logs": lambda self, gradients: {"rows": tf.ones([1])}}
+        model = functional(type("Model", (Own,), {"loss_of": staticmethod(loss_of), **rows}))
+        model.compile(keras.optimizers.SGD(0.01))
+        logs = [model.train_on_batch(X[i : i + 1], Y[i : i + 1]) for i in range(3)]
+        model.train_on_batch(X[:12], Y[:12])
+        found[kind] = told(model, logs=logs)
+    return found
+
+
+@program
 def metrics_by_other_names() -> Any:
     """The step of Keras' guide, a metric that returns its variable, and a recurrent layer."""
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from gradring.tensorflow.graph import compat
 
 #: Operations that call functions: one, or one of several.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
 _PRODUCTS = ("Mul", "MulNoNan", "RealDiv", "Div", "DivNoNan")
 #: Constants up to this size only keep a divisor from being 0.
 _TINY = 1e-3
@@ -159,7 +159,7 @@ def is_made_of(tensor: tf.Tensor, batch: Iterable[Any]) -> bool:
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
     """The numbers that the graph of a tensor, or its last operation, multiplies or divides by."""
     ops = [tensor.op] if last else _ancestors(tensor)
-    graphs = [graph for op in ops if op.type in _CALLS for graph in compat.called_graphs(op)]
+    graphs = [graph for op in ops if op.type in CALLS for graph in compat.called_graphs(op)]
     ops += [op for graph in graphs for op in graph.get_operations()]
     taken = [each for op in ops if op.type in _PRODUCTS for each in op.inputs]
     values = map(tf.get_static_value, taken)
@@ -223,7 +223,7 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
 
 def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
     """What the functions give that an operation calls, which all get its last inputs."""
-    if op.type not in _CALLS or not any(each.depends or each.is_mean for each in inputs):
+    if op.type not in CALLS or not any(each.depends or each.is_mean for each in inputs):
         return []
     ways = []
     for graph in compat.called_graphs(op):
@@ -265,7 +265,7 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
 
 def _is_curved(op: tf.Operation, are_means: Sequence[bool]) -> bool:
     """Whether an operation makes of these means what is none."""
-    if not any(are_means) or op.type in _LINEAR or op.type in _CALLS:
+    if not any(are_means) or op.type in _LINEAR or op.type in CALLS:
         return False
     if op.type in _BILINEAR:
         return sum(are_means) > 1

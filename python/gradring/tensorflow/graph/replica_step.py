@@ -135,6 +135,8 @@ class ReplicaStep:
     divisor: tf.Tensor | None = None
     #: Tensors with a row for each sample of the replica, in a step of Keras.
     batch: list[Any] = field(default_factory=list)
+    #: Whether each replica has the whole batch of a program that knows of no replicas.
+    has_whole_batch: bool = False
     #: Losses that are means of the program's own, which nothing divides by the number of replicas.
     own_means: list[Any] = field(default_factory=list)
     #: Of a program that knows of no replicas: what is a mean over the samples, as its parts are.

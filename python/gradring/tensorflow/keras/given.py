@@ -34,10 +34,10 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
 from gradring.tensorflow.graph.dtypes import map_values
-from gradring.tensorflow.graph.extent import Extent, extent_of, reads
+from gradring.tensorflow.graph.extent import CALLS, Extent, extent_of, reads
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
-from gradring.tensorflow.graph.replica_step import Share, current
+from gradring.tensorflow.graph.replica_step import Share, current, id_of
 from gradring.tensorflow.replicas import contents
 from gradring.tensorflow.rules.updates import trained_by
 from gradring.tensorflow.seams import keras_names
@@ -226,7 +226,34 @@ def _reduced(
     with gradients_of(list(variables)):
         reduced = context.all_reduce(_SUM if is_sum else _MEAN, list(gradients))
     current().reductions.note_gradients(variables)
+    graph = tf.compat.v1.get_default_graph()
+    _reduced_in.setdefault(graph, set()).update(id_of(variable) for variable in variables)
     return list(reduced)
+
+
+#: By graph, `id_of` the variables whose gradients are reduced in it.
+_reduced_in: WeakKeyDictionary[tf.Graph, set[int]] = WeakKeyDictionary()
+
+
+def _is_reduced_in_function(gradient: Any, variable: Any) -> bool:
+    """Whether a gradient is what a `tf.function` gives that reduces it.
+
+    A function that was traced for an earlier step is not traced again for this one.
+    """
+    own = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if not isinstance(own, tf.Tensor) or not tf.is_symbolic_tensor(own):
+        return False
+    ahead = [own.op]
+    while ahead:
+        op = ahead.pop()
+        if op.type == "Identity":
+            ahead.append(op.inputs[0].op)
+            continue
+        for graph in compat.called_graphs(op):
+            if id_of(variable) in _reduced_in.get(graph, ()):
+                return True
+            ahead += [inner for inner in graph.get_operations() if inner.type in CALLS]
+    return False
 
 
 def _warn_if_added_up(gradient: Any) -> None:
@@ -258,7 +285,9 @@ def apply(
     chosen = [
         index
         for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False))
-        if gradient is not None and not reductions.has_gradient_of(variable)
+        if gradient is not None
+        and not reductions.has_gradient_of(variable)
+        and not _is_reduced_in_function(gradient, variable)
     ]
     those = [variables[index] for index in chosen]
     reduced = _reduced([grads[index] for index in chosen], those, False, own_share())
@@ -320,6 +349,8 @@ def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
 
 def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     """A sum over this rank's samples, as a part of the sum over all."""
+    if current().has_whole_batch:
+        return _as_mean(loss)
     count, share = replicas_of(tf.distribute.get_strategy()), own_share()
     factor = tf.constant(float(count), tf.float64)
     if share is not None and not share.is_equal:
@@ -349,6 +380,8 @@ def whole_logs(logs: Any) -> Any:
         if not isinstance(log, tf.Tensor):
             return log
         if _has_rows(log):
+            if current().has_whole_batch:
+                return log
             return tf.distribute.get_replica_context().all_gather(log, axis=0)
         extent = _extent(log)
         is_sum = log.dtype.is_floating and extent.is_sum and not extent.is_weighted
@@ -377,6 +410,8 @@ def _is_sum(targets: Sequence[Any]) -> bool:
     extents = [_extent(target) for target in targets]
     for target, extent in zip(targets, extents, strict=True):
         _warn_unless_mean(target, extent)
+    if current().has_whole_batch:
+        return False  # the same on all ranks, whose mean it is then
     return bool(extents) and all(extent.is_sum for extent in extents)
 
 

@@ -141,10 +141,12 @@ def make_function(
 ) -> Any:
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
+    has_whole_batch = False
 
     def do(data: Any) -> Any:
         rows = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
-        with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
+        batch = [leaf for leaf in rows if leaf.shape.rank]
+        with holding(batch=batch, has_whole_batch=has_whole_batch):
             logs = step_function(data)
             if not is_given(strategy):
                 return logs
@@ -153,9 +155,11 @@ def make_function(
 
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
+        nonlocal has_whole_batch
         is_own, told = isinstance(data, OwnBatch), None
         if isinstance(data, OwnBatch):
             data, told = data
+        has_whole_batch = is_own and told is None and is_given(strategy)
         own = first_rows_of(data)
         # An elastic job may have other replicas when this is traced anew.
         if own is None or not may_come_in(strategy):
