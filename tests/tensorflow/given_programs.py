@@ -48,7 +48,7 @@ class Own(keras.Model):  # type: ignore[misc]
     """A step of its own, by `loss_of`."""
 
     def train_step(self, data: Any) -> Any:
-        x, y = data
+        x, y, *_ = data  # `train_on_batch` has weights, too
         with tf.GradientTape() as tape:
             loss = self.loss_of(y, self(x, training=True))
         gradients = self.changed(tape.gradient(loss, self.trainable_variables))
@@ -243,6 +243,19 @@ def accumulation_and_scaling() -> Any:
 
 
 @program
+def several_optimizers_of_keras() -> Any:
+    if not hasattr(keras.optimizers, "MultiOptimizer"):  # before 3.15
+        return None
+    of_first = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True)
+    maps = keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01), {".*first.*": of_first})
+    model = functional(keras.Model, dense(3, name="first"), dense())
+    model.compile(keras.optimizers.MultiOptimizer(maps), "mse")
+    swapped = [keras.callbacks.SwapEMAWeights()]
+    history = model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0, callbacks=swapped)
+    return told(model, history)
+
+
+@program
 def two_networks() -> Any:
     class Gan(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -376,7 +389,7 @@ def batches_that_are_smaller_than_the_ranks() -> Any:
         model.compile(keras.optimizers.SGD(0.01))
         logs = [model.train_on_batch(X[i : i + 1], Y[i : i + 1]) for i in range(3)]
         model.train_on_batch(X[:12], Y[:12])
-        found[kind] = told(model, logs=logs)
+        found[kind] = told(model, logs=[np.ravel(log).tolist() for each in logs for log in each])
     return found
 
 

@@ -179,6 +179,7 @@ def _replacements_if_given() -> Iterator[Replacement]:
     for seam in (names.APPLY, names.APPLY_SCALED):
         yield _traced(seam, given.apply, given.is_in_step)
         yield _traced(seam, given.apply_outside, given.is_outside)
+    yield _traced(names.ADD_VARIABLE, given.add_variable, given.is_in_step)
     yield _traced(names.ADDITIONAL_LOSS, given.additional_loss, given.is_in_step)
     yield _traced(names.LOGS_OF_EPOCH, given.logs_of_epoch, _is_given)
     yield _plain(names.PREDICT_ON_BATCH, given.predict_on_batch, _is_given)
@@ -487,7 +488,9 @@ def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
     """Makes optimizer and metrics where the model was made, wherever it is compiled."""
-    with scope_of(model.distribute_strategy):
+    strategy = model.distribute_strategy
+    # An optimizer that knew a given strategy would update the program's variables by it.
+    with nullcontext() if is_given(strategy) else scope_of(strategy):
         original(model, *args, **kwargs)
 
 

@@ -298,6 +298,12 @@ def apply(
         return original(optimizer, grads, trainable_variables)
 
 
+def add_variable(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """An optimizer makes its variables when it first applies gradients; no strategy has them."""
+    with _context_outside:
+        return original(optimizer, *args, **kwargs)
+
+
 def apply_outside(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.apply` in a loop of the program's own, which each rank goes through by itself."""
     communicator = _strategy.communicator

@@ -61,6 +61,12 @@ CHECK_FINITE = Seam(
 BUILD_OPTIMIZER = Seam(
     _OPTIMIZER, "build", "makes the optimizer's variables in the scope of the model's", "variables"
 )
+ADD_VARIABLE = Seam(
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer",
+    "add_variable_from_reference",
+    "makes variables of an optimizer in a step of a program that knows of no replicas",
+    without="`MultiOptimizer` is not built in `gradring run --with-strategy`",
+)
 DISTRIBUTION_STRATEGY = _attribute(
     _OPTIMIZER, "_distribution_strategy", "the strategy of an optimizer that was made elsewhere"
 )
