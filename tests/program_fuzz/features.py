@@ -183,16 +183,6 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: "mixed" in p["precision"], ("scaling", "penalty")),
         # docs/coming-from-mwms.md: the graph of a recurrent layer does not show what is a sum.
         (lambda p: p["own_loss"] == "sum" or p["step"] in ("sum", "vector"), ("body",)),
-        # Open: a log with a row for each sample has the rows of all ranks if each took the batch.
-        (lambda p: p["step"] == "draws" and p["size"][0] % p["size"][1] in (1, 2), ("size",)),
-        # docs/coming-from-mwms.md: each rank takes the whole of a batch that is too small.
-        (lambda p: p["loop"] == "train_on_batch" and p["size"][0] % p["size"][1] in (1, 2),
-         ("size",)),
-        # docs/coming-from-mwms.md: a function in a step gives the rows of an embedding twice.
-        (lambda p: p["step"] == "nested" and p["input"] in ("tokens", "numbers", "text"),
-         ("input",)),
-        # docs/numerics.md#embeddings: the rows of a sparse input are those of a rank's part.
-        (lambda p: p["input"] == "sparse", ("optimizer", "clip")),
         # The same page: rows of equal index make its variance negative.
         (lambda p: "centered" in p["optimizer"] and p["input"] in ("tokens", "numbers", "text"),
          ("optimizer",)),

@@ -29,7 +29,7 @@ def main() -> int:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    for count, seed in enumerate(sys.argv[3:], 1):
+    for seed in sys.argv[3:]:
         (results / f"{seed}.{rank or 0}.begun").touch()
         found = outcome_of(directory / f"{seed}.py", results / f"{seed}.files")
         written = results / f"{seed}.{rank or 0}.part"
@@ -37,8 +37,6 @@ def main() -> int:
         written.rename(written.with_suffix(".json"))
         if "error" in found and size is not None:
             os._exit(1)
-        if count % 10 == 0:
-            keras.utils.clear_session()
     return 0
 
 
@@ -46,7 +44,8 @@ def outcome_of(program: Path, files: Path) -> dict[str, Any]:
     """The numbers that a program finds, or its error."""
     files.mkdir(exist_ok=True)
     sys.argv[1:] = [str(files)]
-    # What an earlier program has drawn is of no concern.
+    # What an earlier program has drawn, or called its layers, is of no concern.
+    keras.utils.clear_session()
     random.seed(0), np.random.seed(0), tf.random.set_seed(0)
     try:
         result = runpy.run_path(str(program))["result"]

@@ -21,7 +21,7 @@ def ran(directory: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=800,
     )
 
 
@@ -33,6 +33,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_programs_that_know_of_no_replicas_train_as_in_one_process(
     alone: dict[str, Any], tmp_path: Path, ranks: int

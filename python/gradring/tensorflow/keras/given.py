@@ -139,8 +139,8 @@ def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
 def part_of_batch(data: Any) -> tuple[Any, int | None]:
     """This rank's rows of a batch that each rank has, and how many rows all have.
 
-    None where there are not enough rows for all ranks, or not as many in all tensors; then each
-    rank takes all.
+    None where its tensors have not as many rows, or are no tensors; then each rank takes all. Some
+    ranks get no rows of a batch that has fewer than there are ranks.
     """
     communicator = _strategy.communicator
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
@@ -148,7 +148,7 @@ def part_of_batch(data: Any) -> tuple[Any, int | None]:
     if len(sizes) != 1:
         return data, None
     (size,) = sizes
-    if size is None or size < communicator.world_size:
+    if not size:
         return data, None
     begin, end = ((communicator.rank + more) * size // communicator.world_size for more in (0, 1))
     return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[begin:end], data), size
