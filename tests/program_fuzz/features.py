@@ -176,6 +176,10 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["form"] in ("dataset", "mapped") and p["weights"] == "class", ("weights",)),
         (lambda p: p["loop"] == "train_on_batch", ("callbacks", "per_execution")),
         (lambda p: p["weights"] is None, ("weighted_metrics",)),
+        # Under a strategy, each rank gives these its own part of a batch, as with MirroredStrategy.
+        (lambda p: p["door"] == "strategy" and p["loop"] == "train_on_batch", ("loop",)),
+        (lambda p: p["door"] == "strategy" and any("on_batch" in each for each in p["after"]),
+         ("after",)),
         # Rounding decides what these do with a gradient that is only rounding (docs/verify.md).
         (lambda p: p["optimizer"].startswith(("Lion", "Adafactor")), ("body",)),
         (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"),
