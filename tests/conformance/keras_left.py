@@ -6,6 +6,10 @@ import re
 
 #: By pattern of the test's identifier: the fewest ranks at which it fails, and why.
 LEFT: dict[str, tuple[int, str]] = {
+    r"BackupAndRestoreCallbackTest::test_(backup_corrupted|best_case_(epoch|step))$": (
+        2,
+        "each rank looks for the backup in a directory of its own, and rank 0 writes it",
+    ),
     r"test_swap_ema_weights_on_epoch$": (
         2,
         "each rank looks for the file of `ModelCheckpoint` in a directory of its own, and rank 0 "

@@ -21,7 +21,7 @@ def losses() -> dict[str, Any]:
     import tensorflow as tf
 
     def count() -> int:
-        return tf.distribute.get_strategy().num_replicas_in_sync
+        return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
     def squares(y: Any, p: Any) -> Any:
         return tf.reduce_sum(tf.square(y - p), axis=-1)

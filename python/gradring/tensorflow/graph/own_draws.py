@@ -62,7 +62,10 @@ def install_in_operations() -> None:
     """Has random operations of TensorFlow draw each replica's own; later calls do nothing."""
     if "tensorflow" in _installed:
         return
-    own = {"random_seed.get_seed": _op_seeds, "Generator._preprocess_key": _key}
+    own: dict[str, Callable[..., Any]] = {
+        "random_seed.get_seed": _op_seeds,
+        "Generator._preprocess_key": _key,
+    }
     compat.replace({row: own[row] for row in own if compat.has(row)}, traced=True)
     _installed.add("tensorflow")
 
