@@ -24,7 +24,6 @@ from gradring.tensorflow.graph import compat
 
 #: Operations that call functions: one, or one of several.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
-_PRODUCTS = ("Mul", "MulNoNan", "RealDiv", "Div", "DivNoNan")
 #: Constants up to this size only keep a divisor from being 0.
 _TINY = 1e-3
 
@@ -78,6 +77,7 @@ _LINEAR = frozenset(
 #: Of a mean and something that no sample has a part in, these give one.
 _BILINEAR = frozenset(("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"))
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
+_PRODUCTS = ("Mul", "MulNoNan", *_QUOTIENTS)
 
 _INDEPENDENT = Extent()
 _MEAN = Extent(is_mean=True)
@@ -147,15 +147,6 @@ def reads(tensor: Any, handles: Sequence[Any]) -> bool:
     return any(any(each is handle for handle in handles) for each in taken)
 
 
-def is_made_of(tensor: tf.Tensor, batch: Iterable[Any]) -> bool:
-    """Whether a tensor of a graph is made of one of these."""
-    wanted = {_key(each) for each in batch if tf.is_symbolic_tensor(each)}
-    captured = _captured(tensor.graph)
-    found = [output for op in _ancestors(tensor) for output in op.outputs]
-    found += [captured[each.name] for each in found if each.name in captured]
-    return any(_is_symbolic(each) and _key(each) in wanted for each in found)
-
-
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
     """The numbers that the graph of a tensor, or its last operation, multiplies or divides by."""
     ops = [tensor.op] if last else _ancestors(tensor)
@@ -164,10 +155,6 @@ def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
     taken = [each for op in ops if op.type in _PRODUCTS for each in op.inputs]
     values = map(tf.get_static_value, taken)
     return [float(value) for value in values if value is not None and np.size(value) == 1]
-
-
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value)
 
 
 def _key(tensor: tf.Tensor) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import tensorflow as tf
 
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
-from gradring.tensorflow.graph.extent import Extent, extent_of, factors_of, is_made_of
+from gradring.tensorflow.graph.extent import Extent, extent_of, factors_of
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of
@@ -48,7 +48,8 @@ def _note(losses: Iterable[Any]) -> None:
 
 
 def _is_undivided_mean(loss: Any, batch: list[Any]) -> bool:
-    if extent_of(loss, batch) != Extent(degree=0) or not is_made_of(loss, batch):
+    extent = extent_of(loss, batch)
+    if extent != Extent(degree=0) or not extent.is_mean:
         return False
     return not _are_of_replicas(factors_of(loss))
 
