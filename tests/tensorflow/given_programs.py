@@ -394,6 +394,19 @@ def batches_that_are_smaller_than_the_ranks() -> Any:
 
 
 @program
+def batches_that_nobody_can_divide() -> Any:
+    """Each rank has all of them, so a sum over their samples is not added up."""
+    x = tf.sparse.from_dense(X[:6])
+    rows = {"logs": lambda self, gradients: {"rows": tf.ones([6])}}
+    loss_of = staticmethod(lambda y, p: tf.reduce_sum(tf.square(y - p)))
+    inputs = keras.Input((4,), sparse=True)
+    model = type("Model", (Own,), {"loss_of": loss_of, **rows})(inputs, dense()(inputs))
+    model.compile(keras.optimizers.SGD(0.01))
+    logs = [model.train_on_batch(x, Y[:6]) for _ in range(2)]
+    return told(model, logs=[np.ravel(log).tolist() for each in logs for log in each])
+
+
+@program
 def metrics_by_other_names() -> Any:
     """The step of Keras' guide, a metric that returns its variable, and a recurrent layer."""
 
