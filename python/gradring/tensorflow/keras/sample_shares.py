@@ -141,12 +141,10 @@ def make_function(
 ) -> Any:
     """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
     strategy = model.distribute_strategy
-    has_whole_batch = False
 
     def do(data: Any) -> Any:
         rows = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
-        batch = [leaf for leaf in rows if leaf.shape.rank]
-        with holding(batch=batch, has_whole_batch=has_whole_batch):
+        with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
             logs = step_function(data)
             if not is_given(strategy):
                 return logs
@@ -155,11 +153,13 @@ def make_function(
 
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
-        nonlocal has_whole_batch
-        is_own, told = isinstance(data, OwnBatch), None
-        if isinstance(data, OwnBatch):
-            data, told = data
-        has_whole_batch = is_own and told is None and is_given(strategy)
+        if not isinstance(data, OwnBatch):
+            return weighed_by(None, False, data)
+        data, told = data
+        with holding(has_whole_batch=told is None and is_given(strategy)):
+            return weighed_by(told, True, data)
+
+    def weighed_by(told: Any, is_own: bool, data: Any) -> Any:
         own = first_rows_of(data)
         # An elastic job may have other replicas when this is traced anew.
         if own is None or not may_come_in(strategy):
