@@ -62,10 +62,10 @@ BUILD_OPTIMIZER = Seam(
     _OPTIMIZER, "build", "makes the optimizer's variables in the scope of the model's", "variables"
 )
 ADD_VARIABLE = Seam(
-    "keras.src.backend.tensorflow.optimizer:TFOptimizer",
+    _OPTIMIZER,
     "add_variable_from_reference",
     "makes variables of an optimizer in a step of a program that knows of no replicas",
-    without="`MultiOptimizer` is not built in `gradring run --with-strategy`",
+    "reference_variable",
 )
 DISTRIBUTION_STRATEGY = _attribute(
     _OPTIMIZER, "_distribution_strategy", "the strategy of an optimizer that was made elsewhere"
