@@ -1,4 +1,5 @@
-//! Access to a parameter server: lets workers and server 0 in, and nobody else.
+//! Access to a parameter server: admits workers and server 0 of the same job, and refuses all
+//! others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -21,47 +22,48 @@ use gradring_proto::error::{Breach, Error, NotServed, Result, Text};
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{self, ClientKind, Hello, Purpose};
 
-/// What a server asks of those who connect.
+/// State that the listener's threads share with the server's own thread.
 pub(crate) struct ClientAccess {
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) server: usize,
     pub(crate) workers: usize,
-    /// Its rules, as text.
+    /// Rules of this server as text; server 0 must have equal rules.
     pub(crate) rules: String,
-    /// Workers that are connected, and what all of them train.
+    /// Connected workers, and the model that all of them train.
     pub(crate) present: Mutex<Present>,
-    /// Those who were let in, until the server takes them up.
+    /// New links that the server's thread has not taken yet.
     pub(crate) arrived: Mutex<Arrived>,
-    /// The directory of snapshots with which the server begins, and what these are of.
+    /// Directory of the snapshots with which the server starts, and fingerprint of their model.
     pub(crate) kept: Option<(Text, Fingerprint)>,
-    /// Wakes the server.
+    /// Wakes the server's thread when a link has arrived.
     pub(crate) owner: Arc<WakeUp>,
-    /// Those who were not let in before the first worker.
+    /// Clients refused before the first worker was admitted; an error lists them if no worker ever
+    /// comes.
     pub(crate) turned_away: TurnedAway,
     pub(crate) on_warning: fn(String),
     pub(super) linker: Linker,
-    /// Between how many pairs of workers and servers there are links.
+    /// Links of the whole job, at most; more links get smaller rings of shared memory.
     pub(super) pairs: usize,
 }
 
-/// Who is there.
+/// Workers that are connected or connecting.
 #[derive(Default)]
 pub(crate) struct Present {
-    /// By worker, its process: a random number, its id, and the host.
+    /// Process of each worker: a random number, the process id, and the host.
     workers: BTreeMap<usize, (u64, u32, String)>,
-    /// What the first worker trains, and which it was.
+    /// Index and model of the worker that was admitted last; all workers must have an equal model.
     model: Option<(usize, Fingerprint)>,
-    /// Connections of links that are not made yet.
+    /// Connections of incomplete links.
     gathering: Gathering,
 }
 
-/// Who was let in.
+/// New links, each with the client at its other end.
 pub(crate) type Arrived = VecDeque<(ClientKind, PeerLink)>;
 
-/// All the same at all times: workers that have lost their connection come back.
+/// Admits clients during the whole job, because workers reconnect after a lost connection.
 impl AccessPolicy for ClientAccess {
     fn turned_away(&self, initiator: &Initiator, error: &Error) {
-        // Once a worker is there, nobody is missing without a word.
+        // Once a worker was admitted, the list is not needed: refused clients report their reason.
         if lock(&self.present).model.is_some() {
             return;
         }
@@ -172,7 +174,8 @@ impl Service for ClientAccess {
 }
 
 impl ClientAccess {
-    /// Whether a client may make a link while these are there.
+    /// Refuses a client whose rules, model or index conflict with this server or with the workers
+    /// in `present`.
     fn check(&self, client: &ClientKind, present: &Present) -> Result<()> {
         match client {
             ClientKind::Sequencer { rules, .. } if *rules != self.rules => {
@@ -218,7 +221,7 @@ impl ClientAccess {
         }
     }
 
-    /// Listens at `host:port`.
+    /// Listens at `host:port`, and admits clients from then on.
     pub(crate) fn listen(self: &Arc<Self>, address: &str) -> Result<Listener> {
         let server = self.server;
         let (socket, _) = bind(address, resolve(address), server).map_err(|error| {
@@ -239,13 +242,14 @@ impl ClientAccess {
         Listener::on(socket, address, options)
     }
 
-    /// Those who were let in since.
+    /// Returns the links completed since the last call, and drops incomplete ones that have timed
+    /// out.
     pub(crate) fn arrived(&self, now: Instant) -> Arrived {
         lock(&self.present).give_up(now);
         std::mem::take(&mut *lock(&self.arrived))
     }
 
-    /// The connection of a worker's process has ended: another one may have the index now.
+    /// Frees the index of a worker whose connection has ended, so that another process can have it.
     pub(crate) fn gone(&self, worker: usize, process: u64) {
         lock(&self.present).gone(worker, process);
     }
@@ -264,7 +268,7 @@ impl Present {
         }
     }
 
-    /// Forgets those whose link will not be made.
+    /// Frees the indices of workers whose incomplete links are dropped.
     fn give_up(&mut self, now: Instant) {
         for client in self.gathering.give_up(now) {
             self.forget(&client);

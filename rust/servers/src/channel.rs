@@ -1,4 +1,4 @@
-//! A channel of messages between a worker and a server, or two servers, which never waits.
+//! Message channel between a worker and a server, or between two servers; it never blocks.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -10,30 +10,30 @@ use gradring_net::link::poll::{self, PollFd, WakeUp};
 use gradring_net::link::{Direction, Link};
 use gradring_proto::error::{Error, Lost, Result};
 
-/// Messages that may wait to be sent before no more are received. Back-pressure: stop reading when the
-/// peer does not read.
+/// Messages in the outbox at which a channel stops receiving. Back-pressure: a peer that does not
+/// read is not read either.
 const OUTBOX_MAX: usize = 32;
-/// Parts that are handed to the system at once; it takes 1024 at most.
+/// Slices in one system call; Linux takes at most 1024.
 const PARTS_MAX: usize = 64;
-/// Bytes that are received at once, so that others get their turn.
+/// Bytes received from one channel in a turn, so that the other channels get their turn.
 const TURN_BYTES: usize = 8 << 20;
 
-/// A link, what arrives on it, and what is to be sent.
+/// A link with its partly received message and its queue of messages to send.
 pub(crate) struct MessageChannel {
     link: Box<dyn Link>,
-    /// What the link is made of.
+    /// Kind of the link, by name.
     pub(crate) transport: &'static str,
     incoming: Incoming,
     outbox: VecDeque<Outgoing>,
-    /// Of the first message in the outbox.
+    /// Bytes sent of the first message in the outbox.
     sent: usize,
-    /// When something was received and sent last.
+    /// Time of the last bytes received, and of the last message queued.
     last_received: Instant,
     last_sent: Instant,
-    /// Whether there may be more to receive, though a turn has ended.
+    /// True if the turn ended early, so that bytes may be left in the link.
     has_more: bool,
     checks_values: bool,
-    /// Values of longer messages are refused.
+    /// Limit of a received message's values, in bytes; longer messages are refused.
     pub(crate) values_max: u64,
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
@@ -58,10 +58,10 @@ impl MessageChannel {
         }
     }
 
-    /// Leaves a message to be sent.
+    /// Appends a message to the outbox; `flush` sends it.
     ///
     /// # Errors
-    /// `Protocol` when it cannot be encoded.
+    /// `Protocol` if the message cannot be encoded.
     pub(crate) fn send(&mut self, message: Message, now: Instant) -> Result<()> {
         self.outbox
             .push_back(Outgoing::new(message, self.checks_values)?);
@@ -69,7 +69,7 @@ impl MessageChannel {
         Ok(())
     }
 
-    /// Tells the other side that this one lives, if it has received nothing for so long.
+    /// Queues a [`Message::Alive`] if nothing was queued for `interval`.
     pub(crate) fn keep_alive(&mut self, now: Instant, interval: Duration) -> Result<()> {
         if self.outbox.is_empty() && now >= self.last_sent + interval {
             self.send(Message::Alive, now)?;
@@ -77,20 +77,20 @@ impl MessageChannel {
         Ok(())
     }
 
-    /// For how long nothing was heard.
+    /// Time since bytes were received last.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.last_received)
     }
 
-    /// Whether everything was sent.
+    /// Returns whether the outbox is empty.
     pub(crate) fn is_flushed(&self) -> bool {
         self.outbox.is_empty()
     }
 
-    /// Sends what the link takes.
+    /// Sends as many bytes as the link takes without blocking.
     ///
     /// # Errors
-    /// `PeerLost` when it is broken.
+    /// `PeerLost` if the link is broken.
     pub(crate) fn flush(&mut self) -> Result<()> {
         while let Some(first) = self.outbox.front() {
             let mut skipped = self.sent;
@@ -122,10 +122,10 @@ impl MessageChannel {
         Ok(())
     }
 
-    /// The next message, if it is there as a whole. `turn` counts what is received in this turn.
+    /// Returns the next message once it is complete. `turn` counts the bytes received in this turn.
     ///
     /// # Errors
-    /// `PeerLost` when the link has ended; `Protocol` for what no correct peer sends.
+    /// `PeerLost` if the link has ended; `Protocol` for bytes that no correct peer sends.
     pub(crate) fn recv(&mut self, turn: &mut usize, now: Instant) -> Result<Option<Message>> {
         loop {
             if *turn >= TURN_BYTES || !self.receives() {
@@ -148,12 +148,12 @@ impl MessageChannel {
         }
     }
 
-    /// Whether the other side reads what it is sent.
+    /// Returns whether this channel receives: not while the peer leaves too many messages unread.
     fn receives(&self) -> bool {
         self.outbox.len() < OUTBOX_MAX
     }
 
-    /// Says that this side will sleep; `false` if there is something to do.
+    /// Announces to the link that this side will sleep; `false` if there is something to do first.
     fn may_sleep(&mut self) -> bool {
         let receives = self.receives();
         let rests = !receives || (!self.has_more && self.link.may_sleep(Direction::Receive));
@@ -170,8 +170,8 @@ impl MessageChannel {
     }
 }
 
-/// Waits until one of these channels may go on, their owner is woken, or the time is over. Links that
-/// share memory ring `wake_up`; so it must be reset before any of them is looked at again.
+/// Waits until a channel can make progress, `wake_up` is woken, or `limit` has passed. Links in
+/// shared memory wake `wake_up`, so the caller must reset `wake_up` before it polls them again.
 pub(crate) fn wait<'a>(
     channels: impl Iterator<Item = &'a mut MessageChannel>,
     wake_up: &WakeUp,
@@ -183,17 +183,17 @@ pub(crate) fn wait<'a>(
     for channel in &channels {
         channel.awaited(&mut awaited);
     }
-    // Without sleep, too, it is looked who has ended.
+    // Polls with a limit of zero as well, to notice links that have ended.
     poll::wait(awaited, if sleeps { limit } else { Duration::ZERO });
     for channel in channels {
         channel.link.awake(true);
     }
 }
 
-/// How often a process says that it lives, and says again what had no answer.
+/// Interval of keep-alive messages, and of repeated requests without an answer.
 pub(crate) const BEAT: Duration = Duration::from_millis(250);
 
-/// What is to be said of a connection on which nothing is heard for too long, if it is one.
+/// The error for a channel whose silence is `too_long`; `None` for any other channel.
 pub(crate) fn is_silent(
     channel: &MessageChannel,
     too_long: Duration,

@@ -1,4 +1,4 @@
-//! The threads that connect workers and servers.
+//! Connector: threads that connect workers and server 0 to servers.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,19 +21,20 @@ use gradring_proto::error::{Abort, Error, ErrorKind, NotFormed, NotServed, Resul
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose, random};
 
-/// The shortest and the longest pause between two attempts to connect.
+/// Shortest and longest pause between two attempts to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
-/// How long it may take to be let in by a server that was reached.
+/// Time limit of a handshake, from an open connection to the finished link.
 const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
-/// Attempts go on for as long as anybody wants the connection.
+/// Limit of all attempts: in effect none, because closing the connector ends them.
 const FOREVER: Duration = Duration::from_secs(365 * 86_400);
-/// For how long a worker waits until the end of a process of its index on its own host is known.
+/// Time for which a worker retries while an earlier process of its index still exists on its own
+/// host.
 const ENDING_LIMIT: Duration = Duration::from_secs(1);
-/// For how long a worker waits for an earlier process of its index to be known as ended: a server
-/// takes longer to give up one that is silent.
+/// The same time if that process has ended or is on another host. Longer, because the server
+/// notices the loss of a silent process late.
 const TAKEN_LIMIT: Duration = Duration::from_secs(15);
 
-/// Connects to servers, in threads, and again when it is asked to.
+/// Connects to servers, each attempt in a thread of its own.
 pub(crate) struct ServerConnector {
     shared: Arc<Shared>,
 }
@@ -51,12 +52,13 @@ struct Shared {
 #[derive(Default)]
 struct Outcomes {
     links: VecDeque<(usize, Result<PeerLink>)>,
-    /// By server, why the last attempt failed.
+    /// Reason of the last failed attempt, by server.
     whys: Vec<Option<Text>>,
 }
 
 impl ServerConnector {
-    /// Introduces itself as `client`, and wakes `wake_up` when there is an outcome, as links do.
+    /// Makes a connector that introduces itself as `client`; `wake_up` is woken by outcomes and by
+    /// links.
     pub(crate) fn new(
         credentials: Arc<Credentials>,
         client: ClientKind,
@@ -83,8 +85,8 @@ impl ServerConnector {
         })
     }
 
-    /// Connects to a server until there is an outcome: a link, or an error that another attempt
-    /// would not change.
+    /// Starts a thread that connects to `server` until it has a link, or an error that a further
+    /// attempt would not change.
     pub(crate) fn connect(&self, server: usize) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         std::thread::Builder::new()
@@ -94,19 +96,19 @@ impl ServerConnector {
         Ok(())
     }
 
-    /// What came of it since, by server.
+    /// Takes the links and errors since the last call, each with its server.
     pub(crate) fn outcomes(&self) -> VecDeque<(usize, Result<PeerLink>)> {
         std::mem::take(&mut lock(&self.shared.outcomes).links)
     }
 
-    /// Why a server cannot be reached, as far as is known.
+    /// Reason why `server` cannot be reached, as far as is known.
     pub(crate) fn why(&self, server: usize) -> Text {
         let outcomes = lock(&self.shared.outcomes);
         let why = outcomes.whys[server].clone();
         why.unwrap_or_else(|| "no attempt to connect has ended yet".into())
     }
 
-    /// Notes why a connection has ended.
+    /// Records the reason why a connection ended.
     pub(crate) fn note(&self, server: usize, why: &Error) {
         lock(&self.shared.outcomes).whys[server] = Some(Text::of(&why.kind));
     }
@@ -165,7 +167,7 @@ impl Shared {
         self.wake_up.wake();
     }
 
-    /// Connects once more, for another stream of the link that an attempt is to make.
+    /// Opens the connection for a further stream of the link.
     fn connect_stream(
         &self,
         server: usize,
@@ -174,7 +176,7 @@ impl Shared {
         go_on: GoOn<'_>,
     ) -> Result<Connection> {
         let address = self.addresses[server].as_str();
-        // What fails here fails the attempt.
+        // No retry: a failed stream fails the whole attempt.
         let retry = Retry::until(Instant::now() + CONVERSATION_LIMIT, &|_, _| false);
         let mut check = || match go_on() {
             true => Ok(()),
@@ -209,7 +211,7 @@ fn process_exists(process: u32) -> bool {
     Path::new("/proc").join(process.to_string()).exists()
 }
 
-/// Whether another attempt would come to the same.
+/// Returns whether a further attempt would fail with the same error.
 fn is_final(error: &Error, elapsed: Duration) -> bool {
     match &error.kind {
         ErrorKind::Parameters(NotServed::WorkerTaken { process, host, .. }) => {
@@ -221,7 +223,8 @@ fn is_final(error: &Error, elapsed: Duration) -> bool {
                     TAKEN_LIMIT
                 }
         }
-        // What listens there meanwhile may be another program's, or a rank's before it has moved.
+        // Other rendezvous errors are not final: another program, or a rank that moves later, may
+        // listen there meanwhile.
         ErrorKind::Rendezvous(NotFormed::OtherJob { .. })
         | ErrorKind::Authentication(_)
         | ErrorKind::Config(_)

@@ -1,12 +1,13 @@
-//! A server's disk, with its terms and snapshots: files, or nothing.
+//! A server's disk: its terms and snapshots in files, or in memory only.
 //!
-//! A file is written under another name, made durable, and then renamed, so under its own name it is
-//! whole; its checksums say so, too, and one that is not is passed over with a warning. A snapshot is
-//! written by a thread, from values that later updates leave alone. One that cannot be written is tried
-//! again until it can: the server goes on, and updates wait only when too many are in no snapshot.
+//! A file is written under a temporary name, synced, and then renamed, so a file under its final
+//! name is complete. Its checksums prove that, and a damaged snapshot is skipped with a warning. A
+//! thread writes the snapshots, from values that later updates do not change. A failed snapshot is
+//! retried until it succeeds: the server continues, and updates wait only when too many are in no
+//! snapshot.
 //!
-//! A directory is of one job. When that job has ended well, its directory gets another name, so the next
-//! job begins anew, and the snapshots stay until that job has ended, too.
+//! A directory belongs to one job. When the job has ended well, the directory is renamed, so the
+//! next job starts from nothing. The renamed snapshots stay until the next job has ended well, too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, DirEntry, File};
@@ -32,31 +33,32 @@ use gradring_proto::parameters::snapshot::Snapshot;
 use gradring_proto::wire::codec;
 use gradring_proto::wire::frame::checksum;
 
-/// Grows whenever what is in a directory changes. Versions that had none wrote a server's index there.
+/// Format of a directory, with a number that grows with each change. Versions without a format
+/// wrote a server's index in its place.
 const FORMAT: u32 = 0x1_0003;
 
-/// Whose directory it is, the terms, and what is trained; before it are the checksum of the rest, and
-/// its format.
+/// Content of the file of terms: whose directory it is, the terms, and the model. The file begins
+/// with the checksum of the rest, and the format.
 #[derive(Clone, Serialize, Deserialize)]
 struct Known {
     server: usize,
     servers: usize,
     terms: Terms,
-    /// Nothing before the first worker.
+    /// `None` before the first worker.
     model: Option<Fingerprint>,
 }
 
-/// How long until a snapshot that could not be written is tried again.
+/// Pause before a failed snapshot is retried.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What has been written, and why terms could not be.
+/// Snapshots that have been written, and the error that stopped the writing of terms.
 #[derive(Default)]
 struct Done {
     points: VecDeque<Point>,
     trouble: Option<Error>,
 }
 
-/// A server's memory beyond its process.
+/// Storage of a server that outlives its process.
 pub(crate) struct Store {
     terms: Terms,
     done: Arc<Mutex<Done>>,
@@ -66,20 +68,20 @@ pub(crate) struct Store {
 
 struct Files {
     directory: PathBuf,
-    /// What the file of terms has.
+    /// Content of the file of terms.
     known: Known,
-    /// Snapshots that are there as a whole.
+    /// Complete snapshots.
     points: BTreeMap<Point, PathBuf>,
     writer: Option<Sender<Snapshot>>,
     thread: Option<JoinHandle<()>>,
     on_warning: fn(String),
-    /// Locked as long as the process lives.
+    /// Lock of the directory, held while the process lives.
     _lock: File,
 }
 
 impl Store {
-    /// One without a directory forgets everything with its process. Wakes `wake_up` when a snapshot is
-    /// there.
+    /// Opens a directory. Without a directory, everything is lost with the process. `wake_up` is
+    /// woken when a snapshot is complete.
     pub(crate) fn open(
         directory: Option<&Path>,
         who: (usize, usize),
@@ -105,29 +107,29 @@ impl Store {
         })
     }
 
-    /// Whether the terms could be written so far.
+    /// Checks that the terms have been written.
     ///
     /// # Errors
-    /// `Config` when they could not.
+    /// `Config` if they could not be written.
     pub(crate) fn check(&self) -> Result<()> {
         lock(&self.done).trouble.clone().map_or(Ok(()), Err)
     }
 
-    /// Its directory, if it has one.
+    /// The directory, if there is one.
     pub(crate) fn directory(&self) -> Option<&Path> {
         self.files.as_ref().map(|files| files.directory.as_path())
     }
 
-    /// What the snapshots in the directory are of, if there are any.
+    /// Fingerprint of the model of the snapshots in the directory, if there are any.
     pub(crate) fn model(&self) -> Option<Fingerprint> {
         let files = self.files.as_ref()?;
         files.known.model.filter(|_| !files.points.is_empty())
     }
 
-    /// From now on, snapshots are of this model.
+    /// Records the model of all later snapshots.
     ///
     /// # Errors
-    /// `Config` when that cannot be written.
+    /// `Config` if it cannot be written.
     pub(crate) fn set_model(&mut self, model: Fingerprint) -> Result<()> {
         match &mut self.files {
             Some(files) if files.known.model != Some(model) => {
@@ -138,17 +140,17 @@ impl Store {
         }
     }
 
-    /// The job has ended well: none goes on from here by itself.
+    /// Renames the directory after the job has ended well, so that no other job continues from it.
     pub(crate) fn finish(&mut self) {
         if let Some(files) = &mut self.files {
             files.finish();
         }
     }
 
-    /// Snapshots that were completed since.
+    /// Takes the snapshots completed since the last call.
     ///
     /// # Errors
-    /// As for `check`.
+    /// Those of `check`.
     pub(crate) fn completed(&mut self) -> Result<Vec<Point>> {
         self.check()?;
         let points: Vec<_> = lock(&self.done).points.drain(..).collect();
@@ -200,7 +202,7 @@ impl Disk for Store {
 
     fn save(&mut self, snapshot: Snapshot) {
         match self.files.as_ref().and_then(|it| it.writer.as_ref()) {
-            // Its thread has left why it has ended.
+            // If the writer's thread has ended, it has left the reason in `done`.
             Some(writer) => drop(writer.send(snapshot)),
             None => {
                 lock(&self.done).points.push_back(snapshot.point);
@@ -234,7 +236,7 @@ impl Files {
                 let directory = Text::of(directory.display());
                 return Err(NotServed::DirectoryTaken { directory }.into());
             }
-            // Such as a network file system without locks.
+            // For example, a network file system without locks.
             Err(error) => return Err(trouble("lock", &lock_path, &error.into())),
         }
         let (server, servers) = who;
@@ -294,7 +296,7 @@ impl Files {
         Ok(files)
     }
 
-    /// A snapshot that is there as a whole; warns of another.
+    /// Reads a complete snapshot; warns of a damaged one, and returns `None`.
     fn read(&self, path: &Path) -> Option<Snapshot> {
         let warn = |error: Error| {
             self.warn(&format!(
@@ -308,7 +310,7 @@ impl Files {
         warn(self.on_warning, self.known.server, what);
     }
 
-    /// Says that a job that has ended well was here, and how to go on from it.
+    /// Warns that a finished job has used this directory, and says how to continue from it.
     fn warn_of_finished(&self) {
         let finished = finished(&self.directory);
         if finished.is_dir() {
@@ -320,7 +322,7 @@ impl Files {
         }
     }
 
-    /// Writes what was begun, and leaves the directory under the name of those that are finished.
+    /// Waits for the snapshot being written, and renames the directory to that of a finished job.
     fn finish(&mut self) {
         self.end_writing();
         let finished = finished(&self.directory);
@@ -344,7 +346,7 @@ impl Files {
     fn end_writing(&mut self) {
         self.writer = None;
         if let Some(thread) = self.thread.take() {
-            // What was begun is finished.
+            // The thread completes the snapshot that it has begun.
             drop(thread.join());
         }
     }
@@ -353,18 +355,19 @@ impl Files {
         self.directory.join(name_of(point))
     }
 
-    /// Keeps these snapshots and removes the others.
+    /// Keeps the snapshots for which `keeps` holds, and removes the others.
     fn retain(&mut self, keeps: impl Fn(&Point) -> bool) {
         self.points.retain(|point, path| {
             if !keeps(point) {
-                // What cannot be removed does no harm: its point is not in the past.
+                // A file that stays does no harm: the terms exclude its point, or it is older than
+                // needed.
                 let _ = fs::remove_file(path);
             }
             keeps(point)
         });
     }
 
-    /// What an earlier process wrote, if one did.
+    /// Reads the file of terms of an earlier process, if there is one.
     fn read_known(&self) -> Result<Option<Known>> {
         let path = self.directory.join(TERMS);
         let bytes = match fs::read(&path) {
@@ -413,7 +416,7 @@ impl Files {
     }
 }
 
-/// The thread that writes snapshots.
+/// State of the thread that writes snapshots.
 struct Writer {
     directory: PathBuf,
     server: usize,
@@ -423,7 +426,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes one after the other, until there will be no further ones.
+    /// Writes the snapshots in their order, until the server is closed.
     fn run(&self, snapshots: &Receiver<Snapshot>) {
         let mut waiting = VecDeque::new();
         while let Some(snapshot) = waiting.pop_front().or_else(|| snapshots.recv().ok()) {
@@ -431,7 +434,8 @@ impl Writer {
         }
     }
 
-    /// Writes one, as often as it takes; takes in those that come meanwhile.
+    /// Writes one snapshot, and retries until it succeeds; queues the snapshots that arrive
+    /// meanwhile.
     fn write(
         &self,
         snapshot: Snapshot,
@@ -488,18 +492,18 @@ fn warn(on_warning: fn(String), server: usize, what: &str) {
     on_warning(format!("parameter server {server} on {host} {what}"));
 }
 
-/// Where the directory of a job is once that has ended well.
+/// Name of a job's directory after the job has ended well.
 fn finished(directory: &Path) -> PathBuf {
     let mut name = directory.file_name().unwrap_or_default().to_owned();
     name.push(".finished");
     directory.with_file_name(name)
 }
 
-/// The file of `Known`.
+/// Name of the file of [`Known`].
 const TERMS: &str = "terms";
-/// Begins the names of snapshots.
+/// Prefix of the names of snapshots.
 const SNAPSHOT: &str = "snapshot-";
-/// Ends the names of files that are being written.
+/// Suffix of the names of incomplete files.
 const PARTIAL: &str = ".partial";
 
 fn name_of(point: Point) -> String {
@@ -515,7 +519,7 @@ fn trouble(what: &str, path: &Path, error: &io::Error) -> Error {
     .into()
 }
 
-/// A file with these bytes, which is there as a whole or not at all, whatever happens.
+/// Writes a file atomically: it is complete or not there, even after a crash.
 fn write(path: &Path, slices: &[&[u8]]) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(PARTIAL);
@@ -530,13 +534,13 @@ fn write(path: &Path, slices: &[&[u8]]) -> Result<()> {
         sync_parent(path)
     };
     attempt().map_err(|error| {
-        // What is there of it may be what others lack.
+        // Frees the disk space that other files may need.
         let _ = fs::remove_file(&partial);
         trouble("write", path, &error)
     })
 }
 
-/// Makes a change of a name durable.
+/// Makes a rename durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     File::open(parent.unwrap_or_else(|| Path::new(".")))?.sync_all()

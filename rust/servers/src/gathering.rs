@@ -1,8 +1,8 @@
-//! Connections of links that are not made yet. A link has as many as it has streams, and is made
-//! when the last one has come.
+//! Gathering of connections: a link has one connection for each stream, and is made when the last
+//! connection has arrived.
 //!
-//! Clients alone can have any here, and each those of one link: what a later attempt of it brings
-//! replaces them, so there are at most so many as all of them may make.
+//! Only clients of the job have connections here, and each client those of one link: a later
+//! attempt replaces the connections of an earlier one. So their number is bounded.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 use gradring_net::link::tcp::connection::Connection;
 use gradring_proto::wire::handshake::ClientKind;
 
-/// How long the next connection of a link may take: as long as a handshake.
+/// Time limit of the next connection of a link: as long as that of a handshake.
 const NEXT_LIMIT: Duration = Duration::from_secs(5);
 
-/// By the name of a client, a link that it makes.
+/// Incomplete links, by the name of the client.
 #[derive(Default)]
 pub(super) struct Gathering(BTreeMap<String, Gathered>);
 
 struct Gathered {
     client: ClientKind,
     attempt: u64,
-    /// By stream, those that were let in; `None` until they are here.
+    /// Connections by stream; `None` if the stream is admitted and its connection has not arrived.
     connections: BTreeMap<usize, Option<Connection>>,
-    /// When the last one came.
+    /// When the last stream was admitted or arrived.
     since: Instant,
 }
 
 impl Gathering {
-    /// Lets a stream in, unless there was one of its number in this attempt. Another attempt of the
-    /// client is over by that.
+    /// Admits a stream, and returns `false` if this attempt already has it. Drops any other attempt
+    /// of the client.
     pub(super) fn expect(
         &mut self,
         client: &ClientKind,
@@ -53,8 +53,8 @@ impl Gathering {
         is_new
     }
 
-    /// Takes a stream that was let in; all of the link in their order, if it is the last of so many.
-    /// One whose attempt is over is closed.
+    /// Adds the connection of an admitted stream; returns all connections in the order of streams
+    /// if it was the last one. A connection whose attempt is over is closed.
     pub(super) fn add(
         &mut self,
         client: &ClientKind,
@@ -75,13 +75,13 @@ impl Gathering {
         Some(gathered.connections.into_values().flatten().collect())
     }
 
-    /// Closes all of an attempt of which a stream has failed.
+    /// Closes all connections of an attempt, because one of its streams has failed.
     pub(super) fn forget(&mut self, client: &ClientKind, attempt: u64) {
         self.0.retain(|_, it| !it.is_of(client, attempt));
     }
 
-    /// Closes all connections of a link that will not be made: one of them has ended, or the next one
-    /// takes too long. Returns the clients.
+    /// Closes the incomplete links of which a connection has ended or the next one is overdue.
+    /// Returns their clients.
     pub(super) fn give_up(&mut self, now: Instant) -> Vec<ClientKind> {
         let mut given_up = Vec::new();
         self.0.retain(|_, gathered| {
@@ -101,7 +101,8 @@ impl Gathered {
     }
 
     fn may_go_on(&self, now: Instant) -> bool {
-        // Nobody says anything before all are here.
+        // Clients send nothing before all connections are there, so a readable one has ended or
+        // breaks the protocol.
         let mut connections = self.connections.values().flatten();
         !connections.any(Connection::is_readable)
             && now.saturating_duration_since(self.since) < NEXT_LIMIT
@@ -127,7 +128,7 @@ mod tests {
         }
     }
 
-    /// A connection, and its other end.
+    /// A connection and its other end.
     fn pair() -> (Connection, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -139,7 +140,7 @@ mod tests {
         stream.local_addr().unwrap().port()
     }
 
-    /// Waits for what is on its way, and says whether the other end was closed.
+    /// Waits for pending bytes, and returns whether the other end was closed.
     fn is_closed(other: &TcpStream) -> bool {
         poll::wait([poll::readable(other)], Duration::from_secs(20));
         other.set_nonblocking(true).unwrap();
@@ -162,7 +163,8 @@ mod tests {
             }
         }
 
-        /// A stream is let in and comes; its other end, and all of the link if it was the last one.
+        /// Admits and adds a stream. Returns its other end, and all connections of the link if it
+        /// was the last.
         fn add(
             &mut self,
             client: &ClientKind,
@@ -188,7 +190,7 @@ mod tests {
         let mut fixture = Fixture::new();
         let (second, none) = fixture.add(&worker(0, 7), 1, 1);
         assert!(none.is_none());
-        // Others do not count.
+        // Streams of other clients do not count.
         let (_other, none) = fixture.add(&worker(1, 8), 1, 0);
         assert!(none.is_none());
         let (third, none) = fixture.add(&worker(0, 7), 1, 2);
@@ -211,7 +213,7 @@ mod tests {
         assert!(fixture.expect(&worker(0, 7), 1, 1));
         assert!(!fixture.expect(&worker(0, 7), 1, 1));
         assert!(fixture.expect(&worker(1, 7), 1, 1));
-        // What was refused has changed nothing.
+        // The refused streams have changed nothing.
         let (_other, none) = fixture.add(&worker(0, 7), 1, 2);
         assert!(none.is_none());
         assert!(fixture.expect(&worker(0, 7), 2, 1));

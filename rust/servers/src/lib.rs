@@ -1,17 +1,19 @@
-//! A parameter server over sockets: a [`server::Server`] in each server's process, a
-//! [`worker::Worker`] in each worker's. What they do is `parameters`' business; here messages travel,
-//! time passes, and snapshots reach a disk.
+//! Parameter servers over sockets: a [`server::Server`] in each server's process, a
+//! [`worker::Worker`] in each worker's. The protocol is pure code in `gradring_proto::parameters`;
+//! this crate carries its messages, reads the clock, and writes snapshots to disk.
 //!
-//! Workers connect to all servers (`connector`), and server 0 to the others. A server lets in who
-//! proves to be of its job (`access`), one living process for each worker, and both make a link of
-//! their connections, as ranks do (`link`), once all are there (`gathering`): inside a host it is shared
-//! memory. Each process has one thread
-//! that waits for all its links and never for one of them (`channel`). A link that
-//! ends, or on which nothing is heard, is made again; the protocol says again what had no answer. What
-//! is long, a gradient or a pull of weights, is said once over each connection (`message` has it as
-//! bytes).
+//! Workers connect to all servers (`connector`), and server 0 connects to the other servers. A
+//! server admits only processes of its job, and one live process for each worker (`access`). Once
+//! all connections of a link have arrived (`gathering`), both ends build a link from them, as ranks
+//! do (`link`): shared memory inside a host, TCP between hosts. One thread of each process polls
+//! all its links and never blocks on one of them (`channel`).
 //!
-//! The program of a worker hands gradients over and goes on computing; what is pulled waits for it.
+//! A link that ends or falls silent is replaced by a new one, and the protocol repeats messages
+//! that got no answer. Long messages, which are gradients and pulls of weights, are sent once over
+//! each connection (`message` encodes them).
+//!
+//! A worker's program hands its gradients over and continues to compute; pulled weights wait until
+//! the program asks for them.
 
 mod access;
 mod channel;

@@ -1,4 +1,4 @@
-//! Links between workers and servers: what both make of connections on which they know each other.
+//! Links between workers and servers, negotiated over connections whose handshake is done.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use gradring_net::link::tcp::deadline_stream::{DeadlineStream, GoOn};
 use gradring_proto::error::{NotServed, Result};
 use gradring_proto::wire::handshake::{self, broken};
 
-/// What a server tells who has connected, once it has let it in.
+/// A server's message to each client that it has admitted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Terms {
-    /// What it offers to make links of, by name.
+    /// Kinds of links that the server offers, by name.
     pub(super) transports: Vec<String>,
-    /// Between how many pairs of workers and servers there are links at most, so that both sides say
-    /// the same.
+    /// Links of the whole job, at most. Both ends need the same number, because it decides the size
+    /// of rings in shared memory.
     pub(super) pairs: usize,
 }
 
-/// A link, and what it is made of.
+/// A link and the name of its kind.
 pub(crate) struct PeerLink {
     pub(super) link: Box<dyn Link>,
     pub(super) transport: &'static str,
 }
 
-/// Makes links.
+/// Builds links from connections.
 pub(super) struct Linker {
-    /// This process, as others are told of it.
+    /// Name of this process in warnings and messages to peers.
     name: String,
     kinds: Vec<Kind>,
-    /// How many connections a link is made of.
+    /// Number of connections of a link.
     pub(super) streams: usize,
-    /// Hears why memory is not shared.
+    /// Receives a warning if two processes of a host cannot share memory.
     on_warning: fn(String),
-    /// Rung by those that share memory with it.
+    /// Woken by peers that share memory with this process.
     doorbell: Arc<WakeUp>,
 }
 
 impl Linker {
-    /// By the settings `transport` and `streams`.
+    /// Makes a linker from the settings `transport` and `streams`.
     pub(super) fn new(name: String, config: &Config, doorbell: Arc<WakeUp>) -> Result<Self> {
         config.validate()?;
         Ok(Self {
@@ -58,12 +58,12 @@ impl Linker {
         })
     }
 
-    /// What it offers, by name.
+    /// Kinds of links that this process offers, by name.
     pub(super) fn transports(&self) -> Vec<String> {
         self.kinds.iter().map(|kind| kind.name.into()).collect()
     }
 
-    /// A link over connections to a server, which says its terms.
+    /// Builds a link to a server, after it has received the server's terms.
     pub(super) fn initiate(
         &self,
         mut connections: Vec<Connection>,
@@ -77,7 +77,7 @@ impl Linker {
         self.link(connections, &peer, true, &terms, deadline, go_on)
     }
 
-    /// A link over connections of one that offers `theirs`, by the terms of a server.
+    /// Builds a link to a client that offers `theirs`, after it has sent the server's terms.
     pub(super) fn respond(
         &self,
         mut connections: Vec<Connection>,
@@ -120,7 +120,8 @@ impl Linker {
             deadline,
             go_on,
         };
-        // Messages have checksums of their own, which those on a disk need, too.
+        // Frames need no checksums: messages have their own, which snapshots on a disk need as
+        // well.
         let checked = false;
         let made = best(&mut introduction, &self.kinds, &theirs.transports, checked);
         match made.map_err(|error| broken(&error))? {

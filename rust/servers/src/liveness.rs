@@ -1,4 +1,4 @@
-//! Liveness of workers: for which of them a server still waits.
+//! Liveness of workers: the server waits for some of those that are away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{NotServed, Result, Text};
 
-/// Which workers are there, have left, or are away.
+/// Workers that are connected, have left, or are away.
 pub(super) struct WorkerLiveness {
-    /// Those that are neither: since when, and for how long they may.
+    /// Workers that are away: since when, and for how long a server waits for each.
     pub(super) away: BTreeMap<u32, (Instant, Duration)>,
     pub(super) left: BTreeSet<u32>,
     has_come: bool,
@@ -36,7 +36,8 @@ impl WorkerLiveness {
         }
     }
 
-    /// All workers have been there, with a server before this one: who is away may have left.
+    /// Shortens the wait for workers that are away: all were connected to an earlier server, so
+    /// some may have left.
     pub(super) fn have_been_there(&mut self) {
         for (_, limit) in self.away.values_mut() {
             *limit = self.worker_timeout;
@@ -55,7 +56,7 @@ impl WorkerLiveness {
         }
     }
 
-    /// Whether nobody is there and nobody will come.
+    /// Returns whether the job is over: no worker is connected, and none will come back.
     pub(super) fn is_over(
         &self,
         server: usize,
@@ -74,7 +75,7 @@ impl WorkerLiveness {
         }
         let within = self.timeout;
         if !self.has_come {
-            // Workers that notice a restart take a moment, however short the timeout is.
+            // Workers need a moment to notice a restart, however short their limit is.
             if now.saturating_duration_since(self.since) < within {
                 return Ok(false);
             }

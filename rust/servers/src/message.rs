@@ -1,10 +1,18 @@
-//! Messages as bytes: a head, and behind it the values of gradients and weights as they lie in memory.
+//! Messages as bytes: a header, a head, and the values of gradients and weights as they lie in
+//! memory.
 //!
-//! The head is the message without its values (`wire::codec`), and before it how long each array of
-//! them is. In front of both is a header, little-endian, 28 bytes: checksum u32 of a magic word and
-//! the other fields, length of the head u32, length of the values in bytes u64, checksum of the head
-//! u32, checksum of the values u32, 1 if that counts u32. Checksums are CRC-32C. All lengths are
-//! bounded before memory is taken, and memory for values is taken as they arrive.
+//! The head is the message without its values (`wire::codec`), after the lengths of its arrays. The
+//! header has 28 bytes, little-endian:
+//!
+//! * u32: checksum of a magic word and of the other fields.
+//! * u32: length of the head.
+//! * u64: length of the values in bytes.
+//! * u32: checksum of the head.
+//! * u32: checksum of the values.
+//! * u32: 1 if the checksum of the values counts.
+//!
+//! Checksums are CRC-32C. All lengths are bounded before memory is allocated, and memory for values
+//! grows as they arrive.
 
 use std::collections::BTreeMap;
 use std::iter::zip;
@@ -27,57 +35,58 @@ use super::values::Values as _;
 
 /// Length of a header.
 pub(crate) const HEADER_BYTES: usize = 28;
-/// Bound on a head.
+/// Limit of a head, in bytes.
 const HEAD_BYTES_MAX: usize = 1 << 20;
-/// Bound on the values of one message: far more than the memory of a host.
+/// Limit of the values of one message, in bytes: far more than the memory of a host.
 const VALUES_BYTES_MAX: u64 = 1 << 44;
-/// Values for which memory is taken before they are there; what arrives doubles it.
+/// Number of values for which memory is allocated before they arrive; afterwards the memory
+/// doubles.
 const ROOM: usize = (256 << 10) / VALUE_BYTES;
-/// All values are numbers of so many bytes.
+/// Size of a value: all values are f32 or u32.
 const VALUE_BYTES: usize = 4;
 
 const MAGIC: &[u8] = b"GRP2";
 
-/// What travels between workers and servers. Where there is a number, it is that of the copy among
-/// those of its shard, which says for which keeper of a server a message is, or from which.
+/// Messages between workers and servers. A number in a message is the index of a shard's copy; with
+/// the server it names the keeper that sends or receives.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Message {
-    /// From a worker.
+    /// A worker's request to a server.
     Request(usize, Request),
-    /// From a server to a worker.
+    /// A server's reply to a worker.
     Reply(usize, Reply),
-    /// From server 0 to another.
+    /// An order of server 0's sequencer to another server.
     Order(usize, Order),
-    /// From a server to server 0.
+    /// A server's report to server 0's sequencer.
     Report(usize, Report),
-    /// A server could do nothing with the last long request, so it may be said again.
+    /// A server could do nothing with the last long request, so the worker may repeat it.
     Retry(usize),
-    /// The sender lives.
+    /// A keep-alive: the sender has had nothing else to send.
     Alive,
-    /// The worker has left, as it wanted; or, to a server, all workers have.
+    /// Sent to a worker whose leave is recorded, and to a server when all workers have left.
     Goodbye,
-    /// A server's snapshot; on its way to a disk.
+    /// A server's snapshot, for its disk.
     Snapshot(Arc<Snapshot>),
-    /// From server 0 to a worker, for people to see.
+    /// Statistics from server 0 for a worker's user.
     Counted(Counted),
 }
 
-/// What has become of all workers' gradients since servers were restored.
+/// Statistics of all workers' gradients since servers were last restored.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Counted {
-    /// Of the weights.
+    /// Version of the weights.
     pub version: Version,
-    /// Updates that were made since; initial weights are none.
+    /// Updates since then; initial weights are not an update.
     pub updates: u64,
     /// Gradients that wait to be applied.
     pub queue: usize,
-    /// What became of the others.
+    /// Number of the other gradients, by their fate.
     pub counts: Counts,
-    /// By staleness, how many gradients were applied.
+    /// Number of applied gradients, by staleness.
     pub staleness: BTreeMap<u64, u64>,
 }
 
-/// A message on its way out.
+/// A message to send.
 pub struct Outgoing {
     /// Header and head.
     front: Vec<u8>,
@@ -85,7 +94,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Encodes a message; the values stay where they are.
+    /// Encodes a message. Its values are not copied.
     pub fn new(message: Message, checks_values: bool) -> Result<Self> {
         let arrays = message.arrays();
         let length = |it: &&[u8]| (it.len() / VALUE_BYTES) as u64;
@@ -102,7 +111,7 @@ impl Outgoing {
         Ok(Self { front, message })
     }
 
-    /// All its bytes, in order.
+    /// All bytes, in order, as slices.
     pub fn slices(&self) -> Vec<&[u8]> {
         let mut slices = vec![&self.front[..]];
         let arrays = self.message.arrays().into_iter();
@@ -111,14 +120,14 @@ impl Outgoing {
     }
 }
 
-/// Where the values of an array belong.
+/// Destination of a received array.
 enum Place<'a> {
     Floats(&'a mut Floats),
     Rows(&'a mut Vec<u32>),
 }
 
 impl Message {
-    /// The values that travel behind its head.
+    /// Values that follow the head.
     fn arrays(&self) -> Vec<&[u8]> {
         match self {
             Self::Request(_, request) => match &request.ask {
@@ -136,7 +145,7 @@ impl Message {
         }
     }
 
-    /// Where they belong in a message that nobody else has yet, in the same order.
+    /// Destinations of the values, in the order of `arrays`. Nobody else may hold the message yet.
     fn places(&mut self) -> Vec<Place<'_>> {
         match self {
             Self::Request(_, request) => match &mut request.ask {
@@ -202,17 +211,17 @@ fn places_of(payload: &mut Payload) -> Vec<Place<'_>> {
     places.flatten().collect()
 }
 
-/// An array that arrives.
+/// An array that is being received.
 enum Array {
     Floats(Vec<f32>),
     Rows(Vec<u32>),
 }
 
-/// A message that arrives, as far as it has.
+/// A partly received message.
 pub struct Incoming(Stage);
 
 impl Incoming {
-    /// Nothing yet.
+    /// State before the first byte.
     pub const NEW: Self = Self(Stage::NEW);
 }
 
@@ -229,9 +238,9 @@ enum Stage {
     Values {
         header: Header,
         message: Box<Message>,
-        /// With how many numbers each will have.
+        /// Each array with its full length in numbers.
         arrays: Vec<(Array, usize)>,
-        /// Which one is being filled, and how many of its bytes are there.
+        /// Index of the array being received, and number of its bytes so far.
         at: (usize, usize),
     },
 }
@@ -292,7 +301,7 @@ impl Stage {
 }
 
 impl Incoming {
-    /// Where the next bytes belong; never empty.
+    /// Buffer for the next bytes; never empty.
     pub fn room(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Stage::Header { bytes, filled } => &mut bytes[*filled..],
@@ -306,8 +315,11 @@ impl Incoming {
         }
     }
 
-    /// So many bytes were put there; the message, once it is complete. Values of more than
-    /// `values_max` bytes are refused.
+    /// Records that `count` bytes were written into `room`. Returns the message once it is
+    /// complete.
+    ///
+    /// # Errors
+    /// `Protocol` for a wrong checksum or length, and for values of more than `values_max` bytes.
     pub fn filled(&mut self, count: usize, values_max: u64) -> Result<Option<Message>> {
         match &mut self.0 {
             Stage::Header { bytes, filled } => {
@@ -344,7 +356,7 @@ impl Incoming {
                 at.1 += count;
                 if at.1 == arrays[at.0].1 * VALUE_BYTES {
                     *at = (at.0 + 1, 0);
-                    // Empty ones have no bytes that could come.
+                    // Empty arrays have no bytes that could arrive.
                     while arrays.get(at.0).is_some_and(|it| it.1 == 0) {
                         at.0 += 1;
                     }
@@ -357,7 +369,7 @@ impl Incoming {
         }
     }
 
-    /// All is there but the values.
+    /// Handles a complete head: prepares the arrays for its values.
     fn head(&mut self, header: Header, bytes: &[u8]) -> Result<Option<Message>> {
         if checksum([bytes]) != header.head_checksum {
             return Err(unexpected("what its checksum says"));
@@ -387,7 +399,7 @@ impl Incoming {
         }
     }
 
-    /// All is there.
+    /// Handles complete values: puts them into the message.
     fn values(&mut self) -> Result<Option<Message>> {
         let Stage::Values {
             header,
@@ -440,7 +452,7 @@ impl Array {
         }
     }
 
-    /// Makes room behind the first `filled` bytes, if there is none.
+    /// Allocates memory after the first `filled` bytes, if none is left.
     fn grow(&mut self, length: usize, filled: usize) {
         fn grown<T: Clone + Default>(values: &mut Vec<T>, length: usize, filled: usize) {
             let there = values.len();
@@ -535,7 +547,7 @@ mod tests {
         let pass = |message| received(&Outgoing::new(message, true).unwrap().slices().concat());
         assert!(pass(snapshot(3, 6)).is_ok_and(|it| it.is_some()));
         for (rows, weights) in [(3, 5), (0, 1), (usize::MAX, 6)] {
-            // Without slots, nothing else is as long as the parts say.
+            // Without slots, no other array would reveal the wrong length.
             assert!(pass(snapshot(rows, weights)).is_err(), "{rows} {weights}");
         }
     }

@@ -1,4 +1,4 @@
-//! The model that is trained: variables, and which part of each is on which server.
+//! The trained model: its variables, and the part of each on each server.
 
 use std::collections::BTreeMap;
 use std::iter::zip;
@@ -18,33 +18,34 @@ use gradring_proto::wire::codec;
 /// A variable of the program.
 #[derive(Debug, Clone, Serialize)]
 pub struct Variable {
-    /// Its name, for comparison.
+    /// Name, compared between workers.
     pub name: String,
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<usize>,
-    /// Whether the weight decay counts for it.
+    /// True if weight decay applies to the variable.
     pub decays: bool,
 }
 
-/// A gradient as the program has it.
+/// A gradient in the program's memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Given<'a> {
-    /// Of all elements.
+    /// Gradient of all elements.
     Dense(&'a [f32]),
-    /// Of rows in any order, where repeated ones add up.
+    /// Indices of rows in any order, and gradients of these rows; those of equal indices are
+    /// summed.
     Rows(&'a [usize], &'a [f32]),
 }
 
-/// Equal for equal models.
+/// SHA-256 of a model, equal exactly for equal models.
 pub type Fingerprint = [u8; 32];
 
-/// All variables, and where they are.
+/// All variables, and their places on the servers.
 #[derive(Debug)]
 pub struct Model {
     optimizer: Optimizer,
     variables: Vec<Variable>,
     shapes: Vec<Shape>,
-    /// By server.
+    /// Parts of variables, by server.
     shards: Vec<Vec<Part>>,
     fingerprint: Fingerprint,
 }
@@ -59,10 +60,11 @@ impl Variable {
 }
 
 impl Model {
-    /// Places variables over so many servers; `placed` says which are to be whole on which server.
+    /// Distributes variables over `servers` servers. `placed` maps a variable's index to the one
+    /// server that keeps all of it.
     ///
     /// # Panics
-    /// If a variable is placed on a server that is none.
+    /// If `placed` names a server that does not exist.
     #[must_use]
     pub fn new(
         variables: Vec<Variable>,
@@ -81,19 +83,19 @@ impl Model {
         }
     }
 
-    /// Equal exactly for the same variables, optimizer and placement.
+    /// Fingerprint of the variables, the optimizer, the number of servers and the placement.
     #[must_use]
     pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// The variables, in order.
+    /// Variables, in order.
     #[must_use]
     pub fn variables(&self) -> &[Variable] {
         &self.variables
     }
 
-    /// Bytes of the weights on a server.
+    /// Size of a server's weights in bytes.
     pub(crate) fn bytes_on(&self, server: usize) -> u64 {
         let elements: usize = self.shards[server]
             .iter()
@@ -102,7 +104,7 @@ impl Model {
         (elements * size_of::<f32>()) as u64
     }
 
-    /// The initial weights as each server gets its part of them.
+    /// Splits the initial weights into a payload for each server.
     pub(crate) fn initial(&self, weights: &[&[f32]]) -> Vec<Arc<Payload>> {
         let part = |part: &Part| {
             let width = self.shapes[part.variable].width;
@@ -123,10 +125,11 @@ impl Model {
         self.shards.iter().map(payload).collect()
     }
 
-    /// Gradients as each server gets its part of them; for each variable one, if it has one.
+    /// Splits gradients into a payload for each server; `given` has an entry for each variable,
+    /// `None` without a gradient.
     ///
     /// # Panics
-    /// If one does not fit its variable.
+    /// If a gradient does not fit its variable.
     pub(crate) fn gradients(&self, given: &[Option<Given<'_>>]) -> Vec<Arc<Payload>> {
         assert_eq!(given.len(), self.shapes.len());
         let sorted: Vec<_> = given.iter().map(sorted_rows).collect();
@@ -148,7 +151,7 @@ impl Model {
         self.shards.iter().map(payload).collect()
     }
 
-    /// Puts what was pulled where the program wants it; whether it fits.
+    /// Copies pulled weights into the program's arrays; `false` if their sizes differ.
     pub(crate) fn put(&self, pulled: &[Pulled], into: &mut [&mut [f32]]) -> bool {
         for (parts, (_, weights)) in zip(&self.shards, pulled) {
             if parts.len() != weights.len() {
@@ -170,7 +173,8 @@ impl Model {
     }
 }
 
-/// Which rows of a gradient are for which row of the variable, by row; equal ones in their order.
+/// Pairs of a variable's row and its index in the gradient, sorted by row. Equal rows keep their
+/// order.
 fn sorted_rows(given: &Option<Given<'_>>) -> Vec<(usize, usize)> {
     let Some(Given::Rows(rows, _)) = given else {
         return vec![];
@@ -183,7 +187,7 @@ fn sorted_rows(given: &Option<Given<'_>>) -> Vec<(usize, usize)> {
 fn rows_of(part: &Part, width: usize, sorted: &[(usize, usize)], values: &[f32]) -> Gradient {
     let (mut rows, mut summed) = (Vec::<u32>::new(), Vec::<f32>::new());
     let Range { start, end } = part.elements;
-    // Rows of nothing have no values.
+    // A variable of width 0 has no values.
     if let (Some(first), Some(end)) = (start.checked_div(width), end.checked_div(width)) {
         let from = sorted.partition_point(|it| it.0 < first);
         let to = sorted.partition_point(|it| it.0 < end);

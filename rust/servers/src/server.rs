@@ -1,4 +1,5 @@
-//! A server's process: one thread waits for all workers and servers, and does what they say.
+//! A server's process: one thread receives from all workers and servers, and acts on their
+//! messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -34,54 +35,54 @@ use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::Server as Protocol;
 use gradring_proto::wire::handshake::{ClientKind, random};
 
-/// How long a worker whose connection has ended may take to make another before it is lost.
+/// Time in which a worker must reconnect before it is lost.
 const LOST_GRACE: Duration = Duration::from_secs(1);
-/// How often workers are told what has become of gradients.
+/// Interval of statistics of gradients to workers.
 const TELLING: Duration = Duration::from_secs(1);
-/// How long the other servers may take to hear that all is over.
+/// Time limit for the other servers to receive the end of the job.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
-/// Where a server is among how many.
+/// Index of a server and the addresses of all servers.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// Its index.
+    /// Index of this server.
     pub server: usize,
-    /// `host:port` of all.
+    /// `host:port` of each server.
     pub addresses: Vec<String>,
 }
 
-/// What a server has done.
+/// Statistics of a server.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
-    /// Grows whenever servers are restored.
+    /// Number that grows whenever servers are restored.
     pub term: Term,
-    /// Of the weights: 1 for the initial ones, and 1 for each update.
+    /// Version of the weights: 1 for the initial ones, and 1 more for each update.
     pub version: Version,
-    /// Equal for servers that have applied the same log.
+    /// Hash of the applied log: equal for servers that have applied the same entries.
     pub history: u64,
-    /// By worker, its last push in the log.
+    /// Last push in the log, by worker.
     pub applied: BTreeMap<u32, (Incarnation, u64)>,
-    /// Of the copies of other servers' shards: version and history.
+    /// Version and history of each copy of another server's shard.
     pub replicas: Vec<(Version, u64)>,
-    /// Gradients that wait here.
+    /// Gradients staged on this server.
     pub staged: usize,
-    /// To all that were connected.
+    /// Bytes sent on all connections so far.
     pub bytes_sent: u64,
-    /// From all that were connected.
+    /// Bytes received on all connections so far.
     pub bytes_received: u64,
-    /// Open ones.
+    /// Open connections.
     pub connections: usize,
-    /// How often servers were restored.
+    /// Number of times that servers were restored.
     pub restored: u64,
-    /// Workers that count.
+    /// Workers that are members of the training.
     pub members: Vec<u32>,
     /// Workers that have left.
     pub left: Vec<u32>,
-    /// What became of gradients since servers were restored; in server 0.
+    /// Statistics of gradients since servers were restored; only in server 0.
     pub counted: Counted,
 }
 
-/// One server.
+/// One server of a job.
 pub struct Server {
     place: Place,
     address: String,
@@ -93,10 +94,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and takes up what the directory has.
+    /// Listens, and loads terms and snapshots from the directory.
     ///
     /// # Errors
-    /// `Config` for what cannot be used; `Rendezvous` for an address that cannot be listened at.
+    /// `Config` for unusable arguments or an unusable directory; `Rendezvous` for an address on
+    /// which it cannot listen.
     pub fn new(
         place: Place,
         rules: &Rules,
@@ -142,7 +144,7 @@ impl Server {
                 config,
                 Arc::clone(&wake_up),
             )?,
-            // Server 0 has links with the others.
+            // Each worker has a link to each server, and server 0 one to each other server.
             pairs: (rules.workers as usize + 1) * servers - 1,
         });
         let address = &place.addresses[place.server];
@@ -217,13 +219,13 @@ impl Server {
         })
     }
 
-    /// Its index and all addresses.
+    /// Index of this server and all addresses.
     #[must_use]
     pub const fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Where it listens.
+    /// Address of the listening socket.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
@@ -232,8 +234,8 @@ impl Server {
     /// Serves until all workers have left or are lost for good.
     ///
     /// # Errors
-    /// When no worker came, all were lost, server 0 was lost, or a disk fails; when it is interrupted
-    /// or closed.
+    /// When no worker connected, all workers were lost, server 0 was lost, or a disk failed; when
+    /// the call is interrupted or the server closed.
     pub fn serve(&self, interrupt: Interrupt<'_>) -> Result<()> {
         self.check_process()?;
         let mut core = lock::take(&self.core).ok_or_else(closed)?;
@@ -262,7 +264,7 @@ impl Server {
         }
     }
 
-    /// What it has done so far.
+    /// Returns the statistics so far.
     ///
     /// # Errors
     /// In a fork.
@@ -271,7 +273,7 @@ impl Server {
         Ok(lock(&self.published).clone())
     }
 
-    /// Ends `serve`, and gives port and directory free.
+    /// Ends `serve`, and releases the port and the directory.
     pub fn close(&self) {
         if self.process.is_this() {
             self.closing.store(true, Ordering::Release);
@@ -293,7 +295,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if !self.process.is_this() {
-            // Threads, sockets and the lock of the directory are its parent's.
+            // Threads, sockets and the lock of the directory belong to the parent process.
             let core = self.core.get_mut().ok().and_then(Option::take);
             std::mem::forget(core);
         }
@@ -331,34 +333,34 @@ struct Core {
     _listener: Listener,
     connector: ServerConnector,
     keepers: Keepers,
-    /// Its copies of shards, of which the first has snapshots and is what workers pull.
+    /// Copies of shards. The first is of its own shard: it has snapshots, and workers pull from it.
     copies: Vec<Protocol<Store>>,
-    /// In server 0.
+    /// Only in server 0.
     sequencer: Option<Sequencer>,
-    /// For copies of this server, from the sequencer beside them.
+    /// Orders of this process's sequencer to its own copies.
     orders: VecDeque<(usize, Order)>,
-    /// With the number of the process.
+    /// Number of the process and channel, by worker.
     workers: BTreeMap<u32, (u64, MessageChannel)>,
-    /// From server 0, in the others, and since when it is away.
+    /// Channel from server 0 in the other servers, and since when it is missing.
     upstream: Option<MessageChannel>,
     upstream_away: Instant,
-    /// To the others, in server 0.
+    /// Channels to the other servers, in server 0.
     downstream: Vec<Option<MessageChannel>>,
-    /// By keeper, to which round an order with weights, or for some, was the outcome that was sent
-    /// over its connection.
+    /// Round of the last long order that was sent over a keeper's current connection, by keeper.
+    /// Long orders install or fetch a snapshot.
     sent_rounds: BTreeMap<usize, u64>,
     liveness: WorkerLiveness,
-    /// Since when all workers have left, in server 0; the others are told.
+    /// In server 0, the time when all workers had left; the other servers are notified then.
     ending: Option<Instant>,
-    /// By server, whether it is.
+    /// True for each server that was notified of the end.
     told: Vec<bool>,
-    /// Server 0 has said that all is over.
+    /// True once server 0 has announced the end.
     is_over: bool,
-    /// How often servers were restored, as far as was said.
+    /// Number of restorations when the user was last informed of one.
     restored: u64,
-    /// When workers were last told what has become of gradients.
+    /// Time of the last statistics to workers.
     told_at: Instant,
-    /// Bytes of channels that are closed.
+    /// Bytes sent and received on closed channels.
     counted: (u64, u64),
     published: Arc<Mutex<Stats>>,
 }
@@ -379,7 +381,7 @@ impl Core {
         Ok(())
     }
 
-    /// Does what there is to do, and says how long it may wait then; nothing once all is over.
+    /// Does all that is due, and returns the longest time to wait; `None` at the end of the job.
     fn turn(&mut self, now: Instant) -> Result<Option<Duration>> {
         self.accept(now)?;
         self.connect(now)?;
@@ -437,7 +439,7 @@ impl Core {
                     process,
                     model,
                 } => {
-                    // Before there is a snapshot of what it trains.
+                    // The model must be on the disk before a snapshot of it.
                     self.copies[0].disk().set_model(model)?;
                     let worker = index as u32;
                     self.liveness.connected(worker);
@@ -460,7 +462,7 @@ impl Core {
         }
     }
 
-    /// Takes up connections to other servers.
+    /// Takes new connections to other servers.
     fn connect(&mut self, now: Instant) -> Result<()> {
         for (server, outcome) in self.connector.outcomes() {
             let channel = MessageChannel::new(outcome?, self.config.settings.checksum, now);
@@ -477,7 +479,7 @@ impl Core {
 
     fn recv_from_workers(&mut self, now: Instant) -> Result<()> {
         let there: Vec<_> = self.workers.keys().copied().collect();
-        // A gradient is not longer than the weights, but for the numbers of its rows.
+        // A gradient is at most as long as the weights, plus the indices of its rows.
         let longest = |copy: &Protocol<Store>| {
             let shard = copy.at().and_then(|at| at.shard.as_ref());
             shard.map_or(u64::MAX, |shard| {
@@ -519,7 +521,7 @@ impl Core {
             (Ask::Leave(_), _) => {
                 self.liveness.away.remove(&request.worker);
                 self.liveness.left.insert(request.worker);
-                // What became of its gradients comes before the goodbye.
+                // Replies about the worker's gradients precede the goodbye.
                 self.sequence(now)?;
                 Message::Goodbye
             }
@@ -544,7 +546,8 @@ impl Core {
         }
     }
 
-    /// Says an order that is long, or asks for something long, once over each connection.
+    /// Sends an order to a keeper; a long one, or a request for long data, once over each
+    /// connection.
     fn order(&mut self, keeper: usize, order: Order, now: Instant) -> Result<()> {
         let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
         if server == self.place.server {
@@ -560,7 +563,7 @@ impl Core {
         self.send_to_server(server, Message::Order(copy, order), now)
     }
 
-    /// Tells the sequencer, wherever it is.
+    /// Passes a report to the sequencer, in this process or in server 0.
     fn report(&mut self, copy: usize, report: Report, now: Instant) -> Result<()> {
         match (&mut self.sequencer, &mut self.upstream) {
             (Some(sequencer), _) => sequencer.receive(self.keepers.on(0, copy), report, now),
@@ -606,7 +609,7 @@ impl Core {
             return Ok(());
         };
         let (report, replies) = keeper.apply(order);
-        // What could not be written down must not be reported as done.
+        // Terms that are not on the disk must not be reported as begun.
         keeper.disk().check()?;
         for (worker, reply) in replies {
             self.send_to_worker(worker, Message::Reply(copy, reply), now)?;
@@ -614,7 +617,7 @@ impl Core {
         report.map_or(Ok(()), |report| self.report(copy, report, now))
     }
 
-    /// Snapshots that are on the disk count, and the sequencer hears of them.
+    /// Counts snapshots that are on the disk, and reports them to the sequencer.
     fn note_saved(&mut self, now: Instant) -> Result<()> {
         let first = &mut self.copies[0];
         let points = first.disk().completed()?;
@@ -638,7 +641,7 @@ impl Core {
         self.apply(0, nothing, now)
     }
 
-    /// Lets the sequencer decide, and this server do its part.
+    /// Runs the sequencer, and applies its orders to this server's own copies.
     fn sequence(&mut self, now: Instant) -> Result<()> {
         loop {
             let Some(sequencer) = &mut self.sequencer else {
@@ -661,7 +664,7 @@ impl Core {
         }
     }
 
-    /// Where servers do not go on from memory, a user knows with which weights they do.
+    /// Warns the user with which weights servers continue, unless they continue from memory.
     fn say_where_it_goes_on(&mut self) {
         let Some(sequencer) = &self.sequencer else {
             return;
@@ -683,19 +686,19 @@ impl Core {
         ));
     }
 
-    /// Whether a worker has ended well, and the others are lost or have ended, too.
+    /// Returns whether a worker has left and no worker is connected.
     fn has_nobody_to_wait_for(&self) -> bool {
         !self.liveness.left.is_empty() && self.workers.is_empty()
     }
 
-    /// The job has ended well.
+    /// Renames the directory of a job that has ended well.
     fn finish(&mut self) {
         for copy in &mut self.copies {
             copy.disk().finish();
         }
     }
 
-    /// Sends, and looks who is silent.
+    /// Sends queued messages, and drops connections that are broken or silent.
     fn keep_up(&mut self, now: Instant) -> Result<()> {
         let too_long = self.config.timing.silence;
         let ended = |channel: &mut MessageChannel| -> Result<Option<Error>> {
@@ -754,13 +757,13 @@ impl Core {
         self.count(before.as_ref());
         self.connector.note(server, error);
         if self.told[server] {
-            // It has heard that all is over, and has ended.
+            // This server knows of the end, and has ended itself.
             return Ok(());
         }
         self.connector.connect(server)
     }
 
-    /// Members whose connection has ended and who made no other are lost: nobody waits for them.
+    /// Removes members that have not reconnected in time, so that nobody waits for them.
     fn remove_lost(&mut self, now: Instant) -> Result<()> {
         let (Some(sequencer), Some(term)) = (&mut self.sequencer, self.copies[0].term()) else {
             return Ok(());
@@ -775,7 +778,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether all servers know that all is over, or had the time to hear it.
+    /// Returns whether all servers know of the end, or have had enough time to learn of it.
     fn has_ended(&mut self, since: Instant, now: Instant) -> Result<bool> {
         for server in 0..self.downstream.len() {
             if !self.told[server] && self.downstream[server].is_some() {

@@ -1,11 +1,12 @@
-//! Numbers of four bytes as the bytes that travel: little-endian, which all supported processors are.
+//! Values as bytes: numbers of four bytes in little-endian order, which all supported processors
+//! have.
 
-/// Numbers that are their bytes.
+/// Arrays of numbers that can be read and written as bytes.
 pub(crate) trait Values {
-    /// In order.
+    /// The bytes of all numbers, in order.
     fn bytes(&self) -> &[u8];
 
-    /// The same, to be filled.
+    /// The same bytes, for writing.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 

@@ -1,4 +1,5 @@
-//! A worker's process: the program pushes and pulls, and a thread carries it to the servers and back.
+//! A worker's process: the program pushes and pulls, and a thread exchanges messages with the
+//! servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex};
@@ -28,7 +29,7 @@ use gradring_proto::parameters::shard::Payload;
 use gradring_proto::parameters::worker::{Event, Worker as Protocol};
 use gradring_proto::wire::handshake::{ClientKind, random};
 
-/// What the program has to do next.
+/// The call that the program has to make next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Begin,
@@ -37,36 +38,36 @@ enum Turn {
     Push,
 }
 
-/// What a worker has done.
+/// Statistics of a worker.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
-    /// Of the last weights.
+    /// Version of the last pulled weights.
     pub version: Version,
-    /// Of the servers, as far as is known.
+    /// Last known term of the servers.
     pub term: Term,
-    /// Pushes.
+    /// Number of pushes.
     pub pushes: u64,
-    /// Those of them that are in no update, and will be in none, as far as is known.
+    /// Pushes that are in no update and will be in none, as far as is known.
     pub dropped: u64,
-    /// Pulls that ended.
+    /// Completed pulls.
     pub pulls: u64,
-    /// Pushes that may have to be said again.
+    /// Pushes kept in memory, because servers may need them again.
     pub unsettled: usize,
-    /// To all servers.
+    /// Bytes sent to all servers.
     pub bytes_sent: u64,
-    /// From all servers.
+    /// Bytes received from all servers.
     pub bytes_received: u64,
-    /// Connections made after others were lost.
+    /// Connections made to replace lost ones.
     pub reconnects: u64,
-    /// What the links to servers are made of; empty while there is none.
+    /// Kinds of the links to servers, by name; empty without a link.
     pub transport: String,
-    /// Time in `pull`.
+    /// Total time in `pull`.
     pub waited: Duration,
-    /// Of all workers' gradients, as server 0 said last.
+    /// Last statistics from server 0 about the gradients of all workers.
     pub counted: Counted,
 }
 
-/// One worker among all servers.
+/// A worker with its connections to all servers.
 pub struct Worker {
     me: u32,
     addresses: Vec<String>,
@@ -79,7 +80,7 @@ pub struct Worker {
 
 struct Shared {
     state: Mutex<State>,
-    /// Something has happened that the program may wait for.
+    /// Signalled after each change that the program may wait for.
     changed: Condvar,
     wake_up: Arc<WakeUp>,
 }
@@ -88,7 +89,7 @@ struct State {
     protocol: Option<Protocol>,
     model: Option<Arc<Model>>,
     turn: Turn,
-    /// By server, since when it is away and why.
+    /// Time and reason of a server's disconnection, by server.
     away: Vec<Option<(Instant, String)>>,
     failure: Option<Error>,
     closing: bool,
@@ -98,10 +99,10 @@ struct State {
 }
 
 impl Worker {
-    /// One that is connected to nobody yet.
+    /// Makes a worker that is not connected yet.
     ///
     /// # Errors
-    /// `Config` for settings that cannot be used; `Rendezvous` for addresses without an interface.
+    /// `Config` for unusable settings; `Rendezvous` for addresses that no network interface has.
     pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Self> {
         addresses.iter().try_for_each(|at| check_loopback(at))?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
@@ -131,16 +132,16 @@ impl Worker {
         })
     }
 
-    /// How many servers there are.
+    /// Number of servers.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.addresses.len()
     }
 
-    /// What is trained.
+    /// Model passed to `begin`.
     ///
     /// # Errors
-    /// When `begin` was not called; when it is closed.
+    /// When `begin` was not called, or the worker is closed.
     pub fn begun(&self) -> Result<Arc<Model>> {
         let model = self.state()?.model.clone();
         model.ok_or_else(|| out_of_turn("pull() or push()"))
@@ -152,10 +153,10 @@ impl Worker {
         self.me
     }
 
-    /// Begins to connect.
+    /// Starts the thread that connects to all servers.
     ///
     /// # Errors
-    /// When it has begun before, or the system has no thread for it.
+    /// When it was called before, or the system cannot start a thread.
     pub fn begin(&self, model: Model) -> Result<()> {
         let mut state = self.state()?;
         if state.turn != Turn::Begin {
@@ -213,12 +214,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for leave to go on, and for the weights to compute with: their version; nothing if the
-    /// initial weights are wanted.
+    /// Waits until the update rule lets this worker continue, and receives the weights into `into`.
+    /// Returns their version, or `None` if the servers want the initial weights.
     ///
     /// # Errors
-    /// When servers are away or make it wait for too long, or turn it away; when it is called out of turn,
-    /// interrupted, or closed.
+    /// When servers are unreachable, refuse this worker or delay it for too long; when it is called
+    /// out of turn, interrupted, or the worker is closed.
     pub fn pull(
         &self,
         into: &mut [&mut [f32]],
@@ -252,7 +253,7 @@ impl Worker {
             Event::Weights(pulled) => {
                 let model = state.model.clone().ok_or_else(closed)?;
                 let oldest = pulled.iter().map(|(point, _)| point.version).min();
-                // The thread goes on meanwhile.
+                // Unlocks the state, so that the thread can work during the copy.
                 drop(state);
                 if !model.put(&pulled, into) {
                     let wanted = "the weights of this model".into();
@@ -268,10 +269,11 @@ impl Worker {
         Ok(result)
     }
 
-    /// Takes the initial weights, one array for each variable; whether they may count.
+    /// Takes the initial weights, one array for each variable. Returns `false` if they surely do
+    /// not count.
     ///
     /// # Errors
-    /// As `push`.
+    /// Those of `push`.
     pub fn push_initial(&self, weights: &[&[f32]]) -> Result<bool> {
         let hyper = Hyper {
             learning_rate: 0.0,
@@ -281,11 +283,11 @@ impl Worker {
         self.take(Turn::PushInitial, "push_initial()", payloads, hyper)
     }
 
-    /// Takes what was computed with the weights of the last pull, and goes on with sending it; whether
-    /// it may count.
+    /// Takes gradients computed with the last pulled weights; the thread sends them. Returns
+    /// `false` if they surely do not count.
     ///
     /// # Errors
-    /// What has happened to the servers since, or that it is called out of turn.
+    /// When servers have failed since the last call, or it is called out of turn.
     pub fn push(&self, gradients: &[Option<Given<'_>>], hyper: Hyper) -> Result<bool> {
         let payloads = |model: &Model| model.gradients(gradients);
         self.take(Turn::Push, "push()", payloads, hyper)
@@ -306,17 +308,17 @@ impl Worker {
             return Err(out_of_turn(call));
         }
         let model = state.model.clone().ok_or_else(closed)?;
-        // The thread goes on meanwhile.
+        // Unlocks the state, so that the thread can work during the copy.
         drop(state);
         let payloads = payloads(&model);
         let mut state = self.state()?;
         let protocol = state.protocol.as_mut().ok_or_else(closed)?;
-        // Newer weights than those that this was computed with may be there already.
+        // If newer weights have arrived already, these gradients are out of date.
         let counts = !protocol.has_event() && protocol.push(payloads, hyper).is_some();
-        // Otherwise it would go out when the next thing is due to be said again.
+        // Without this call, the push would wait for the next regular repetition.
         protocol.say_again(Instant::now());
         state.turn = Turn::Pull;
-        // Initial weights are no gradient.
+        // Initial weights are not a gradient.
         if turn == Turn::Push {
             state.stats.pushes += 1;
             state.stats.dropped += u64::from(!counts);
@@ -326,7 +328,7 @@ impl Worker {
         Ok(counts)
     }
 
-    /// What it has done so far.
+    /// Returns the statistics so far.
     ///
     /// # Errors
     /// In a fork.
@@ -341,10 +343,11 @@ impl Worker {
         })
     }
 
-    /// Waits until the last push was taken by the rule, says goodbye, and closes.
+    /// Waits until the update rule has settled the last push, takes leave of the servers, and
+    /// closes.
     ///
     /// # Errors
-    /// As `pull`.
+    /// Those of `pull`.
     pub fn leave(&self, interrupt: Interrupt<'_>) -> Result<()> {
         let begun = Instant::now();
         let mut state = self.alive()?;
@@ -369,7 +372,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Closes without a word.
+    /// Closes at once, without a message to the servers.
     pub fn close(&self) {
         if !self.process.is_this() {
             return;
@@ -378,13 +381,13 @@ impl Worker {
         self.shared.changed.notify_all();
         self.shared.wake_up.wake();
         if let Some(thread) = lock::take(&self.thread) {
-            // It has left its panic as the failure.
+            // A panic of the thread is recorded as `failure`.
             drop(thread.join());
         }
         forget_kept();
     }
 
-    /// Waits a little for a change, with the program's consent.
+    /// Waits for a change for a short time, and then checks for an interrupt.
     fn wait<'a>(
         &'a self,
         state: std::sync::MutexGuard<'a, State>,
@@ -401,7 +404,7 @@ impl Worker {
         self.state()
     }
 
-    /// Whether to go on with waiting for servers.
+    /// Fails if a server is unreachable, or this call waits, for longer than the settings allow.
     fn check_waiting(&self, state: &State, doing: &str, begun: Instant) -> Result<()> {
         let settings = &self.config.settings;
         let now = Instant::now();
@@ -453,7 +456,7 @@ impl Drop for Worker {
         if self.process.is_this() {
             self.close();
         } else {
-            // A fork has neither the thread nor its lock.
+            // A fork has neither the thread nor its lock, so it must not drop the shared state.
             std::mem::forget(self.shared.clone());
         }
     }
@@ -469,7 +472,7 @@ fn out_of_turn(call: &str) -> Error {
     NotServed::OutOfTurn { call }.into()
 }
 
-/// A long request that needs not be said twice over one connection.
+/// A long request, which is sent once over each connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Long {
     Stage(Term, PushId),
@@ -486,23 +489,23 @@ impl Long {
     }
 }
 
-/// The thread's side.
+/// State of the thread that exchanges messages with the servers.
 struct Carrier {
     shared: Arc<Shared>,
     model: Arc<Model>,
     connector: ServerConnector,
-    /// By server.
+    /// Channel to each server; `None` without a connection.
     channels: Vec<Option<MessageChannel>>,
-    /// By keeper.
+    /// Last long request sent over a keeper's current connection, by keeper.
     sent: BTreeMap<usize, Long>,
-    /// As far as is known.
+    /// Keepers of shards, as far as is known; the servers announce the number of replicas.
     keepers: Keepers,
-    /// Bytes of channels that are closed.
+    /// Bytes sent and received on closed channels.
     counted: (u64, u64),
-    /// When the last goodbye was sent.
+    /// When the last request to leave was sent.
     left_at: Instant,
     checks_values: bool,
-    /// After how much of it a server is lost.
+    /// Silence of a server after which its connection is given up.
     silence: Duration,
 }
 
@@ -544,7 +547,7 @@ impl Carrier {
         }
     }
 
-    /// Takes up new connections.
+    /// Takes new connections.
     fn connect(&mut self, now: Instant) -> Result<()> {
         for (server, outcome) in self.connector.outcomes() {
             let mut channel = MessageChannel::new(outcome?, self.checks_values, now);
@@ -562,7 +565,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// All that servers have said, and whether they have said goodbye.
+    /// Returns all received replies, and whether a server has recorded that this worker leaves.
     fn receive(&mut self, now: Instant) -> Result<(Vec<(usize, Reply)>, bool)> {
         let (mut replies, mut goodbye) = (Vec::new(), false);
         for server in 0..self.channels.len() {
@@ -588,7 +591,7 @@ impl Carrier {
         Ok((replies, goodbye))
     }
 
-    /// What there is to say, and when to come again; nothing once it is over.
+    /// Returns requests to send and the time of the next turn; `None` after `close`.
     fn turn(
         &mut self,
         replies: Vec<(usize, Reply)>,
@@ -648,7 +651,7 @@ impl Carrier {
         channel.send(Message::Request(copy, request), now)
     }
 
-    /// Sends, and looks who is silent.
+    /// Sends queued messages, and drops connections that are broken or silent.
     fn keep_up(&mut self, now: Instant) -> Result<()> {
         for server in 0..self.channels.len() {
             let Some(channel) = &mut self.channels[server] else {
@@ -664,7 +667,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// A connection has ended: makes another.
+    /// Replaces a connection that has ended by a new one.
     fn lose(&mut self, server: usize, error: &Error, now: Instant) -> Result<()> {
         if let Some(channel) = self.channels[server].take() {
             self.counted.0 += channel.bytes_sent;

@@ -1,5 +1,5 @@
 //! Workers and servers over real sockets: a synchronous training has the bits of the pure code, and
-//! all go on when a worker or a server is lost.
+//! training continues after a worker or a server is lost.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -135,7 +135,8 @@ fn model(optimizer: Optimizer, servers: usize) -> Model {
     Model::new(vec![variable], optimizer, &BTreeMap::new(), servers)
 }
 
-/// Takes the program's turn: what was pulled, or nothing where the initial weights were wanted.
+/// Takes one turn of the program: returns pulled weights, or `None` after it has pushed the initial
+/// weights.
 fn pull(worker: &Worker) -> Result<Option<Vec<f32>>> {
     let mut weights = vec![0.0; ROWS * WIDTH];
     let pulled = worker.pull(&mut [&mut weights], &mut || false)?;
@@ -168,7 +169,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|it| it.to_bits()).collect()
 }
 
-/// The weights after so many steps of two workers, by the pure code alone.
+/// Weights after `steps` steps of two workers, computed by the pure code without sockets.
 fn expected(steps: usize) -> Vec<f32> {
     let spec = Spec {
         rows: ROWS,
@@ -237,7 +238,7 @@ fn asynchronous_gradients_count_once_each() {
         let addresses = addresses.clone();
         std::thread::spawn(move || {
             let worker = worker(&addresses, index, SGD);
-            // Everybody changes an element of its own.
+            // Each worker changes an element of its own.
             let mut gradient = vec![0.0; ROWS * WIDTH];
             gradient[index] = 1.0;
             for _ in 0..STEPS {
@@ -326,7 +327,8 @@ fn a_lost_server_is_restored_from_its_directory_and_workers_go_on() {
         closed.server.close();
         closed.thread.join().unwrap().unwrap_err();
         served[lost] = Some(start(lost));
-        // Some of the last pushes are taken back, and what was computed with them does not count.
+        // The servers lose some of the last pushes, so a gradient computed from them does not
+        // count.
         push(&worker, &values(3));
         pulled(&worker);
         let stats = worker.stats().unwrap();
@@ -342,7 +344,7 @@ fn a_lost_server_is_restored_from_its_directory_and_workers_go_on() {
     for Served { thread, .. } in served.into_iter().flatten() {
         thread.join().unwrap().unwrap();
     }
-    // The job has ended well, so the next one is to begin anew.
+    // The job has ended well, so the next one must not continue from its snapshots.
     for directory in directories {
         assert!(!directory.exists());
         std::fs::remove_dir_all(directory.with_extension("finished")).unwrap();
@@ -388,7 +390,7 @@ fn workers_that_train_something_else_or_are_too_many_are_turned_away_by_name() {
     }
 }
 
-/// What a worker and a server make a link of, or why not.
+/// Kind of link that a worker and a server choose, or the error if they have none in common.
 fn transport(worker_offers: &str, server_offers: &str) -> Result<String> {
     let addresses = addresses(1);
     let served = serve_as(
@@ -481,7 +483,7 @@ fn a_number_of_streams_that_no_link_can_have_is_refused_before_anything_is_conne
     }
 }
 
-/// Connects as a stream of a link that a process of worker 0 makes, of two streams.
+/// Opens one of the two streams of a link, as a process of worker 0.
 fn connect_stream(address: &str, process: u64, stream: usize) -> Result<Connection, ErrorKind> {
     let credentials = Credentials::of(&config()).unwrap();
     let retry = Retry::of_one_that_listens(Duration::from_secs(60));
@@ -520,7 +522,7 @@ fn a_link_that_is_half_made_takes_no_other_stream_and_ends_with_its_process() {
     for stream in [2, 16, usize::MAX] {
         assert_eq!(connect(7, stream).err(), Some(in_vain.clone()));
     }
-    // Who was refused is not there.
+    // A refused client holds no index.
     let half = connect(8, 1).unwrap();
     assert_eq!(connect(8, 1).err(), Some(in_vain));
     let taken = NotServed::WorkerTaken {
