@@ -1,12 +1,13 @@
 //! Groups, members and parameter servers on a virtual clock, among faults.
 //!
-//! One seed is one history of a subject: who is there, and what goes wrong. Everything happens on one
-//! thread, one event after the other (`world`), so a seed always gives the same history. Each subject
-//! has its scenarios, says what its processes do with messages and timers, and checks what must hold:
+//! One seed is one history of a subject: its processes and its faults. All events happen on one
+//! thread, one after the other (`world`), so a seed always gives the same history. Each subject has
+//! its scenarios, the reactions of its processes to messages and timers, and the invariants of its
+//! histories:
 //!
-//! * `groups`: the executor, the stall and the monitor of every rank, over links;
-//! * `membership`: processes of an elastic job that agree on the members of each next group;
-//! * `parameters`: workers and servers of a training that is not synchronous.
+//! * `groups`: executor, stall detector and monitor of every rank, over links.
+//! * `membership`: processes of an elastic job that agree on the members of each next group.
+//! * `parameters`: workers and servers of a training with parameter servers.
 //!
 //! `make simulate SEEDS=100000` makes many histories of each, `make simulate SEED=7` shows one.
 
@@ -62,7 +63,7 @@ fn a_seed_always_gives_the_same_history() {
     }
 }
 
-/// The arrows between the states of a process in the page's diagram.
+/// Arrows between the states of a process in the diagram of a page.
 fn arrows(page: &str) -> Vec<String> {
     let diagram = page
         .split("## States of a process")

@@ -1,4 +1,4 @@
-//! Checks of what must be true of every run.
+//! Checks of each run: the invariants that every run must satisfy.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use crate::world::time::{Moment, NEVER, SECOND, nanoseconds};
 use gradring_net::config::timing::Timing;
 use gradring_proto::error::Error;
 
-/// Longest that news, a turn of the monitor and a wake-up take together, with room to spare.
+/// Most time that news, a turn of the monitor and a wake-up take together, with a margin.
 const SLACK: Moment = 2 * SECOND;
 
 impl Run {
-    /// How the run ended, in a few words.
+    /// Returns in a few words how the run ended.
     ///
     /// # Errors
-    /// What should never have happened.
+    /// The invariant that the run violates.
     pub(super) fn verify(&self) -> Result<String, String> {
         if let Some(moment) = self.unfinished {
             return Err(format!("it did not end in {} s", moment / SECOND));
@@ -55,11 +55,11 @@ impl Run {
             })
     }
 
-    /// An error needs a fault that explains it, and comes in time.
+    /// Checks that a fault explains the error, and that the rank received the error in time.
     fn check_failure(&self, rank: usize, moment: Moment, error: &Error) -> Result<(), String> {
         let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
         let limits = self.scenario.limits;
-        // What two faults do to each other's traces cannot be told beforehand.
+        // The effects of two faults on each other cannot be predicted.
         let several = self.faults().count() > 1;
         let explains = |(fault, struck): &(&Fault, Moment)| {
             let by_this_rank = fault.divides() && rank == fault.trigger().rank;
@@ -88,8 +88,8 @@ impl Run {
         Ok(())
     }
 
-    /// When the last rank had done everything, before a moment. Collectives go on beside a link that
-    /// is silent as long as they need nothing of it, and only then does anybody begin to wait.
+    /// Time at which the last rank finished its program, before `moment`. Collectives that need
+    /// nothing from a silent link continue, and the waiting begins only afterwards.
     fn last_done_before(&self, moment: Moment) -> Moment {
         let done = self.ranks.iter().filter_map(|ended| match ended.outcome {
             Some((at, Outcome::Done)) if at < moment => Some(at),
@@ -98,8 +98,8 @@ impl Run {
         done.max().unwrap_or(0)
     }
 
-    /// Whether ranks that had done everything had left by then: they pass nothing on, so what the
-    /// others can know is limited.
+    /// Returns whether finished ranks had left the group by `moment`. They forward nothing, so the
+    /// other ranks may never learn the cause.
     fn is_scattered(&self, moment: Moment) -> bool {
         let left = |ended: &Ended| ended.left.is_some_and(|left| left < moment);
         let done = |ended: &Ended| matches!(ended.outcome, Some((_, Outcome::Done)));
@@ -117,12 +117,13 @@ impl Run {
             .enumerate()
             .filter(|ended| entered(*ended))
             .count();
-        // Without a majority there is no telling who is wrong.
+        // Without a majority, nobody can know which rank is wrong.
         let undecided = matches!(fault, Fault::CallsAnother { .. }) && witnesses < 2;
         undecided || fault.culprits(self.ranks.len()).contains(&blamed)
     }
 
-    /// What ends a process or a control connection is known to all, whatever they do.
+    /// Checks that all ranks know of the end of a process or a control connection, whatever they
+    /// do.
     fn check_news(&self) -> Result<(), String> {
         let ([_], Some((fault, struck))) = (&self.scenario.faults[..], self.faults().next()) else {
             return Ok(());
@@ -139,7 +140,7 @@ impl Run {
                     .as_ref()
                     .is_some_and(|(moment, _)| *moment > by)
         };
-        // Ranks that had left pass nothing on, and heartbeats go to neighbours only.
+        // Ranks that have left forward nothing, and heartbeats go to neighbours only.
         if self.is_scattered(by) {
             return Ok(());
         }
@@ -149,7 +150,7 @@ impl Run {
         }
     }
 
-    /// All ranks that failed have one cause.
+    /// Checks that all failed ranks have the same cause.
     fn agreed(&self) -> Result<String, String> {
         let several = self.scenario.faults.len() > 1;
         let causes: BTreeSet<_> = self

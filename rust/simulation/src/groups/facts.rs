@@ -1,10 +1,13 @@
 //! Facts: "fault F in phase P gives error E, blames R, within T", exact in virtual time.
 //!
-//! The rows are those of the fault matrix of real processes (`tests/faults/matrix.py`) whose group has
-//! formed, under the same names, and a few more that need the virtual clock. Each is tried with 2, 3
-//! and 5 ranks, and with each of them at fault. A fault strikes at a byte of the collective, so it
-//! cannot miss its phase. What stays with processes: how a group forms, what a kernel makes of a
-//! process that ends, memory that is really shared, and that a checksum or half a message is noticed.
+//! The rows have the names of the fault matrix of real processes (`tests/faults/matrix.py`) for a
+//! group that has formed, and a few more rows need the virtual clock. Each row runs with 2, 3 and 5
+//! ranks and with each rank at fault. A fault strikes at a byte of the collective, so it cannot
+//! miss its phase.
+//!
+//! Only the matrix of real processes covers the forming of a group, real shared memory, and the
+//! kernel's actions when a process ends. It also covers the detection of wrong checksums and of
+//! truncated messages.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,30 +31,31 @@ use gradring_proto::schedule::topology::Topology;
 use gradring_proto::wire::contract::HEADER_BYTES;
 
 const WORLD_SIZES: [usize; 3] = [2, 3, 5];
-/// Of each cell: half of them with shared memory.
+/// Seeds of each cell; in half of them, ranks share memory.
 const SEEDS: u64 = 4;
 
-/// Of the collective in question, in float32; a multiple of all world sizes.
+/// Elements of the collective under test, in float32; a multiple of all world sizes.
 const ELEMENTS: usize = 2520;
 const BYTES: usize = 4 * ELEMENTS;
-/// A pipe holds so much, so a rank is never further than this behind the byte at which a fault
-/// strikes: much less than from there to the end of a phase.
+/// Capacity of a pipe. A rank is at most this far behind the byte at which a fault strikes, which
+/// is much less than the distance to the end of a phase.
 const PIPE_BYTES: usize = 300;
 const _: () = assert!(PIPE_BYTES < BYTES / 8);
 const DELAY_MAX: Moment = 50 * MICROSECOND;
-/// A fault of which nothing is noticed ends so long before the last result, at most.
+/// Most time from the end of an unnoticed fault to the last result.
 const COMPLETION: Duration = Duration::from_secs(1);
 
-/// Longer than whatever the monitor takes.
+/// Longer than all limits of the monitor.
 const LONG_TIMEOUT: Duration = Duration::from_secs(20);
-/// Shorter than the silence after which a rank is lost.
+/// Shorter than the silence after which a rank counts as lost.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long ranks do nothing together, and when the fault strikes meanwhile.
+/// Time for which ranks compute without a collective; the fault strikes at `IDLE_BEFORE`.
 const IDLE: Moment = 15 * SECOND;
 const IDLE_BEFORE: Moment = 3 * SECOND;
 const IDLE_AFTER: Duration = Duration::from_secs(12);
-/// The faulty rank is done for so long when it fails at shutdown: so are all others by then.
+/// Time from the end of the faulty rank's program to a fault at shutdown; some other ranks are
+/// still there.
 const SHUTDOWN_AFTER: Moment = 50 * MILLISECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,23 +72,23 @@ use Phase::{AllGather, FirstSegment, Idle, ReduceScatter, Shutdown};
 const MOVING: &[Phase] = &[FirstSegment, ReduceScatter, AllGather];
 const WORKING: &[Phase] = &[Idle, FirstSegment, ReduceScatter, AllGather];
 
-/// What one fault does in some phases.
+/// One fault in some phases, and its expected effect.
 struct Row {
     fault: &'static str,
     phases: &'static [Phase],
     strikes: fn(&Cell) -> Fault,
-    /// How long a collective may stall.
+    /// Limit of a stall.
     timeout: Duration,
-    /// What is called; an all-reduce otherwise.
+    /// The collective under test; an all-reduce by default.
     calls: fn(&Cell) -> Collective,
-    /// Whether another one follows, though this one succeeds.
+    /// True if another collective follows although this one succeeds.
     goes_on: bool,
-    /// The exception of every survivor; nothing if all results must be right.
+    /// Exception of every survivor; `None` if all results must be right.
     error: Option<&'static str>,
-    /// Whom a rank may blame.
+    /// Ranks that a survivor may blame.
     blames: fn(&Cell, usize) -> BTreeSet<usize>,
-    /// From the fault to when a rank knows, or has its last result, at least and at most; the time
-    /// that news take is added.
+    /// Least and most time from the fault until a rank knows of it, or has its last result; the
+    /// time that news take is added.
     within: fn(&Cell) -> (Duration, Duration),
 }
 
@@ -97,7 +101,8 @@ struct Cell {
 
 const USUAL: Timing = Timing::USUAL;
 const AT_ONCE: fn(&Cell) -> (Duration, Duration) = |_| (Duration::ZERO, Duration::ZERO);
-/// The last sign of life is up to a heartbeat older than the fault, and somebody looks once in one.
+/// The last sign of life is up to one heartbeat older than the fault, and a check takes place once
+/// in each heartbeat.
 const SILENCE: fn(&Cell) -> (Duration, Duration) = |_| {
     (
         USUAL.silence - USUAL.heartbeat,
@@ -107,12 +112,12 @@ const SILENCE: fn(&Cell) -> (Duration, Duration) = |_| {
 const STALL: fn(&Cell) -> (Duration, Duration) = |_| (SHORT_TIMEOUT, SHORT_TIMEOUT);
 
 const FAULTY: fn(&Cell, usize) -> BTreeSet<usize> = |cell, _| BTreeSet::from([cell.faulty]);
-/// Of a connection: who is right, nobody can say.
+/// Both ends of a connection: nobody can know which one is right.
 const ENDS: fn(&Cell, usize) -> BTreeSet<usize> =
     |cell, _| BTreeSet::from([cell.faulty, cell.successor()]);
 
 impl Row {
-    /// What needs no more than news.
+    /// Makes the row of a fault that survivors learn of from news alone.
     const fn new(
         fault: &'static str,
         phases: &'static [Phase],
@@ -164,7 +169,7 @@ fn rows() -> Vec<Row> {
         Row::new("SIGSTOP", &[Shutdown], None, stopped),
         Row {
             timeout: SHORT_TIMEOUT,
-            // It cannot answer the question, so that is asked for as long as may be.
+            // The stopped rank cannot answer the query, so the query takes its full time.
             within: |_| {
                 let by = SHORT_TIMEOUT + USUAL.diagnosis;
                 (by, by)
@@ -182,7 +187,7 @@ fn rows() -> Vec<Row> {
         },
         Row::new("exception", WORKING, ABORTED, raised),
         Row::new("exception", &[Shutdown], None, raised),
-        // Who leaves is missed where it is needed.
+        // A rank that has left is missed when its part is needed.
         Row {
             within: |_| (IDLE_AFTER, IDLE_AFTER),
             ..Row::new("sys.exit", &[Idle], LOST, exits)
@@ -191,7 +196,7 @@ fn rows() -> Vec<Row> {
         Row::new("sys.exit", &[Shutdown], None, exits),
         Row {
             within: SILENCE,
-            // It is all others that fell silent for it.
+            // Both neighbours of the cut-off rank fell silent for this rank.
             blames: |cell, rank| match rank == cell.faulty {
                 true => BTreeSet::from([cell.predecessor(), cell.successor()]),
                 false => BTreeSet::from([cell.faulty]),
@@ -230,13 +235,13 @@ fn rows() -> Vec<Row> {
                 lasts: NEVER,
             })
         },
-        // Who sees the end says so in the other direction.
+        // The rank that sees the end of the connection reports it over the other connections.
         Row::new("half-open link", &[Idle], LOST, |cell| Fault::ControlCut {
             trigger: cell.trigger(),
             half: true,
         }),
         Row {
-            // Only the successor notices, and leaves the first word to a lower rank.
+            // Only the successor notices, and waits for a rank with a lower number to report first.
             within: |cell| {
                 let grace = match cell.successor() < cell.faulty {
                     true => USUAL.link_grace,
@@ -259,7 +264,8 @@ fn rows() -> Vec<Row> {
         },
         Row {
             timeout: SHORT_TIMEOUT,
-            // All takes longer than a stall may, and no piece does.
+            // The whole collective takes longer than the limit of a stall, and each piece takes
+            // less.
             within: |_| {
                 let pieces = u32::try_from(2 * BYTES / PIPE_BYTES + 2).expect("few");
                 (SHORT_TIMEOUT, SHORT_TIMEOUT / 6 * pieces)
@@ -272,7 +278,7 @@ fn rows() -> Vec<Row> {
         },
         Row {
             timeout: SHORT_TIMEOUT,
-            // The root is done soon, and waits in the next one for those that are not.
+            // The root finishes early, and waits in the next collective for the slower ranks.
             calls: |cell| Collective::Broadcast { root: cell.root() },
             goes_on: true,
             within: |_| {
@@ -291,7 +297,7 @@ fn rows() -> Vec<Row> {
             )
         },
         Row {
-            // The next message is a heartbeat.
+            // The next message on this connection is a heartbeat.
             within: |_| (Duration::ZERO, USUAL.heartbeat),
             ..Row::new("corrupted frame", &[Idle], PROTOCOL, |cell| {
                 Fault::ControlGarbled {
@@ -362,13 +368,13 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// Of two that disagree, rank 0 is taken to be right.
+/// If two ranks disagree, rank 0 counts as right.
 const ODD: fn(&Cell, usize) -> BTreeSet<usize> = |cell, _| match cell.world_size {
     2 => BTreeSet::from([1]),
     _ => BTreeSet::from([cell.faulty]),
 };
 
-/// Shorter than every silence that is noticed: the last sign of life may be a heartbeat older.
+/// Shorter than every silence that is noticed: the last sign of life may be one heartbeat older.
 const PAUSE: Duration = USUAL.silence.saturating_sub(Duration::from_secs(2));
 
 impl Cell {
@@ -376,7 +382,8 @@ impl Cell {
         (self.faulty + 1) % self.world_size
     }
 
-    /// Of a broadcast that the faulty rank passes on, if it does not end there.
+    /// Root of a broadcast that passes through the faulty rank, or begins there if there are two
+    /// ranks.
     const fn root(&self) -> usize {
         match self.world_size {
             2 => self.faulty,
@@ -388,7 +395,7 @@ impl Cell {
         (self.faulty + self.world_size - 1) % self.world_size
     }
 
-    /// In the middle of the phase.
+    /// Trigger in the middle of the phase.
     const fn trigger(&self) -> Trigger {
         let half = BYTES / self.world_size * (self.world_size - 1);
         let (number, sent, after) = match self.phase {
@@ -406,7 +413,7 @@ impl Cell {
         }
     }
 
-    /// When it is about to enter the collective.
+    /// Trigger at the moment when the faulty rank is about to enter the collective.
     const fn entering(&self) -> Trigger {
         Trigger {
             sent: 0,
@@ -430,7 +437,8 @@ impl Cell {
         }
     }
 
-    /// When all have their last result, if they notice nothing of a fault that lasts so long.
+    /// Least and most time until all ranks have their last result, if nobody notices a fault of
+    /// this length.
     fn unnoticed(&self, lasts: Duration) -> (Duration, Duration) {
         let least = match self.phase {
             Idle => IDLE_AFTER,
@@ -439,8 +447,8 @@ impl Cell {
         (least, least + COMPLETION)
     }
 
-    /// A small collective and the one in question, along the ring; and one more that all come to if
-    /// that has to fail, or some can go on to.
+    /// A small collective and the one under test, both along the ring. A third one follows if the
+    /// second has to fail, or if some ranks continue after it.
     fn scenario(&self, row: &Row, shares_memory: bool) -> Scenario {
         let hosts = (0..self.world_size).map(|rank| if shares_memory { 0 } else { rank });
         let topology = Topology::by_host(hosts);
@@ -493,15 +501,15 @@ impl Cell {
         }
     }
 
-    /// How long news go through the group, three times, for a question, the answers and the cause;
-    /// and a look of the monitor.
+    /// Time in which news cross the group three times, for the query, the answers and the cause,
+    /// and time of one turn of the monitor.
     fn news(&self) -> Duration {
         let hop = DELAY_MAX + WAKE_MAX;
         let look = Duration::from_millis(20);
         Duration::from_nanos(3 * self.world_size as Moment * hop) + look
     }
 
-    /// What is not as the row says.
+    /// Returns how the run contradicts the row, or `None`.
     fn problem(&self, row: &Row, run: &Run) -> Option<String> {
         let [Some(struck)] = run.struck[..] else {
             return Some("the fault did not strike".into());
@@ -524,7 +532,7 @@ impl Cell {
         })
     }
 
-    /// What a survivor should not have seen.
+    /// Returns how a survivor's outcome contradicts the row, or `None`.
     fn problem_of(&self, rank: usize, ended: &Ended, row: &Row, struck: Moment) -> Option<String> {
         let since = |moment: Moment| Duration::from_nanos(moment.saturating_sub(struck));
         let Some((moment, outcome)) = &ended.outcome else {
@@ -562,7 +570,7 @@ impl Cell {
         wrong.then(|| format!("was ready after {after:?}, not {least:?} to {most:?}"))
     }
 
-    /// For how long after the fault a rank computes, and cannot be told anything.
+    /// Time after the fault in which a rank computes and receives no news.
     fn computes(&self, row: &Row, rank: usize) -> Duration {
         match (row.strikes)(self).lasts() {
             _ if self.phase == Idle => IDLE_AFTER,
@@ -571,7 +579,8 @@ impl Cell {
         }
     }
 
-    /// Before a fault at shutdown, about then, or after it.
+    /// Time for which a rank stays: some leave before a fault at shutdown, some at about that time,
+    /// some later.
     const fn lingering(&self, rank: usize) -> Moment {
         if rank == self.faulty {
             2 * SHUTDOWN_AFTER
@@ -581,7 +590,8 @@ impl Cell {
     }
 }
 
-/// Tries every fact; returns how many runs that took, and those that contradict one. Shows the first.
+/// Checks every fact. Returns the number of runs and the contradictions, and prints the trace of
+/// the first.
 pub(crate) fn contradictions() -> (usize, Vec<String>) {
     let (mut count, mut problems) = (0, Vec::new());
     for row in rows() {
@@ -636,7 +646,7 @@ impl fmt::Display for Cell {
 mod tests {
     use super::*;
 
-    /// What contradicts a row that says this of a killed rank.
+    /// Returns the contradiction of a changed row about a killed rank, or `None`.
     fn contradiction(change: impl Fn(&mut Row)) -> Option<String> {
         let mut row = rows().into_iter().next()?;
         change(&mut row);

@@ -1,4 +1,4 @@
-//! Faults of a run, and whom the survivors may blame for it.
+//! Faults of a run, and the ranks that survivors may blame for each.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use gradring_proto::collective::{Call, Collective};
 use gradring_proto::dtype::DType;
 use gradring_proto::wire::contract::HEADER_BYTES;
 
-/// When a fault strikes: some time after a rank has begun to compute for a collective, and has sent
-/// so much of it.
+/// Trigger of a fault: `after` a rank has begun to compute for a collective and has sent `sent`
+/// bytes of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trigger {
     pub(super) rank: usize,
     /// Position of the collective, counted from 0.
     pub(super) number: usize,
-    /// What it must have sent its successor in this collective before.
+    /// Bytes that the rank must have sent to its successor in this collective.
     pub(super) sent: usize,
     pub(super) after: Moment,
 }
@@ -29,7 +29,7 @@ impl Trigger {
     }
 }
 
-/// How a call differs from what it should be.
+/// Difference between a rank's call and the right one.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Difference {
     Name,
@@ -40,7 +40,7 @@ pub(super) enum Difference {
 impl Difference {
     pub(super) fn change(self, call: &mut Call) {
         match self {
-            // Another count of an all-to-all would be refused before anything is sent.
+            // An all-to-all checks its count before it sends, so its count stays.
             Self::Count
                 if !matches!(call.collective, Collective::Barrier | Collective::AllToAll) =>
             {
@@ -53,7 +53,7 @@ impl Difference {
                     Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => {
                         *chunk += 1;
                     }
-                    // As it is, so that ranks differ in the shape of a row alone.
+                    // The count stays as it was, so ranks differ only in the shape of a row.
                     Collective::AllToAllV { .. } => call.count -= 1,
                     _ => {}
                 }
@@ -72,65 +72,65 @@ impl Difference {
     }
 }
 
-/// Something that goes wrong. The rank of the trigger is at fault.
+/// A fault. Fields of a variant refer to the rank of the trigger, which is at fault.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// Its process ends.
+    /// The process ends.
     Killed { trigger: Trigger, end: bool },
-    /// Its process is stopped, for good or for a while.
+    /// The process is stopped, for ever or for a while.
     Stopped { trigger: Trigger, lasts: Moment },
-    /// Its program ends, and the communicator is closed in whatever it is doing.
+    /// The program ends, and closes the communicator in whatever state it is.
     Exits { trigger: Trigger },
-    /// Its program aborts the communicator.
+    /// The program aborts the communicator.
     Aborts { trigger: Trigger },
-    /// It closes its communicator before the last collectives.
+    /// The program closes its communicator before the last collectives.
     LeavesEarly { trigger: Trigger },
-    /// It calls something else.
+    /// The program makes a different call.
     CallsAnother { trigger: Trigger, how: Difference },
-    /// It computes for longer than others.
+    /// The program computes for longer than the other ranks.
     Late { trigger: Trigger, by: Moment },
-    /// Its data connection to a peer is reset, for both or for the peer alone.
+    /// The data connection to a peer is reset, for both ends or for the peer alone.
     DataCut {
         trigger: Trigger,
         to: usize,
         half: bool,
     },
-    /// Its data connection to a peer passes nothing any more, for good or for a while.
+    /// The data connection to a peer delivers nothing, for ever or for a while.
     DataSilent {
         trigger: Trigger,
         to: usize,
         lasts: Moment,
     },
-    /// Its data connection to a peer takes so long for each piece.
+    /// The data connection to a peer delivers each piece `delay` later.
     DataSlow {
         trigger: Trigger,
         to: usize,
         delay: Moment,
     },
-    /// Bytes change on its data connection to a peer, and the link there notices.
+    /// Bytes change on the data connection to a peer, and the peer's link detects the change.
     DataCorrupted { trigger: Trigger, to: usize },
-    /// The first bytes of a collective change on the way to a peer.
+    /// One of the first bytes of a collective changes on the way to a peer.
     HeaderChanged {
         trigger: Trigger,
         to: usize,
         byte: usize,
     },
-    /// The control connection to its successor ends, for both or for the successor alone.
+    /// The control connection to the successor ends, for both ends or for the successor alone.
     ControlCut { trigger: Trigger, half: bool },
-    /// The control connection to its successor takes so long for each piece.
+    /// The control connection to the successor delivers each piece `delay` later.
     ControlSlow { trigger: Trigger, delay: Moment },
-    /// The control connection to its successor passes nothing any more, for good or for a while.
+    /// The control connection to the successor delivers nothing, for ever or for a while.
     ControlSilent { trigger: Trigger, lasts: Moment },
-    /// A byte changes on the control connection to its successor.
+    /// A byte changes on the control connection to the successor.
     ControlGarbled { trigger: Trigger },
-    /// Nothing reaches it, or nothing comes from it, or both.
+    /// All connections to the rank, from the rank, or both deliver nothing.
     CutOff {
         trigger: Trigger,
         inbound: bool,
         outbound: bool,
         lasts: Moment,
     },
-    /// Nothing passes between two parts of the group.
+    /// No connection between two parts of the group delivers anything.
     Partition {
         trigger: Trigger,
         part: Vec<bool>,
@@ -139,7 +139,8 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// One at random. Those that only `facts.rs` has are not drawn, so that a seed stays what it was.
+    /// Draws a fault. Faults that only `facts.rs` uses are never drawn, so that a seed keeps its
+    /// history.
     pub(super) fn new(
         random: &mut Random,
         world_size: usize,
@@ -159,7 +160,7 @@ impl Fault {
         };
         let to = (trigger.rank + 1 + random.below(world_size - 1)) % world_size;
         let timeout = nanoseconds(timeout);
-        // Shorter than whatever is noticed, or for good, or anything between.
+        // Shorter than any silence that is noticed, or for ever, or anything in between.
         let unnoticed = timeout.min(nanoseconds(Timing::USUAL.silence)) - 2 * SECOND;
         let lasts = match random.below(3) {
             0 => random.between(1, unnoticed),
@@ -274,7 +275,7 @@ impl Fault {
         }
     }
 
-    /// How long it goes on by itself, as far as that delays others.
+    /// Duration of the fault, if the fault delays other ranks.
     pub(super) const fn lasts(&self) -> Moment {
         match self {
             Self::Late { by, .. } => *by,
@@ -287,21 +288,21 @@ impl Fault {
         }
     }
 
-    /// Whether it is over before anybody may take notice.
+    /// Returns whether the fault ends before any rank may notice it.
     pub(super) fn passes(&self, timeout: Duration) -> bool {
         let bearable = match self {
             Self::Late { .. } | Self::DataSilent { .. } => timeout,
             Self::ControlSilent { .. } => Timing::USUAL.silence,
             _ => timeout.min(Timing::USUAL.silence),
         };
-        // A second for the heartbeat that had not been sent, and for the way.
+        // Margin for a heartbeat that was not sent yet, and for its delivery.
         let margin = Duration::from_millis(1500);
         (1..nanoseconds(bearable.saturating_sub(margin))).contains(&self.lasts())
             || matches!(self, Self::Late { by, .. } if *by < nanoseconds(timeout) - SECOND / 2)
             || matches!(self, Self::DataSlow { .. } | Self::ControlSlow { .. })
     }
 
-    /// Whether survivors may end with different causes, because no news can settle it.
+    /// Returns whether survivors may have different causes, because news cannot reach all of them.
     pub(super) const fn divides(&self) -> bool {
         matches!(
             self,
@@ -312,8 +313,8 @@ impl Fault {
         )
     }
 
-    /// How long it takes until every survivor knows of it, whatever it does; nothing if that
-    /// depends on what they do.
+    /// Time after which every survivor knows of the fault, whatever it does; `None` if the time
+    /// depends on their calls.
     pub(super) const fn is_known_after(&self) -> Option<Duration> {
         match self {
             Self::Killed { .. } | Self::Aborts { .. } | Self::ControlCut { .. } => {
@@ -326,7 +327,7 @@ impl Fault {
         }
     }
 
-    /// The ranks that survivors may blame.
+    /// Ranks that survivors may blame.
     pub(super) fn culprits(&self, world_size: usize) -> BTreeSet<usize> {
         let rank = self.trigger().rank;
         let successor = (rank + 1) % world_size;
@@ -334,15 +335,16 @@ impl Fault {
             Self::DataCut {
                 to, half: false, ..
             } => BTreeSet::from([rank, *to]),
-            // Both ends say that all is well. Nearly always one of them is blamed, but what those
-            // between them say can outweigh it.
+            // Both ends of the connection report that all is well. Usually one of them is blamed,
+            // but the reports of the ranks between them can outweigh theirs.
             Self::DataSilent { .. } => (0..world_size).collect(),
             Self::ControlCut { half: false, .. } | Self::ControlSilent { .. } => {
                 BTreeSet::from([rank, successor])
             }
-            // Of two ranks, the first is taken to be right.
+            // If two ranks disagree, rank 0 counts as right.
             Self::CallsAnother { .. } if world_size == 2 => BTreeSet::from([1]),
-            // Who hears nothing cannot tell whose silence it is, and may be heard again.
+            // A rank that receives nothing cannot know which rank is silent, and its own messages
+            // may arrive again later.
             Self::CutOff { inbound, lasts, .. } if *inbound || *lasts < NEVER => {
                 (0..world_size).collect()
             }
@@ -351,7 +353,7 @@ impl Fault {
         }
     }
 
-    /// The exceptions that survivors may get.
+    /// Exceptions that survivors may get.
     pub(super) const fn exceptions(&self) -> &'static [&'static str] {
         match self {
             Self::Killed { .. }
@@ -373,7 +375,7 @@ impl Fault {
         }
     }
 
-    /// Strikes, where it strikes the network.
+    /// Changes the network, if the fault is one of the network.
     pub(super) fn harm(&self, network: &mut Pipes, world_size: usize, now: Moment) {
         let Trigger { rank, .. } = self.trigger();
         let until = |lasts: Moment| now.saturating_add(lasts);
@@ -407,7 +409,7 @@ impl Fault {
                 network.cut(control(false), until(*lasts));
                 network.cut(control(true), until(*lasts));
             }
-            // The length of the next message: no correct one is so long.
+            // Changes the length of the next message to more than any correct message has.
             Self::ControlGarbled { .. } => network.garble(control(false), 3),
             Self::CutOff {
                 inbound,

@@ -1,4 +1,4 @@
-//! Group of one run: ranks that do something when their events come.
+//! Group of one run: ranks that act when their events arrive.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,32 +21,32 @@ use gradring_core::failure::thread::MonitorThread;
 use gradring_net::config::timing::Timing;
 use gradring_net::link::{Direction, Interest};
 
-/// A thread that is woken waits so long for the processor, at most.
+/// Most time until a woken thread gets the processor.
 pub(super) const WAKE_MAX: Moment = 5 * MILLISECOND;
-/// A rank sends its last messages for so long.
+/// Most time that a rank spends on sending its last messages.
 pub(super) const FLUSH_LIMIT: Moment = SECOND;
 
-/// How a run went.
+/// Result of a run.
 pub(super) struct Run {
     pub(super) scenario: Rc<Scenario>,
     pub(super) ranks: Vec<Ended>,
-    /// By fault: when it struck, if it did.
+    /// Time at which each fault struck; `None` if it did not strike.
     pub(super) struck: Vec<Option<Moment>>,
-    /// The end of time for this run, if somebody reached it.
+    /// Limit of the run's time, if the run exceeded it.
     pub(super) unfinished: Option<Moment>,
     pub(super) trace: Vec<String>,
 }
 
-/// What became of one rank.
+/// Result of one rank.
 pub(super) struct Ended {
     pub(super) outcome: Option<(Moment, Outcome)>,
-    /// When its abort switch was raised.
+    /// Time at which the rank's abort switch was raised.
     pub(super) aborted: Option<Moment>,
-    /// When it had left the group in good order.
+    /// Time at which the rank left the group in good order.
     pub(super) left: Option<Moment>,
-    /// Whether its process was there and running when the run ended.
+    /// True if the process was there and running at the end of the run.
     pub(super) survives: bool,
-    /// Which collectives it had launched by the first suspicion of all, counted from 0.
+    /// Number of collectives that the rank had launched at the first suspicion of any rank.
     pub(super) launched: usize,
 }
 
@@ -54,12 +54,12 @@ struct Rank {
     process: Rc<Process>,
     /// `None` once the program has ended.
     engine: Option<Pin<Box<dyn Future<Output = ()>>>>,
-    /// `None` once it has left.
+    /// `None` once the rank has left.
     monitor: Option<MonitorThread<ControlEnd>>,
-    /// Since when it only sends its last messages.
+    /// Time since which the rank only sends its last messages.
     leaving: Option<Moment>,
     left: Option<Moment>,
-    /// Whether a fault has ended its process.
+    /// True if a fault has killed the process.
     killed: bool,
     aborted: Option<Moment>,
 }
@@ -72,7 +72,7 @@ enum Thread {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// A thread of a rank goes on.
+    /// A thread of a rank runs.
     Turn(usize, Thread),
     Pipe(Event),
     Strike(usize),
@@ -92,15 +92,15 @@ struct Group {
     world: World<Next>,
     network: Shared,
     ranks: Vec<Rank>,
-    /// Whether a rank has suspected anything.
+    /// True if any rank has suspected another.
     suspected: bool,
-    /// By rank: how many collectives it had launched by the first suspicion of all.
+    /// Number of collectives that each rank had launched at the first suspicion of any rank.
     launched: Vec<usize>,
     struck: Vec<Option<Moment>>,
     pending: Vec<usize>,
 }
 
-/// Runs a scenario; what it leaves open is left to chance.
+/// Runs a scenario; `random` decides all that the scenario leaves open.
 pub(super) fn run(scenario: Scenario, random: Random, traced: bool) -> Run {
     Group::new(Rc::new(scenario), random, traced).run()
 }
@@ -195,7 +195,7 @@ impl Group {
         }
     }
 
-    /// A thread gets the processor soon.
+    /// Schedules a turn of a thread, after a short random delay.
     fn wake(&mut self, rank: usize, thread: Thread) {
         let delay = match self.world.random.below(16) {
             0 => self.world.random.between(0, WAKE_MAX),
@@ -244,7 +244,7 @@ impl Group {
             .set_alarm(alarm, moment, Next::Turn(rank, thread));
     }
 
-    /// Wakes the rank that waits for what has become possible.
+    /// Wakes the rank that waits for this event.
     fn tell(&mut self, event: Event) {
         let (Event::Arrival(id) | Event::Room(id)) = event;
         let (from, to) = id.ends(self.ranks.len());
@@ -264,7 +264,8 @@ impl Group {
         }
     }
 
-    /// What follows from the last step: calls of threads, news of the network, faults.
+    /// Handles the consequences of the last event: calls of threads, events of the network, and
+    /// faults.
     fn follow_up(&mut self) {
         let events = self.network.lock().take_events();
         for (moment, event) in events {
@@ -355,7 +356,7 @@ impl Subject for Group {
         &mut self.world
     }
 
-    /// Nothing that is allowed takes longer.
+    /// A limit longer than anything that the rules allow.
     fn limit(&self) -> Moment {
         let lasting = self.scenario.faults.iter().map(Fault::lasts);
         let lasting: Moment = lasting.filter(|&lasts| lasts < NEVER).sum();
@@ -387,7 +388,7 @@ impl Subject for Group {
 }
 
 impl Rank {
-    /// Whether nothing will happen here any more.
+    /// Returns whether the rank has ended and left.
     fn is_over(&self) -> bool {
         self.engine.is_none() && self.monitor.is_none()
     }

@@ -1,4 +1,5 @@
-//! Links that ranks hold of the network: the transport of an engine, the connections of a monitor.
+//! Links of a rank over the simulated network: the engine's transport and the monitor's
+//! connections.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,7 +10,7 @@ use gradring_net::link::{Broken, Direction, Interest, Transport};
 use gradring_proto::error::{BadSegment, Breakage};
 use gradring_proto::lock::lock;
 
-/// The network, as all ranks share it.
+/// The network, shared by all ranks.
 #[derive(Clone)]
 pub(super) struct Shared(Arc<Mutex<Pipes>>);
 
@@ -27,11 +28,11 @@ impl Shared {
 pub(super) struct SimulatedLinks {
     rank: usize,
     network: Shared,
-    /// By peer: memory that both share, where they do.
+    /// Shared memory with each peer; `None` for a peer without it.
     memory: Vec<Option<Memory>>,
 }
 
-/// What has arrived in shared memory and was not consumed.
+/// Bytes that have arrived in shared memory, and the number of consumed ones.
 #[derive(Clone, Default)]
 struct Memory {
     bytes: Vec<u8>,
@@ -45,7 +46,7 @@ impl Memory {
 }
 
 impl SimulatedLinks {
-    /// Sharing memory with the peers for which `shares` says so.
+    /// Makes the links of a rank, which shares memory with the peers for which `shares` is true.
     pub(super) fn new(rank: usize, network: Shared, shares: &[bool]) -> Self {
         let memory = |&shares: &bool| shares.then(Memory::default);
         Self {
@@ -69,23 +70,24 @@ impl SimulatedLinks {
         }
     }
 
-    /// The byte that is sent to `peer` after so many others changes on its way.
+    /// Changes the byte that follows the next `after` bytes to `peer`.
     pub(super) fn garble(&self, peer: usize, after: usize) {
         self.network.lock().garble(self.to(peer), after);
     }
 
-    /// This rank has ended its next collective.
+    /// Records that this rank has ended its next collective.
     pub(super) fn note_end(&self) {
         self.network.lock().note_end(self.rank);
     }
 
-    /// Whether all others have ended the collective at this position, and all that they sent is here.
+    /// Returns whether all other ranks have ended the collective `number`, and all their bytes have
+    /// arrived here.
     pub(super) fn everything_has_arrived(&self, number: usize) -> bool {
         let mut network = self.network.lock();
         network.everything_has_arrived(self.rank, number)
     }
 
-    /// Whether a wait for `interest` is over.
+    /// Returns whether a wait for `interest` would end at once.
     pub(super) fn is_ready(&self, interest: Interest) -> bool {
         let Interest { peer, direction } = interest;
         let left = |memory: &Memory| !memory.left().is_empty();
@@ -192,7 +194,8 @@ pub(super) struct ControlEnd {
 }
 
 impl ControlEnd {
-    /// Of the connection between `first` and its successor; that of the successor if it is `last`.
+    /// Makes an end of the connection between `first` and its successor: the successor's end if
+    /// `last`.
     pub(super) const fn new(network: Shared, first: usize, last: bool) -> Self {
         Self {
             network,

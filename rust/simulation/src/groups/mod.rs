@@ -1,10 +1,10 @@
-//! Whole groups: the executor, the stall and the monitor of every rank, over links that chance and
-//! faults are hard on.
+//! Whole groups: executor, stall detector and monitor of every rank, over links that faults disturb
+//! at random.
 //!
-//! A seed is a group, its collectives, and what goes wrong (`scenario`, `faults`). `check` says what
-//! must be true of each run: no rank waits for ever, no rank takes a wrong sum for a right one, and the
-//! ranks that fail have one cause, which names a rank that a fault did hit. `facts` is a table of
-//! single faults, each with its error and its time.
+//! A seed decides the group, its collectives and the faults (`scenario`, `faults`). `check` has the
+//! invariants of each run: no rank waits for ever, and no rank accepts a wrong result. All ranks
+//! that fail have one cause, which names a rank hit by a fault. `facts` is a table of single
+//! faults, each with its error and its time.
 
 use crate::world::every::{Every, History, Without};
 use crate::world::random::Random;
@@ -26,7 +26,7 @@ pub(crate) const EVERY: Every = Every {
     make,
 };
 
-/// It is an example of the fault that struck, and of what that led to.
+/// The history is an example of each fault that struck, and of how the run ended.
 fn make(seed: u64, without: &Without, traced: bool) -> History {
     let mut random = Random::new(seed);
     let mut scenario = Scenario::new(&mut random);

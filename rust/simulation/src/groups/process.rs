@@ -1,4 +1,4 @@
-//! One rank: its program and its engine as one thread, its monitor as another.
+//! One rank: its program and engine as one thread, its monitor as another.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -25,22 +25,22 @@ use gradring_net::link::Interest;
 use gradring_proto::collective::Call;
 use gradring_proto::error::Error;
 
-/// How often an engine may look in vain at what is ready, at one moment.
+/// Most polls of an engine without progress at one moment.
 const ROUNDS_MAX: u32 = 1000;
 
-/// How often something may move in one collective: once for each byte would be less.
+/// Most steps of one collective: one step for each byte would be fewer.
 const STEPS_MAX: u32 = 2_000_000;
 
-/// What a rank's program ended with.
+/// Result of a rank's program.
 #[derive(Debug, Clone)]
 pub(super) enum Outcome {
     Done,
     Failed(Error),
-    /// What no program may ever see.
+    /// A violation of an invariant.
     Wrong(String),
 }
 
-/// What only a rank's program and its engine touch.
+/// State of a rank's program and its engine alone.
 struct Program {
     scenario: Rc<Scenario>,
     links: SimulatedLinks,
@@ -48,31 +48,31 @@ struct Program {
     memory: Memory,
 }
 
-/// What the threads of one rank and the world share.
+/// State that the threads of one rank and the world share.
 pub(super) struct Process {
     pub(super) rank: usize,
     pub(super) clock: Clock,
     pub(super) requests: Arc<Requests>,
     pub(super) journal: Arc<Journal>,
     pub(super) trace: Rc<Trace>,
-    /// Set when the monitor has something to do.
+    /// Set when the monitor has to run.
     pub(super) monitor_called: Arc<AtomicBool>,
-    /// Set when the group's switch has been raised on this rank.
+    /// Set when the group's abort switch has been raised on this rank.
     pub(super) engine_called: Arc<AtomicBool>,
-    /// When the engine's thread sleeps no longer, whatever happens.
+    /// Time at which the engine's thread wakes in any case.
     pub(super) alarm: Cell<Moment>,
-    /// What else ends its sleep.
+    /// Events that end the thread's sleep earlier.
     pub(super) interests: RefCell<Vec<Interest>>,
-    /// The position of the collective that the program computes for, counted from 0; past the last
-    /// one when it has done all.
+    /// Position of the collective for which the program computes, counted from 0. The number of
+    /// collectives once the program has done all.
     pub(super) reached: Cell<Option<usize>>,
-    /// How many collectives the program has launched.
+    /// Number of collectives that the program has launched.
     pub(super) launched: Cell<usize>,
-    /// Whether the engine has suspected anything.
+    /// True if the engine has suspected any rank.
     pub(super) suspects: Cell<bool>,
-    /// When the collective under way began, or something moved in it last.
+    /// Time of the last progress in the current collective, or of its start.
     moved_at: Cell<Moment>,
-    /// What the engine said of a stall that is not true.
+    /// A stall that the engine reported although there was progress.
     untrue: Cell<Option<&'static str>>,
     pub(super) outcome: RefCell<Option<(Moment, Outcome)>>,
 }
@@ -106,7 +106,7 @@ impl Process {
         self.requests.abort.cause()
     }
 
-    /// This rank's program calls `abort`.
+    /// The program of this rank calls `abort`.
     pub(super) fn program_aborts(&self) {
         let cause = Error::aborted("it wants to");
         let host = self.journal.hosts[self.rank].clone();
@@ -117,7 +117,7 @@ impl Process {
         self.trace.say(|| format!("rank {}: {}", self.rank, what()));
     }
 
-    /// Sleeps until the alarm, or less.
+    /// Sleeps until the alarm or an earlier event.
     async fn doze(&self, until: Moment) {
         self.alarm.set(until);
         let mut slept = false;
@@ -135,7 +135,7 @@ impl Process {
         }
     }
 
-    /// What a program does from its first collective to its end.
+    /// Runs the program from its first collective to its end.
     pub(super) async fn run(
         self: Rc<Self>,
         scenario: Rc<Scenario>,
@@ -212,7 +212,7 @@ impl Process {
         Outcome::Done
     }
 
-    /// One collective, as an engine performs it.
+    /// Performs one collective as an engine does.
     async fn perform(
         &self,
         program: &mut Program,
@@ -284,7 +284,7 @@ impl Process {
         }
     }
 
-    /// What surrounds the drive in an engine, in virtual time.
+    /// The engine's loop around [`Drive`], in virtual time.
     async fn drive(
         &self,
         drive: &mut Drive<'_>,
@@ -335,7 +335,7 @@ impl Process {
 }
 
 impl Process {
-    /// Nothing may be called a stall in which something has moved.
+    /// A stall may be reported only if nothing has moved since the start of its idle time.
     fn check_stall(&self, idle: Duration) {
         if idle != Duration::from_nanos(self.clock.now() - self.moved_at.get()) {
             self.untrue

@@ -1,4 +1,4 @@
-//! Scenario of a run, as its seed will have it: the group, its collectives, and the faults.
+//! Scenario of a run, drawn from a seed: the group, its collectives, and the faults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,28 +17,28 @@ use gradring_proto::schedule::topology::Topology;
 
 const LINGERS_MAX: Moment = 3 * SECOND;
 
-/// Everything about a run that is settled before it begins.
+/// All decisions about a run that are made before it begins.
 pub(super) struct Scenario {
     pub(super) topology: Topology,
     pub(super) limits: Limits,
     pub(super) pipe_bytes: usize,
     pub(super) delay_max: Moment,
-    /// Whether ranks of one host share memory.
+    /// True if ranks of one host share memory.
     pub(super) shares_memory: bool,
     pub(super) collectives: Vec<Planned>,
     pub(super) faults: Vec<Fault>,
-    /// By rank: how long it stays when its program has ended; left to chance if empty.
+    /// Time for which each rank stays after its program has ended; random if empty.
     pub(super) lingering: Vec<Moment>,
 }
 
-/// A collective that all ranks are to run, unless a fault keeps them from it.
+/// A collective that all ranks run, unless a fault prevents it.
 pub(super) struct Planned {
-    /// Of a rank that is not its root.
+    /// The call of a rank that is not the root.
     pub(super) call: Call,
     pub(super) policy: Policy,
-    /// By rank: how long it computes before it launches this.
+    /// Time for which each rank computes before it launches the collective.
     pub(super) computing: Vec<Moment>,
-    /// Whether it is launched together with the one before.
+    /// True if the collective is launched together with the one before.
     pub(super) together: bool,
 }
 
@@ -49,7 +49,7 @@ impl Scenario {
         let host: Vec<usize> = (0..world_size).map(|_| random.below(hosts)).collect();
         let topology = Topology::by_host(host.iter());
         let topology = match hosts {
-            // As many draws as ever, so that a seed stays what it was.
+            // The number of draws never changes, so that a seed keeps its history.
             3 => topology.in_racks(|rank| (host[rank] / 2).to_string()),
             _ => topology,
         };
@@ -88,7 +88,7 @@ impl Scenario {
         }
     }
 
-    /// How long `rank` stays in the group when its program has ended.
+    /// Time for which `rank` stays in the group after its program has ended.
     pub(super) fn lingers(&self, rank: usize, random: &mut Random) -> Moment {
         self.lingering.get(rank).copied().unwrap_or_else(|| {
             let most = random.pick(&[0, 20 * MILLISECOND, LINGERS_MAX]);
@@ -96,7 +96,7 @@ impl Scenario {
         })
     }
 
-    /// The run in one line.
+    /// Returns a line that describes the run.
     pub(super) fn summary(&self) -> String {
         format!(
             "hosts {:?}, {} collectives, timeout {:?}, pipes of {} B, delays up to {} us, {}; {:?}",
@@ -118,14 +118,14 @@ impl Scenario {
         self.topology.world_size()
     }
 
-    /// With which ranks `rank` shares memory.
+    /// Peers with which `rank` shares memory.
     pub(super) fn sharing(&self, rank: usize) -> Vec<bool> {
         let host = |rank| self.topology.position(rank).0;
         let shares = |peer| self.shares_memory && peer != rank && host(peer) == host(rank);
         (0..self.world_size()).map(shares).collect()
     }
 
-    /// What `rank` calls at this position, counted from 0; nothing if it has left by then.
+    /// The call of `rank` at this position, counted from 0; `None` if the rank has left by then.
     pub(super) fn called(&self, rank: usize, number: usize) -> Option<Call> {
         let mut call = self.collectives.get(number)?.call.clone();
         for fault in &self.faults {
@@ -144,7 +144,7 @@ impl Scenario {
         Some(values::call_of(rank, self.world_size(), call))
     }
 
-    /// What `rank` is to call at this position, whatever faults make of it.
+    /// The right call of `rank` at this position, without any fault.
     pub(super) fn owed(&self, rank: usize, number: usize) -> Call {
         values::call_of(
             rank,
@@ -153,7 +153,7 @@ impl Scenario {
         )
     }
 
-    /// How long `rank` computes before it launches the collective at this position.
+    /// Time for which `rank` computes before it launches the collective at this position.
     pub(super) fn computing(&self, rank: usize, number: usize) -> Moment {
         let late = self.faults.iter().filter_map(|fault| match fault {
             Fault::Late { trigger, by } if trigger.is(rank, number) => Some(*by),
@@ -162,7 +162,8 @@ impl Scenario {
         self.collectives[number].computing[rank] + late.sum::<Moment>()
     }
 
-    /// To which peers the first bytes of this collective change on the way from `rank`, and which.
+    /// Bytes of this collective's first header that change on the way from `rank`, each with its
+    /// peer.
     pub(super) fn changed_headers(
         &self,
         rank: usize,
@@ -176,7 +177,7 @@ impl Scenario {
         })
     }
 
-    /// The longest that all computing can take together.
+    /// Most time that all computing can take together.
     pub(super) fn computing_max(&self) -> Moment {
         let longest = |planned: &Planned| planned.computing.iter().max().copied();
         self.collectives.iter().filter_map(longest).sum()
@@ -187,7 +188,7 @@ fn planned(random: &mut Random, policy: &Policy, large: bool, idle: bool) -> Pla
     let world_size = policy.topology.world_size();
     let longest = random.pick(&[100 * MICROSECOND, 2 * MILLISECOND, 50 * MILLISECOND]);
     let base = if idle { 12 * SECOND } else { 0 };
-    // Each algorithm for one in six, as long as there are four of them.
+    // One algorithm for each of the first draws, and the default rules for two further ones.
     let rules = match Algorithm::ALL.get(random.below(Algorithm::ALL.len() + 2)) {
         Some(&algorithm) => Rules::always(algorithm),
         None => Rules::default(),

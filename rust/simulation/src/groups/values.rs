@@ -1,4 +1,5 @@
-//! Values that ranks put into collectives, and what must come out: exact in every element type.
+//! Values that ranks contribute to collectives, and the expected results: exact in every element
+//! type.
 
 use half::{bf16, f16};
 
@@ -9,14 +10,15 @@ use gradring_proto::schedule;
 
 use crate::world::random::Random;
 
-/// What a rank has for another differs by this from what it has for the next one.
+/// Difference between a rank's values for one peer and for the next.
 const PART: usize = 1000;
 
-/// What an element holds that has no meaning yet.
+/// Content of an element that is not defined yet.
 const UNDEFINED: i64 = 3;
 
-/// Element `index` of what `rank` puts into collective `sequence`. Sums and products of eight such
-/// values are exact, also in 8 bits of mantissa where `narrow`, and their means among 2, 4 or 8.
+/// Element `index` of the contribution of `rank` to collective `sequence`. Sums and products of
+/// eight such values are exact, in 8 bits of mantissa too if `narrow`, and so are means of 2, 4 or
+/// 8.
 fn value(op: Option<ReduceOp>, narrow: bool, rank: usize, index: usize, sequence: u64) -> i64 {
     let mixed = (index * 16 + index / 7 + rank * 5 + rank) as i64 + sequence as i64;
     match op {
@@ -26,12 +28,12 @@ fn value(op: Option<ReduceOp>, narrow: bool, rank: usize, index: usize, sequence
     }
 }
 
-/// One collective of one rank: its part, and what is to be checked.
+/// One collective: the data from which contributions and results follow.
 pub(super) struct Values<'a> {
     pub(super) call: &'a Call,
     pub(super) world_size: usize,
     pub(super) sequence: u64,
-    /// Whether elements travel in 16 bits.
+    /// True if elements travel in 16 bits.
     pub(super) narrow: bool,
 }
 
@@ -42,7 +44,7 @@ impl Values<'_> {
         value(op, narrow, rank, index, self.sequence)
     }
 
-    /// What `rank` starts with, cut into slices at random.
+    /// Buffer with the contribution of `rank`, in random slices.
     pub(super) fn buffer(&self, rank: usize, random: &mut Random) -> Buffer {
         let (dtype, count) = (self.call.dtype, self.call.count);
         if self.call.collective == Collective::Barrier {
@@ -95,7 +97,7 @@ impl Values<'_> {
         unsafe { Buffer::new(dtype, slices, Box::new(memory)) }
     }
 
-    /// What is wrong with the result of `rank`, if anything.
+    /// Returns the difference between the result of `rank` and the expected one, or `None`.
     pub(super) fn check(&self, rank: usize, buffer: &Buffer) -> Option<String> {
         let size = self.call.dtype.size_bytes();
         let bytes: Vec<u8> = buffer
@@ -118,7 +120,7 @@ impl Values<'_> {
             })
     }
 
-    /// What `rank` must end with, where that is defined.
+    /// Expected element of `rank` after the collective, where it is defined.
     fn expected(&self, rank: usize, index: usize) -> Option<i64> {
         match &self.call.collective {
             Collective::AllReduce { op } => Some(self.reduced(*op, index)),
@@ -162,8 +164,8 @@ impl Values<'_> {
         }
     }
 
-    /// What `rank` starts with in an all-to-all of parts. An element that is sent depends on its place
-    /// in its part, for what one rank knows of another's parts.
+    /// Contribution of `rank` to an all-to-all of parts. The value depends on the element's index
+    /// in its part, because the receiver knows only the parts that it receives.
     fn sent_in_parts(&self, rank: usize, sent: &[usize], index: usize) -> i64 {
         match index < sent.iter().sum() {
             true => {
@@ -189,7 +191,7 @@ impl Values<'_> {
     }
 }
 
-/// The rank to which an element belongs.
+/// The rank that owns an element.
 fn owner(counts: &[usize], index: usize) -> usize {
     let mut end = 0;
     let holds = |count: &usize| {
@@ -199,13 +201,13 @@ fn owner(counts: &[usize], index: usize) -> usize {
     counts.iter().position(holds).expect("counts cover all")
 }
 
-/// The part in which an element is, and its place there.
+/// The part that contains an element, and the element's index in that part.
 fn place(counts: &[usize], index: usize) -> (usize, usize) {
     let part = owner(counts, index);
     (part, index - counts[..part].iter().sum::<usize>())
 }
 
-/// How many elements `from` has for `to` in an all-to-all of parts: none, some, or most.
+/// Number of elements that `from` sends to `to` in an all-to-all of parts: none, some, or most.
 fn part(from: usize, to: usize, count: usize) -> usize {
     match (from * 3 + to * 5 + count) % 7 {
         0..2 => 0,
@@ -214,7 +216,7 @@ fn part(from: usize, to: usize, count: usize) -> usize {
     }
 }
 
-/// The value as an element; whole numbers only, and integers that do not fit wrap around.
+/// Encodes a value as an element. Whole numbers only; integers that do not fit wrap around.
 fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
     let bytes = match dtype {
         DType::F32 => (value as f32).to_ne_bytes().to_vec(),
@@ -228,9 +230,9 @@ fn encoded(dtype: DType, value: i64) -> impl Iterator<Item = u8> {
     bytes.into_iter()
 }
 
-/// The call of `rank`, where `call` is that of a rank which is not its root: the root of a gather or a
-/// scatter has a buffer for all, what one rank sends the other one receives, and in an all-to-all of
-/// parts each has its own.
+/// The call of `rank`, derived from the call of a rank that is not the root. The root of a gather
+/// or scatter has a buffer for all ranks. The peer of a send receives, and in an all-to-all of
+/// parts each rank has its own parts.
 pub(super) fn call_of(rank: usize, world_size: usize, mut call: Call) -> Call {
     if rank == 1 && matches!(call.collective, Collective::Send { .. }) {
         call.collective = Collective::Receive { from: 0 };
@@ -250,7 +252,8 @@ pub(super) fn call_of(rank: usize, world_size: usize, mut call: Call) -> Call {
     call
 }
 
-/// A collective that makes sense among `world_size` ranks, as a rank calls it that is not its root.
+/// Draws a collective that is possible among `world_size` ranks, as called by a rank that is not
+/// the root.
 pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -> Call {
     let count = if large {
         random.between(250_000, 400_000) as usize
@@ -271,7 +274,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
     };
     let mut dtype = random.pick(&DType::ALL);
     let op = random.pick(&ReduceOp::ALL);
-    // The mean of whole numbers has to be exact.
+    // The mean of whole numbers must be exact.
     let whole = matches!(dtype, DType::I32 | DType::I64 | DType::U8);
     let op = if op == ReduceOp::Mean && !whole {
         ReduceOp::Sum
@@ -289,7 +292,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
             counts: random_counts(random, count, world_size),
         },
         6 | 7 => Collective::Broadcast { root },
-        // Without another draw, so that a seed stays what it was.
+        // No further draw, so that a seed keeps its history.
         8 if count % 2 == 1 => Collective::AllToAllV {
             sent: Vec::new(),
             received: Vec::new(),
@@ -322,7 +325,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
     }
 }
 
-/// Even chunks, or any.
+/// Draws even chunks, or chunks of any sizes.
 fn random_counts(random: &mut Random, count: usize, world_size: usize) -> Vec<usize> {
     if random.once_in(2) {
         let chunk = |rank| schedule::chunk(count, world_size, rank).len();

@@ -1,4 +1,4 @@
-//! Checks of what must be true of every history, and how often histories come to what they are for.
+//! Checks of each history: the invariants, and counts of the situations that histories must reach.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use crate::world::time::{Moment, NEVER, SECOND};
 use gradring_proto::consensus::quorum::{Ballot, Roster};
 use gradring_proto::error::{Error, ErrorKind, NotAgreed};
 
-/// A group without a step for so long, when all is well again, is stuck.
+/// A group without a step for this long after the last fault is stuck.
 const STUCK_AFTER: Moment = 20 * SECOND;
 
-/// Who can reach a group for so long has been told what to do.
+/// A process that could reach a group for this long has received its instructions.
 const REACHED_FOR: Moment = 15 * SECOND;
 
 impl Job {
-    /// At no time are all members of two rosters in the groups of these.
+    /// Checks that at no time two rosters have all their members in running groups.
     pub(super) fn only_one_is_alive(&self) -> Result<(), String> {
         let running = self.hosts.iter().enumerate();
         let running = running.filter_map(|(number, host)| match host.group {
@@ -42,7 +42,7 @@ impl Job {
         Ok(())
     }
 
-    /// All members of a roster have made a step together.
+    /// Records a step that all members of a roster have made together.
     pub(super) fn progress(&mut self, roster: &Roster, hosts: &[usize]) -> Result<(), String> {
         let now = self.world.now();
         if self.record.last() != Some(roster.ballot) {
@@ -113,7 +113,8 @@ impl Job {
         Ok(())
     }
 
-    /// Nobody stops as a minority beside a group that it has been able to reach for long.
+    /// Checks that no process stops as a minority beside a group that it has long been able to
+    /// reach.
     pub(super) fn had_to_fail(&self, host: usize, error: &Error) -> Result<(), String> {
         let ErrorKind::Membership(NotAgreed::Minority { .. }) = &error.kind else {
             return Ok(());
@@ -129,7 +130,7 @@ impl Job {
         Ok(())
     }
 
-    /// Notes what a fault makes this history an example of.
+    /// Counts the situations for which a fault makes this history an example.
     pub(super) fn observe(&mut self, fault: &Fault, host: usize) {
         self.record.count(fault.harm.name());
         if let (true, Harm::Kill, Some(at)) = (
@@ -177,7 +178,7 @@ impl Job {
         }
     }
 
-    /// What must be true at the end, long after the last fault.
+    /// Checks the invariants of the end, long after the last fault.
     pub(super) fn verify(&mut self) -> Result<(), String> {
         let now = self.world.now();
         let mut rings = BTreeSet::new();
@@ -224,8 +225,8 @@ impl Job {
         struck.any(|(fault, _)| matches!(fault.harm, Harm::Divide(_, NEVER)))
     }
 
-    /// Hosts of the first group that no fault hit, and that are more than half of all there ever
-    /// were, are a group at the end.
+    /// Checks that unharmed hosts of the first group are in a group at the end, if they are a
+    /// majority of all processes that ever were.
     fn the_majority_goes_on(&mut self, is_ring: bool) -> Result<(), String> {
         let mut hit = vec![false; self.hosts.len()];
         for (fault, host) in self.faults.struck() {
@@ -261,7 +262,7 @@ impl Job {
         Ok(())
     }
 
-    /// How it ended, in a few words.
+    /// Returns in a few words how the history ended.
     pub(super) fn ending(&self) -> &'static str {
         let lives = |host: &&super::job::Host| host.state == State::Lives;
         let living = self.hosts.iter().filter(lives).count();

@@ -1,4 +1,4 @@
-//! Job of one history: its hosts, a network, and what comes of events.
+//! Job of one history: its hosts, its network, and its reactions to events.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -24,13 +24,13 @@ mod host;
 mod network;
 mod process;
 
-/// A group makes a step in this interval, and looks how its members are.
+/// Interval in which a group makes a step and checks its members.
 const STEP: Moment = 400 * MILLISECOND;
-/// A member that is silent for so long has failed for the group.
+/// Silence after which a group counts a member as failed.
 const PEER_TIMEOUT: Moment = 3 * SECOND;
-/// All is well again so long after the last fault.
+/// Time after the last fault when all must be well again.
 pub(super) const SETTLED_AFTER: Moment = 150 * SECOND;
-/// Bound on what one event makes a process do at once.
+/// Limit of the actions of one process after one event.
 const STEPS_MAX: usize = 200;
 
 pub(super) struct Job {
@@ -39,19 +39,20 @@ pub(super) struct Job {
     pub(super) record: Record,
     pub(super) world: World<Event>,
     pub(super) faults: Faults<Kind, usize, Harm>,
-    /// When the last fault will be over, of those that ever are.
+    /// Time at which the last temporary fault is over.
     pub(super) calm: Moment,
-    /// Whether nothing more is to come.
+    /// True once no further change can follow.
     settled: bool,
     timing: Timing,
-    /// How many requests were sent, and which of them have no outcome yet.
+    /// Number of requests sent, and tickets of those without an outcome.
     asked: u64,
     tickets: BTreeSet<u64>,
-    /// The last division into parts, until when, and the parts in which somebody has proposed since.
+    /// Last division of the network: the part of each host, its end, and the parts in which a host
+    /// has proposed since.
     divided: Option<(Vec<usize>, Moment, BTreeSet<usize>)>,
 }
 
-/// Runs what `seed` says, until all is settled or should be.
+/// Runs the history of `seed`, until it is settled or reaches its limit.
 pub(super) fn run(seed: u64, without: &Without, traced: bool) -> (Job, Result<(), String>) {
     let mut random = Random::new(seed);
     let mut scenario = Scenario::new(&mut random);
@@ -121,7 +122,8 @@ impl Job {
         job
     }
 
-    /// Whether nothing more is to come: all that live are one group with room for nobody.
+    /// Returns whether the history is settled: all live processes are in one group that admits no
+    /// more.
     fn is_settled(&self) -> bool {
         let mut ballots = BTreeSet::new();
         for (number, host) in self.hosts.iter().enumerate() {
@@ -154,7 +156,7 @@ impl Job {
         lives.then_some(host.member.as_ref()?.me().id)
     }
 
-    /// Whether a process has ended or given its id up.
+    /// Returns whether a process has ended or has given up its id.
     pub(super) fn is_dead(&self, peer: &Peer) -> bool {
         self.id(number(&peer.address)) != Some(peer.id)
     }

@@ -1,8 +1,8 @@
 //! Histories of an elastic job: its processes agree on the members of each next group, over a
-//! network and among faults that chance is responsible for.
+//! faulty network.
 //!
-//! What runs is the core's `consensus`. The scenario says who is there and what goes wrong, the job
-//! lets it happen, and the check says what must be true.
+//! The code under test is `consensus` of the protocol crate. The scenario decides the processes and
+//! the faults, the job performs them, and the check has the invariants.
 
 use crate::world::every::{Every, History, Without};
 
@@ -11,7 +11,7 @@ mod job;
 mod record;
 mod scenario;
 
-/// What histories must be examples of, or they are no test of the agreement.
+/// Situations that must occur among many histories; otherwise the agreement is not tested.
 pub(crate) const EXAMPLES: [&str; 29] = [
     "a death after acceptance, made good within 1 s",
     "a death after acceptance, made good within 2 s",
@@ -49,7 +49,7 @@ pub(crate) const EVERY: Every = Every {
     make,
 };
 
-/// Moves from a state of a process to another one are examples, too.
+/// Each transition between two states of a process is an example, too.
 fn make(seed: u64, without: &Without, traced: bool) -> History {
     let (job, result) = job::run(seed, without, traced);
     let moves = job.record.moves.iter();

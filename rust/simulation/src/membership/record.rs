@@ -1,4 +1,4 @@
-//! Record of a history, as far as something must be true of it.
+//! Record of a history, as far as invariants refer to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -8,24 +8,24 @@ use gradring_proto::consensus::message::Reply;
 use gradring_proto::consensus::quorum::{Ballot, Id, Peer, Roster};
 use gradring_proto::error::{Error, ErrorKind, NotAgreed};
 
-/// If one that has accepted a roster dies, and nothing else goes wrong, the others are at the next one
-/// by then. To wait until they have connected in vain takes longer.
+/// Limit of the time in which the others have the next roster, if the only fault is the death of a
+/// process that has just accepted one. Shorter than the time limit of connecting.
 const MADE_GOOD_WITHIN: Moment = 3 * SECOND;
 
-/// What happened so far, as far as something must be true of it.
+/// Events so far, as far as invariants refer to them.
 #[derive(Default)]
 pub(super) struct Record {
-    /// Groups that made steps, in the order of their first ones.
+    /// Groups that made steps, in the order of their first step.
     pub(super) progressed: Vec<Roster>,
-    /// Steps of all groups.
+    /// Number of steps of all groups.
     pub(super) steps: usize,
     pub(super) last_step: Moment,
-    /// By roster: its members, and those that have accepted it.
+    /// Number of members of each roster, and the members that have accepted it.
     accepted: BTreeMap<Ballot, (usize, BTreeSet<Id>)>,
-    /// Who dies after it has accepted a roster, and nothing else goes wrong: when, and which.
+    /// Time and roster of a death after acceptance, if the scenario is about one.
     pub(super) death: Option<(Moment, Ballot)>,
     pub(super) minorities: u64,
-    /// From which state of a process to which.
+    /// Transitions between states of a process.
     pub(super) moves: BTreeSet<(&'static str, &'static str)>,
     counts: BTreeMap<&'static str, u64>,
 }
@@ -35,12 +35,12 @@ impl Record {
         *self.counts.entry(what).or_default() += 1;
     }
 
-    /// What this history is an example of.
+    /// Situations for which this history is an example.
     pub(super) fn examples(&self) -> impl Iterator<Item = &'static str> {
         self.counts.keys().copied()
     }
 
-    /// The group that made the last step.
+    /// Roster of the group that made the last step.
     pub(super) fn last(&self) -> Option<Ballot> {
         self.progressed.last().map(|roster| roster.ballot)
     }
@@ -78,8 +78,9 @@ impl Record {
         }
     }
 
-    /// Members of both rosters keep their order. They keep their ranks too, if one follows on the other
-    /// and as many have joined as were lost. Whether somebody did join at the rank of another.
+    /// Checks that members of both rosters keep their order. If one roster follows the other and
+    /// enough processes joined for those that were lost, members keep their ranks, too. Returns
+    /// whether a new process has the rank of a lost one.
     pub(super) fn keep_their_ranks(&self, last: &Roster, next: &Roster) -> Result<bool, String> {
         let mut stay = next.members.iter().filter_map(|it| last.position(it.id));
         if !stay.clone().is_sorted() {

@@ -1,4 +1,4 @@
-//! Scenario of a history, as its seed will have it: who is there, and what goes wrong.
+//! Scenario of a history, drawn from a seed: its processes and its faults.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -9,23 +9,24 @@ use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND};
 use gradring_proto::consensus::timing::Timing;
 
-/// Everything about a history that is settled before it begins.
+/// All decisions about a history that are made before it begins.
 #[derive(Debug)]
 pub(super) struct Scenario {
-    /// Hosts of the first group. All hosts are numbered, and a host's number is its address.
+    /// Number of hosts of the first group. A host's number is its address.
     pub(super) founders: usize,
-    /// Hosts on which a process starts later, and when; each number follows the last one.
+    /// Start times of processes on further hosts, whose numbers follow those of the founders.
     pub(super) joiners: Vec<Moment>,
     pub(super) workers: RangeInclusive<usize>,
     pub(super) faults: Vec<Fault>,
     pub(super) weather: Weather,
-    /// Whether who connects with a dead process sees that at once, or only that it takes too long.
+    /// True if a member that connects notices at once that its peer is dead; otherwise only a
+    /// timeout tells it.
     pub(super) sees_deaths: bool,
-    /// Whether all that goes wrong is the death of one that has just accepted a roster.
+    /// True if the only fault is the death of a process that has just accepted a roster.
     pub(super) is_death_after_acceptance: bool,
 }
 
-/// Kinds of messages whose sending can trigger a fault.
+/// Kinds of messages that can trigger a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Gather,
@@ -39,28 +40,28 @@ pub(super) enum Kind {
 /// A fault that hits a host.
 pub(super) type Fault = faults::Fault<Kind, usize, Harm>;
 
-/// Something that goes wrong.
+/// Effect of a fault.
 #[derive(Debug, Clone)]
 pub(super) enum Harm {
-    /// The process ends, and its address refuses.
+    /// The process ends, and its address refuses connections.
     Kill,
-    /// It ends, and a new process starts at its address after a while.
+    /// The process ends, and a new one starts at its address after a while.
     Replace(Moment),
-    /// The host is never heard of again.
+    /// The host falls silent for ever.
     Vanish,
     /// The process is stopped for a while.
     Stop(Moment),
-    /// It says goodbye.
+    /// The process leaves with a goodbye.
     Leave,
-    /// The group fails, though nobody is lost.
+    /// The group fails, though all its members live.
     Break,
-    /// Its steps take so long for a while.
+    /// Steps of the process take longer for a while: extra time and duration.
     Slow(Moment, Moment),
-    /// Nothing passes between hosts of different parts for a while.
+    /// No message passes between hosts of different parts for a while.
     Divide(Vec<usize>, Moment),
-    /// The same, but hosts are back for all others after times of their own.
+    /// The same, but each host can reach all others again after a time of its own.
     Fray(Vec<usize>, Vec<Moment>),
-    /// Nothing passes from the host to some others for a while.
+    /// No message passes from the host to some others for a while.
     Mute(Vec<bool>, Moment),
 }
 
@@ -77,7 +78,7 @@ impl Harm {
         }
     }
 
-    /// Whether somebody is silent who is not dead.
+    /// Returns whether the fault makes a live process silent.
     pub(super) fn is_silence(&self) -> bool {
         matches!(
             self,
@@ -101,12 +102,12 @@ impl Harm {
     }
 }
 
-/// A divided network with hosts that are back earlier is whole after so long.
+/// Time after which a frayed network is whole again.
 const FRAYED_MAX: Moment = 60 * SECOND;
-/// Faults strike in this time, unless messages trigger them.
+/// Period of all faults that no message triggers.
 const WINDOW: Moment = 30 * SECOND;
 
-/// Shorter than in earnest, in proportion, so that a history has room for many of them.
+/// Times in the proportions of real ones, but shorter, so that a history includes many of them.
 pub(super) fn timing() -> Timing {
     let milliseconds = Duration::from_millis;
     Timing {
@@ -183,8 +184,8 @@ impl Scenario {
     }
 }
 
-/// A majority goes on without the others and then dies, nearly or wholly; the others see that, but
-/// not those that are left of it.
+/// A majority continues without the others, and then all or most of it dies. The others see these
+/// deaths, but not the survivors of the majority.
 fn lost_majority(random: &mut Random, founders: usize) -> Vec<Fault> {
     let start = random.between(SECOND, 3 * SECOND);
     let parts = (0..founders).map(|_| random.below(2)).collect();
@@ -206,7 +207,7 @@ fn lost_majority(random: &mut Random, founders: usize) -> Vec<Fault> {
     faults
 }
 
-/// A group takes joiners in, who outnumber it, and is torn from them meanwhile.
+/// A group admits more joiners than it has members, and is separated from them meanwhile.
 fn lost_growth(random: &mut Random, founders: usize) -> Vec<Fault> {
     let hosts = founders + 4;
     let kinds = [Kind::Install, Kind::Install, Kind::Ready, Kind::Complete];
@@ -222,7 +223,7 @@ fn lost_growth(random: &mut Random, founders: usize) -> Vec<Fault> {
             harm,
         }
     };
-    // The first of them proposes, and is on either side.
+    // Host 0 proposes, and may be in either part.
     let side = random.below(2);
     let parts = (0..hosts).map(|host| {
         if host == 0 {
@@ -247,7 +248,7 @@ fn lost_growth(random: &mut Random, founders: usize) -> Vec<Fault> {
     faults
 }
 
-/// The group fails, and one of those that accept the next roster dies before it has connected.
+/// The group fails, and a process that accepts the next roster dies before it has connected.
 fn lost_acceptor(random: &mut Random, founders: usize) -> Vec<Fault> {
     let at = random.between(SECOND, 3 * SECOND);
     let number = random.between(1, founders as u64 - 1);

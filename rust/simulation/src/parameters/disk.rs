@@ -1,4 +1,4 @@
-//! A server's disk, which outlives its process.
+//! Disk of a simulated server, which outlives its process.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use gradring_proto::parameters::snapshot::Snapshot;
 pub(super) struct Contents {
     terms: Terms,
     snapshots: BTreeMap<Point, Snapshot>,
-    /// Begun, and not there yet.
+    /// Snapshots that are being written.
     pub(super) writing: Vec<Snapshot>,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Contents {
 pub(super) struct Shared(pub(super) Rc<RefCell<Contents>>);
 
 impl Shared {
-    /// All of a snapshot is there.
+    /// Completes a snapshot.
     pub(super) fn finish(&self, snapshot: Snapshot) {
         let mut contents = self.0.borrow_mut();
         if contents.terms.contains(snapshot.point) {

@@ -1,8 +1,8 @@
-//! Histories of a parameter server: workers push and pull, servers apply and save, over a network and
-//! among faults that chance is responsible for.
+//! Histories of parameter servers: workers push and pull, servers apply and save, over a faulty
+//! network.
 //!
-//! What runs is the core's `parameters`. The scenario says who is there and what goes wrong, the training
-//! lets it happen, and the record says what must be true.
+//! The code under test is `parameters` of the protocol crate. The scenario decides the processes
+//! and the faults, the training performs them, and the record has the invariants.
 
 use crate::world::every::{Every, History, Without};
 
@@ -11,7 +11,7 @@ mod record;
 mod scenario;
 mod training;
 
-/// What histories must be examples of, or they are no test of the protocol.
+/// Situations that must occur among many histories; otherwise the protocol is not tested.
 pub(crate) const EXAMPLES: [&str; 20] = [
     "a copy was filled from another server",
     "a gradient was not worth pushing",

@@ -1,4 +1,4 @@
-//! Record of a history, and what must be true of it.
+//! Record of a history, with its invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,25 +9,25 @@ use gradring_proto::parameters::message::Start;
 use gradring_proto::parameters::shard::Weights;
 use gradring_proto::parameters::snapshot::Snapshot;
 
-/// Elements on each server.
+/// Number of elements on each server.
 pub(super) const ELEMENTS: usize = 2;
 pub(super) const MOMENTUM: f32 = 0.5;
 
-/// What a worker pushed.
+/// A push of a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PushedGradient {
-    /// The oldest weights with which it was computed.
+    /// Oldest weights with which the gradient was computed.
     pub(super) base: Point,
     pub(super) is_initial: bool,
-    /// Whether servers gave weights of different versions for it.
+    /// True if servers gave weights of different versions for the gradient.
     pub(super) is_torn: bool,
 }
 
-/// Weights that some server had, and how it came to them.
+/// Weights that some server had, and their origin.
 struct Node {
     before: Option<Point>,
     entry: Option<Entry>,
-    /// By server, computed here: weights, and their velocities.
+    /// Weights and velocities of each server, computed by this test.
     values: Vec<[(f32, f32); ELEMENTS]>,
 }
 
@@ -36,32 +36,32 @@ pub(super) struct Record {
     pushes: BTreeMap<PushId, PushedGradient>,
     nodes: BTreeMap<Point, Node>,
     examples: BTreeSet<&'static str>,
-    /// By worker: weights that it was given to compute with.
+    /// Number of times that each worker received weights to compute with.
     pub(super) begun: Vec<u64>,
-    /// By worker, its pushes.
+    /// Number of pushes of each worker.
     pushed: Vec<u64>,
     pub(super) dropped: u64,
-    /// What all servers had saved, as they were told.
+    /// Version that all servers had saved, according to the messages to them.
     pub(super) stable: u64,
-    /// Pushes in the log of a term.
+    /// Pushes in the log of the term.
     ordered: (Term, BTreeSet<PushId>),
-    /// Those that their workers were told to forget.
+    /// Pushes that their workers were allowed to forget.
     acknowledged: BTreeSet<PushId>,
-    /// Whether there was a copy of each shard all the time since servers were restored.
+    /// True if each shard had a live copy all the time since servers were restored.
     pub(super) has_all: bool,
-    /// The last term in which servers went on.
+    /// Last term in which servers were restored.
     term: Term,
-    /// Whether all processes have ended at once.
+    /// True if all processes have ended at once.
     pub(super) crashed: bool,
 }
 
-/// Element `index` of the part on `server` of what was pushed.
+/// Element `index` of the part of a push for `server`.
 pub(super) fn value(id: PushId, server: usize, index: usize) -> f32 {
     let mixed = id.number * 7 + u64::from(id.worker) * 3 + (server * 5 + index * 11) as u64;
     ((mixed + id.incarnation.0) % 17) as f32 / 3.0 - 2.5
 }
 
-/// What goes with a push.
+/// Learning rate of a push.
 pub(super) fn learning_rate(id: PushId) -> f32 {
     1.0 / (3 + id.number) as f32
 }
@@ -93,7 +93,7 @@ impl Record {
         self.examples.iter().copied().collect()
     }
 
-    /// A worker has computed something new.
+    /// Records a new push of a worker.
     pub(super) fn pushes(&mut self, id: PushId, pushed: PushedGradient) -> Result<(), String> {
         if !pushed.is_initial {
             self.pushed[id.worker as usize] += 1;
@@ -104,7 +104,7 @@ impl Record {
         }
     }
 
-    /// These are in the log of a term.
+    /// Records the pushes in the log of a term.
     pub(super) fn ordered(&mut self, term: Term, entries: &[Entry]) {
         if self.ordered.0 != term {
             self.ordered = (term, BTreeSet::new());
@@ -113,7 +113,7 @@ impl Record {
         self.ordered.1.extend(contributions.map(|it| it.id));
     }
 
-    /// A worker is told to forget its pushes up to this one.
+    /// Records that a worker may forget its pushes up to `number`.
     pub(super) fn settled(&mut self, worker: u32, incarnation: Incarnation, number: u64) {
         let id = |number| PushId {
             worker,
@@ -124,7 +124,7 @@ impl Record {
         self.acknowledged.extend(settled);
     }
 
-    /// Servers go on from there: with copies, nothing is lost that a worker cannot push again.
+    /// Checks that servers with copies lose no update that a worker cannot push again.
     pub(super) fn goes_on(&mut self, scenario: &Scenario, start: &Start) -> Result<(), String> {
         if self.term >= start.terms.term() {
             return Ok(());
@@ -149,7 +149,7 @@ impl Record {
         Ok(())
     }
 
-    /// A server that had more went on from there.
+    /// Checks that only a lost shard makes a server go back to an earlier point.
     pub(super) fn taken_back(&mut self, to: Point) -> Result<(), String> {
         self.examples.insert("an update was taken back");
         if self.has_all {
@@ -160,7 +160,7 @@ impl Record {
         Ok(())
     }
 
-    /// A server went from one point to the next by this entry.
+    /// Checks and records that a server went from one point to the next by an entry.
     pub(super) fn applied(
         &mut self,
         scenario: &Scenario,
@@ -214,7 +214,7 @@ impl Record {
         Ok(())
     }
 
-    /// Whether the rule allows this update.
+    /// Checks that the update rule allows this update.
     fn check_rule(
         &mut self,
         scenario: &Scenario,
@@ -293,7 +293,7 @@ impl Record {
         false
     }
 
-    /// Whether what a server has is what its log makes.
+    /// Checks that a server's weights are the ones that its log makes.
     pub(super) fn check_server(&self, server: usize, at: &Snapshot) -> Result<(), String> {
         match &at.shard {
             Some(shard) => self.check_weights(server, at.point, &shard.weights()),
@@ -323,7 +323,7 @@ impl Record {
         })
     }
 
-    /// A worker begins to compute with these weights.
+    /// Checks that a worker may begin to compute with these weights.
     pub(super) fn begins(
         &mut self,
         scenario: &Scenario,
@@ -349,7 +349,7 @@ impl Record {
                 ));
             }
         }
-        // What was dropped is over, too.
+        // Dropped gradients would count as well, so the check needs a history without any.
         if self.dropped == 0 {
             let oldest = pulled.iter().map(|(point, _)| *point).min();
             let counts = self.counts(oldest.unwrap_or_default());
@@ -363,7 +363,7 @@ impl Record {
         Ok(())
     }
 
-    /// Gradients by worker up to a point.
+    /// Number of gradients of each worker in the log up to a point.
     fn counts(&self, point: Point) -> BTreeMap<usize, u64> {
         let mut counts = BTreeMap::new();
         let mut at = Some(point);

@@ -1,4 +1,4 @@
-//! Scenario of a history, as its seed will have it: the rule, who is there, and what goes wrong.
+//! Scenario of a history, drawn from a seed: the update rule, the processes, and the faults.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::world::time::{MILLISECOND, Moment, SECOND};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::rules::{Combine, Late, Overflow, Rules, Timing};
 
-/// Faults strike in this time, unless messages trigger them.
+/// Period of all faults that no message triggers.
 const WINDOW: Moment = 6 * SECOND;
 
-/// Everything about a history that is settled before it begins.
+/// All decisions about a history that are made before it begins.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) rules: Rules,
     pub(super) keepers: Keepers,
     pub(super) faults: Vec<Fault>,
     pub(super) weather: Weather,
-    /// Longest that a snapshot takes.
+    /// Most time that a snapshot takes.
     pub(super) save_max: Moment,
-    /// Longest that a worker computes, by worker.
+    /// Most time that each worker computes.
     pub(super) paces: Vec<Moment>,
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Who {
 }
 
 impl Who {
-    /// Servers have even numbers, workers odd ones.
+    /// Number of the process: even for servers, odd for workers.
     pub(super) const fn process(self) -> usize {
         match self {
             Self::Server(server) => 2 * server,
@@ -42,7 +42,7 @@ impl Who {
     }
 }
 
-/// Kinds of messages whose sending can trigger a fault.
+/// Kinds of messages that can trigger a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Join,
@@ -81,13 +81,13 @@ pub(super) type Fault = faults::Fault<Kind, Who, Harm>;
 
 #[derive(Debug, Clone)]
 pub(super) enum Harm {
-    /// The process ends; a new one starts after a while. A worker may be lost for good.
+    /// The process ends; a new one starts after a while. `None` loses a worker for ever.
     Kill(Option<Moment>),
     /// The process is stopped for a while.
     Stop(Moment),
-    /// Nothing passes to and from it for a while.
+    /// No message passes to or from the process for a while.
     Cut(Moment),
-    /// All processes end at once, as by a power cut, and start again as they did at first.
+    /// All processes end at once, as in a power cut, and start again as at the beginning.
     Crash,
 }
 
@@ -146,7 +146,7 @@ impl Scenario {
         }
     }
 
-    /// Whether all workers are there whenever servers begin.
+    /// Returns whether all workers are there whenever servers begin.
     pub(super) fn loses_nobody(&self) -> bool {
         let mut faults = self.faults.iter();
         faults.all(|fault| matches!(fault.harm, Harm::Crash))

@@ -1,4 +1,4 @@
-//! Training of one history: its processes, a network, and what comes of events.
+//! Training of one history: its processes, its network, and its reactions to events.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,17 +21,18 @@ use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
 use gradring_proto::parameters::snapshot::Snapshot;
 use gradring_proto::parameters::worker::{self, Worker};
 
-/// Faults that messages trigger come before this.
+/// Time after which no message triggers a fault.
 const LAST_FAULT: Moment = 10 * SECOND;
-/// The longest that a fault lasts.
+/// Longest duration of a fault.
 const FAULT_MAX: Moment = 5 * SECOND;
-/// All is well again so long after the last fault, and has gone on for so long at the end.
+/// Time from the last fault until all must be well, and the length of the final period without
+/// faults.
 const SETTLES: Moment = 8 * SECOND;
 const GOES_ON: Moment = 6 * SECOND;
-/// Computations that each worker begins while all goes on.
+/// Least number of computations that each worker begins in the final period.
 const BEGUN_MIN: u64 = 2;
 
-/// To and from keepers; workers and the sequencer need none.
+/// Messages to and from keepers; workers and the sequencer have no number.
 #[derive(Clone)]
 pub(super) enum Message {
     Request(usize, Request),
@@ -43,10 +44,10 @@ pub(super) enum Message {
 #[derive(Clone)]
 pub(super) enum Event {
     Message(Who, Message),
-    /// A process wanted to be woken then.
+    /// A process has asked to be woken at this time.
     Wake(Who),
     Computed(usize, u64, u64),
-    /// By a server, for a keeper.
+    /// A snapshot of a keeper on a server is complete.
     Saved(usize, usize, u64, Snapshot),
     Strike(usize, Who),
     Restart(Who),
@@ -64,24 +65,24 @@ impl Happens for Event {
     }
 }
 
-/// A process and where it runs.
+/// A process and its host.
 struct Host<Process> {
     process: Option<Process>,
-    /// Grows with each process here.
+    /// Number of processes so far on this host.
     life: u64,
-    /// A disk writes one snapshot after the other.
+    /// Time until which the disk is busy; it writes one snapshot after the other.
     writes_until: Moment,
 }
 
 struct ServerProcess {
-    /// Of shards; only the first has a disk that outlives the process.
+    /// Copies of shards; only the disk of the first outlives the process.
     copies: Vec<(Server<Shared>, Shared)>,
     sequencer: Option<Sequencer>,
 }
 
 struct WorkerProcess {
     worker: Worker,
-    /// Which computation, with which weights.
+    /// Number of the current computation, and its gradient to push.
     computes: Option<(u64, PushedGradient)>,
     computations: u64,
 }
@@ -96,11 +97,11 @@ pub(super) struct Training {
     workers: Vec<Host<WorkerProcess>>,
     faults: Faults<Kind, Who, Harm>,
     begun: Option<Vec<u64>>,
-    /// How often the sequencer has restored servers.
+    /// Number of times that the sequencer has restored servers.
     restored: u64,
 }
 
-/// Runs what `seed` says.
+/// Runs the history of `seed`.
 pub(super) fn run(seed: u64, without: &Without, traced: bool) -> (Training, Result<(), String>) {
     let mut random = Random::new(seed);
     let mut scenario = Scenario::new(&mut random);
@@ -153,7 +154,7 @@ impl Training {
         self.world.at(self.calm() + SETTLES, Event::Measure);
     }
 
-    /// Starts a process with all others.
+    /// Starts a process soon after the beginning, together with the others.
     fn start_soon(&mut self, who: Who) {
         let longest = match who {
             Who::Server(_) => 50 * MILLISECOND,
@@ -163,7 +164,7 @@ impl Training {
         self.world.after(after, Event::Restart(who));
     }
 
-    /// When the last fault is over.
+    /// Time at which the last fault is over.
     fn calm(&self) -> Moment {
         match self.scenario.faults.is_empty() {
             true => 2 * SECOND,
@@ -190,7 +191,7 @@ impl Training {
         Ok(())
     }
 
-    /// Whether there is a copy of each shard.
+    /// Returns whether each shard has a live copy.
     fn has_all(&self) -> bool {
         let keepers = self.scenario.keepers;
         let is_there = |keeper: &usize| {
@@ -263,7 +264,7 @@ impl Training {
         for (hits, who) in [(Hits::Sender, from), (Hits::Receiver, to)] {
             for index in self.faults.count(kind, hits) {
                 if self.world.now() < LAST_FAULT {
-                    // The sender comes to the end of what it does before.
+                    // The sender finishes its current action before the fault strikes.
                     self.world.after(0, Event::Strike(index, who));
                 }
             }

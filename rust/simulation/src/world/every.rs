@@ -1,32 +1,32 @@
-//! Every history of a subject: those of many seeds, or one that is shown, and the faults that it needs
-//! to go wrong.
+//! Histories of a subject: those of many seeds, or a single one, shown with the faults that make it
+//! fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
 
 use gradring_proto::error::message_of;
 
-/// Histories in an ordinary test.
+/// Number of histories in an ordinary test.
 const SEEDS: u64 = 2000;
-/// No scenario has more faults.
+/// Limit of the faults of any scenario.
 const FAULTS_MAX: usize = 16;
-/// Histories that went wrong and are named.
+/// Limit of the failed histories that are named.
 const SHOWN_MAX: usize = 20;
-/// Each has the seed of one history that is to be shown.
+/// Environment variables with the seed of one history to show.
 const VARIABLES: [&str; 3] = ["SEED", "MEMBERS_SEED", "UPDATES_SEED"];
 
-/// How a history went.
+/// Result of a history.
 #[derive(Debug, PartialEq)]
 pub(crate) struct History {
-    /// The scenario, and what happened, if that is wanted.
+    /// Scenario and events, if the history was traced.
     pub(crate) lines: Vec<String>,
-    /// What it is an example of.
+    /// Situations for which the history is an example.
     pub(crate) examples: BTreeSet<String>,
-    /// What should never have happened.
+    /// Error: the violated invariant.
     pub(crate) result: Result<(), String>,
 }
 
-/// Faults that a history goes without, by their position in its scenario.
+/// Positions of faults that are left out of a history's scenario.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Without(BTreeSet<usize>);
 
@@ -41,18 +41,18 @@ impl Without {
     }
 }
 
-/// A subject, as those see it who make histories.
+/// A subject, as the driver of histories uses it.
 pub(crate) struct Every {
-    /// One of `VARIABLES`.
+    /// One of [`VARIABLES`].
     pub(crate) variable: &'static str,
     pub(crate) make: fn(seed: u64, without: &Without, traced: bool) -> History,
 }
 
 impl Every {
-    /// Makes histories, or shows one; says how many were an example of what.
+    /// Makes histories, or shows one. Returns the number of histories for each example.
     ///
     /// # Panics
-    /// When one goes wrong, and when none is one of `examples`.
+    /// If a history fails, or if one of `examples` never occurs.
     pub(crate) fn history(&self, examples: &[&str]) -> BTreeMap<String, u64> {
         if let Some(seed) = number(self.variable) {
             self.show(seed);
@@ -97,7 +97,7 @@ impl Every {
     /// Shows a history line by line.
     ///
     /// # Panics
-    /// When it goes wrong; says which of its faults that takes.
+    /// If the history fails; the message names the faults that are needed for that.
     fn show(&self, seed: u64) {
         let history = (self.make)(seed, &Without::default(), true);
         for line in history.lines {
@@ -113,17 +113,17 @@ impl Every {
         }
     }
 
-    /// What a history is an example of.
+    /// Returns the examples of a history.
     ///
     /// # Errors
-    /// What should never have happened.
+    /// The violated invariant.
     fn attempt(&self, seed: u64, without: &Without) -> Result<BTreeSet<String>, String> {
         let history = catch_unwind(|| (self.make)(seed, without, false))
             .map_err(|panic| format!("a panic: {}", message_of(&*panic)))?;
         history.result.map(|()| history.examples)
     }
 
-    /// The faults of a history that goes wrong, but for those without which it still does.
+    /// Returns the faults of a failing history that cannot be left out without making it pass.
     fn shrink(&self, seed: u64) -> Vec<usize> {
         let mut without = Without::default();
         for fault in 0..FAULTS_MAX {
@@ -147,7 +147,7 @@ fn number(variable: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Goes wrong where its faults 2 and 5 strike, of seven.
+    /// Makes a history of seven faults that fails if both 2 and 5 strike.
     fn needs_two_faults(_: u64, without: &Without, _: bool) -> History {
         let mut faults: Vec<usize> = (0..7).collect();
         without.apply(&mut faults);

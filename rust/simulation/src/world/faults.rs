@@ -1,14 +1,14 @@
-//! Faults that messages trigger, or the time.
+//! Faults, triggered by messages or by time.
 
 use std::collections::BTreeMap;
 
 use super::time::Moment;
 
-/// When a fault strikes.
+/// Moment at which a fault strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trigger<Kind> {
     At(Moment),
-    /// Right after so many messages of a kind by anybody.
+    /// Right after the message of this number and kind, from any process.
     Message {
         kind: Kind,
         number: u64,
@@ -16,30 +16,30 @@ pub(crate) enum Trigger<Kind> {
     },
 }
 
-/// Whom a fault hits that a message triggers.
+/// Process that is hit by a fault that a message triggers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Hits {
-    /// When it has sent the message.
+    /// The sender, after it has sent the message.
     Sender,
-    /// While the message is on its way.
+    /// The receiver, while the message is on its way.
     Receiver,
-    /// When it has answered the message.
+    /// The receiver, after it has answered the message.
     Answerer,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Fault<Kind, Who, Harm> {
     pub(crate) trigger: Trigger<Kind>,
-    /// Whom it hits, if the trigger does not say.
+    /// Process that is hit if the trigger does not decide it.
     pub(crate) who: Who,
     pub(crate) harm: Harm,
 }
 
-/// Faults of a history, and which of them have struck.
+/// Faults of a history, and the processes that they have hit.
 pub(crate) struct Faults<Kind, Who, Harm> {
     all: Vec<Fault<Kind, Who, Harm>>,
     struck: Vec<Option<Who>>,
-    /// Messages so far.
+    /// Number of messages so far, by kind.
     counts: BTreeMap<(Kind, Hits), u64>,
 }
 
@@ -52,7 +52,7 @@ impl<Kind: Copy + Ord, Who: Copy, Harm: Clone> Faults<Kind, Who, Harm> {
         }
     }
 
-    /// Those that strike at a time: which, when, and whom.
+    /// Faults triggered by time: position, moment and process.
     pub(crate) fn timed(&self) -> Vec<(usize, Moment, Who)> {
         let faults = self.all.iter().enumerate();
         let timed = faults.filter_map(|(index, fault)| match fault.trigger {
@@ -62,7 +62,7 @@ impl<Kind: Copy + Ord, Who: Copy, Harm: Clone> Faults<Kind, Who, Harm> {
         timed.collect()
     }
 
-    /// Those that strike now that there is one more message of this kind.
+    /// Counts a message of this kind, and returns the faults that it triggers.
     pub(crate) fn count(&mut self, kind: Kind, hits: Hits) -> Vec<usize> {
         let count = self.counts.entry((kind, hits)).or_default();
         *count += 1;
@@ -74,7 +74,7 @@ impl<Kind: Copy + Ord, Who: Copy, Harm: Clone> Faults<Kind, Who, Harm> {
             .collect()
     }
 
-    /// Notes that a fault strikes; nothing if it has struck before.
+    /// Records that a fault strikes; `None` if it has struck before.
     pub(crate) fn strike(&mut self, index: usize, who: Who) -> Option<Fault<Kind, Who, Harm>> {
         if self.struck[index].is_some() {
             return None;
@@ -83,7 +83,7 @@ impl<Kind: Copy + Ord, Who: Copy, Harm: Clone> Faults<Kind, Who, Harm> {
         Some(self.all[index].clone())
     }
 
-    /// Those that have struck, and whom they hit.
+    /// Faults that have struck, each with the process that it hit.
     pub(crate) fn struck(&self) -> impl Iterator<Item = (&Fault<Kind, Who, Harm>, Who)> {
         let faults = self.all.iter().zip(&self.struck);
         faults.filter_map(|(fault, struck)| Some((fault, (*struck)?)))

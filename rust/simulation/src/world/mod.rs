@@ -1,6 +1,6 @@
-//! World of a simulated history: events wait in a queue on the virtual clock, and what is left to
-//! chance comes from a seed. Groups, members and parameter servers are its subjects, which say what a
-//! process does with a message or a timer.
+//! World of a simulated history: a queue of events on the virtual clock, and random decisions from
+//! a seed. Its subjects are groups, members and parameter servers, which define the reactions of a
+//! process to messages and timers.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,39 +19,39 @@ pub(crate) mod random;
 pub(crate) mod time;
 pub(crate) mod trace;
 
-/// Something that happens at a moment.
+/// An event.
 pub(crate) trait Happens {
-    /// The number of the process to which it happens, if it happens to one.
+    /// Number of the process to which the event happens, if there is one.
     fn process(&self) -> Option<usize>;
 }
 
-/// What is simulated.
+/// A simulated system.
 pub(crate) trait Subject {
     type Event: Happens;
-    /// Bound on the events of a history.
+    /// Limit of the number of events of a history.
     const EVENTS_MAX: u64;
 
     fn world(&mut self) -> &mut World<Self::Event>;
 
-    /// The end of time.
+    /// Moment at which a history must have ended.
     fn limit(&self) -> Moment;
 
-    /// Does what an event makes a process do.
+    /// Performs an event.
     ///
     /// # Errors
-    /// What should never have happened.
+    /// The violated invariant.
     fn happen(&mut self, event: Self::Event) -> Result<(), String>;
 
-    /// Whether nothing more is to come.
+    /// Returns whether no further event can change the outcome.
     fn is_over(&self) -> bool {
         false
     }
 }
 
-/// Lets happen what waits, to the end of a history or to the end of time.
+/// Performs the events of a history until it is over, or until its limit.
 ///
 /// # Errors
-/// What should never have happened.
+/// The violated invariant.
 pub(crate) fn run<S: Subject>(subject: &mut S) -> Result<(), String> {
     let mut limit = subject.limit();
     while let Some(event) = subject.world().next(limit) {
@@ -67,18 +67,18 @@ pub(crate) fn run<S: Subject>(subject: &mut S) -> Result<(), String> {
     Ok(())
 }
 
-/// The queue, the clock, and chance.
+/// Queue of events, clock, and source of random decisions.
 pub(crate) struct World<Event> {
     pub(crate) clock: Clock,
     pub(crate) random: Random,
     pub(crate) trace: Rc<Trace>,
     events: u64,
-    /// What happens next, by time, and in the order in which it was added.
+    /// Future events by time, and at one moment in the order in which they were added.
     queue: BTreeMap<(Moment, u64), Waiting<Event>>,
     added: u64,
-    /// By number of an alarm: where it waits.
+    /// Place of each alarm in the queue, by its number.
     alarms: BTreeMap<usize, (Moment, u64)>,
-    /// By process: until when it is stopped.
+    /// Moment until which each process is stopped.
     stopped: Vec<Moment>,
     lines: Lines,
 }
@@ -88,13 +88,13 @@ struct Waiting<Event> {
     origin: Origin,
 }
 
-/// Where an event comes from.
+/// Origin of an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Nowhere,
-    /// It is a message from a process.
+    /// A message from a process.
     Process(usize),
-    /// It is an alarm with this number.
+    /// An alarm of this number.
     Alarm(usize),
 }
 
@@ -118,7 +118,7 @@ impl<Event: Happens> World<Event> {
         self.clock.now()
     }
 
-    /// The present as the code under test wants it.
+    /// The present time as the code under test receives it.
     pub(crate) fn instant(&self) -> Instant {
         self.clock.instant()
     }
@@ -132,7 +132,7 @@ impl<Event: Happens> World<Event> {
         self.add(moment, Waiting { event, origin });
     }
 
-    /// Sets an alarm instead of the one that had its number.
+    /// Sets an alarm, and replaces the earlier one of the same number.
     pub(crate) fn set_alarm(&mut self, alarm: usize, moment: Moment, event: Event) {
         self.clear_alarm(alarm);
         let origin = Origin::Alarm(alarm);
@@ -162,7 +162,7 @@ impl<Event: Happens> World<Event> {
         self.queue.insert((moment, self.added), waiting);
     }
 
-    /// Stops a process for a while, or for good.
+    /// Stops a process for a while, or for ever.
     pub(crate) fn stop(&mut self, process: usize, lasts: Moment) {
         let until = self.now().saturating_add(lasts);
         self.stopped[process] = self.stopped[process].max(until);
@@ -172,12 +172,12 @@ impl<Event: Happens> World<Event> {
         self.stopped[process] > self.now()
     }
 
-    /// Whether something waits, though perhaps for later than the end of time.
+    /// Returns whether any event waits, perhaps for a time after the limit.
     pub(crate) fn has_more(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// The next event, unless it comes after the end of time.
+    /// Takes the next event, unless it is after the limit.
     fn next(&mut self, limit: Moment) -> Option<Event> {
         loop {
             let first = self.queue.first_entry()?;
@@ -193,7 +193,7 @@ impl<Event: Happens> World<Event> {
             };
             let until = self.stopped[process];
             if until > moment {
-                // What waits for a stopped process comes when it goes on.
+                // Events for a stopped process wait until the process resumes.
                 let later = until.saturating_add(self.random.between(0, MILLISECOND));
                 if until < NEVER {
                     self.add(later, waiting);
@@ -212,7 +212,7 @@ impl<Event: Happens> World<Event> {
 mod tests {
     use super::*;
 
-    /// What happens to a process.
+    /// An event of a process.
     #[derive(Debug, Clone, PartialEq)]
     struct Note(usize, &'static str);
 
@@ -226,7 +226,7 @@ mod tests {
         World::new(3, Weather::CALM, Random::new(7), false)
     }
 
-    /// All that happens, in its order.
+    /// Texts of all events, in order.
     fn notes(mut world: World<Note>) -> Vec<&'static str> {
         std::iter::from_fn(|| world.next(NEVER).map(|note| note.1)).collect()
     }

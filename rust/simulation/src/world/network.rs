@@ -1,25 +1,25 @@
-//! Network between processes: messages are slow, lost, or come twice as chance will have it, and not
-//! at all where a line is cut.
+//! Network between processes: messages are randomly late, lost or doubled, and never pass a line
+//! that is cut.
 
 use std::ops::Range;
 
 use super::time::{MICROSECOND, MILLISECOND, Moment, SECOND};
 use super::{Happens, World};
 
-/// A message to oneself takes so long.
+/// Delay of a message to the sender itself.
 const LOCAL: Moment = MICROSECOND;
-/// Least and most that the others take.
+/// Least delay of other messages, and most delay of slow ones.
 const LEAST: Moment = MILLISECOND / 10;
 const SLOW_MAX: Moment = 3 * SECOND;
-/// The second of two comes so much later, at most.
+/// Most delay between a message and its duplicate.
 const TWICE_MAX: Moment = 5 * SECOND;
 
-/// How messages fare where no line is cut.
+/// Treatment of messages where no line is cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weather {
-    /// Longest that a message takes, if it arrives at all and is not one of the slow ones.
+    /// Most delay of a message that is neither lost nor slow.
     pub(crate) delay_max: Moment,
-    /// One message in so many is lost, comes twice, or is slow.
+    /// One message in this many is lost, doubled, or slow.
     pub(crate) one_in: [u64; 3],
 }
 
@@ -30,7 +30,7 @@ impl Weather {
     };
 }
 
-/// When nothing passes on a line, in one direction.
+/// Periods in which a line passes nothing, in one direction.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cuts(Vec<Range<Moment>>);
 
@@ -44,7 +44,7 @@ impl Cuts {
     }
 }
 
-/// Lines from each process to each.
+/// Lines between all processes, one for each direction.
 pub(super) struct Lines {
     processes: usize,
     weather: Weather,
@@ -62,7 +62,7 @@ impl Lines {
 }
 
 impl<Event: Happens + Clone> World<Event> {
-    /// Sends a message, which may arrive.
+    /// Sends a message, which may arrive late, twice or never.
     pub(crate) fn send(&mut self, from: usize, to: usize, message: Event) {
         if from == to {
             self.message_after(LOCAL, from, message);
@@ -86,7 +86,7 @@ impl<Event: Happens> World<Event> {
         }
     }
 
-    /// Whether a message gets through, as far as can be told when it is sent.
+    /// Returns whether a message sent now gets through; a later cut can still stop it.
     pub(crate) fn passes(&mut self, from: usize, to: usize) -> bool {
         !self.is_cut(from, to) && !self.random.once_in(self.lines.weather.one_in[0])
     }
@@ -95,21 +95,20 @@ impl<Event: Happens> World<Event> {
         self.cuts(from, to).contain(self.now())
     }
 
-    /// Whether a line to or from this process was cut since then.
+    /// Returns whether a line to or from this process was cut since `moment`.
     pub(crate) fn was_cut_since(&self, process: usize, moment: Moment) -> bool {
         let mut lines = (0..self.lines.processes)
             .flat_map(|other| [self.cuts(process, other), self.cuts(other, process)]);
         lines.any(|cuts| cuts.0.iter().any(|cut| cut.end > moment))
     }
 
-    /// Nothing passes from one process to another until then.
+    /// Cuts the line from one process to another until `until`.
     pub(crate) fn cut(&mut self, from: usize, to: usize, until: Moment) {
         let now = self.now();
         self.lines.cuts[from * self.lines.processes + to].add(now, until);
     }
 
-    /// Cuts the lines between all pairs of different processes that are cut off each other, until the
-    /// moment that `until` says for these.
+    /// Cuts each line for which `until` returns the end of its cut.
     pub(crate) fn cut_where(&mut self, until: impl Fn(usize, usize) -> Option<Moment>) {
         for from in 0..self.lines.processes {
             for to in (0..self.lines.processes).filter(|&to| to != from) {

@@ -1,8 +1,8 @@
 //! Pipes of bytes with delays, bounds and faults, on virtual time.
 //!
-//! A pipe is one direction of a TCP connection, seen by programs: it keeps the order of its bytes,
-//! takes and gives as many at a time as chance will have it, and is as slow as it likes. Nothing
-//! is lost that is not lost for good: what falls into a cut arrives after it.
+//! A pipe is one direction of a TCP connection as programs see it. It keeps the order of bytes,
+//! accepts and delivers a random number at a time, and has random delays. Bytes sent during a
+//! temporary cut arrive afterwards; only a permanent cut loses them.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read as _};
@@ -17,16 +17,16 @@ pub(crate) struct Pipes {
     clock: Clock,
     random: Random,
     pipes: Vec<Pipe>,
-    /// What has become possible, for whom, and from when on.
+    /// Events for sleeping threads, each with the moment from which it holds.
     events: Vec<(Moment, Event)>,
 }
 
-/// Something that a sleeping thread may have waited for.
+/// An event that may end a thread's sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// There is something to receive, or the end to see.
+    /// The receiver can read bytes, or see the end.
     Arrival(PipeId),
-    /// There is room to send, or the end to see.
+    /// The sender can write bytes, or see the end.
     Room(PipeId),
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum PipeId {
         from: usize,
         to: usize,
     },
-    /// Of the connection between `first` and its successor on the ring.
+    /// Connection between `first` and its successor on the ring.
     Control {
         first: usize,
         back: bool,
@@ -61,39 +61,39 @@ impl PipeId {
     }
 }
 
-/// How a pipe ends.
+/// End of a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Closed,
     Reset,
-    /// The receiver's link has found that bytes changed on their way.
+    /// The receiver's link has detected that bytes changed on their way.
     Corrupted,
 }
 
 struct Pipe {
     capacity: usize,
-    /// What is under way, and when it arrives.
+    /// Bytes on their way, and their time of arrival.
     flying: VecDeque<(Moment, Vec<u8>)>,
     arrived: VecDeque<u8>,
-    /// Bytes under way or not yet received.
+    /// Number of bytes that are on their way or not yet received.
     held: usize,
     delay: (Moment, Moment),
     last_arrival: Moment,
-    /// What the receiver sees behind the last byte, and from when on.
+    /// End that the receiver sees after the last byte, and the moment from which it does.
     end: Option<(Moment, End)>,
-    /// From when on the sender sees that sending is useless.
+    /// Moment from which the sender sees that nobody receives.
     refused: Option<Moment>,
-    /// When nothing passes.
+    /// Periods in which the pipe passes nothing.
     cuts: Cuts,
-    /// The ordinal of a byte that changes on its way.
+    /// Ordinal of a byte that changes on its way.
     garbled: Option<usize>,
     sent: usize,
-    /// By collective that the sender has ended, in order: what it had sent by then.
+    /// Bytes sent by the end of each of the sender's collectives, in order.
     sent_by_end: Vec<usize>,
 }
 
 impl Pipe {
-    /// Takes in what has arrived by now.
+    /// Moves the bytes that have arrived by now to the receiver's buffer.
     fn settle(&mut self, now: Moment) {
         if self.cuts.contain(now) {
             return;
@@ -104,7 +104,7 @@ impl Pipe {
         }
     }
 
-    /// The end, if the receiver sees it now.
+    /// The end of the pipe, if the receiver sees it now.
     fn ended(&self, now: Moment) -> Option<End> {
         let (at, end) = self.end?;
         let through = self.flying.is_empty() || end != End::Closed;
@@ -117,7 +117,7 @@ impl Pipe {
 }
 
 impl Pipes {
-    /// Pipes from each rank to each, of one size, with delays of their own.
+    /// Makes pipes from each rank to each, of one capacity, with random delays.
     pub(crate) fn new(
         world_size: usize,
         clock: Clock,
@@ -159,7 +159,7 @@ impl Pipes {
         std::mem::take(&mut self.events)
     }
 
-    /// Every pipe.
+    /// Ids of all pipes.
     pub(crate) fn all(&self) -> impl Iterator<Item = PipeId> + use<> {
         let world_size = self.world_size;
         let data = (0..world_size * world_size).map(move |index| PipeId::Data {
@@ -182,10 +182,10 @@ impl Pipes {
         &mut self.pipes[index]
     }
 
-    /// Sends a prefix of `parts`; `None` if there is no room.
+    /// Sends a prefix of `parts`; `None` if the pipe is full.
     ///
     /// # Errors
-    /// When sending is useless.
+    /// When nobody receives any more.
     pub(crate) fn send(&mut self, id: PipeId, parts: &[IoSlice<'_>]) -> Result<Option<usize>, End> {
         let now = self.clock.now();
         let (part, fraction, wait) = (
@@ -226,10 +226,10 @@ impl Pipes {
         Ok(Some(count))
     }
 
-    /// Receives into a prefix of `parts`; `None` if nothing is there.
+    /// Receives into a prefix of `parts`; `None` if no byte has arrived.
     ///
     /// # Errors
-    /// When nothing will come any more.
+    /// When no byte will arrive any more.
     pub(crate) fn receive(
         &mut self,
         id: PipeId,
@@ -260,7 +260,7 @@ impl Pipes {
         Ok(Some(count))
     }
 
-    /// Whether the receiver would not have to wait.
+    /// Returns whether the receiver can continue without waiting.
     pub(crate) fn has_arrived(&mut self, id: PipeId) -> bool {
         let now = self.clock.now();
         let pipe = self.pipe(id);
@@ -268,14 +268,14 @@ impl Pipes {
         !pipe.arrived.is_empty() || pipe.ended(now).is_some()
     }
 
-    /// Whether the sender would not have to wait.
+    /// Returns whether the sender can continue without waiting.
     pub(crate) fn has_room(&mut self, id: PipeId) -> bool {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         pipe.held < pipe.capacity || pipe.refuses(now)
     }
 
-    /// `rank` has ended its next collective, and sends nothing more for it.
+    /// Records that `rank` has ended its next collective, and sends nothing more for it.
     pub(crate) fn note_end(&mut self, rank: usize) {
         for to in 0..self.world_size {
             let pipe = self.pipe(PipeId::Data { from: rank, to });
@@ -283,8 +283,8 @@ impl Pipes {
         }
     }
 
-    /// Whether all others have ended the collective at this position, counted from 0, and `rank`
-    /// has, or could receive, all that they have sent for it, as they sent it.
+    /// Returns whether all other ranks have ended the collective at this position, counted from 0,
+    /// and all their bytes for it have arrived at `rank` unchanged.
     pub(crate) fn everything_has_arrived(&mut self, rank: usize, number: usize) -> bool {
         let now = self.clock.now();
         let mut peers = (0..self.world_size).filter(|&peer| peer != rank);
@@ -300,7 +300,7 @@ impl Pipes {
         })
     }
 
-    /// The sender closes its end, or its process ends.
+    /// Closes the sender's end, by its program or because its process ends.
     pub(crate) fn end_by_sender(&mut self, id: PipeId, end: End) {
         let now = self.clock.now();
         let pipe = self.pipe(id);
@@ -309,7 +309,7 @@ impl Pipes {
         self.events.push((at, Event::Arrival(id)));
     }
 
-    /// The receiver closes its end, or its process ends.
+    /// Closes the receiver's end, by its program or because its process ends.
     pub(crate) fn end_by_receiver(&mut self, id: PipeId) {
         let now = self.clock.now();
         let pipe = self.pipe(id);
@@ -318,7 +318,7 @@ impl Pipes {
         self.events.push((at, Event::Room(id)));
     }
 
-    /// Nothing passes from now to `until`.
+    /// Cuts the pipe from now to `until`.
     pub(crate) fn cut(&mut self, id: PipeId, until: Moment) {
         let now = self.clock.now();
         self.pipe(id).cuts.add(now, until);
@@ -328,12 +328,13 @@ impl Pipes {
         }
     }
 
-    /// What is sent from now on takes so long.
+    /// Sets the delay of all bytes sent from now on.
     pub(crate) fn slow_down(&mut self, id: PipeId, delay: Moment) {
         self.pipe(id).delay = (delay, delay);
     }
 
-    /// How much `rank` has sent to its successor in the collective at this position, counted from 0.
+    /// Bytes that `rank` has sent to its successor in the collective at this position, counted from
+    /// 0.
     pub(crate) fn sent_in(&mut self, rank: usize, number: usize) -> usize {
         let to = (rank + 1) % self.world_size;
         let pipe = self.pipe(PipeId::Data { from: rank, to });
@@ -342,7 +343,7 @@ impl Pipes {
         pipe.sent - before.copied().unwrap_or(0)
     }
 
-    /// The byte that is sent `after` others from now on changes on its way.
+    /// Changes the byte that follows the next `after` bytes.
     pub(crate) fn garble(&mut self, id: PipeId, after: usize) {
         let pipe = self.pipe(id);
         pipe.garbled = Some(pipe.sent + after);

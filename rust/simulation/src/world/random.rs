@@ -1,4 +1,4 @@
-//! Everything that is left to chance in a run comes from its seed.
+//! Random decisions of a run, all drawn from its seed.
 
 /// The generator SplitMix64 of G. Steele, D. Lea and C. Flood.
 pub(crate) struct Random(u64);
@@ -8,7 +8,8 @@ impl Random {
         Self(seed)
     }
 
-    /// A generator of its own for some part, so that changes elsewhere do not change that part.
+    /// Makes a generator for one part, so that changes elsewhere do not change the decisions of
+    /// that part.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }
@@ -26,12 +27,12 @@ impl Random {
         (self.next() % limit as u64) as usize
     }
 
-    /// A number from `from` to `to`, both possible.
+    /// A number from `from` to `to`, both included.
     pub(crate) fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.next() % (to - from + 1)
     }
 
-    /// True once in so many times.
+    /// True with a probability of 1 in `times`.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.next().is_multiple_of(times)
     }

@@ -1,4 +1,4 @@
-//! The virtual clock. Moments are nanoseconds since the start of a run.
+//! Virtual clock. Moments are nanoseconds since the start of a run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ impl Clock {
         self.now.store(moment, Ordering::Relaxed);
     }
 
-    /// The present as the code under test wants it.
+    /// The present time as the code under test receives it.
     pub(crate) fn instant(&self) -> Instant {
         self.start + Duration::from_nanos(self.now())
     }

@@ -1,4 +1,4 @@
-//! Trace of what happened, line by line, if somebody wants to know.
+//! Trace of a history, line by line, if it is wanted.
 
 use std::cell::RefCell;
 

@@ -33,7 +33,7 @@ impl Job {
             if !is_there {
                 missing.push(peer.id);
             } else if self.hosts[other].at() != Some(ballot) {
-                // It has not accepted yet, or has given up.
+                // The peer has not accepted yet, or has given up.
                 missing.push(Id([0; 16]));
             }
         }
@@ -41,7 +41,7 @@ impl Job {
             return self.reform(host, &missing);
         }
         if missing.is_empty() {
-            // It has the newest state there is among them before it says that it is ready.
+            // The process copies the newest state of any member before it reports that it is ready.
             let members = roster.members.iter().map(|peer| number(&peer.address));
             let newest = members.map(|other| self.hosts[other].version).max();
             self.hosts[host].version = newest.unwrap_or(0);
@@ -60,7 +60,7 @@ impl Job {
         Ok(())
     }
 
-    /// Rank 0 says so when all are ready.
+    /// Rank 0 announces the group when all members are ready.
     pub(super) fn complete(&mut self, host: usize, ballot: Ballot) -> Result<(), String> {
         let Group::Connecting { ready, .. } = &self.hosts[host].group else {
             return Ok(());

@@ -22,7 +22,7 @@ pub(in super::super) enum Event {
         to: Option<Id>,
         outcome: Outcome,
     },
-    /// A member connects with the others.
+    /// A member connects to the others.
     Connect(usize, Ballot),
     Ready {
         to: usize,
@@ -33,11 +33,11 @@ pub(in super::super) enum Event {
         to: usize,
         ballot: Ballot,
     },
-    /// It has come back from its step, or stops to let others in.
+    /// A member has finished its step, or stops to admit others.
     Return(usize, Ballot),
     Tick,
     Strike(usize, usize),
-    /// A stopped process goes on.
+    /// A stopped process runs again.
     Resume(usize),
 }
 

@@ -1,4 +1,4 @@
-//! Faults as they strike.
+//! Faults and their effects on hosts.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::world::faults::Hits;
 use crate::world::time::NEVER;
 
 impl Job {
-    /// The sender or the answerer of a message has come to a point at which faults may strike it.
+    /// Counts a message, and lets the faults that it triggers strike.
     pub(super) fn count(&mut self, kind: Kind, hits: Hits, host: usize) -> Result<(), String> {
         for index in self.faults.count(kind, hits) {
             self.strike(index, host)?;

@@ -1,4 +1,4 @@
-//! Groups that make steps, and notice what becomes of their members.
+//! Groups that make steps, and notice the loss of members.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::world::time::MILLISECOND;
 use gradring_proto::consensus::quorum::{Ballot, Peer, Roster};
 
 impl Job {
-    /// Groups make a step, and notice what has become of their members.
+    /// Lets each group make a step, and each member check the others.
     pub(super) fn tick(&mut self) -> Result<(), String> {
         let running: BTreeMap<Ballot, usize> = (0..self.hosts.len())
             .filter_map(|host| match self.hosts[host].group {
@@ -43,7 +43,7 @@ impl Job {
         Ok(())
     }
 
-    /// After a commit, a group that has room and is asked stops in good order.
+    /// After a commit, a group with a waiting joiner and free places stops in good order.
     fn let_others_in(&mut self, roster: &Roster, hosts: &[usize]) {
         let instant = self.world.instant();
         let members = || {
@@ -79,7 +79,7 @@ impl Job {
                     self.hosts[other].state,
                     State::Vanished | State::StoppedUntil(_)
                 );
-            // Who still connects may be about to run.
+            // A member that is still connecting may be about to run.
             let connects = self.hosts[other].at() == Some(ballot);
             if is_heard && !connects {
                 gone = true

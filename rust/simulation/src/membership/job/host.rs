@@ -1,4 +1,4 @@
-//! A host, and what runs on it.
+//! A host and its process.
 
 use std::collections::BTreeSet;
 
@@ -7,20 +7,20 @@ use gradring_proto::consensus::member::Member;
 use gradring_proto::consensus::quorum::{Ballot, Id};
 use gradring_proto::error::Error;
 
-/// What runs on a host.
+/// State of a host and of its process.
 pub(in super::super) struct Host {
     pub(in super::super) member: Option<Member>,
-    /// The state of its member when that was looked at last.
+    /// State of the member at the last look.
     pub(in super::super) phase: Option<&'static str>,
     pub(in super::super) state: State,
     pub(in super::super) group: Group,
-    /// When it went on last after a stop.
+    /// Time at which the process last resumed after a stop.
     pub(in super::super) resumed: Moment,
-    /// Since when it hears nothing of a member of its group.
+    /// Time since which a member of its group has been silent.
     pub(in super::super) silence: Option<Moment>,
-    /// Its steps take longer until then, by so much.
+    /// End of a slow period, and the extra time of each step.
     pub(in super::super) slow: (Moment, Moment),
-    /// Position in the record of the last step that its state has in it.
+    /// Number of the last step that is in this process's state.
     pub(in super::super) version: usize,
 }
 
@@ -30,25 +30,25 @@ pub(in super::super) enum State {
     Lives,
     StoppedUntil(Moment),
     Vanished,
-    /// Its address refuses.
+    /// The process has ended, and its address refuses connections.
     Ended(Option<Error>),
 }
 
-/// What a process has of a group.
+/// Relation of a process to its group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Group {
     None,
     Connecting {
         ballot: Ballot,
         since: Moment,
-        /// For rank 0: who has connected with all.
+        /// In rank 0, the members that have connected to all others.
         ready: BTreeSet<Id>,
     },
     Running(Ballot),
 }
 
 impl Host {
-    /// The roster in whose group it is or wants to be.
+    /// Roster of the group to which the process connects or belongs.
     pub(in super::super) const fn at(&self) -> Option<Ballot> {
         match self.group {
             Group::None => None,

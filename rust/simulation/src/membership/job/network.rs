@@ -1,4 +1,4 @@
-//! The network between hosts, and what is sent over it.
+//! Network between hosts, and its messages.
 
 use super::{Event, Job, State, number};
 use crate::membership::scenario::Kind;
@@ -82,7 +82,8 @@ impl Job {
         what.map_or(Ok(()), |kind| self.count(kind, Hits::Answerer, to))
     }
 
-    /// Counts proposals in more than one part of a divided network that has several hosts.
+    /// Counts histories in which at least two parts of a divided network, each of several hosts,
+    /// propose.
     fn note_part(&mut self, host: usize) {
         let Some((parts, until, proposed)) = &mut self.divided else {
             return;

@@ -1,4 +1,4 @@
-//! A process, which does what its member wants done.
+//! A process, which carries out the steps of its member.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ impl Job {
         let mut addresses: BTreeSet<String> = (0..self.scenario.founders)
             .map(|it| it.to_string())
             .collect();
-        // One may know few, and those may be dead.
+        // A joiner may know only a few addresses, perhaps of dead processes.
         while addresses.len() > 2 && self.world.random.once_in(2) {
             addresses.pop_first();
         }
@@ -42,7 +42,7 @@ impl Job {
         self.world.set_alarm(host, now, Event::Alarm(host));
     }
 
-    /// Does what a process wants done.
+    /// Carries out all steps that the member of a host wants.
     pub(super) fn drive(&mut self, host: usize) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
             if self.hosts[host].state != State::Lives {
@@ -87,7 +87,7 @@ impl Job {
                     self.hosts[host].group = Group::None;
                     self.hosts[host].version = 0;
                 }
-                // No scenario comes to the end of its training.
+                // No scenario reaches the end of its training.
                 Step::Finished => return Err(format!("host {host} has finished")),
                 Step::Failed(error) => {
                     self.world.say(|| format!("host {host}: {error}"));
@@ -109,7 +109,7 @@ impl Job {
         Err(format!("host {host} never waits"))
     }
 
-    /// Notes whether its member is in another state than before.
+    /// Records a change of the member's state.
     pub(super) fn note_phase(&mut self, host: usize) {
         let host = &mut self.hosts[host];
         let now = host.member.as_ref().map(Member::phase);
