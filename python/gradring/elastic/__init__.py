@@ -1,4 +1,4 @@
-"""Commits: what a job needs to go on after the loss of ranks, in memory and in files."""
+"""Commits: copies of a job's values in memory and in files, for the loss of ranks."""
 
 from gradring.elastic.run import run
 from gradring.elastic.state import State

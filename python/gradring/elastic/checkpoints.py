@@ -1,7 +1,7 @@
 """Commits on disk, for the death of a whole job.
 
 A file is complete or not there: it is written under another name, flushed to the disk, and then
-renamed. Its hash comes first, so a file that a disk has torn or changed is noticed and passed over.
+renamed. Its hash comes first, so a truncated or damaged file is noticed and skipped.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _NAME = re.compile(r"commit-(\d{12})\.gradring")
 
 
 class Checkpoints:
-    """A directory of commits, of which the newest are kept.
+    """A directory of commits that keeps the newest ones.
 
     Args:
-        directory: Made if it does not exist.
-        keep: How many files stay; at least 1.
+        directory: Created if it does not exist.
+        keep: Number of files to keep; at least 1.
 
     Raises:
-        ConfigError: ``keep`` is no whole number of at least 1.
-        OSError: The directory cannot be made.
+        ConfigError: ``keep`` is not a whole number of at least 1.
+        OSError: The directory cannot be created.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
@@ -47,42 +47,42 @@ class Checkpoints:
         self._unfinished = self.directory / f"{uuid.uuid4().hex}.unfinished"
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        #: How many in a row could not be written, and why the last could not.
+        #: Number of failed writes in a row, and the error of the last one.
         self.failures = 0
         self._failed: Exception | None = None
 
     def write(self, commit: Commit) -> None:
-        """Has a commit written by another thread, unless a newer one comes before its turn.
+        """Lets a thread write a commit, unless a newer commit arrives before it begins.
 
-        One that cannot be written is named in the log; the next one is a new attempt.
+        A failed write is logged; the next commit is a new attempt.
         """
         with self._changed:
             self._wanted = commit
             if self._thread is None:
-                # One that waits at the end of the process keeps it until all is written.
+                # Not a daemon: the process ends only after the last write.
                 thread = threading.Thread(target=self._write_all, name="gradring-checkpoints")
                 try:
                     thread.start()
-                except RuntimeError as error:  # the system has no room for it
+                except RuntimeError as error:  # the system cannot start a thread
                     self._note(commit, error)
                 else:
                     self._thread = thread
 
     def flush(self) -> None:
-        """Waits until what was given to `write` is on the disk.
+        """Waits until the last commit passed to `write` is on the disk.
 
         Raises:
-            OSError: It could not be written.
+            OSError: The commit could not be written.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
         self.check()
 
     def check(self) -> None:
-        """Asks what has become of those that were given to `write`.
+        """Raises the error of the last write, if it failed.
 
         Raises:
-            OSError: The last that was tried could not be written.
+            OSError: The last write failed.
         """
         with self._changed:
             failures, failed = self.failures, self._failed
@@ -93,16 +93,16 @@ class Checkpoints:
             ) from failed
 
     def newest(self) -> Commit | None:
-        """The newest one that is whole; others are named in the log, and passed over.
+        """Returns the newest complete commit; damaged ones are logged and skipped.
 
         Raises:
             OSError: The directory cannot be read.
-            MemoryError: There is too little memory for one.
+            MemoryError: A commit does not fit into memory.
         """
         for path in sorted(self._files(), reverse=True):
             try:
                 commit = _read(path)
-                commit.values()  # a hash tells nothing of one who wrote nonsense
+                commit.values()  # a right hash does not prove right contents
                 return commit
             except MemoryError:
                 raise
@@ -162,7 +162,7 @@ class Checkpoints:
             os.fsync(directory)
         finally:
             os.close(directory)
-        # One with a higher number is not whole, or of a history that ended: it replaces nothing.
+        # A file with a higher number is damaged or of an abandoned history, so it replaces none.
         for old in sorted(file for file in self._files() if file <= path)[: -self._keep]:
             with contextlib.suppress(OSError):
                 old.unlink()
@@ -172,11 +172,11 @@ class Checkpoints:
 
 
 def _read(path: Path) -> Commit:
-    """A commit.
+    """Reads a commit.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not whole.
+        OSError: The file cannot be read.
+        ValueError: The file is damaged or has another format.
     """
     match = _NAME.fullmatch(path.name)
     assert match is not None, path

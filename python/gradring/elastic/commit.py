@@ -1,4 +1,4 @@
-"""A copy of a program's values at one moment, as bytes that can travel and be kept."""
+"""Commit: a copy of a program's values at one moment, as bytes for the network and for files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gradring import _native
 from gradring.group import arrays
 
 HASH_BYTES = 16
-#: What travels at once, in bytes, and has a hash. A transfer that breaks goes on after its last
-#: whole piece.
+#: Size of a piece, in bytes. Each piece travels in one collective and has a hash, so that an
+#: interrupted transfer continues after its last complete piece.
 PIECE_BYTES = 32 << 20
 _LENGTH_BYTES = 8
 
@@ -28,10 +28,11 @@ class Commit:
     """A copy of all values at one moment.
 
     Attributes:
-        number: How many commits the job had made before.
-        payload: uint8, one dimension: the length of what follows in 8 bytes; JSON in UTF-8, the
-            dtypes and shapes of the arrays and all other values; the bytes of the arrays.
-        known_hashes: The hashes of its pieces, if somebody has them already.
+        number: Number of earlier commits of the job.
+        payload: One-dimensional uint8 array: the length of the JSON text in 8 bytes, the JSON text,
+            and the bytes of the arrays. The text (UTF-8) has the dtypes and shapes of the arrays,
+            and all other values.
+        known_hashes: Hashes of the pieces, if they are known already.
     """
 
     number: int
@@ -43,9 +44,9 @@ class Commit:
         """Copies values.
 
         Raises:
-            TypeError: A value is neither an array of fixed width nor what JSON gives back
+            TypeError: A value is neither an array of fixed width nor a value that JSON restores
                 unchanged.
-            ValueError: An asynchronous collective under way writes to an array.
+            ValueError: A running asynchronous collective writes to an array.
         """
         described: dict[str, Any] = {}
         parts = []
@@ -72,7 +73,7 @@ class Commit:
         return Commit(number, np.concatenate([length, text, *parts]))
 
     def values(self) -> dict[str, Any]:
-        """Copies of the values, by name; any exception if the payload is none of a commit."""
+        """Returns copies of the values, by name; raises any exception for damaged contents."""
         start = _LENGTH_BYTES + int(self.payload[:_LENGTH_BYTES].view("<i8")[0])
         found: dict[str, Any] = {}
         for name, described in json.loads(self.payload[_LENGTH_BYTES:start].tobytes()).items():
@@ -90,33 +91,33 @@ class Commit:
 
     @functools.cached_property
     def hashes(self) -> NDArray[np.uint8]:
-        """Of its pieces, one row for each."""
+        """Hashes of the pieces, one row for each."""
         if self.known_hashes is not None:
             return self.known_hashes
         starts = range(0, self.payload.size, PIECE_BYTES)
         return np.array([hash_of(self.payload[start : start + PIECE_BYTES]) for start in starts])
 
     def identity(self) -> NDArray[np.uint8]:
-        """A hash of everything."""
+        """Returns a hash of the whole payload."""
         return hash_of(self.hashes)
 
 
 def hash_of(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of 16 bytes; two different contents have the same one once in 2**128."""
+    """Returns a hash of 16 bytes; different contents have equal hashes once in 2**128."""
     digest = hashlib.blake2b(data.reshape(-1).data, digest_size=HASH_BYTES).digest()
     hashed: NDArray[np.uint8] = np.frombuffer(digest, np.uint8).copy()
     return hashed
 
 
 def _name_of(name: str, dtype: np.dtype[Any]) -> str:
-    """By which numpy finds the dtype again.
+    """Returns the name by which numpy finds the dtype again.
 
     Raises:
-        TypeError: It has Python objects or fields in it.
+        TypeError: The dtype contains Python objects or fields, or has no width.
     """
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0:
         raise TypeError(f"a State cannot keep the array {name!r} of dtype {dtype}")
-    # What has the same text as another one, such as bfloat16, has a name instead.
+    # Some dtypes, such as bfloat16, share their `str` with another one, so they need their name.
     return str(dtype.str if np.dtype(dtype.str) == dtype else dtype.name)
 
 
@@ -129,8 +130,8 @@ def _check_plain(name: str, array: Any) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON gives it back as it is, and no list for a tuple or text for a key."""
-    # It would give back a plain one for any other, which has no default or count of what is new.
+    """Returns whether JSON restores the value exactly: no tuples, no keys but strings."""
+    # No subclasses: JSON restores a plain dict, without a default or other additions.
     if type(value) is dict:
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
     if type(value) is list:

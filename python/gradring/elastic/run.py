@@ -1,4 +1,4 @@
-"""Training that goes on when processes are lost, leave or join."""
+"""Elastic training: it continues when processes are lost, leave or join."""
 
 from __future__ import annotations
 
@@ -36,37 +36,38 @@ from gradring.machine.notices import Notices
 
 _log = logging.getLogger("gradring")
 
-#: How a group can fail so that another one may succeed.
+#: Errors of a group after which another group may succeed.
 _SURVIVABLE = tuple(getattr(errors, name) for name in _native.SURVIVABLE)
-#: After so many losses without a commit in between, it is the program that fails.
+#: Limit of losses without a commit in between; after more, the program itself is at fault.
 _LOSSES_WITHOUT_COMMIT_MAX = 10
-#: A process that has joined is on trial until it has come to so many commits: the first may be the
-#: first thing that the function does.
+#: Commits after which a joiner's probation ends. More than 1, because the function may begin
+#: with a commit.
 _TRIAL_COMMITS = 2
-#: The most workers of a group, if nobody says.
+#: Default limit of the workers of a group.
 _WORKERS_MAX = 2048
 _ID_BYTES = 16
-#: What a rank says at a commit, if not 1 for a new group, and 0 for none.
+#: A rank's vote at a commit if it could not write its files; 1 votes for a new group, 0 for
+#: none.
 _UNSAVED = 2
 
 
 class _Standing(enum.IntEnum):
-    """Of a rank: those that have the highest say what has to be the same."""
+    """Standing of a rank: ranks with the highest standing decide which settings are right."""
 
     JOINS = 0
-    #: It has the job's values, and has yet to show that it does the same with them.
+    #: The rank has the job's values, and has not shown yet that it does the same with them.
     ON_TRIAL = 1
     OF_JOB = 2
 
 
 class Strategy(Protocol):
-    """What `run` needs of `gradring.tensorflow.CustomCollectiveStrategy`."""
+    """Part of `gradring.tensorflow.CustomCollectiveStrategy` that `run` needs."""
 
     communicator: Communicator
 
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
-#: A group that has formed, and where its first rank listens.
+#: A formed group, and the address on which its first rank listens.
 _Group = tuple[_native.Communicator, str]
 
 
@@ -77,34 +78,36 @@ def run(
     max_workers: int | None = None,
     timeout: float = 600.0,
 ) -> Callable[[_Train], _Train]:
-    """Makes a function that trains go on when processes are lost, leave or join.
+    """Makes a training function elastic: it continues when processes are lost, leave or join.
 
-    Before each call of the function, every process gets the newest commit (`State.sync`). When the
-    group fails, those that are left agree on a new one, without a restart, take their values back
-    to the last commit, and call the function again; ``communicator.rank``, ``world_size`` and
-    ``generation`` change only between two calls. Processes join at the next commit, and leave there
-    when they have got SIGTERM, with exit code 143; nothing is lost then.
+    Before each call of the function, every process receives the newest commit (`State.sync`). When
+    the group fails, the remaining processes agree on a new one without a restart, go back to the
+    last commit, and call the function again.
 
-    A group may go on if it is more than half of the one before, not counting those that are proved
-    to have ended; a minority gets an error, because the others may have gone on without it.
+    ``communicator.rank``, ``world_size`` and ``generation`` change only between two calls.
+    Processes join at the next commit. After SIGTERM, a process leaves at its next commit with exit
+    code 143. Neither loses a step.
+
+    A new group needs more than half of the processes of the one before, not counting those that
+    have provably ended. A minority gets an error, because the others may have continued without it.
 
     Args:
         group: The communicator, or a `gradring.tensorflow.CustomCollectiveStrategy`.
-        min_workers: With fewer, the others wait for processes that join, also at first.
-        max_workers: With so many, nobody joins; by default there is no bound.
-        timeout: Seconds for which they wait; default 600.
+        min_workers: With fewer processes, the group waits for others to join, also at first.
+        max_workers: Limit above which no process joins; no limit by default.
+        timeout: Seconds for which processes wait for others to join; default 600.
 
     Returns:
-        What makes a function elastic. The function takes the state first; every process must call
-        it. The elastic function raises what the function raises, and the last two below.
+        A decorator. The function takes the state as its first argument, and every process must call
+        it. The elastic function raises the exceptions of the function, and the last two below.
 
     Raises:
         gradring.errors.ConfigError: ``min_workers`` is below 1, or above ``max_workers``, or
             ``timeout`` is not above 0, or there is no group.
-        gradring.errors.RendezvousError: This process is in a minority, or there are too few
-            workers, or nobody lets it join.
-        gradring.errors.MismatchError: The ranks were given different numbers of workers, or this
-            process would join with others, or with another strategy, than the job has.
+        gradring.errors.RendezvousError: This process is in a minority, too few workers have joined,
+            or no group lets this process join.
+        gradring.errors.MismatchError: Ranks were given different numbers of workers, or this
+            process wants to join with other arguments or another strategy than the job has.
 
     Examples:
         >>> state = gradring.elastic.State(weights=np.zeros(2), step=0)
@@ -147,10 +150,10 @@ def run(
 
 
 def _communicator_of(group: Communicator | Strategy) -> Communicator:
-    """The group's.
+    """Returns the communicator of a group.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The group has none.
     """
     communicator = group if isinstance(group, Communicator) else getattr(group, "communicator", 0)
     if not isinstance(communicator, Communicator):
@@ -166,7 +169,7 @@ class Regroup(BaseException):
 
 
 class _Job:
-    """One call of an elastic function: its process goes from one group to the next."""
+    """One call of an elastic function, during which its process moves from group to group."""
 
     def __init__(
         self,
@@ -182,25 +185,26 @@ class _Job:
             )
         least, most, self._worker_timeout_s = workers
         self._workers = (least, _WORKERS_MAX if most is None else most)
-        #: What has to be the same on all ranks, by name.
+        #: Settings that all ranks must have in common, by name.
         self._must_match = {"min_workers": str(least), "max_workers": str(most)}
         self._must_match |= must_match(self._communicator) | state._must_match()
         self._state = state
-        #: Whether there will be a commit.
+        #: Set while the function runs, which is expected to commit.
         self._waits = threading.Event()
-        #: Of SIGTERM, by which this process leaves at its next commit. It has no reference to the
-        #: job, whose port is free with the last one.
+        #: Receives SIGTERM, after which this process leaves at its next commit. It has no
+        #: reference to the job, whose port is released with the last reference.
         self._leaves = Notices(self._waits.is_set)
-        #: From its first group on, or from when it looks for one to join.
+        #: Set by the first group of this process, or when it begins to look for one to join.
         self._participant: _native.Participant
-        #: The ranks of the group that are not on trial, while others are.
+        #: Ranks of the group that are not on probation, while others are.
         self._of_job: list[int] = []
-        #: How many commits are left to the end of that trial, and of this process's own.
+        #: Commits left until the end of the joiners' probation, and until the end of this
+        #: process's own.
         self._trial = self._own_trial = 0
         self._losses = 0
-        #: When it has left its last group, for the times of what follows.
+        #: Time at which this process left its last group, for log lines about durations.
         self._left_s = time.monotonic()
-        #: Whether the function has been called in the group.
+        #: True once the function has been called in the current group.
         self._has_begun = False
 
     def __enter__(self) -> _Job:
@@ -217,12 +221,12 @@ class _Job:
         self._state._after_commit = self._state._group = None
         try:
             if isinstance(error, Exception):
-                # The others hear why, and not only that it is gone.
+                # The others receive the reason, instead of noticing the loss only.
                 self._communicator.abort(f"its program raised {described(error)}")
-                # It is on its way then, before they hear the goodbye.
+                # Closing sends the reason before the goodbye.
                 core_of(self._communicator).close()
             if self._communicator._participant is not None:
-                # When all have come to the end, nobody needs another group.
+                # When the function has returned in all processes, nobody needs another group.
                 self._communicator._participant.leave(tells=error is not None)
         finally:
             self._communicator._participant = None
@@ -237,7 +241,8 @@ class _Job:
                 self._enter(*group)
                 result = train()
                 has_returned = True
-                # Until all have come so far, one that is lost takes all back.
+                # A rank lost before this point makes all others go back and call the function
+                # again.
                 self._communicator.all_reduce(0, name="elastic/returned")
                 self._tell_the_end()
                 return result
@@ -250,15 +255,15 @@ class _Job:
                 self._state._after_commit = self._state._group = None
                 self._waits.clear()
             group = self._next_group(newcomers_failed)
-        # It has returned like all others, of whom one knew it before the group failed.
+        # All others have returned too: one rank knew of it before the group failed.
         return result
 
     def _first_group(self) -> _Group | None:
-        """That of the founders, unless they are too few, or one that this process has joined."""
+        """Forms the founders' group, waiting for joiners if they are too few, or joins one."""
         communicator = self._communicator
         seeds = open_groups.yet_to_join(communicator)
         if not seeds:
-            # First of all, because it says what is wrong with a group that has failed.
+            # First, because it reports the problem of a group that has failed.
             require_equal(communicator, self._must_match, standing=_Standing.OF_JOB)
         participant = participant_of(communicator, seeds, self._workers, self._worker_timeout_s)
         self._participant = participant
@@ -276,7 +281,7 @@ class _Job:
         return self._next_group()
 
     def _next_group(self, newcomers_failed: bool = False) -> _Group | None:
-        """Forms it with others; None if all have come to the end."""
+        """Forms the next group with others; returns None if all processes have finished."""
         self._has_begun = False
         core = core_of(self._communicator)
         with (
@@ -287,25 +292,25 @@ class _Job:
             return self._participant.next_group(core, self, newcomers_failed)
 
     def left(self) -> None:
-        """The last group is left; others agree on the next one meanwhile."""
-        # Iterators of Keras are garbage that would stay for long, and the older they are, the
-        # longer TensorFlow waits for their threads at the end.
+        """Called when the last group is closed, while others agree on the next one."""
+        # Iterators of Keras are garbage that would stay for long. The older they are, the longer
+        # TensorFlow waits for their threads at the end.
         gc.collect()
         self._log_time("let go of its last group")
 
     def agreed(self, joins_again: bool) -> None:
-        """It has agreed on the next group with others, and connects."""
+        """Called when the process has agreed on the next group, and begins to connect."""
         self._log_time("agreed on its next group")
         if joins_again:
-            # Its commits are of another history.
+            # Commits of this process belong to an abandoned history.
             self._log_change("joins again", "the others have gone on without it")
 
     def not_formed(self, error: Exception) -> None:
-        """That group has not formed."""
+        """Called when the next group could not form."""
         self._go_back(error, has_returned=False)
 
     def _enter(self, native: _native.Communicator, rendezvous: str) -> None:
-        """Compares what has to be the same in a new group, and gives the newest commit to all."""
+        """Compares settings in a new group, and brings the newest commit to all ranks."""
         communicator, participant = self._communicator, self._participant
         if native is not core_of(communicator):
             continue_as(communicator, native, rendezvous)
@@ -324,7 +329,7 @@ class _Job:
         self._state._after_commit, self._state._group = self._at_commit, communicator
 
     def _leave(self, why: str) -> None:
-        """Leaves the group at a commit, and with SIGTERM the job."""
+        """Leaves the group at a commit; after SIGTERM, leaves the job as well."""
         self._log_change("leaves its group for a new one", why)
         self._left_s = time.monotonic()
         if self._leaves.received:
@@ -333,7 +338,7 @@ class _Job:
             raise SystemExit(128 + signal.SIGTERM) from None
 
     def _go_back(self, error: Exception, has_returned: bool) -> None:
-        """Goes back to the last commit, if another group may do better; raises otherwise."""
+        """Goes back to the last commit if another group may succeed; raises otherwise."""
         self._left_s = time.monotonic()
         if not self._is_survivable(error):
             self._explain(error)
@@ -344,20 +349,20 @@ class _Job:
             raise SystemExit(128 + signal.SIGTERM) from None
 
     def _log_time(self, what: str) -> None:
-        """How long re-forming has taken so far."""
+        """Logs the time that re-forming the group has taken so far."""
         who = self._communicator
         seconds = time.monotonic() - self._left_s
         _log.debug("rank %d on %s has %s after %.3f s", who.rank, who.host, what, seconds)
 
     def _tell_the_end(self) -> None:
-        """Stays until all others know that all have come to the end, or tells them."""
+        """Waits until all know that all have finished, or informs them if the group fails."""
         try:
             self._communicator.all_reduce(0, name="elastic/ended")
         except GradringError:
             self._participant.finish()
 
     def _at_commit(self, has_committed: bool) -> None:
-        """Lets processes join and leave, and tells all what one could not write."""
+        """Regroups if a process joins or leaves; raises if a rank could not write files."""
         if has_committed:
             self._losses = 0
         communicator, reason = self._communicator, self._reason_to_regroup()
@@ -380,7 +385,7 @@ class _Job:
             )
 
     def _reason_to_regroup(self) -> str:
-        """Why this process wants a new group; empty if it does not."""
+        """Returns why this process wants a new group; empty if it does not."""
         if self._leaves.received:
             return "has got SIGTERM, and leaves"
         joiners = self._participant.joiners
@@ -390,17 +395,17 @@ class _Job:
         return f"says that {joiners[0]}{more} would join"
 
     def _is_survivable(self, error: Exception) -> bool:
-        """Whether the group has failed so that another one may do better."""
+        """Returns whether another group may succeed after this error, and logs the reason."""
         failure = error if isinstance(error, GradringError) else _behind(error)
         if failure is None or self._communicator not in open_groups:
             return False
         if self._has_begun:
             has_failed = core_of(self._communicator).has_failed
             survivable = isinstance(failure, _SURVIVABLE) and has_failed
-            # What ranks compare themselves is no failure of the group.
+            # A mismatch found in a comparison by ranks does not abort the group.
             survivable |= isinstance(failure, MismatchError) and self._is_others_fault(failure)
         else:
-            # Whatever is wrong with those that join, the others were right together.
+            # The fault is with the joiners: the other ranks agreed before.
             survivable = self._participant.has_state
             survivable |= isinstance(failure, (*_SURVIVABLE, RendezvousError))
         if not survivable:
@@ -415,7 +420,7 @@ class _Job:
         return True
 
     def _log_change(self, what: str, why: str) -> None:
-        """Says on every rank why its group ends: who asked for it, or who was lost and how."""
+        """Logs why the group ends: a request for a new one, or the loss of a rank."""
         who = self._communicator
         _log.warning("rank %d on %s %s: %s", who.rank, who.host, what, why)
 
@@ -426,16 +431,17 @@ class _Job:
         return _Standing.ON_TRIAL if self._own_trial else _Standing.OF_JOB
 
     def _is_others_fault(self, failure: GradringError) -> bool:
-        """Whether one that is on trial has done something else than the job: it ends by that."""
+        """Returns whether a rank on probation, which ends by it, differed from the job."""
         own = self._communicator.rank
         is_other = failure.rank not in (None, own, *self._of_job)
         return self._trial > 0 and (own in self._of_job or is_other)
 
     def _explain(self, error: Exception) -> None:
-        """Says what to do where a process that has joined does something else than the others.
+        """Raises an error with advice if this joiner did something else than the other ranks.
 
         Raises:
-            MismatchError: That is what has happened.
+            MismatchError: This process is on probation, and its calls differ from those of the
+                others.
         """
         failure = error if isinstance(error, GradringError) else _behind(error)
         if self._own_trial and isinstance(failure, MismatchError):
@@ -451,7 +457,7 @@ class _Job:
 
 
 def _behind(error: Exception) -> GradringError | None:
-    """The failure behind another framework's error."""
+    """Returns the gradring error behind an error of another framework, or None."""
     front_end = sys.modules.get("gradring.tensorflow")
     found = None if front_end is None else front_end.failure_of(error)
     return cast("GradringError | None", found)

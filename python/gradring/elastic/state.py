@@ -1,4 +1,4 @@
-"""The values of a program that survive a loss, as of its last commit."""
+"""State: the values of a program that survive a loss, as of its last commit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gradring.group.communicator import Communicator
 from gradring.group.require_equal import require_equal
 from gradring.group.together import agreed
 
-#: The number of the newest commit of a rank that cannot tell.
+#: Sent as the number of the newest commit by a rank that cannot read its checkpoints.
 _UNREAD = -2
 
 
 class State:
     """Values that all ranks have in common, and their last commit.
 
-    A value is an attribute: a numpy array, or what JSON gives back unchanged (numbers, texts,
-    truths, None, and lists and dictionaries of them, with texts as keys). Other attributes are
-    refused, because they would be lost.
+    Each value is an attribute. It is a numpy array, or a value that JSON restores unchanged:
+    numbers, strings, booleans, None, and lists and dictionaries of these, with strings as keys.
+    Other attributes are refused, because they would be lost.
 
     Examples:
         >>> state = gradring.elastic.State(weights=np.zeros(2), step=0)
@@ -50,16 +50,17 @@ class State:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The values have the names that the program gives them."""
+            """Returns a value, by the name that the program gave it."""
 
     def __init__(self, **values: Any) -> None:
         """Takes the values, as the first commit.
 
         Args:
-            values: By name.
+            values: Values by name.
 
         Raises:
-            gradring.errors.ConfigError: A value is called as a method, or with an underscore first.
+            gradring.errors.ConfigError: A value has the name of a method, or a name that begins
+                with an underscore.
             TypeError: A value is neither an array of fixed width nor what JSON gives back
                 unchanged.
         """
@@ -74,22 +75,24 @@ class State:
         self._max_failures: int | None = None
         self._writes = False
         self._transfer: _Transfer | None = None
-        #: What `gradring.elastic.run` does then; it is told whether there was a commit.
+        #: Called by `gradring.elastic.run`'s job after a commit (True) or another point to
+        #: regroup (False).
         self._after_commit: Callable[[bool], None] | None = None
-        #: The group, inside of `gradring.elastic.run`.
+        #: The group, inside `gradring.elastic.run`; None elsewhere.
         self._group: Communicator | None = None
         for name, value in values.items():
             setattr(self, name, value)
         first = self._values()
         self._commit = Commit.of(0, first)
-        #: What the program has made, by name; later ones may be longer.
+        #: Dtypes and shapes of the program's arrays, by name. Later arrays may have other
+        #: lengths.
         self._arrays = {name: _Kind.of(x) for name, x in first.items() if isinstance(x, np.ndarray)}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Changes a value.
 
         Raises:
-            AttributeError: It is no value of this state.
+            AttributeError: The state has no value of this name.
         """
         if not name.startswith("_") and name not in self._names:
             raise AttributeError(
@@ -99,18 +102,18 @@ class State:
         super().__setattr__(name, value)
 
     def commit(self) -> None:
-        """Copies all values in memory; a loss takes the job back to here, and no further.
+        """Copies all values in memory; after a loss the job continues from this copy.
 
         Every rank must call it after the same step. Inside `gradring.elastic.run` it is also a
-        collective of one byte, and other processes join and leave here; elsewhere it needs no
-        other rank.
+        collective of one byte, and processes join and leave here. Elsewhere it involves no other
+        rank.
 
         Raises:
-            TypeError: A value has become something that cannot be kept.
+            TypeError: A value has become one that cannot be kept.
             ValueError: An asynchronous collective under way writes to an array.
-            gradring.errors.SaveError: As many commits in a row could not be written to their files
-                as `checkpoint_to` allows; inside `gradring.elastic.run` on all ranks, elsewhere on
-                the one that writes.
+            gradring.errors.SaveError: As many writes in a row have failed as `checkpoint_to`
+                allows. It is raised on all ranks inside `gradring.elastic.run`, and elsewhere on
+                the rank that writes.
         """
         self._commit = Commit.of(self._commit.number + 1, self._values())
         if self._commit.number % self._every_commits == 0:
@@ -121,41 +124,41 @@ class State:
             self._raise_failures()
 
     def restore(self) -> None:
-        """Gives all values what they had at the last commit."""
+        """Resets all values to the last commit."""
         self._assign(self._commit.values())
 
     def sync(self, communicator: Communicator) -> None:
-        """Gives every rank the values of the newest commit that one of them has.
+        """Gives every rank the values of the newest commit of any rank.
 
-        Every rank must call it when its group has formed. On a rank that has made no commit, the
-        newest one in the directory of `checkpoint_to` counts, if there is one.
+        Every rank must call it after its group has formed. A rank that has made no commit uses the
+        newest one in the directory of `checkpoint_to`, if there is one.
 
-        What travels does so in pieces of 32 MiB, each with a hash. If a rank is lost meanwhile, the
-        next call, in the next group, goes on with the pieces that are missing, from any rank that
-        has them.
+        A commit travels in pieces of 32 MiB, each with a hash. If a rank is lost meanwhile, the
+        next call in the next group transfers only the missing pieces, from any rank that has them.
 
         Args:
             communicator: The group.
 
         Raises:
-            gradring.errors.ConfigError: The newest commit has other values, of another program.
+            gradring.errors.ConfigError: The newest commit has other values, so it is from another
+                program.
             gradring.errors.MismatchError: Ranks have made arrays of different dtypes or shapes for
-                this State; or the newest commit has one of another dtype, or that differs in more
+                this State. Or an array of the newest commit has another dtype, or differs in more
                 than the length of its first axis.
             gradring.errors.RestoreError: A directory of checkpoints cannot be read.
             gradring.errors.ProtocolError: A piece changed on its way.
-            gradring.errors.GradringError: A rank was lost meanwhile.
+            gradring.errors.GradringError: A rank was lost during the call.
         """
         require_equal(communicator, self._must_match())
         self._sync(communicator, counts=True)
 
     def _must_match(self) -> dict[str, str]:
-        """What has to be the same on all ranks, as the program has made it."""
-        # Those of a model have dtype and shape in their names.
+        """Returns the dtypes and shapes that all ranks must have in common, by name."""
+        # Names of a model's arrays have dtype and shape after a colon, which the value repeats.
         return {f"State.{name.partition(':')[0]}": str(kind) for name, kind in self._arrays.items()}
 
     def _sync(self, communicator: Communicator, counts: bool) -> None:
-        """As `sync`; what a process has that joins does not count: it is of another history."""
+        """Does the work of `sync`; without ``counts``, this process's commits are ignored."""
         unread = None
         if self._checkpoints is not None:
             self._writes = communicator.rank == 0
@@ -216,28 +219,30 @@ class State:
         keep: int = 3,
         max_failures: int | None = 100,
     ) -> None:
-        """From the next `sync` on, keeps commits in files, for the death of the whole job.
+        """Keeps commits in files from the next `sync` on, for the death of the whole job.
 
-        Rank 0 writes them, by a thread of its own: a file is complete or not there, and has a hash.
-        If writing takes longer than the time between two commits, some are left out. `sync` looks
-        for the newest whole one in this directory on every rank that has made no commit yet, so a
-        job that is started again goes on from there; no common file system is needed, as long as
-        one rank finds it.
+        Rank 0 writes the files in a thread of its own. A file is complete or not there, and has a
+        hash. If writing takes longer than the time between two commits, some commits are skipped.
 
-        A full disk, or one that is gone, ends nothing at first, as the commit in memory is still
-        good: it is a line in the log, and the next commit that is due is tried again.
+        On every rank without a commit, `sync` looks for the newest complete file in this directory,
+        so a restarted job continues from it. One rank that finds the file is enough: no common file
+        system is needed.
+
+        A full or missing disk does not stop the job at first, because the commit in memory is still
+        good. The failure is logged, and the next commit that is due is a new attempt.
 
         Args:
-            directory: Made where it does not exist. What an earlier job has left there counts.
-            every_commits: Only commits whose numbers divide by it are written.
-            keep: How many files stay.
-            max_failures: After so many commits in a row that could not be written, `commit` raises
-                `gradring.errors.SaveError`; with None, never.
+            directory: Created if it does not exist. Files that an earlier job left there are used.
+            every_commits: Only commits whose number is a multiple of it are written.
+            keep: Number of files to keep.
+            max_failures: Failed writes in a row after which `commit` raises
+                `gradring.errors.SaveError`; None for no limit.
 
         Raises:
-            gradring.errors.ConfigError: ``every_commits``, ``keep`` or ``max_failures`` is no whole
-                number of at least 1.
-            gradring.errors.SaveError: The directory cannot be made; it is an `OSError`, too.
+            gradring.errors.ConfigError: ``every_commits``, ``keep`` or ``max_failures`` is not a
+                whole number of at least 1.
+            gradring.errors.SaveError: The directory cannot be created. The error is also an
+                `OSError`.
 
         Examples:
             >>> state = gradring.elastic.State(step=0)
@@ -265,29 +270,29 @@ class State:
         self._every_commits, self._max_failures = every_commits, max_failures
 
     def flush(self) -> None:
-        """Waits until the checkpoints that were begun are on the disk.
+        """Waits until the checkpoints begun so far are on the disk.
 
         Inside `gradring.elastic.run` every rank must call it after the same step.
 
         Raises:
-            gradring.errors.SaveError: The newest could not be written; inside
-                `gradring.elastic.run` on all ranks, elsewhere on the one that writes.
+            gradring.errors.SaveError: The newest commit could not be written. It is raised on all
+                ranks inside `gradring.elastic.run`, and elsewhere on the rank that writes.
         """
         self._ask_files(Checkpoints.flush)
 
     def _write(self) -> None:
-        """Begins to write the last commit, on the rank that writes."""
+        """Starts writing the last commit, on the rank that writes."""
         if self._writes and self._checkpoints is not None:
             self._checkpoints.write(self._commit)
 
     @property
     def _has_given_up(self) -> bool:
-        """Whether too many commits in a row could not be written."""
+        """True if too many writes in a row have failed."""
         files, most = self._checkpoints, self._max_failures
         return self._writes and files is not None and most is not None and files.failures >= most
 
     def _raise_failures(self) -> None:
-        """Raises SaveError if too many commits could not be written; in a group, on all ranks."""
+        """Raises SaveError, on all ranks of the group, if too many writes have failed."""
         self._ask_files(lambda files: files.check() if self._has_given_up else None)
 
     def _ask_files(self, ask: Callable[[Checkpoints], None]) -> None:
@@ -297,33 +302,33 @@ class State:
                 ask(files)
 
     def _kept(self) -> Sequence[str]:
-        """The names of what a commit copies."""
+        """Returns the names of the values that a commit copies."""
         return self._names
 
     def _values(self) -> dict[str, Any]:
-        """What a commit copies, by name."""
+        """Returns the values that a commit copies, by name."""
         return {name: getattr(self, name) for name in self._names}
 
     def _assign(self, values: Mapping[str, Any]) -> None:
-        """Takes what a commit has copied."""
+        """Sets all values to those of a commit."""
         for name in self._names:
             setattr(self, name, values[name])
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Which arrays a value is."""
+    """Dtype and shape of an array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> _Kind:
-        """That of one."""
+        """Returns the kind of an array."""
         return cls(array.dtype, array.shape)
 
     def may_become(self, other: _Kind) -> bool:
-        """Whether a program may have made one of the other: by more rows, or fewer."""
+        """Returns whether only the number of rows differs, which a program may change."""
         same = self.dtype == other.dtype and len(self.shape) == len(other.shape)
         return same and self.shape[1:] == other.shape[1:]
 
@@ -332,10 +337,10 @@ class _Kind:
 
 
 class _Transfer:
-    """A commit on its way to this rank, and what of it is here."""
+    """A commit on its way to this rank, with the pieces received so far."""
 
     def __init__(self, identity: NDArray[np.uint8], commit: Commit | None = None) -> None:
-        """One of which nothing is here, or all."""
+        """Begins with no piece, or with all pieces of ``commit``."""
         nothing = np.empty(0, np.uint8)
         self.identity = identity
         self._payload = nothing if commit is None else commit.payload
@@ -345,7 +350,7 @@ class _Transfer:
     def run(
         self, communicator: Communicator, root: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Receives what is missing here; the root has everything.
+        """Receives the missing pieces; the root has all of them.
 
         Returns:
             The payload, and the hashes of its pieces.
@@ -378,7 +383,7 @@ class _Transfer:
         start = piece * commits.PIECE_BYTES
         end = min(start + commits.PIECE_BYTES, self._payload.size)
         contents = self._payload[start:end]
-        if self._received >= end:  # it takes part for others
+        if self._received >= end:  # this rank takes part for the others
             communicator.broadcast(contents.copy(), root, name="elastic/piece")
             return
         communicator.broadcast(contents, root, name="elastic/piece")
@@ -389,7 +394,7 @@ class _Transfer:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """What this process could not write, as `agreed` tells it to all ranks."""
+    """Turns an OSError of this process into a SaveError, as `agreed` does in a group."""
     try:
         yield
     except OSError as error:

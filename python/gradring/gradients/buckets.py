@@ -1,9 +1,9 @@
-"""Buckets: gradients that travel together.
+"""Buckets: gradients that travel together in one collective.
 
 A collective costs a fixed time, whatever its size, so small gradients are fused into buckets. A
-bucket can start only when its last gradient is ready, so buckets must not be too large either, or
-nothing overlaps with the rest of the backward pass. The backward pass produces the gradients of
-the last layers first; callers list tensors in that order.
+bucket starts only when its last gradient is ready. If buckets are too large, little of their
+transfer overlaps with the backward pass. The backward pass produces the gradients of the last
+layers first, and callers list tensors in that order.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from numbers import Real
 
 from gradring.errors import ConfigError
 
-#: Upper bound on a bucket, in bytes. Transferring this much takes milliseconds, against tens of
-#: microseconds that a collective costs by itself.
+#: Limit of a bucket, in bytes. Its transfer takes milliseconds; a collective by itself costs
+#: tens of microseconds.
 DEFAULT_BUCKET_BYTES = 16 * 1024 * 1024
 
-#: Upper bound on the first bucket of each dtype, in bytes: communication should begin early.
+#: Limit of the first bucket of each dtype, in bytes; smaller, so that communication begins
+#: early.
 FIRST_BUCKET_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What bucketing needs to know of a tensor."""
+    """Properties of a tensor that decide its bucket."""
 
     dtype: str
-    #: None when it is known only at run time; such a tensor fills its bucket.
+    #: None if the size is known only at run time; the tensor then fills its bucket.
     size_bytes: int | None
 
 
@@ -36,12 +37,12 @@ class Bucket:
     """Tensors of one dtype that are reduced together."""
 
     dtype: str
-    #: Positions in the list that was given, ascending.
+    #: Positions in the list of entries, ascending.
     indices: tuple[int, ...]
 
 
 def check(bucket_bytes: object) -> None:
-    """Raises `gradring.errors.ConfigError` for an argument that cannot bound a bucket."""
+    """Raises `gradring.errors.ConfigError` unless the argument is a number above 0."""
     is_number = isinstance(bucket_bytes, Real) and float(bucket_bytes) > 0
     if isinstance(bucket_bytes, bool) or not is_number:
         raise ConfigError(f"bucket_bytes={bucket_bytes!r} is not a positive number; correct it")
@@ -54,15 +55,15 @@ def pack(
 ) -> list[Bucket]:
     """Groups tensors into buckets, in the order in which the buckets become ready.
 
-    The outcome depends on nothing but its arguments, so that all ranks arrive at the same one.
+    The result depends on the arguments alone, so all ranks get the same buckets.
 
     Args:
         entries: The tensors, in the order in which they become ready.
-        bucket_bytes: Bound on a bucket; a tensor above it has a bucket of its own.
-        first_bucket_bytes: Bound on the first bucket of each dtype.
+        bucket_bytes: Limit of a bucket; a larger tensor has a bucket of its own.
+        first_bucket_bytes: Limit of the first bucket of each dtype.
 
     Returns:
-        Buckets; every position occurs in exactly one.
+        Buckets in the order in which they become ready. Every position occurs in exactly one.
 
     Raises:
         gradring.errors.ConfigError: `bucket_bytes` is not a number above 0.

@@ -1,7 +1,7 @@
 """Checks of gradients for NaN and infinity, and of the arguments of reductions.
 
-The ops look for NaN before the reduction: afterwards all ranks have the same NaN, and none can tell
-whose it was.
+The ops look for NaN before the reduction. After it all ranks have the same NaN, and none can know
+which rank had it first.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 
-#: What becomes of rows of equal index in gradients of embeddings.
+#: Treatment of rows of equal index in gradients of embeddings.
 Embeddings: TypeAlias = Literal["rows", "sum"]
 EMBEDDINGS: tuple[Embeddings, ...] = get_args(Embeddings)
 
-#: Names of what `Communicator.all_reduce` can do.
+#: Names of the reduce ops of `Communicator.all_reduce`.
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
 @dataclass(frozen=True)
 class Check:
-    """For one Start op."""
+    """Check of the gradients of one Start op."""
 
-    #: Nothing if empty, "warn" or "raise".
+    #: "warn", "raise", or empty for no check.
     action: str = ""
-    #: What the tensors of the op are the gradients of, in order.
+    #: Names of the variables of the op's gradients, in order.
     variables: Sequence[str] = ()
 
 
@@ -37,7 +37,7 @@ NO_CHECK = Check()
 
 
 def check(check_gradients: object) -> None:
-    """Raises `gradring.errors.ConfigError` unless it is "warn", "raise" or None."""
+    """Raises `gradring.errors.ConfigError` unless the argument is "warn", "raise" or None."""
     if check_gradients not in (None, "warn", "raise"):
         raise ConfigError(
             f"check_gradients={check_gradients!r} is unknown; choose 'warn', 'raise' or None"
@@ -45,7 +45,7 @@ def check(check_gradients: object) -> None:
 
 
 def check_embeddings(embeddings: object) -> None:
-    """Raises `gradring.errors.ConfigError` unless it is "rows" or "sum"."""
+    """Raises `gradring.errors.ConfigError` unless the argument is "rows" or "sum"."""
     if embeddings not in EMBEDDINGS:
         raise ConfigError(
             f"embeddings={parse.shown(embeddings)} is unknown; choose 'rows', which leaves rows of "
@@ -54,7 +54,7 @@ def check_embeddings(embeddings: object) -> None:
 
 
 def check_op(op: object) -> None:
-    """Raises `gradring.errors.ConfigError` unless it is the name of a reduce op."""
+    """Raises `gradring.errors.ConfigError` unless the argument is the name of a reduce op."""
     if isinstance(op, str) and op in REDUCE_OPS:
         return
     is_group = isinstance(op, Communicator) or hasattr(op, "communicator")
@@ -63,7 +63,7 @@ def check_op(op: object) -> None:
 
 
 def check_communicator(communicator: object) -> None:
-    """Raises `gradring.errors.ConfigError` unless it is a communicator or None."""
+    """Raises `gradring.errors.ConfigError` unless the argument is a communicator or None."""
     if communicator is None or isinstance(communicator, Communicator):
         return
     has_one = isinstance(getattr(communicator, "communicator", None), Communicator)

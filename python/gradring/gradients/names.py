@@ -1,11 +1,13 @@
-"""Names of collectives: in messages, and in the comparison between ranks.
+"""Names of collectives, for messages and for the comparison between ranks.
 
-A bucket of gradients is called after its variables, so that a message can say which gradients two
-ranks have paired wrongly. The names that Keras makes up contain counters of the process: on a rank
-that has built one more layer before, `dense_1/kernel` is called `dense_2/kernel`. Both train
-correctly together, so counters are compared by their order and not by their value: of
-`dense_4/kernel` and `dense_7/kernel` in one list, the first is number 0 and the second number 1.
-Ranks that pass the same variables in another order still differ.
+A bucket of gradients is named after its variables, so that an error can name the gradients that two
+ranks have paired wrongly. Names made by Keras contain counters of the process: on a rank that has
+built one more layer before, `dense_1/kernel` is called `dense_2/kernel`. Both ranks train correctly
+together.
+
+So counters are compared by their order and not by their value: in a list of `dense_4/kernel` and
+`dense_7/kernel`, the first gets number 0 and the second number 1. Ranks that pass the
+same variables in another order still differ.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Bound on the names shown for a bucket, in characters; messages contain two of them.
+#: Limit of the names shown for a bucket, in characters; messages contain two of them.
 SHOWN_CHARACTERS = 200
 
 _COUNTER = re.compile(r"^(.*\D)_(\d+)$")
@@ -24,24 +26,24 @@ _COUNTER = re.compile(r"^(.*\D)_(\d+)$")
 
 @dataclass(frozen=True)
 class Label:
-    """What one collective is called."""
+    """Name of one collective."""
 
-    #: In messages; may differ between ranks.
+    #: Name in messages; may differ between ranks.
     shown: str
-    #: Compared between ranks.
+    #: Name that is compared between ranks.
     compared: str
 
     @classmethod
     def of(cls, name: str) -> Label:
-        """A name that is compared as it is shown."""
+        """Returns a label that is compared as it is shown."""
         return cls(name, name)
 
     def part(self, name: str) -> Label:
-        """What a part or a companion of this collective is called."""
+        """Returns the label of a part or companion of this collective."""
         return Label(f"{self.shown}/{name}", f"{self.compared}/{name}")
 
     def of_dtype(self, name: str) -> Label:
-        """The same, which also tells the dtype of what travels as another one."""
+        """Returns this label with the name of a dtype added, because another dtype travels."""
         return Label(f"{self.shown} of {name}", f"{self.compared} of {name}")
 
 
@@ -51,8 +53,8 @@ class Names:
 
     Attributes:
         label: Name of the reduction.
-        shown: What each tensor is called in messages; may be empty.
-        compared: The same for comparing.
+        shown: Name of each tensor in messages; may be empty.
+        compared: Name of each tensor for the comparison between ranks; may be empty.
     """
 
     label: str
@@ -67,14 +69,15 @@ class Names:
         variables: Sequence[Any] | None,
         among: Sequence[Any] = (),
     ) -> Names:
-        """Tensors are called after their variables, as far as those are known.
+        """Names tensors after their variables, as far as those are known.
 
         Args:
             label: Name of the reduction; compared between ranks.
-            tensors: What is reduced.
-            variables: One for each tensor: a variable, or a name.
-            among: More variables, by whose counters those of `variables` are ordered: otherwise
-                ranks that lack different ones would call what they have the same.
+            tensors: Tensors to reduce.
+            variables: A variable or a name for each tensor.
+            among: Further variables whose counters are ordered together with those of `variables`.
+                Without them, two ranks that lack different variables would give different tensors
+                one name.
 
         Raises:
             ValueError: There are more or fewer variables than tensors.
@@ -90,11 +93,11 @@ class Names:
         return cls(label, shown, without_counters([*shown, *map(name_of, among)])[: len(shown)])
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Label:
-        """What the bucket of the tensors at these positions is called.
+        """Returns the label of the bucket of the tensors at these positions.
 
         Args:
-            positions: In the list of tensors.
-            bucket: The bucket's number, if there are several.
+            positions: Positions in the list of tensors.
+            bucket: Number of the bucket, if there are several.
         """
         label = self.label if bucket is None else f"{self.label}/{bucket}"
         names = [self.shown[position] for position in positions if self.shown[position]]
@@ -106,15 +109,15 @@ class Names:
         )
 
     def each(self, positions: Sequence[int]) -> list[str]:
-        """What the tensors at these positions are called; their places where they have no names."""
+        """Returns the names of the tensors at these positions, with indices for unnamed ones."""
         return [self.shown[position] or f"{self.label}[{position}]" for position in positions]
 
 
 def with_gaps(label: str, gradients: Sequence[object]) -> str:
-    """The name of a reduction of those that are not None, and which of them are.
+    """Returns the name of a reduction of gradients with the positions of those that are None.
 
-    Without it, a rank's gradients could meet those of other variables, where these have no names,
-    or names that differ in their counters only.
+    Without the positions, ranks that lack different gradients could pair those of different
+    variables, if the variables have no names, or names that differ only in their counters.
 
     >>> with_gaps("gradients", [1.0, None, 2.0, None])
     'gradients without 1, 3'
@@ -124,7 +127,7 @@ def with_gaps(label: str, gradients: Sequence[object]) -> str:
 
 
 def name_of(variable: Any) -> str:
-    """A variable's full name: Keras' path, or TensorFlow's name without the output number."""
+    """Returns a variable's full name: Keras' path, or TensorFlow's name without its output."""
     if isinstance(variable, str):
         return variable
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
@@ -132,7 +135,7 @@ def name_of(variable: Any) -> str:
 
 
 def without_counters(names: Sequence[str]) -> list[str]:
-    """The names with each counter replaced by its order among those of the same base.
+    """Returns the names with each counter replaced by its order among those of the same base.
 
     >>> without_counters(["dense_4/kernel", "dense_7/kernel"])
     ['dense#0/kernel', 'dense#1/kernel']
@@ -151,23 +154,23 @@ def without_counters(names: Sequence[str]) -> list[str]:
 
 
 def initial_value_of(name: str | None) -> Label:
-    """What the broadcast of a variable's initial value is called.
+    """Returns the label of the broadcast of a variable's initial value.
 
-    Variables are made one by one, so there is nothing to order counters by: they are left out. The
-    optimizer's are called after the model's, with counters in the middle.
+    The label has no counters, because variables are made one by one, and no list gives an order.
+    Variables of an optimizer are named after the model's, with counters in the middle.
     """
     shown = f"initial value of {name or 'a variable'}"
     return Label(shown, re.sub(r"_\d+(?=[/_:]|$)", "", shown))
 
 
 def _counted(part: str) -> tuple[str, int]:
-    """A part of a path as base and counter: Keras calls its first layer `dense`, then `dense_1`."""
+    """Splits a part of a path: Keras calls its first layer `dense`, and the second `dense_1`."""
     found = _COUNTER.match(part)
     return (found[1], int(found[2])) if found else (part, 0)
 
 
 def _joined(names: Sequence[str]) -> str:
-    """As many names as fit; at least one."""
+    """Joins as many names as fit into SHOWN_CHARACTERS, and at least one."""
     shown = list(names[:1])
     for name in names[1:]:
         if sum(map(len, shown)) + 2 * len(shown) + len(name) > SHOWN_CHARACTERS:

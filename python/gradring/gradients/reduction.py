@@ -1,4 +1,4 @@
-"""The description of a reduction by a front end; every function on the way hands it on."""
+"""Description of a reduction by a front end, passed on from function to function."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gradring.group.communicator import Communicator
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: everything but its tensors.
+    """One collective without its tensors.
 
     Attributes:
-        communicator: Over whose ranks.
-        label: What it is called.
-        op: Name of the reduce op, where it reduces.
-        check: What to do about tensors that are not finite.
+        communicator: The ranks that take part.
+        label: Name of the collective.
+        op: Name of the reduce op, if the collective reduces.
+        check: Check of the tensors for NaN and infinity.
     """
 
     communicator: Communicator
@@ -28,21 +28,21 @@ class Collective:
     check: Check = NO_CHECK
 
     def part(self, name: str, op: str = "sum") -> Collective:
-        """A part or a companion of this collective, which checks nothing."""
+        """Returns a part or companion of this collective, without a check."""
         return Collective(self.communicator, self.label.part(name), op)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a list of tensors is reduced.
+    """Description of how a list of tensors is reduced.
 
     Attributes:
-        communicator: Over whose ranks.
-        names: Of the tensors.
+        communicator: The ranks that take part.
+        names: Names of the tensors.
         op: Name of the reduce op.
-        bucket_bytes: Bound on the tensors that travel together, in bytes.
-        check_gradients: What to do about tensors that are not finite: "warn", "raise" or None.
-        embeddings: What becomes of rows of equal index: "rows" keeps them apart, "sum" adds them
+        bucket_bytes: Limit of the tensors that travel together, in bytes.
+        check_gradients: Reaction to tensors with NaN or infinity: "warn", "raise" or None.
+        embeddings: Treatment of rows of equal index: "rows" keeps them separate, "sum" adds them
             up.
 
     Raises:
@@ -61,24 +61,25 @@ class Reduction:
         check_embeddings(self.embeddings)
 
     def of(self, positions: Sequence[int], bucket: int | None = None) -> Collective:
-        """The collective that reduces the tensors at these positions.
+        """Returns the collective that reduces the tensors at these positions.
 
         Args:
-            positions: In the list of tensors.
-            bucket: The bucket's number, if there are several.
+            positions: Positions in the list of tensors.
+            bucket: Number of the bucket, if there are several.
         """
         check = Check(self.check_gradients or "", self.names.each(positions))
         return Collective(self.communicator, self.names.of(positions, bucket), self.op, check)
 
     def buckets(self, entries: Mapping[int, Entry]) -> list[tuple[list[int], Collective]]:
-        """Which tensors travel together.
+        """Groups tensors into buckets.
 
         Args:
-            entries: By position in the list of tensors, in the order in which they become ready.
+            entries: Entries by position in the list of tensors, in the order in which they become
+                ready.
 
         Returns:
-            For each bucket, in the order in which they become ready, the positions of its tensors,
-            and the collective that reduces them.
+            For each bucket, in the order in which buckets become ready: the positions of its
+            tensors, and the collective that reduces them.
         """
         positions = list(entries)
         packed = pack(entries.values(), self.bucket_bytes)

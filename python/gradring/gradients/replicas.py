@@ -1,9 +1,9 @@
 """Comparison of the ranks' weights.
 
-Synchronous replicas start alike and apply the same updates, so they must stay alike to the last
-bit. What breaks that is silent: an update on one rank alone, a random number, a library that
-computes differently on another processor, a memory error. One digest of everything is compared, in
-a reduction of 48 bytes; only where ranks differ, one hash of each array.
+Synchronous replicas start with equal weights and apply equal updates, so their weights must stay
+equal to the last bit. Causes of a difference raise no error: an update on one rank alone, a random
+number, another processor's library, a memory error. The comparison takes one digest of everything
+in a reduction of 48 bytes. Only if ranks differ, they compare one hash for each array.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from gradring.group.collectives import named
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
 
-#: Of a hash: two different contents have the same one once in 2**64.
+#: Length of a hash; different contents have equal hashes once in 2**64.
 _HASH_BYTES = 8
 
 
 def check_equal(
     communicator: Communicator, arrays: Mapping[str, NDArray[np.generic]], name: str
 ) -> None:
-    """Compares arrays that must have the same bits on every rank; every rank must call it.
+    """Compares arrays whose bits must be equal on all ranks; every rank must call it.
 
     Args:
         communicator: The ranks.
-        arrays: By name, in the same order on every rank; any dtype of fixed width, any shape.
-        name: What is compared, such as "weights"; shown in messages and compared between ranks.
+        arrays: Arrays by name, in the same order on every rank; any dtype of fixed width, any
+            shape.
+        name: Name of the arrays, such as "weights"; shown in messages and compared between ranks.
 
     Raises:
-        MismatchError: On every rank, if some differ; names the first array that does, and the ranks
-            that differ from most. The group stays usable.
+        MismatchError: Some arrays differ; raised on every rank. It names the first array that
+            differs, and the ranks that differ from the majority. The group stays usable.
     """
     hashes = np.array([hash_of(array) for array in arrays.values()], np.int64)
     label = f"check of {len(arrays)} {name}"
@@ -46,7 +47,7 @@ def check_equal(
     found = np.stack([np.frombuffer(text, np.int64) for text in texts])
     different = np.flatnonzero((found != found[0]).any(axis=0))
     first = found[:, different[0]].tolist()
-    # Of equally many, the lowest rank is taken to be right.
+    # If two values are equally frequent, the one of the lowest rank counts as right.
     usual = max(Counter(first).items(), key=lambda item: (item[1], -first.index(item[0])))[0]
     ranks = [rank for rank, value in enumerate(first) if value != usual]
     hosts = communicator.hosts
@@ -64,7 +65,7 @@ def check_equal(
 
 
 def hash_of(array: NDArray[np.generic]) -> int:
-    """Of its dtype, shape and bits; in 64 bits, signed."""
+    """Returns a hash of the array's dtype, shape and bits, as a signed number of 64 bits."""
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
     digest.update(f"{array.dtype}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
