@@ -1,1 +1,1 @@
-"""Settings: the table, values from arguments and variables, checked text."""
+"""Settings: their table, their values from arguments and variables, and checked text."""

@@ -1,4 +1,4 @@
-"""Text from outside becomes checked values here, once: addresses, ports, numbers, names, ranks."""
+"""Parsing of text from outside into checked values: addresses, ports, numbers, names, ranks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import Any
 from gradring.errors import ConfigError
 
 RENDEZVOUS, JOB_ID, PORT = "GRADRING_RENDEZVOUS", "GRADRING_JOB_ID", "GRADRING_PORT"
-#: Where the ranks of a running job may be, for a process that is to join them.
+#: Variable with addresses of a running job, for a process that joins the job.
 JOIN = "GRADRING_JOIN"
-#: By which such a process hears from `gradring run` that the job has ended well without it. Where
-#: nobody waits for this signal, the system drops it.
+#: Signal by which `gradring run` informs a waiting joiner that the job has ended well without it.
+#: Linux ignores this signal in processes without a handler.
 JOB_HAS_ENDED = signal.SIGURG
-#: Of rank 0, where a launcher tells its host only; that of torch and Kubeflow, too.
+#: Default port of rank 0, for launchers that give its host only; also torch's and Kubeflow's.
 DEFAULT_PORT = 29500
 MAX_PORT = 65535
 MAX_DIGITS = 18
-#: A number beyond it is a slip: rank 0 could not hold that many connections.
+#: Largest accepted world size; a larger one is a mistake, because rank 0 could not hold that many
+#: connections.
 MAX_WORLD_SIZE = 2048
-#: Bytes of a job's name that travel: every rank gets that of every other.
+#: Limit of a job's name in bytes, because every rank receives the name from every other.
 MAX_JOB_ID = 64
-#: Characters of a wrong value that a message repeats.
+#: Limit of a wrong value in a message, in characters.
 MAX_SHOWN = 80
 
 
@@ -38,17 +39,17 @@ class Place:
     world_size: int
 
     def __str__(self) -> str:
-        """The words used in messages: ``rank 1 of 4``."""
+        """Returns the words used in messages: ``rank 1 of 4``."""
         return f"rank {self.rank} of {self.world_size}"
 
 
 def value(environ: Mapping[str, str], name: str) -> str | None:
-    """The variable without surrounding blanks; None when it is unset or blank."""
+    """Returns the variable without surrounding blanks, or None if it is unset or blank."""
     return environ.get(name, "").strip() or None
 
 
 def shown(found: object) -> str:
-    """``found`` as a message repeats it, shortened."""
+    """Returns ``found`` as a message repeats it, shortened."""
     try:
         text = repr(found)
     except ValueError:
@@ -58,10 +59,10 @@ def shown(found: object) -> str:
 
 
 def integer(given: Any, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
-    """``given`` when it is an int or numpy's; ``name`` says where it was found.
+    """Returns ``given`` as an int; ``name`` is its source, for messages.
 
     Raises:
-        ConfigError: It is not a whole number of at least ``minimum`` and at most ``maximum``.
+        ConfigError: ``given`` is not a whole number from ``minimum`` to ``maximum``.
     """
     try:
         number = operator.index(given)
@@ -74,10 +75,10 @@ def integer(given: Any, name: str, *, minimum: int = 0, maximum: int | None = No
 
 
 def seconds(given: Any, name: str) -> float:
-    """``given`` when it is a number of seconds, perhaps infinitely many.
+    """Returns ``given`` as a number of seconds, which may be infinite.
 
     Raises:
-        ConfigError: It is not a number above 0.
+        ConfigError: ``given`` is not a number above 0.
     """
     try:
         number = float(given) if isinstance(given, numbers.Real) else math.nan
@@ -89,23 +90,23 @@ def seconds(given: Any, name: str) -> float:
 
 
 def is_numeral(text: str) -> bool:
-    """Whether it has the characters of numbers: Python reads ``1_0`` and other scripts' digits."""
+    """Returns whether text has no ``_`` and no digits of other scripts, which Python accepts."""
     return text.isascii() and "_" not in text
 
 
 def is_digits(text: str) -> bool:
-    """Whether it is digits from 0 to 9 alone."""
+    """Returns whether text consists of the digits 0 to 9."""
     return text.isascii() and text.isdigit()
 
 
 def whole_number(text: str, name: str, *, minimum: int = 0, maximum: int | None = None) -> int:
-    """The number that ``text`` spells; otherwise as `integer`."""
+    """Returns the whole number in ``text``; raises ConfigError as `integer` does."""
     plausible = is_digits(text) and len(text) <= MAX_DIGITS
     return integer(int(text) if plausible else text, name, minimum=minimum, maximum=maximum)
 
 
 def place(environ: Mapping[str, str], rank_name: str, size_name: str) -> Place | None:
-    """The place that a pair of variables claims; None when neither is set.
+    """Returns the place that a pair of variables claims, or None if neither is set.
 
     Raises:
         ConfigError: One of the two is missing, or they contradict each other.
@@ -127,10 +128,10 @@ def place(environ: Mapping[str, str], rank_name: str, size_name: str) -> Place |
 
 
 def argument_place(rank: object, world_size: object) -> Place:
-    """The place in the arguments ``rank`` and ``world_size``.
+    """Returns the place that the arguments ``rank`` and ``world_size`` claim.
 
     Raises:
-        ConfigError: One of them is no such number, or they contradict each other.
+        ConfigError: An argument is not a valid number, or they contradict each other.
     """
     return checked_place(
         integer(rank, "rank"),
@@ -141,7 +142,7 @@ def argument_place(rank: object, world_size: object) -> Place:
 
 
 def checked_place(rank: int, world_size: int, rank_words: str, size_words: str) -> Place:
-    """The place, once the rank is known to be below the world size.
+    """Returns the place of a rank after checking that the rank is below the world size.
 
     Raises:
         ConfigError: The rank does not exist in a world of that size.
@@ -154,10 +155,10 @@ def checked_place(rank: int, world_size: int, rank_words: str, size_words: str) 
 
 
 def address(text: object, name: str) -> str:
-    """``text`` when it is ``host:port`` or ``[ipv6]:port``; ``name`` says where it was found.
+    """Returns ``text`` if it is ``host:port`` or ``[ipv6]:port``; ``name`` is its source.
 
     Raises:
-        ConfigError: It has no host, no port, or a port outside 1 to 65535.
+        ConfigError: ``text`` has no host, no port, or a port outside 1 to 65535.
     """
     host, colon, port = text.strip().rpartition(":") if isinstance(text, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -171,7 +172,7 @@ def address(text: object, name: str) -> str:
 
 
 def _is_name(host: str) -> bool:
-    """Whether the system can be asked for it, which is in bytes and by parts of at most 63."""
+    """Returns whether a resolver accepts the name: IDNA, in parts of at most 63 bytes."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -180,10 +181,10 @@ def _is_name(host: str) -> bool:
 
 
 def ports(given: object, name: str) -> tuple[int, int]:
-    """The first and the last of a range such as ``29500-29515``, or of one port.
+    """Returns the first and last port of a range such as ``29500-29515``, or of one port.
 
     Raises:
-        ConfigError: It is no such range, or not within 1 to 65535.
+        ConfigError: ``given`` is not a port or a range of ports from 1 to 65535.
     """
     first, dash, last = given.partition("-") if isinstance(given, str) else (given, "", "")
     try:
@@ -204,42 +205,42 @@ def ports(given: object, name: str) -> tuple[int, int]:
 
 
 def first_port(environ: Mapping[str, str], otherwise: int) -> int:
-    """The port of rank 0, where the launcher tells none: the first of ``GRADRING_PORT``."""
+    """Returns the first port of ``GRADRING_PORT``, or ``otherwise`` if that is unset."""
     text = value(environ, PORT)
     return otherwise if text is None else ports(text, PORT)[0]
 
 
 def at_first_port(environ: Mapping[str, str], address: str) -> str:
-    """``address`` of rank 0, at the first of ``GRADRING_PORT`` if that is set."""
+    """Returns ``address`` with the first port of ``GRADRING_PORT``, if that is set."""
     host, _, port = address.rpartition(":")
     return f"{host}:{first_port(environ, int(port))}"
 
 
 def joined_address(host: str, port: int) -> str:
-    """``host:port``, with an IPv6 address in brackets."""
+    """Returns ``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def given_rendezvous(environ: Mapping[str, str]) -> str | None:
-    """``GRADRING_RENDEZVOUS``: alone, it moves the rendezvous of whichever environment is found.
+    """Returns ``GRADRING_RENDEZVOUS``, which replaces the rendezvous of any detected cluster.
 
     Raises:
-        ConfigError: It is set but is not ``host:port``.
+        ConfigError: The variable is set, but is not ``host:port``.
     """
     text = value(environ, RENDEZVOUS)
     return None if text is None else address(text, RENDEZVOUS)
 
 
 def given_job_id(environ: Mapping[str, str]) -> str | None:
-    """``GRADRING_JOB_ID``, which ``gradring run`` makes anew for each start; None when unset."""
+    """Returns ``GRADRING_JOB_ID`` or None; ``gradring run`` makes a new one for each start."""
     return value(environ, JOB_ID)
 
 
 def job_id(text: object) -> str:
-    """``text`` when it is the name of a job; a long one is shortened, and stays different.
+    """Returns the name of a job; a long one is shortened, with a hash that keeps it unique.
 
     Raises:
-        ConfigError: It is no text, or blank.
+        ConfigError: ``text`` is not a string, or is blank.
     """
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"job_id={shown(text)} is no name of a job; give text, or None")
@@ -253,7 +254,7 @@ def job_id(text: object) -> str:
 
 
 def master_rendezvous(environ: Mapping[str, str], prefix: str = "") -> str | None:
-    """``MASTER_ADDR:MASTER_PORT``, with a prefix to their names; None when neither is set.
+    """Returns ``MASTER_ADDR:MASTER_PORT``, with a prefix to both names; None if both are unset.
 
     Raises:
         ConfigError: One of the two is missing or malformed.
@@ -270,10 +271,10 @@ def master_rendezvous(environ: Mapping[str, str], prefix: str = "") -> str | Non
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody reaches this ``host:port`` but processes of this machine.
+    """Returns whether only processes of this machine reach this ``host:port``.
 
-    It is what a configuration says. A socket may be bound elsewhere: a group asks those of its
-    ranks (``reachable_from_other_hosts``).
+    The answer is about the configured address. A socket may be bound to another address, so a group
+    asks its ranks for theirs (``reachable_from_other_hosts``).
     """
     import ipaddress  # costs 10 ms, and most groups have a token
 

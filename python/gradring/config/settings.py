@@ -1,6 +1,7 @@
-"""The table of settings, which stands in ``rust/net/src/config.rs``.
+"""Table of settings, read from ``rust/net/src/config.rs``.
 
-``make settings`` writes the table of ``docs/command-line.md`` and types in ``_native.pyi`` from it.
+``make settings`` generates the table of ``docs/command-line.md`` and types in ``_native.pyi`` from
+it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable.
+    """One row of the table: a variable and the setting that it gives.
 
     Attributes:
-        name: What the code calls it; the argument of ``gradring.init()`` if there is one.
-        variable: Its name.
-        kind: What its value is, in words; says how it is read.
-        choices: What can be chosen, or the least and the greatest number; empty for anything.
-        default: What counts when it is unset or empty; empty for nothing.
-        argument: Whether it is an argument of ``gradring.init()``, which beats the variable.
+        name: Name in code, which is the argument of ``gradring.init()`` if there is one.
+        variable: Name of the variable.
+        kind: Type of the value in words, which selects the function that reads it.
+        choices: Allowed values, or the least and the greatest number; empty without a limit.
+        default: Value if the variable is unset or empty; empty for none.
+        argument: Whether ``gradring.init()`` has such an argument, which beats the variable.
         agreed: Whether all ranks need the same value.
-        reader: Who reads it: ``Clusters``, ``Group`` and ``Program``
-            (`gradring.config.values.Settings`, for the core and for Python),
-            or ``User``, the code that uses it.
-        meaning: What it does, in a few words.
+        reader: Reader of the value. ``Clusters``; ``Group`` and ``Program``, which are
+            `gradring.config.values.Settings` for the core and for Python; or ``User``, the code
+            that uses the value.
+        meaning: Effect in a few words.
     """
 
     name: str
@@ -45,25 +46,25 @@ class Setting:
     meaning: str
 
 
-#: Of all variables of the table.
+#: Prefix of all variables of the table.
 PREFIX = "GRADRING_"
 SETTINGS = tuple(Setting(**row) for row in _native.settings())
-#: Those that `gradring.config.values.Settings` reads, by name.
+#: Settings that `gradring.config.values.Settings` reads, by name.
 READ: dict[str, Setting] = {}
 for _setting in SETTINGS:
     if _setting.reader in ("Group", "Program"):
         READ.setdefault(_setting.name, _setting)
-#: Those that are handed to the core.
+#: Settings that are passed to the core.
 GROUP = tuple(setting for setting in SETTINGS if setting.reader == "Group")
 
 
 def variables(name: str) -> list[str]:
-    """The variables that say a setting: several for a token and for TLS."""
+    """Returns the variables of a setting: several for a token and for TLS."""
     return [setting.variable for setting in SETTINGS if setting.name == name]
 
 
 def takes_settings(function: _Function) -> _Function:
-    """Shows the settings that ``function`` takes as ``**settings`` in its signature, by name."""
+    """Adds the settings that ``function`` takes as ``**settings`` to its signature, by name."""
     signature = inspect.signature(function)
     *named, _ = signature.parameters.values()
     more = [
@@ -76,7 +77,7 @@ def takes_settings(function: _Function) -> _Function:
 
 
 def unnamed(function: Callable[..., object]) -> list[Setting]:
-    """The settings of a group for which ``function`` has no parameter of its own."""
+    """Returns the settings of a group for which ``function`` has no parameter of its own."""
     code = cast(FunctionType, function).__code__
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return [setting for setting in GROUP if setting.name not in named]

@@ -1,4 +1,4 @@
-"""Settings that are no part of the cluster: an argument beats a variable, a variable a default."""
+"""Values of settings: an argument beats a variable, and a variable beats the default."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TLS_VARIABLES = tuple(variables("tls"))
 _SECRET_REMEDY = (
     "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"
 )
-#: Linux takes 255 bytes of a name and 4095 of a path: the rest is for the files that ranks make,
-#: such as ``FILE.parts/group-2/rank-0.json``.
+#: Limits of names and paths, in bytes. Linux allows 255 and 4095; the difference is for files that
+#: ranks create, such as ``FILE.parts/group-2/rank-0.json``.
 MAX_NAME_BYTES, MAX_PATH_BYTES = 240, 4000
-#: First among the addresses of a running job: it may not run yet.
+#: First address of a job that a process joins or, if it does not run yet, founds.
 AUTO = "auto"
 #: Kinds of settings whose values only the host of a rank can judge.
 _OF_A_HOST = ("name or IP", "secret", "file", "PEM file")
@@ -61,13 +61,13 @@ class TlsFiles:
 
 
 def check_token(rank: int, world_size: int, token: bytes | None, required: bool | None) -> None:
-    """Refuses to join a group without a token where one is required.
+    """Checks that a rank has a token where one is required.
 
     Args:
-        rank: For the message.
-        world_size: A world of one needs no token.
+        rank: This rank, for the message.
+        world_size: World size; a single rank needs no token.
         token: The job's secret, if there is one.
-        required: Whether there must be one; None: what ``GRADRING_REQUIRE_AUTH`` says.
+        required: Whether a token is required; None for the value of ``GRADRING_REQUIRE_AUTH``.
 
     Raises:
         ConfigError: A token is required and there is none.
@@ -80,15 +80,15 @@ def check_token(rank: int, world_size: int, token: bytes | None, required: bool 
 
 
 def check_variables(environ: Mapping[str, str], *, is_own: bool) -> None:
-    """Refuses values that ranks with these variables cannot use, before there are any.
+    """Checks the values of variables before any rank starts with them.
 
     Args:
         environ: The variables.
-        is_own: Whether one of the ranks is on this host: otherwise its files and interfaces may
-            be others than theirs.
+        is_own: Whether one of the ranks runs on this host. Otherwise settings of files and
+            interfaces are not checked, because other hosts may have other ones.
 
     Raises:
-        ConfigError: A value cannot be used; names its variable.
+        ConfigError: A value cannot be used; the message names its variable.
     """
     for setting in READ.values():
         if is_own or setting.kind not in _OF_A_HOST:
@@ -96,10 +96,10 @@ def check_variables(environ: Mapping[str, str], *, is_own: bool) -> None:
 
 
 def _read(environ: Mapping[str, str], setting: Setting, given: object = None) -> Any:
-    """The value of a setting: of the argument if there is one, else of its variable.
+    """Returns the value of a setting from its argument, its variable, or its default.
 
     Raises:
-        ConfigError: It cannot be used; names the argument or the variable.
+        ConfigError: The value cannot be used; the message names the argument or the variable.
     """
     by_name = {"token": _token, "tls": _tls}.get(setting.name)
     if by_name is not None:
@@ -109,7 +109,7 @@ def _read(environ: Mapping[str, str], setting: Setting, given: object = None) ->
             return _READERS[setting.kind](setting.name, given, setting)
         except ConfigError:
             raise
-        except (TypeError, ValueError) as error:  # an array, which has no truth, or the like
+        except (TypeError, ValueError) as error:  # for example an array, which has no truth value
             wrong = parse.shown(given)
             raise ConfigError(f"{setting.name}={wrong} is no value for it; correct it") from error
     said = environ.get(setting.variable, "").strip()
@@ -121,7 +121,7 @@ def _read(environ: Mapping[str, str], setting: Setting, given: object = None) ->
 
 
 def _check_by_core(setting: Setting, found: object) -> None:
-    """Refuses what a variable says and the core cannot use: its messages name the argument."""
+    """Checks a variable's value by the core, whose message names the argument instead."""
     try:
         replace(DEFAULTS, **{setting.name: found}).for_core()
     except ConfigError as error:
@@ -182,10 +182,10 @@ def _path(name: str, found: Any, setting: Setting) -> Path:
 
 
 def check_path(name: str, path: Path) -> None:
-    """Whether the system takes this path, and those of records in it or beside it.
+    """Checks that the system accepts this path, and those of records in it or beside it.
 
     Raises:
-        gradring.errors.ConfigError: It is too long, or has what no path can have; names it.
+        gradring.errors.ConfigError: The path is too long, or has characters that no path can have.
     """
     wrong = f"{name}={parse.shown(str(path))}"
     try:
@@ -233,8 +233,8 @@ def _level(name: str, found: Any, setting: Setting) -> int:
     )
 
 
-#: How a value is read, by what the table calls its kind: the name to blame, what was found under
-#: it, and the row.
+#: Functions that read values, by kind. Their arguments are the name to blame, the value found, and
+#: the row of the table.
 _READERS: dict[str, Callable[[str, Any, Setting], Any]] = {
     "0 or 1": _flag,
     "`auto` or addresses": _addresses,
@@ -270,7 +270,7 @@ def _token_from_argument(given: object) -> bytes:
     try:
         token = given.encode() if isinstance(given, str) else given
     except UnicodeEncodeError:
-        # Its message would repeat a part of the secret.
+        # Python's message would repeat a part of the secret.
         raise ConfigError("token cannot be encoded as UTF-8; give it as bytes") from None
     if not token:
         raise ConfigError("token is empty; give a secret, or None for no authentication")
@@ -296,9 +296,9 @@ def _check_private(path: Path, name: str) -> None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # reading it fails, too, and says why
+        return  # reading fails as well, and reports the reason
     if mode & (stat.S_IROTH | stat.S_IWOTH):
-        # Kubernetes mounts a Secret by this link, and read-only.
+        # Kubernetes mounts a Secret through this link, and read-only.
         is_secret = (path.parent / "..data").is_symlink()
         remedy = _SECRET_REMEDY if is_secret else f"type: chmod 600 {path}"
         raise ConfigError(
@@ -342,9 +342,9 @@ if not TYPE_CHECKING:
 
 
 class Settings(SettingValues):
-    """How a rank talks to the others, and what Python does beside.
+    """Settings of a rank's group, and of Python beside it.
 
-    It has a field for each row of the table that is for a group or for Python.
+    The class has a field for each row of the table whose reader is the group or Python.
     """
 
     @classmethod
@@ -353,7 +353,7 @@ class Settings(SettingValues):
 
         Args:
             environ: The variables to read.
-            given: Arguments, by name.
+            given: Arguments by name.
 
         Raises:
             ConfigError: A value cannot be used; the message names the variable or argument.
@@ -369,12 +369,12 @@ class Settings(SettingValues):
     def for_core(
         self, *, listen: str | None = None, announce: str | None = None, job_id: str | None = None
     ) -> _native.Config:
-        """What the core gets, for all groups of this process that follow from one another.
+        """Returns the core's configuration, for a group of this process and its successors.
 
         Args:
-            listen: ``host:port`` at which this process listens; None: a free port.
-            announce: ``host:port`` by which others reach it; None: where it listens.
-            job_id: What tells the job from others; None: nothing does.
+            listen: ``host:port`` on which this process listens; None for a free port.
+            announce: ``host:port`` at which others reach it; None for the listening address.
+            job_id: Name that separates this job from others; None for no name.
 
         Raises:
             ConfigError: A value cannot be used.
@@ -384,5 +384,5 @@ class Settings(SettingValues):
         return _native.Config(self, listen=listen, announce=announce, job=job, versions=told)
 
 
-#: What counts where neither an argument nor a variable says anything.
+#: Settings without any argument or variable.
 DEFAULTS = Settings()

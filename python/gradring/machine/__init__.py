@@ -1,1 +1,1 @@
-"""The machine: its resources, interfaces, free ports, packages, and the streams of this process."""
+"""This machine: its resources, interfaces, free ports, packages, and this process's streams."""

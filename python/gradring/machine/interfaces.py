@@ -1,4 +1,4 @@
-"""The network interfaces of this host."""
+"""Network interfaces of this host."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 
 from gradring.errors import ConfigError
 
-#: Linux' request for the IPv4 address of an interface.
+#: Linux's ioctl request for the IPv4 address of an interface.
 SIOCGIFADDR = 0x8915
 _NAME_BYTES = 16
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def address_of(text: str, name: str) -> str:
-    """The IP address of the interface that ``text`` names, such as ``eth0``, or is the address of.
+    """Returns the IP address of an interface, given by name, such as ``eth0``, or by address.
 
-    An interface with IPv4 and IPv6 addresses is taken by its IPv4 address.
+    The IPv4 address is preferred if the interface has both kinds.
 
     Args:
         text: Name or IP address.
-        name: The setting it comes from, for messages.
+        name: Setting with the text, for messages.
 
     Raises:
         ConfigError: There is no such interface, or it has no address.
     """
     try:
-        return str(ipaddress.ip_address(str(text)))  # a number would be one, too
+        return str(ipaddress.ip_address(str(text)))  # str: a number would also be an address
     except ValueError:
         pass
     names = [interface for _, interface in socket.if_nameindex()]
@@ -45,7 +45,7 @@ def address_of(text: str, name: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface with this IP address, or None."""
+    """Returns the name of the interface with this IP address, or None."""
     own = ipaddress.ip_address(address)
     if own.is_loopback:
         return "lo"
@@ -62,7 +62,7 @@ def _ipv4(interface: str) -> str | None:
             answer = fcntl.ioctl(any_socket, SIOCGIFADDR, request)
         except OSError:
             return None
-    # The name, then the family and the port of a socket address, then the address.
+    # Layout: name, family and port of a socket address, address.
     return socket.inet_ntoa(answer[_NAME_BYTES + 4 : _NAME_BYTES + 8])
 
 
@@ -72,7 +72,7 @@ def _ipv6(interface: str) -> str | None:
 
 
 def _ipv6_addresses() -> list[tuple[ipaddress.IPv6Address, str]]:
-    """All of this host, each with its interface."""
+    """Returns all IPv6 addresses of this host, each with its interface."""
     try:
         rows = [row.split() for row in _IPV6_ADDRESSES.read_text().splitlines()]
     except OSError:

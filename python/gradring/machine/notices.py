@@ -1,4 +1,4 @@
-"""Signals by which a scheduler says that it will end a process, for trainings that act on them."""
+"""Notices of schedulers: signals before they end a process, for trainings that react."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from gradring import _native
 
 
 class Notices:
-    """Signals that are noted, so that the training can react where all ranks meet.
+    """Records signals, so that the training can react where all ranks meet.
 
-    Python calls a handler in the main thread between two of its instructions, so handlers do no
-    more than note.
+    Handlers only record the signal, because Python calls them in the main thread between any two
+    instructions.
     """
 
     def __init__(self, will_ask: Callable[[], bool]) -> None:
         """Watches no signal yet.
 
         Args:
-            will_ask: Whether the training will look at `received`. Otherwise SIGTERM ends the
-                process, as ever.
+            will_ask: Returns whether the training will check `received` again. If not, SIGTERM ends
+                the process as usual.
         """
         self._process = os.getpid()
         self._will_ask = will_ask
         self._before: dict[int, Any] = {}
-        #: The number of the last signal that has come, or 0.
+        #: Number of the last signal received, or 0.
         self.received = 0
 
     def watch(self, *signals: int) -> None:
-        """Notes these signals from now on; in the main thread only.
+        """Records these signals from now on; in the main thread only.
 
         Raises:
-            OSError: The system lets no process handle one of them.
-            ValueError: One of them is no signal, or this is another thread.
+            OSError: The system does not allow a handler for one of the signals.
+            ValueError: A number is not a signal, or this is not the main thread.
         """
         for signum in signals:
             if signum in self._before:
@@ -44,15 +44,15 @@ class Notices:
             before = signal.signal(signum, self._note)
             earlier = getattr(before, "__self__", None)
             if isinstance(earlier, Notices):
-                # One training after another: the later takes the place of the earlier.
+                # In successive trainings, the later one replaces the earlier one.
                 self.received = self.received or earlier.received
                 before = earlier._before.pop(signum)
             self._before[signum] = before
 
     def unwatch(self) -> None:
-        """Gives the signals back to the handlers that were there before."""
+        """Restores the handlers that were there before."""
         for signum, before in self._before.items():
-            if before is not None:  # a handler that Python does not know
+            if before is not None:  # None: a handler not set by Python
                 signal.signal(signum, before)
         if self._before:
             _native.end_by_sigterm()
@@ -61,7 +61,7 @@ class Notices:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         before = self._before[signum]
         if os.getpid() != self._process:
-            # A fork, as pools make them, takes no part in the training.
+            # A forked process, such as a pool's worker, takes no part in the training.
             signal.signal(signum, before)
             os.kill(os.getpid(), signum)
             return

@@ -1,4 +1,4 @@
-"""Packages of others that a part of gradring needs: what to install where one is missing."""
+"""Third-party packages that parts of gradring need, and how to install a missing one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import importlib.util
 import platform
 from collections.abc import Iterable, Iterator
 
-#: TensorFlow has two packages of this name and version; on other processors, one.
+#: On x86_64, TensorFlow has a smaller package without CUDA, of the same version.
 _CPU = "-cpu" if platform.machine() == "x86_64" else ""
-#: What to install, by the module that is imported; as pyproject.toml has it.
+#: Requirements by the imported module, equal to those of pyproject.toml.
 REQUIREMENTS = {
     "cloudpickle": "cloudpickle>=3",
     "matplotlib": "matplotlib>=3.8",
@@ -17,17 +17,17 @@ REQUIREMENTS = {
     "sklearn": "scikit-learn>=1.4",
     "tensorflow": f"tensorflow{_CPU}>=2.16,<2.22",
 }
-#: Both packages have its files, so one would be unpacked over the other.
+#: Alternative for CUDA. Both packages contain the same files, so only one may be installed.
 _ALSO = ' (with CUDA: "tensorflow>=2.16,<2.22")' if _CPU else ""
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Those that are not installed; nothing is imported."""
+    """Returns the modules that are not installed, without importing any."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
 def advice(modules: Iterable[str]) -> str:
-    """The command that installs them, and nothing over what is there."""
+    """Returns the command that installs these modules and replaces no installed package."""
     modules = list(modules)
     wanted = " ".join(f'"{REQUIREMENTS[module]}"' for module in modules)
     return f"pip install {wanted}{_ALSO if 'tensorflow' in modules else ''}"
@@ -35,10 +35,10 @@ def advice(modules: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def needed_by(part: str) -> Iterator[None]:
-    """Around the imports of a package that a part of gradring needs.
+    """Adds advice to a failed import of a package that ``part`` of gradring needs.
 
     Raises:
-        ModuleNotFoundError: The package is missing; says how to install it.
+        ModuleNotFoundError: The package is missing; the message has the command to install it.
     """
     try:
         yield

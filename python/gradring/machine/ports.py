@@ -10,7 +10,7 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 LOWEST_PORT = 10240
 DEFAULT_EPHEMERAL_START = 32768
-#: Ports tried at random before the kernel is asked for any.
+#: Number of random ports tried before the kernel chooses one.
 ATTEMPTS = 1000
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -19,15 +19,16 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def free_ports(
     count: int, host: str = LOOPBACK, *, held: contextlib.ExitStack | None = None
 ) -> list[int]:
-    """Different ports on ``host`` that no process listens on now.
+    """Returns different ports on ``host`` that no process listens on now.
 
-    They lie below the range from which the kernel takes ports for outgoing connections, so that
-    no process gets one by chance before the rank binds it.
+    The ports are below the range that the kernel uses for outgoing connections. So no process gets
+    one by chance before the rank binds it.
 
     Args:
-        count: How many.
-        host: The address of this machine at which they are to be free.
-        held: Until it is closed, no other job chooses them, while ranks can listen on them.
+        count: Number of ports.
+        host: Address of this machine on which the ports must be free.
+        held: Stack that reserves the ports until it is closed: ranks can listen on them, other jobs
+            cannot choose them.
 
     Raises:
         OSError: There are not enough free ports.
@@ -52,9 +53,10 @@ def free_ports(
 
 
 def _lets_listen(holder: socket.socket, host: str, port: int) -> bool:
-    """Whether this kernel lets others listen on a port that is bound, as Linux does.
+    """Returns whether this kernel lets others listen on a bound port, as Linux does.
 
-    Both have to allow the reuse of addresses; who looks for a free port does not.
+    Both sockets must allow the reuse of addresses. Searches for a free port do not allow it, so
+    they skip the port.
     """
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

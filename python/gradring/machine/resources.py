@@ -1,4 +1,4 @@
-"""Facts from Linux about this machine: what it is, how busy it is, and its processes."""
+"""Resources of this machine as reported by Linux: processors, memory, load and processes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-#: Of the first line of /proc/stat after its name: idle, and idle with a disk at work.
+#: Columns of the first line of /proc/stat, after its name: idle, and idle with a disk at work.
 _IDLE_COLUMNS = (3, 4)
 
 
 def date() -> str:
-    """Of now, to the minute, with the time zone."""
+    """Returns the present time to the minute, with the time zone."""
     return f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def machine() -> str:
-    """Processor, cores that this process may use, and system; nothing that names the host."""
+    """Returns processor, usable cores and system, without anything that identifies the host."""
     cores = len(os.sched_getaffinity(0))
     return f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}"
 
 
 def cores() -> float:
-    """How many cores this process may use at a time: those of its affinity, or its quota of them.
+    """Returns the number of cores that this process may use: its affinity or its quota.
 
-    Containers and batch systems give a quota that no affinity shows, such as half a core.
+    Containers and batch systems set a quota that no affinity shows, such as half a core.
     """
     own = Path("/proc/self/cgroup")
     return min(len(os.sched_getaffinity(0)), quota(own.read_text() if own.exists() else ""))
 
 
 def quota(own: str, root: Path = _CGROUPS) -> float:
-    """The lowest quota of cores that control groups set; infinite if they set none.
+    """Returns the lowest quota of cores in all control groups; infinite if none is set.
 
     Args:
-        own: What /proc says of the groups of a process.
-        root: Where the groups are.
+        own: Text of /proc/self/cgroup.
+        root: Directory of the control groups.
     """
     found = [math.inf]
     for line in own.splitlines():
@@ -51,14 +51,14 @@ def quota(own: str, root: Path = _CGROUPS) -> float:
         if controllers and "cpu" not in controllers.split(","):
             continue
         tree = root / controllers
-        # A container may see its own group as the root, and has the name that it has outside.
+        # A container may see its own group as the root, although its path is the one outside.
         within = [tree / part for part in (Path(path.strip("/")), *Path(path.strip("/")).parents)]
         found.extend(_quota_of(group) for group in within)
     return min(found)
 
 
 def _quota_of(group: Path) -> float:
-    """Of one group: microseconds of a period, in one file or, in the first version, in two."""
+    """Returns one group's quota over its period, from one file or, in version 1, from two."""
     try:
         if (group / "cpu.max").exists():
             most, period = (group / "cpu.max").read_text().split()
@@ -71,23 +71,23 @@ def _quota_of(group: Path) -> float:
 
 
 def load() -> float:
-    """Processes that wanted a core in the last minute; well below one on a quiet machine."""
+    """Returns the load of the last minute; well below 1 on a quiet machine."""
     return round(os.getloadavg()[0], 1)
 
 
 def available_memory() -> int | None:
-    """Bytes that programs may take before the system swaps; None if it does not say."""
+    """Returns the bytes that programs may use before the system swaps; None if unknown."""
     kibibytes = _fact("/proc/meminfo", "MemAvailable")
     return None if kibibytes is None else int(kibibytes.split()[0]) << 10
 
 
 def cpu_model() -> str:
-    """The processor's own name, or else its architecture."""
+    """Returns the processor's model name, or else its architecture."""
     return _fact("/proc/cpuinfo", "model name") or platform.machine()
 
 
 def congestion_control() -> str:
-    """The kernel's default for new TCP connections, on which bandwidth over loopback depends."""
+    """Returns the default congestion control of TCP, which affects bandwidth over loopback."""
     try:
         return _CONGESTION.read_text().strip()
     except OSError:
@@ -104,7 +104,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Of the whole machine, and of this process's children that have ended."""
+        """Returns the usage of the machine, and of this process's ended children."""
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return cls(
             machine_s=busy_s(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK")),
@@ -114,27 +114,27 @@ class Usage:
 
 
 def busy_s(stat: str, ticks_per_s: int) -> float:
-    """Busy seconds of all processors since boot, from the text of /proc/stat."""
-    # The last two columns, guests, are contained in the first two.
+    """Returns the busy seconds of all processors since boot, from the text of /proc/stat."""
+    # The last two columns (guests) are included in the first two.
     ticks = [int(text) for text in stat.splitlines()[0].split()[1:9]]
     busy = sum(count for column, count in enumerate(ticks) if column not in _IDLE_COLUMNS)
     return busy / ticks_per_s
 
 
 def share_of_others(before: Usage, after: Usage, cores: int) -> float:
-    """The fraction of the processors' time that went to anything but this process's children."""
+    """Returns the fraction of processor time not used by this process's children."""
     others_s = (after.machine_s - before.machine_s) - (after.children_s - before.children_s)
     available_s = (after.moment_s - before.moment_s) * cores
     return min(1.0, max(0.0, others_s / available_s))
 
 
 def processes() -> list[int]:
-    """The numbers of all processes that can be seen."""
+    """Returns the ids of all visible processes."""
     return sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
 
 
 def group_if_running(process: int) -> int | None:
-    """Its process group; None if it has ended, whether or not anybody has collected it."""
+    """Returns the process group; None if the process has ended, even if it is a zombie."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
@@ -144,13 +144,13 @@ def group_if_running(process: int) -> int | None:
 
 
 def handles(process: int, signum: int) -> bool:
-    """Whether it has a handler for a signal."""
+    """Returns whether a process has a handler for a signal."""
     caught = _fact(f"/proc/{process}/status", "SigCgt") or "0"
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
 def _fact(path: str, name: str) -> str | None:
-    """What follows a name and a colon in a file of /proc."""
+    """Returns the text after a name and a colon in a file of /proc, or None."""
     try:
         rows = Path(path).read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Standard output and standard error without a buffer, so that `PYTHONUNBUFFERED` changes nothing.
+"""Standard output and standard error without a buffer, independent of `PYTHONUNBUFFERED`.
 
-A buffer keeps what a full disk or a reader that has gone refuses, and fails again when the
-interpreter ends, with another exit code.
+A buffer keeps bytes that a full disk or a closed pipe has refused. Writing them fails again when
+the interpreter ends, and changes the exit code.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import IO
 
 
 def write(target: IO[bytes], data: bytes) -> None:
-    """Writes all of it past the stream's buffer, however much its reader takes at once.
+    """Writes all bytes past the stream's buffer, however many its reader takes at once.
 
-    The stream may leave the rest when a signal arrives. It may also not block, because a process at
-    the same terminal has made it so.
+    The stream may write only a part when a signal arrives. It may also be non-blocking, because
+    another process at the same terminal has set this mode.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The bytes cannot be written.
     """
     raw = getattr(target, "raw", target)
     rest = memoryview(data)
@@ -31,6 +31,6 @@ def write(target: IO[bytes], data: bytes) -> None:
 
 
 def print_error(text: str) -> None:
-    """Prints a line to standard error; without one that can be written, the exit code says it."""
+    """Prints a line to standard error; if that fails, only the exit code shows the error."""
     with contextlib.suppress(OSError):
         write(sys.stderr.buffer, f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"))

@@ -1,4 +1,4 @@
-"""Versions of Python and of packages that compute, and how those of several processes differ."""
+"""Versions of Python and of computing packages, and their differences between processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import platform
 import sys
 from collections.abc import Sequence
 
-#: Packages whose versions can change what a training computes, by module.
+#: Packages whose versions can change a training's results, by module.
 PACKAGES = ("numpy", "tensorflow", "keras", "tf_keras", "ml_dtypes")
-#: Of one version, in characters: those of nightly builds are long.
+#: Limit of one version in messages, in characters; nightly builds have long ones.
 _SHOWN = 24
 
 
 def loaded() -> str:
-    """Those of this process, such as ``Python 3.11.7, numpy 2.4.6``; imports nothing."""
+    """Returns the versions in this process, such as ``Python 3.11.7, numpy 2.4.6``.
+
+    Only packages imported already are listed; nothing is imported.
+    """
     modules = {name: sys.modules.get(name) for name in PACKAGES}
     found = {name: getattr(module, "__version__", None) for name, module in modules.items()}
     each = {"Python": platform.python_version()} | found
@@ -21,15 +24,15 @@ def loaded() -> str:
 
 
 def differences(of_ranks: Sequence[str]) -> list[str]:
-    """Words for each package of which ranks have loaded several versions.
+    """Returns a text for each package of which ranks have loaded several versions.
 
     A rank may not have loaded a package yet, so its absence is no difference.
 
     Args:
-        of_ranks: What `loaded` gave, by rank.
+        of_ranks: Results of `loaded`, by rank.
 
     Returns:
-        Such as ``["numpy 2.4.6 on rank 0, 1.26.4 on rank 3"]``, with the first rank of each
+        Texts such as ``["numpy 2.4.6 on rank 0, 1.26.4 on rank 3"]``, with the first rank of each
         version.
     """
     first: dict[str, dict[str, int]] = {}
