@@ -1,8 +1,8 @@
 """Claims of ranks: the processes that a rank starts inherit its variables, and not its place.
 
-A process that has joined the group of its variables says so in one more variable. A child that
-finds the same place taken by a process that lives is no rank. A launcher, a shell or a debugger
-around a program joins no group, so it claims nothing.
+A process that has joined the group of its variables records its claim in one more variable. A child
+is no rank if it finds its place claimed by a live process. Launchers, shells and debuggers around a
+program join no group, so they claim nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from gradring.clusters.cluster import Cluster
 from gradring.errors import ConfigError
 
-#: Claims with spaces between: process, its start in ticks, rank, rendezvous.
+#: Variable with claims, separated by spaces: process, its start in ticks, rank, rendezvous.
 CLAIMS = "GRADRING_CLAIMS"
 
 
 def holder(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> int | None:
-    """The other process, an ancestor of this one, that is in the cluster's group at its place.
+    """Returns the ancestor of this process that has its place in the cluster's group, or None.
 
     Args:
-        cluster: What this process' variables describe.
-        environ: Its variables.
+        cluster: Cluster that this process's variables describe.
+        environ: Variables of this process.
     """
     for claim in environ.get(CLAIMS, "").split():
         process, _, rest = claim.partition(":")
@@ -36,10 +36,10 @@ def holder(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> int | N
 
 
 def check(cluster: Cluster) -> None:
-    """Refuses a place that an ancestor of this process has.
+    """Checks that no ancestor of this process has its place.
 
     Raises:
-        gradring.errors.ConfigError: It has; names it.
+        gradring.errors.ConfigError: An ancestor has the place; the message names it.
     """
     process = holder(cluster)
     if process is not None:
@@ -53,13 +53,13 @@ def check(cluster: Cluster) -> None:
 
 
 def claim(cluster: Cluster) -> None:
-    """This process is in the group, at its place; the processes that it starts are told."""
+    """Claims this process's place in the group, in a variable that its children inherit."""
     os.environ[CLAIMS] = f"{os.environ.get(CLAIMS, '')} {_own(cluster)}".strip()
 
 
 @contextlib.contextmanager
 def given_up(cluster: Cluster) -> Iterator[None]:
-    """At the end of the block, the process is in the group no longer."""
+    """Removes the claim of this process at the end of the block."""
     yield
     others = [each for each in os.environ.get(CLAIMS, "").split() if each != _own(cluster)]
     os.environ.pop(CLAIMS, None)
@@ -77,12 +77,12 @@ def _place(cluster: Cluster) -> str:
 
 
 def _start_of(process: str) -> str | None:
-    """When a process of this machine began, in ticks, or None where there is none.
+    """Returns the start of a process of this machine in ticks, or None if there is none.
 
-    A number is given to another process when the first one has ended.
+    The start distinguishes the process from a later one with the same id.
     """
     try:
-        # What is before may contain anything: the name of the program.
+        # The text before the last ")" contains the program's name, which may have any characters.
         *_, after = Path("/proc", process, "stat").read_text(errors="replace").rpartition(")")
     except OSError:
         return None

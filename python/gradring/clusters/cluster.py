@@ -1,4 +1,4 @@
-"""The result of detection, and the interface of the environments that find it."""
+"""Cluster: the result of detection, and the interface of environments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradring.config import parse
 from gradring.config.parse import Place
 from gradring.errors import ConfigError
 
-#: The rendezvous of a world of one: no process ever connects to it.
+#: Rendezvous of a single rank, to which no process ever connects.
 ALONE_RENDEZVOUS = "127.0.0.1:0"
 
 
@@ -21,14 +21,14 @@ class Cluster:
         rank: Index of this process in the group.
         world_size: Number of processes in the group.
         rendezvous: ``host:port`` at which rank 0 listens.
-        listen: ``host:port`` at which this rank listens, where the environment says so
+        listen: ``host:port`` on which this rank listens, where the environment gives one
             (``TF_CONFIG`` does); None for a free port on the interface that reaches the rendezvous.
-        source: The environment it was found in, such as ``TF_CONFIG``.
-        reason: A sentence that tells why that environment was chosen.
-        addresses: ``host:port`` of every rank, where the environment tells; for messages.
-        candidates: ``host:port`` at which processes of the job may listen, if the environment knows
-            their hosts and ports, but not who is where; for those that look for a running job.
-        job_id: The launcher's name for the job, which no other job has, where there is one.
+        source: Name of the environment, such as ``TF_CONFIG``.
+        reason: A sentence on why this environment was chosen.
+        addresses: ``host:port`` of every rank, where the environment gives them; for messages.
+        candidates: ``host:port`` of possible listeners of the job, for processes that look for a
+            running job. They are set if the environment gives hosts and ports, but no rank's place.
+        job_id: Launcher's name of the job, unique among jobs, where there is one.
         advice: A sentence for a process that probably should not be alone.
     """
 
@@ -53,24 +53,24 @@ class Cluster:
         *,
         job_id: str | None = None,
     ) -> Cluster:
-        """The group in which a process has this place; only a world of one needs no rendezvous."""
+        """Returns the group of a process at this place; a single rank needs no rendezvous."""
         address = rendezvous or ALONE_RENDEZVOUS
         return cls(place.rank, place.world_size, address, None, source, reason, job_id=job_id)
 
 
 @dataclass(frozen=True)
 class Environment:
-    """One way in which a launcher tells a process its place.
+    """One way in which a launcher gives a process its place.
 
-    Detection asks every environment for a place, to find conflicts, but only the first one that has
-    a place for the addresses: an environment that loses need not know them.
+    Detection asks every environment for a place, to find conflicts. Only the first one with a place
+    is asked for addresses, so the others may lack them.
 
     Attributes:
-        source: Name for messages.
-        variables: The variables that make up the claim; a launcher removes them from its children.
-        place: The place it claims, or None when this environment is not present. Raises
-            ConfigError when it is present but incomplete or malformed.
-        join: The cluster for that place. Raises ConfigError when the addresses are missing.
+        source: Name of the environment for messages.
+        variables: Variables that make up the claim; launchers remove them from their children.
+        place: Returns the claimed place, or None if the environment is not present. Raises
+            ConfigError if it is present but incomplete or malformed.
+        join: Returns the cluster for that place. Raises ConfigError if addresses are missing.
     """
 
     source: str
@@ -91,19 +91,19 @@ def of_pair(
     job_name: str = "",
     because: str = ".",
 ) -> Environment:
-    """A launcher that tells the rank and the number of ranks in two variables.
+    """Makes the environment of a launcher that sets rank and number of ranks in two variables.
 
     Args:
-        source: Name for messages.
-        rank_name: The variable with the rank,
-        size_name: and the one with the number of ranks.
-        rendezvous: Rank 0's address where ``GRADRING_RENDEZVOUS`` does not say it; None where this
-            launcher does not either, which only a world of one can do without.
-        missing: What is not set then, and what to type.
-        also: Its other variables that make up the claim.
-        place: What finds the place, if it is more than reading the two variables.
-        job_name: The variable with the name of the job, if there is one.
-        because: How the reason ends: that the two variables are set, and what follows from it.
+        source: Name of the environment for messages.
+        rank_name: Variable with the rank.
+        size_name: Variable with the number of ranks.
+        rendezvous: Returns rank 0's address if ``GRADRING_RENDEZVOUS`` is unset; None if the
+            launcher does not give it either, which is an error except for a single rank.
+        missing: End of that error: the missing variable, and a remedy.
+        also: Other variables of the claim.
+        place: Returns the place, if reading the two variables is not enough.
+        job_name: Variable with the name of the job, if there is one.
+        because: End of the reason, after the words that both variables are set.
     """
 
     def join(environ: Mapping[str, str], place: Place) -> Cluster:

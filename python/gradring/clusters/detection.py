@@ -1,4 +1,4 @@
-"""Detection of this process' cluster: the first environment that matches, none contradicting."""
+"""Detection of this process's cluster: the first environment that matches, without conflicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gradring.config import parse
 from gradring.config.parse import Place
 from gradring.errors import ConfigError
 
-#: Those that tell this process's place, in the order in which they are asked.
+#: Environments that give this process's place, in the order in which they are asked.
 ENVIRONMENTS: tuple[Environment, ...] = (
     env.ENVIRONMENT,
     tf_config.ENVIRONMENT,
@@ -43,8 +43,8 @@ ENVIRONMENTS: tuple[Environment, ...] = (
     mpi.FLUX,
 )
 
-#: Those that tell the place of a host or a pod: that of the process, if nothing tells its own, for
-#: then it is the only one there.
+#: Environments that give the place of a host or pod. It is the place of the process if no other
+#: environment gives one, because then the process is the only one there.
 NODES: tuple[Environment, ...] = (
     kubeflow.ENVIRONMENT,
     sagemaker.ENVIRONMENT,
@@ -53,15 +53,15 @@ NODES: tuple[Environment, ...] = (
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster that the environment describes; a world of one when it describes none.
+    """Returns the cluster that the environment describes; a single rank if it describes none.
 
     Args:
         environ: The variables to read.
 
     Raises:
         ConfigError: An environment is incomplete or malformed, or two of them disagree about the
-            rank or the world size. Training alone by accident is never the answer. Addresses of
-            rank 0 may differ; the reason of the cluster names those that do not count.
+            rank or the world size, so no process trains alone by accident. Addresses of rank 0 may
+            differ; the reason of the cluster names the unused ones.
     """
     found = [
         (environment, place)
@@ -88,7 +88,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
 
 
 def outer_place(environ: Mapping[str, str]) -> tuple[str, Place] | None:
-    """Source and place of a launcher that has started this process as one of several, if any."""
+    """Returns source and place of a launcher that started this process among others, or None."""
     for environment in ENVIRONMENTS + NODES:
         with contextlib.suppress(ConfigError):
             place = environment.place(environ)
@@ -98,7 +98,7 @@ def outer_place(environ: Mapping[str, str]) -> tuple[str, Place] | None:
 
 
 def without_cluster_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy in which no environment claims a place, for the children of a launcher."""
+    """Returns a copy in which no environment claims a place, for the children of a launcher."""
     names = {name for environment in ENVIRONMENTS + NODES for name in environment.variables}
     names |= {parse.JOB_ID, parse.JOIN, claims.CLAIMS, *signs.NUMBERS}
     return {name: text for name, text in environ.items() if name not in names}
@@ -109,7 +109,7 @@ def _set_variables(environ: Mapping[str, str], environment: Environment) -> str:
 
 
 def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
-    """A sentence for each address of rank 0 that is given, but is not the rendezvous."""
+    """Returns a sentence for each given address of rank 0 that is not the rendezvous."""
     if cluster.world_size == 1:
         return ""
     given = [("TF_CONFIG", tf_config.rendezvous(environ))]
@@ -118,7 +118,7 @@ def _overruled(environ: Mapping[str, str], cluster: Cluster) -> str:
         (jax.COORDINATOR, jax.rendezvous),
         (keras.ADDRESSES, keras.rendezvous),
     ):
-        # An address that is incomplete is not needed, or it would have been refused by now.
+        # An incomplete address is not needed; otherwise it would have been refused earlier.
         with contextlib.suppress(ConfigError):
             given.append((names, rendezvous(environ)))
     return "".join(

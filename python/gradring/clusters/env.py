@@ -1,4 +1,4 @@
-"""Our own variables, set by ``gradring run`` or by hand."""
+"""Variables of gradring itself, set by ``gradring run`` or by hand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ RANK, WORLD_SIZE = "GRADRING_RANK", "GRADRING_WORLD_SIZE"
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place in ``GRADRING_RANK`` and ``GRADRING_WORLD_SIZE``.
+    """Returns the place in ``GRADRING_RANK`` and ``GRADRING_WORLD_SIZE``.
 
-    ``GRADRING_RENDEZVOUS`` alone is no place: it gives other environments their address.
+    ``GRADRING_RENDEZVOUS`` alone gives no place; it sets the address for other environments.
     """
     if parse.value(environ, RANK) is None and parse.value(environ, kubernetes.INDEX) is not None:
-        return None  # the index of the pod is its rank, if nothing else is
+        return None  # the pod's index is its rank
     return parse.place(environ, RANK, WORLD_SIZE)
 
 

@@ -1,4 +1,4 @@
-"""The variables of ``jax.distributed``, as Kubeflow Trainer's JAX runtime sets them."""
+"""Variables of ``jax.distributed``, as Kubeflow Trainer's JAX runtime sets them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANK, SIZE, COORDINATOR = "JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_COORDINATO
 
 
 def rendezvous(environ: Mapping[str, str], place: Place | None = None) -> str | None:
-    """``JAX_COORDINATOR_ADDRESS``; None when it is unset."""
+    """Returns ``JAX_COORDINATOR_ADDRESS``, or None if it is unset."""
     text = parse.value(environ, COORDINATOR)
     return None if text is None else parse.address(text, COORDINATOR)
 

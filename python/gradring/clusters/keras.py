@@ -1,4 +1,4 @@
-"""The variables of ``keras.distribution.initialize``, by which launchers tell Keras 3 its place."""
+"""Variables of ``keras.distribution.initialize``, by which launchers give Keras 3 its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
 
 def rendezvous(environ: Mapping[str, str], place: Place | None = None) -> str | None:
-    """The first of ``KERAS_DISTRIBUTION_JOB_ADDRESSES``; None when it is unset."""
+    """Returns the first of ``KERAS_DISTRIBUTION_JOB_ADDRESSES``, or None if it is unset."""
     text = parse.value(environ, ADDRESSES)
     return None if text is None else parse.address(text.partition(",")[0], ADDRESSES)
 

@@ -1,7 +1,7 @@
-"""The ``PET_*`` variables of Kubeflow Trainer's PyTorch runtime, without ``torchrun``.
+"""``PET_*`` variables of Kubeflow Trainer's PyTorch runtime, without ``torchrun``.
 
-They are meant for ``torchrun``, which gives each process a rank. A program that a pod starts by
-itself is the only process of its node, so the nodes are the ranks.
+The variables are meant for ``torchrun``, which gives each process a rank. A program started by the
+pod itself is the only process of its node, so the nodes are the ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "PET_"
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place of this node among the nodes."""
+    """Returns the place of this node among the nodes."""
     if ":" in (parse.value(environ, SIZE) or ""):
         raise ConfigError(
             f"{SIZE}={environ[SIZE]!r} is a range, so this process cannot know how many others "
@@ -32,7 +32,7 @@ ENVIRONMENT = of_pair(
     "Kubeflow's PET_* variables",
     RANK,
     SIZE,
-    # No `torchrun` listens there.
+    # The port is free, because no `torchrun` listens on it.
     lambda environ, place: parse.master_rendezvous(environ, PREFIX),
     f"PET_MASTER_ADDR and PET_MASTER_PORT are not; set {parse.RENDEZVOUS} to the host:port at "
     "which rank 0 listens",

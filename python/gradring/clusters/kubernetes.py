@@ -1,7 +1,7 @@
-"""A pod of a Kubernetes Job with indexed completions.
+"""Kubernetes: a pod of a Job with indexed completions.
 
-Kubernetes tells a pod its index, but not how many there are: ``GRADRING_WORLD_SIZE`` says it. With
-a headless service as ``subdomain``, the pods' names are ``JOB-INDEX.SUBDOMAIN``.
+Kubernetes gives a pod its index, but not the number of pods, which ``GRADRING_WORLD_SIZE`` must
+give. Pods with a headless service as ``subdomain`` have the names ``JOB-INDEX.SUBDOMAIN``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INDEX, WORLD_SIZE = "JOB_COMPLETION_INDEX", "GRADRING_WORLD_SIZE"
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place of this pod among ``GRADRING_WORLD_SIZE``; of one, it is the only rank."""
+    """Returns the place of this pod among ``GRADRING_WORLD_SIZE`` pods."""
     index = parse.value(environ, INDEX)
     if index is None:
         return None
@@ -37,27 +37,27 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around the pod with index 0, at the port 29500 or the first of our own."""
+    """Returns the cluster around pod 0, at the first port of ``GRADRING_PORT`` or 29500."""
     reason = f"{INDEX}={parse.value(environ, INDEX)} and {WORLD_SIZE}={place.world_size} are set."
     given = parse.given_rendezvous(environ)
     if place.world_size == 1 or given is not None:
         return Cluster.of(place, given, ENVIRONMENT.source, reason)
     addresses = _addresses(environ, place)
-    # The name of the first pod has those of the Job and its service.
+    # The first pod's name contains the names of the Job and its service.
     cluster = Cluster.of(
         place, addresses[0], ENVIRONMENT.source, reason, job_id=f"pods {addresses[0]}"
     )
-    # Where the others listen is known if they listen where they are told to.
+    # Addresses of the other ranks are known only if a variable sets their port.
     told = parse.value(environ, parse.PORT) is not None
     return replace(cluster, addresses=addresses) if told else cluster
 
 
-# None of these makes a claim by itself; children of a launcher in the pod may need the index.
+# No variable makes a claim by itself; children of a launcher in the pod may need the index.
 ENVIRONMENT = Environment("Kubernetes Indexed Job", (), place, join)
 
 
 def _addresses(environ: Mapping[str, str], place: Place) -> tuple[str, ...]:
-    """The names of the pods, which differ in the number at the end of the host, with the port."""
+    """Returns the addresses of all pods, whose host names differ in the number at the end."""
     index = place.rank
     own = parse.value(environ, "HOSTNAME") or socket.gethostname()
     host, dot, domain = socket.getfqdn(own).partition(".")

@@ -1,6 +1,6 @@
-"""Launchers of MPI programs that tell a rank its place, but not where rank 0 is.
+"""Launchers of MPI programs that give a rank its place, but not rank 0's address.
 
-Open MPI (``open_mpi``), MPICH and Intel MPI (``pmi``) have ways to find it.
+Open MPI (``open_mpi``), MPICH and Intel MPI (``pmi``) have ways to find the address.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gradring.errors import ConfigError
 
 
 def unknown_rendezvous(source: str, place: Place, why: str = "") -> ConfigError:
-    """What to set, when the launcher does not tell where rank 0 is."""
+    """Returns the error for an unknown address of rank 0, with the variables to set."""
     return ConfigError(
         f"{source} says {place}, but not where rank 0 listens{why}; set {parse.RENDEZVOUS} to "
         "host:port (or MASTER_ADDR and MASTER_PORT) for all ranks, for example "

@@ -1,8 +1,8 @@
-"""Ranks started by Open MPI's ``mpirun``, which needs no other setting.
+"""Open MPI: ranks started by ``mpirun``, which needs no other setting.
 
-On one host, rank 0 is at a port that follows from the job. On several, Open MPI 5 hands rank 0's
-address round (``pmix``). Open MPI 4 tells where ``mpirun`` runs, and rank 0 is there in most jobs;
-where it is not, rank 0 says so at once.
+On one host, rank 0 listens on a port derived from the job. On several hosts, Open MPI 5 distributes
+rank 0's address (``pmix``). Open MPI 4 gives only the host of ``mpirun``, where rank 0 is in most
+jobs; a rank 0 on another host raises an error at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RANK, SIZE, LOCAL_SIZE = (
 )
 MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"
 SOURCE = "Open MPI"
-# As for Slurm: above the ports that Linux hands out for outgoing connections.
+# Above the ports that Linux uses for outgoing connections, as for Slurm.
 FIRST_PORT, PORT_COUNT = 61440, 4096
 
 
@@ -45,7 +45,7 @@ def _rendezvous(environ: Mapping[str, str], place: Place) -> str | None:
 
 
 def _host_of_mpirun(environ: Mapping[str, str], place: Place) -> str:
-    """The first address in a URI such as ``1531576320.0;tcp://10.0.0.1,10.1.0.1:34911``."""
+    """Returns the first address in a URI such as ``1531576320.0;tcp://10.0.0.1,10.1.0.1:34911``."""
     uri = environ[MPIRUN_URI]
     found = re.search(r"tcp://([^,:;]+)|tcp6://\[([^],]+)", uri)
     if found is None:

@@ -1,4 +1,4 @@
-"""By which name or address the other hosts reach this one."""
+"""Names and addresses at which other hosts reach this one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gradring.config import parse
 from gradring.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-# For documentation only (RFC 5737, RFC 3849): the way there is the way to anywhere.
+# Addresses for documentation (RFC 5737, RFC 3849); their route is the default route.
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 ANY_PORT = 9
 
 
 def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -> str:
-    """``host:port`` for rank 0 to listen at, to be told to the others.
+    """Returns a free ``host:port`` on which rank 0 can listen, for the other ranks.
 
     Args:
         environ: ``GRADRING_INTERFACE`` chooses the network, ``GRADRING_PORT`` the port.
@@ -26,7 +26,7 @@ def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -
         alone: Whether all ranks are on this host.
 
     Raises:
-        ConfigError: The interface, or the host's name, is not this host's.
+        ConfigError: This host has no such interface, or its name belongs to another host.
         OSError: There is no free port.
     """
     host = local_host(environ) if alone else reachable_host(environ, name)
@@ -35,18 +35,18 @@ def free_address(environ: Mapping[str, str], name: str | None, *, alone: bool) -
             f"rank 0 cannot listen at {host}, which is no address of its host, "
             f"{socket.gethostname()}; set GRADRING_INTERFACE, or {parse.RENDEZVOUS} for all ranks"
         )
-    from gradring.machine.ports import free_ports  # which few ranks need
+    from gradring.machine.ports import free_ports  # few ranks need it
 
     return parse.joined_address(host, parse.first_port(environ, 0) or free_ports(1, host)[0])
 
 
 def local_host(environ: Mapping[str, str]) -> str:
-    """Where rank 0 listens for ranks of its own host: the chosen interface, or loopback."""
+    """Returns rank 0's host for ranks of the same host: the chosen interface, or loopback."""
     return _chosen(environ) or LOOPBACK
 
 
 def reachable_host(environ: Mapping[str, str], name: str | None) -> str:
-    """The chosen interface's address, else the host's name unless it means the host to itself."""
+    """Returns the chosen interface's address, or the host's name unless that means loopback."""
     chosen = _chosen(environ)
     if chosen is not None:
         return chosen
@@ -55,7 +55,7 @@ def reachable_host(environ: Mapping[str, str], name: str | None) -> str:
 
 
 def is_own(host: str) -> bool:
-    """Whether ``host`` is an address of this host, or a name of one."""
+    """Returns whether ``host`` is an address of this host, or a name of one."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -70,7 +70,7 @@ def is_own(host: str) -> bool:
 
 
 def _binds_to_any(family: int) -> bool:
-    """Whether sockets can be bound to addresses of other hosts, as load balancers want it."""
+    """Returns whether sockets can bind to addresses of other hosts, as load balancers do."""
     version = "ipv6" if family == socket.AF_INET6 else "ipv4"
     try:
         return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() != "0"
@@ -82,13 +82,13 @@ def _chosen(environ: Mapping[str, str]) -> str | None:
     interface = parse.value(environ, "GRADRING_INTERFACE")
     if interface is None:
         return None
-    from gradring.machine.interfaces import address_of  # which few ranks need
+    from gradring.machine.interfaces import address_of  # few ranks need it
 
     return address_of(interface, "GRADRING_INTERFACE")
 
 
 def _is_reachable(name: str) -> bool:
-    """Whether ``name`` has addresses, and none that is this host's for itself only.
+    """Returns whether ``name`` has addresses, and no loopback address.
 
     Debian maps a host's own name to 127.0.1.1.
     """
@@ -100,11 +100,11 @@ def _is_reachable(name: str) -> bool:
 
 
 def address_towards(other: str) -> str:
-    """The address of this machine that ``other`` can reach, as the routing table has it.
+    """Returns this machine's address on the route to ``other``.
 
     Raises:
         gaierror: ``other`` has no address.
-        OSError: There is no route to it.
+        OSError: There is no route to ``other``.
     """
     try:
         found = socket.getaddrinfo(other, ANY_PORT, type=socket.SOCK_DGRAM)
@@ -112,7 +112,7 @@ def address_towards(other: str) -> str:
         raise socket.gaierror(error.errno, f"{error.strerror}: {other}") from error
     family, kind, _, _, address = found[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # a datagram socket sends nothing here
+        probe.connect(address)  # connect() on UDP sends no packet
         return str(probe.getsockname()[0])
 
 

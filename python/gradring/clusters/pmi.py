@@ -1,15 +1,19 @@
-"""MPICH and Intel MPI: rank 0's address goes from rank to rank through ``mpiexec`` itself.
+"""MPICH and Intel MPI: ranks exchange rank 0's address through ``mpiexec``.
 
-Their process manager, Hydra, gives each rank a socket (``PMI_FD``) to its proxy, and keeps a table
-for the job. Rank 0 puts its address there, all meet in a barrier, and all read it: PMI-1, see P.
-Balaji et al., "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems"
-(EuroMPI 2010). MPI uses the same socket for the same, so what we do must not disturb it:
+The process manager Hydra gives each rank a socket (``PMI_FD``) to its proxy, and keeps a table for
+the job. Rank 0 puts its address there, all ranks meet in a barrier, and all read it. The protocol
+is PMI-1; see P. Balaji et al., "PMI: A Scalable Parallel Process-Management Interface for
+Extreme-Scale Systems" (EuroMPI 2010). MPI uses the same socket with the same protocol, so we must
+not disturb it:
 
-* One question and one answer at a time, whole lines, and no mode of the socket is changed. MPI may
+* One request and one reply at a time, in whole lines, and the mode of the socket never changes. MPI
+  may be initialised before or later.
   have been initialised before, or be later.
-* Hydra takes a rank that ends without ``finalize`` for one that has crashed, and kills the others;
+* Hydra takes a rank that ends without ``finalize`` for a crash, and kills the others. After
+  ``finalize``, MPI could not begin. So we send it at the very end, unless MPI will.
   after it, MPI could not begin. So it is said at the very end, unless MPI will.
-* A program that the rank has started inherits the variables, but not the socket: the number may be
+* A program started by the rank inherits the variables, but not the socket: the number may belong to
+  any other file. So we write only to a socket whose other end is Hydra's proxy.
   that of any other file. Only a socket whose other end is Hydra's proxy is written to.
 """
 
@@ -37,7 +41,7 @@ from gradring.config.parse import Place
 from gradring.errors import RendezvousError
 
 RANK, SIZE, FD, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALNRANKS"
-#: How ``mpiexec`` calls this host: MPICH 5, MPICH 4, Intel MPI.
+#: Variables with ``mpiexec``'s name for this host: MPICH 5, MPICH 4, Intel MPI.
 HOST_NAMES = ("PMI_HOSTNAME", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")
 PROXY = "hydra_pmi_proxy"
 KEY = "gradring-rank-0"
@@ -45,7 +49,7 @@ _UCRED = struct.Struct("3i")
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around the address that is given, or that rank 0 has chosen."""
+    """Returns the cluster around a given address, or around the one that rank 0 has chosen."""
     address, job_id = parse.given_rendezvous(environ) or parse.master_rendezvous(environ), None
     if address is None and place.world_size > 1:
         address, job_id = _agreed(environ, place)
@@ -62,7 +66,7 @@ ENVIRONMENT = Environment(
 
 
 def _agreed(environ: Mapping[str, str], place: Place) -> tuple[str, str]:
-    """Rank 0's address and the name of the job, by the socket of this very process."""
+    """Returns rank 0's address and the job's name, by the socket of this very process."""
     number = parse.value(environ, FD)
     own = all(os.environ.get(name) == environ.get(name) for name in (RANK, SIZE, FD))
     if number is None or not own or not _leads_to_proxy(int(number) if number.isdigit() else -1):
@@ -71,7 +75,7 @@ def _agreed(environ: Mapping[str, str], place: Place) -> tuple[str, str]:
     return _exchanged(int(number), place, parse.value(environ, parse.PORT))
 
 
-@functools.cache  # a table takes a key once
+@functools.cache  # a key can be put only once
 def _exchanged(fd: int, place: Place, port: str | None) -> tuple[str, str]:
     from gradring.config.values import Settings
 
@@ -93,19 +97,19 @@ def _exchanged(fd: int, place: Place, port: str | None) -> tuple[str, str]:
 
 @dataclass
 class _Connection:
-    """The socket to Hydra's proxy; a question is a line, and so is its answer."""
+    """Connection to Hydra's proxy; each request and each reply is a line."""
 
     _fd: int
     _place: Place
     _deadline: float
 
     def ask(self, command: str, **words: str) -> dict[str, str]:
-        """The words of the answer."""
+        """Sends a request, and returns the fields of the reply."""
         line = " ".join([f"cmd={command}", *(f"{name}={text}" for name, text in words.items())])
         try:
             os.write(self._fd, f"{line}\n".encode())
             answer = self._line(command)
-        except RendezvousError:  # an OSError, too
+        except RendezvousError:  # is also an OSError
             raise
         except OSError as error:
             raise self._failed(command, str(error)) from error
@@ -115,14 +119,14 @@ class _Connection:
         return found
 
     def end(self, process_id: int) -> None:
-        """Tells Hydra that this process ends as it should; not in a fork, not in MPI's place."""
+        """Sends ``finalize`` to Hydra, except in a fork and if MPI will send it."""
         if os.getpid() == process_id and not _mpi_is_initialized():
             self._deadline = time.monotonic() + 1
             with contextlib.suppress(RendezvousError):
                 self.ask("finalize")
 
     def _line(self, command: str) -> str:
-        # MPI reads from the same socket later: nothing beyond the line may be taken.
+        # MPI reads from this socket later, so no byte after the line may be read.
         line = b""
         while not line.endswith(b"\n"):
             left_ms = max(0.0, self._deadline - time.monotonic()) * 1000
@@ -146,7 +150,7 @@ class _Connection:
 
 
 def _leads_to_proxy(fd: int) -> bool:
-    """Whether ``fd`` is a socket that Hydra's proxy has made."""
+    """Returns whether ``fd`` is a socket made by Hydra's proxy."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return False
@@ -161,7 +165,7 @@ def _leads_to_proxy(fd: int) -> bool:
 
 
 def _mpi_is_initialized() -> bool:
-    """Whether MPI owns the connection: it says ``init``, and ``finalize`` at its own end."""
+    """Returns whether MPI is initialised, and thus sends ``init`` and ``finalize`` itself."""
     maps = Path("/proc/self/maps").read_text(errors="replace")
     for path in set(re.findall(r"\S*/lib\w*mpi\w*\.so\S*", maps)):
         with contextlib.suppress(OSError, AttributeError):

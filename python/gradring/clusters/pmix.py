@@ -1,7 +1,7 @@
-"""Rank 0's address by PMIx, as Open MPI 5 offers it: put there by rank 0, read by all.
+"""PMIx of Open MPI 5: rank 0 publishes its address, and all ranks read it.
 
-Done by a short-lived process (``pmix_client``), which is the rank to PMIx: it loads Open MPI's
-library, connects, and is gone before the program may want to use MPI itself.
+A short-lived process (``pmix_client``) acts as the rank: it loads Open MPI's library and connects.
+It has ended before the program may use MPI itself.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ CLIENT = Path(__file__).with_name("pmix_client.py")
 
 
 def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
-    """``host:port`` of rank 0, which has chosen it.
+    """Returns the ``host:port`` that rank 0 has chosen.
 
     Raises:
         ConfigError: This process is no rank of ``environ``, or has no library of PMIx.
-        RendezvousError: The exchange has failed.
+        RendezvousError: The exchange failed.
     """  # noqa: DOC501 (unknown_rendezvous makes a ConfigError)
     if any(os.environ.get(name) != environ.get(name) for name in (JOB, RANK, SERVER)):
         raise mpi.unknown_rendezvous(source, place, ", which only a rank itself can ask for")
@@ -39,7 +39,7 @@ def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
 
 @functools.cache
 def _exchanged(place: Place, port: str | None) -> str:
-    import subprocess  # costs 4 ms, and few ranks need it
+    import subprocess  # takes 4 ms, and few ranks need
 
     from gradring.config.values import Settings
 

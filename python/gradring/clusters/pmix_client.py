@@ -1,6 +1,6 @@
-"""A program: puts rank 0's address into PMIx (its argument, if there is one), and prints it.
+"""Program that prints rank 0's address from PMIx, and as rank 0 first puts it there.
 
-Run without the package, so that it starts in milliseconds. The interface is that of the PMIx
+It runs without the package, so that it starts in milliseconds. The interface is that of the PMIx
 standard, version 2 and newer: https://pmix.org.
 """
 
@@ -30,7 +30,7 @@ class Value(ctypes.Structure):
 
 
 def main(own: str) -> str:
-    """The address of rank 0, whose own it is if it is not empty."""
+    """Returns the address of rank 0, after putting ``own`` there if it is not empty."""
     library = _library()
     nothing = (None, ctypes.c_size_t(0))
     process = Process()

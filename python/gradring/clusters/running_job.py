@@ -1,4 +1,4 @@
-"""The running job, if there is one, that a process is to join instead of founding a group."""
+"""Running job that a process joins instead of founding a group."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from gradring.clusters import Cluster
 from gradring.config.values import AUTO, Settings
 from gradring.errors import GradringError
 
-#: How long a host may take to answer whether the job runs there.
+#: Time limit for a host's answer whether the job runs there.
 _ANSWER_S = 2.0
 _AT_ONCE = 16
 
 
 def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
-    """Where members of the running job listen, or nothing if this process is in its first group.
+    """Returns addresses of the running job's members; empty if this process founds a group.
 
     Args:
-        cluster: What the environment says of the first group.
-        settings: Those of this process; ``join`` says where to look.
+        cluster: Cluster of the first group, from the environment.
+        settings: Settings of this process; ``join`` has the addresses to try.
     """
     wanted: Sequence[str] = settings.join or ()
     if AUTO not in wanted:
         return wanted
-    # It has hooks for forks, which most programs can do without.
+    # Imported late, because the module installs hooks for forks.
     from concurrent.futures import ThreadPoolExecutor
 
     known = wanted[1:] or cluster.candidates or cluster.addresses or (cluster.rendezvous,)
     others = [address for address in known if address != cluster.listen]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         runs = list(pool.map(lambda address: _runs_at(address, settings), others))
-    # They know of each other.
+    # Any member knows all others, so one answer is enough.
     return [address for address, is_member in zip(others, runs, strict=True) if is_member]
 
 
 def _runs_at(address: str, settings: Settings) -> bool:
-    """Whether a process that is in a job with this token listens there, and not one that joins."""
+    """Returns whether a member of a job with this token listens there, and not a joiner."""
     token = settings.token or b""
     try:
         return bool(_native.inquire(address, token, settings.tls, _ANSWER_S)["runs"])

@@ -14,7 +14,7 @@ HOSTS, OWN, JOB = "SM_HOSTS", "SM_CURRENT_HOST", "TRAINING_JOB_NAME"
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place of ``SM_CURRENT_HOST`` among ``SM_HOSTS``."""
+    """Returns the place of ``SM_CURRENT_HOST`` among ``SM_HOSTS``."""
     if parse.value(environ, HOSTS) is None:
         return None
     hosts = _hosts(environ)
@@ -25,7 +25,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around the first host, at the port 29500 or the first of our own."""
+    """Returns the cluster around the first host, at the first port of ``GRADRING_PORT`` or 29500."""
     port = parse.first_port(environ, parse.DEFAULT_PORT)
     derived = parse.joined_address(_hosts(environ)[0], port)
     address = parse.given_rendezvous(environ) or derived if place.world_size > 1 else None
@@ -34,7 +34,7 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
     return Cluster.of(place, address, ENVIRONMENT.source, reason, job_id=job_id)
 
 
-# As on Kubernetes, these tell the host, so children of a launcher may keep them.
+# The variables describe the host, as on Kubernetes, so children of a launcher may keep them.
 ENVIRONMENT = Environment("SageMaker", (), place, join)
 
 

@@ -1,6 +1,6 @@
-"""Signs that a launcher has started several processes, of launchers that do not tell enough.
+"""Signs of several processes, from launchers that give a process too little information.
 
-A process that sees one and nothing better must not train alone: all the others would, too.
+A process with a sign and no place must not train alone, because all the others would, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gradring.errors import ConfigError
 
 OURS = "GRADRING_RANK, GRADRING_WORLD_SIZE and GRADRING_RENDEZVOUS"
 
-#: Where rank 0 is, without this process's rank; and what is missing.
+#: Variables with rank 0's address that do not give this process's rank, and the missing variables.
 ADDRESSES = {
     parse.RENDEZVOUS: "GRADRING_RANK and GRADRING_WORLD_SIZE",
     "MASTER_ADDR": "RANK and WORLD_SIZE",
@@ -23,7 +23,7 @@ ADDRESSES = {
     ),
 }
 
-#: The least number that tells of other processes: a rank, or how many there are.
+#: Variables with a rank or a number of processes, and the least value that proves other processes.
 NUMBERS = {
     "LOCAL_WORLD_SIZE": 2,
     "LOCAL_RANK": 1,
@@ -41,7 +41,7 @@ NUMBERS = {
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Refuses a process that is one of several but cannot know which.
+    """Refuses a process that is one of several and cannot know its rank.
 
     Raises:
         ConfigError: There is a sign; the message says what to set.

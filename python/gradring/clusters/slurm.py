@@ -1,7 +1,7 @@
-"""A Slurm step: ``srun -n 16 python train.py`` needs no other setting.
+"""Slurm step: ``srun -n 16 python train.py`` needs no other setting.
 
-Only a step counts. A batch script or an ``salloc`` shell has many of the same variables, but is a
-single process. ``mpirun`` starts its daemons as a step: there the ranks are those of MPI.
+Only steps are detected. A batch script or an ``salloc`` shell has many of the same variables, but
+is a single process. ``mpirun`` starts its daemons as a step, whose tasks are not the ranks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ STEP, RANK, STEP_SIZE, SIZE = (
 NODELISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
 NODE_COUNTS = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 JOBS = ("SLURM_JOB_ID", "SLURM_JOBID")
-# Each component of such a job has an id of its own, and all have this.
+# Each component of a heterogeneous job has its own id, and all have this one.
 HETEROGENEOUS_JOB = "SLURM_HET_JOB_ID"
 
-# Slurm gives these ids to the batch script, the interactive shell and other steps of one process.
+# Ids of the batch script, the interactive shell and other steps of one process.
 FIRST_RESERVED_STEP = 0xFFFF_FFF0
 # Set by mpirun (Open MPI) and mpiexec (MPICH, Intel MPI), which place ranks themselves.
 MPI_LAUNCHED = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("MPI_LOCALRANKID", "PMI_SIZE"))
-# Above the ports that Linux hands out for outgoing connections (32768 to 60999).
+# Above the ports that Linux uses for outgoing connections (32768 to 60999).
 FIRST_PORT, PORT_COUNT = 61440, 4096
-# Consecutive jobs have consecutive ids; this keeps their steps apart.
+# Consecutive jobs have consecutive ids; the stride separates their steps' ports.
 STEP_STRIDE = 131
 MAX_HOSTS = 65536
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place of this task in a step of at least two tasks."""
+    """Returns the place of this task in a step of at least two tasks."""
     step = parse.value(environ, STEP)
     if step is None or _is_daemon_of_mpi(environ):
         return None
@@ -52,7 +52,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _is_daemon_of_mpi(environ: Mapping[str, str]) -> bool:
-    """Whether MPI started this process; one that MPI left alone may have run ``srun`` itself."""
+    """Returns whether MPI's launcher started this process as one of several."""
     return any(
         parse.value(environ, rank) is not None and parse.value(environ, size) != "1"
         for rank, size in MPI_LAUNCHED
@@ -60,7 +60,7 @@ def _is_daemon_of_mpi(environ: Mapping[str, str]) -> bool:
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster around the step's first node and a port that all tasks derive alike."""
+    """Returns the cluster around the step's first node, at a port that all tasks derive."""
     _, job = _first(environ, JOBS)
     given = parse.given_rendezvous(environ)
     cluster = Cluster.of(
@@ -78,7 +78,7 @@ ENVIRONMENT = Environment("Slurm step", (STEP, RANK, STEP_SIZE, SIZE), place, jo
 
 
 def advice(environ: Mapping[str, str]) -> str | None:
-    """What a batch script, or a shell, that trains alone in a larger allocation should know."""
+    """Returns advice for a batch script or shell that trains alone in a larger allocation."""
     if parse.value(environ, STEP) is not None:
         return None
     for name in (SIZE, *NODE_COUNTS):
@@ -89,11 +89,11 @@ def advice(environ: Mapping[str, str]) -> str | None:
 
 
 def expand_nodelist(text: str, name: str = NODELISTS[0]) -> list[str]:
-    """The hosts of a Slurm node list: ``gpu[01-02,7],login`` is gpu01, gpu02, gpu7 and login.
+    """Returns the hosts of a Slurm node list: ``gpu[01-02,7],login`` has gpu01, gpu02, gpu7, login.
 
     Args:
-        text: The list as Slurm writes it; several brackets in one name multiply.
-        name: The variable it came from, for messages.
+        text: List as Slurm writes it; several brackets in one name multiply.
+        name: Variable with the list, for messages.
 
     Raises:
         ConfigError: The list is malformed, empty or longer than 65536 hosts.
@@ -135,12 +135,12 @@ def _rendezvous(environ: Mapping[str, str]) -> str:
     job_id, step_id = parse.whole_number(job, job_name), int(environ[STEP])
     derived = FIRST_PORT + (job_id + STEP_STRIDE * step_id) % PORT_COUNT
     port = parse.first_port(environ, derived)
-    # Slurm puts task 0 on the first node of the step, unless an arbitrary layout says otherwise.
+    # Slurm puts task 0 on the first node of the step, except in an arbitrary layout.
     return parse.joined_address(expand_nodelist(nodes, nodes_name)[0], port)
 
 
 def _candidates(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The ports of ``GRADRING_PORT`` on all nodes: each task takes one that is free there."""
+    """Returns the ports of ``GRADRING_PORT`` on all nodes; each task takes one that is free."""
     text = parse.value(environ, parse.PORT)
     if text is None:
         return ()

@@ -1,7 +1,7 @@
 """``TF_CONFIG``, as TensorFlow's own multi-worker strategies read it.
 
-The ranks are the chief, then the workers by index. An evaluator is a world of one, beside the
-group, which does not know of it. A parameter server has no place, because it is in no group.
+The chief and then the workers by index are the ranks. An evaluator is a single rank beside the
+group, which does not know of it. A parameter server is in no group, so it has no place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYSTANDERS = (SERVER, EVALUATOR)
 
 @dataclass(frozen=True)
 class _Task:
-    """One entry of the cluster that joins the ring."""
+    """A task of the cluster."""
 
     job: str
     index: int
@@ -41,8 +41,8 @@ class Servers:
 
     Attributes:
         addresses: ``host:port`` of each.
-        own: Which of them this process is; None for any other process.
-        workers: How many chief and worker tasks they serve.
+        own: Index of this process among them; None for any other process.
+        workers: Number of chief and worker tasks that they serve.
     """
 
     addresses: tuple[str, ...]
@@ -51,7 +51,7 @@ class Servers:
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
-    """The place of ``task`` among the chief and the workers; that of an evaluator is its own."""
+    """Returns the place of ``task`` among chief and workers; an evaluator is a single rank."""
     text = environ.get(VARIABLE)
     if text is None:
         return None
@@ -65,7 +65,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 
 def servers_in(environ: Mapping[str, str]) -> Servers:
-    """The parameter servers of ``cluster``, and whether this process is one."""
+    """Returns the parameter servers of ``cluster``, and the index of this process among them."""
     text = parse.value(environ, VARIABLE)
     if text is None:
         return Servers((), None, 0)
@@ -76,19 +76,19 @@ def servers_in(environ: Mapping[str, str]) -> Servers:
 
 
 def rendezvous(environ: Mapping[str, str]) -> str | None:
-    """The address of rank 0 in ``cluster``; None without ``TF_CONFIG``."""
+    """Returns the address of rank 0 in ``cluster``, or None without ``TF_CONFIG``."""
     text = parse.value(environ, VARIABLE)
     return None if text is None else _read(text)[0][0].address
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """The cluster whose rank 0 and whose listening address are those of ``TF_CONFIG``."""
+    """Returns the cluster with the addresses of ``TF_CONFIG``."""
     tasks, own = _read(environ[VARIABLE])
     if own.job == EVALUATOR:
         return Cluster(0, 1, ALONE_RENDEZVOUS, None, ENVIRONMENT.source, _beside(own))
     moved = parse.given_rendezvous(environ)
     addresses = tuple(task.address for task in tasks)
-    # Where processes join and leave, a later one may be told of others.
+    # In an elastic job, a later process may have other addresses in its TF_CONFIG.
     is_elastic = parse.value(environ, parse.JOIN) is not None
     return Cluster(
         place.rank,
@@ -107,7 +107,7 @@ ENVIRONMENT = Environment(VARIABLE, (VARIABLE,), place, join)
 
 
 def job_id_of(addresses: Sequence[str]) -> str:
-    """The name of a job whose tasks listen there, in rank order; another job has other tasks."""
+    """Returns a job's name from its addresses in rank order; another job has other addresses."""
     return f"{VARIABLE} {','.join(addresses)}"
 
 
@@ -119,7 +119,7 @@ def _beside(evaluator: _Task) -> str:
 
 
 def _read(text: str) -> tuple[list[_Task], _Task]:
-    """All tasks in rank order, and this process's own."""
+    """Returns all tasks in rank order, and the task of this process."""
     if not text.strip():
         raise _wrong("it", "is empty")
     try:
@@ -136,7 +136,7 @@ def _read(text: str) -> tuple[list[_Task], _Task]:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of these pairs; JSON itself would let the last of equal keys win."""
+    """Returns the object of these pairs; json would silently keep the last of equal keys."""
     found: dict[str, Any] = {}
     for key, entry in pairs:
         if key in found:
@@ -177,10 +177,10 @@ def _servers(cluster: dict[str, Any]) -> list[_Task]:
 
 
 def _tasks(job: str, entries: object) -> list[_Task]:
-    """The tasks of one job: a list of addresses, or an object from index to address.
+    """Returns the tasks of one job, from a list of addresses or an object from index to address.
 
-    An object with gaps describes what one task may know of the cluster, as TensorFlow lets
-    parameter servers do. It does not tell the rank.
+    An object with gaps describes a part of the cluster, as TensorFlow allows for parameter servers.
+    It does not give the rank.
 
     Raises:
         ConfigError: The entries are neither, or name an index twice or out of range.
@@ -221,7 +221,7 @@ def _own(task: dict[str, Any], tasks: list[_Task], cluster: dict[str, Any]) -> _
 
 
 def _index(found: object, field: str) -> int:
-    """An index, which some launchers write as a string."""
+    """Returns an index, which some launchers write as a string."""
     if isinstance(found, str):
         # Python refuses to read, and to print, numbers of thousands of digits.
         if parse.is_digits(found) and len(found) <= parse.MAX_DIGITS:

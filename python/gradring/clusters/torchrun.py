@@ -1,4 +1,4 @@
-"""The variables of ``torchrun`` and of the many launchers that imitate it."""
+"""Variables of ``torchrun`` and of the many launchers that imitate it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ AGENT_STORE, RUN_ID = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"
 
 
 def rendezvous(environ: Mapping[str, str], place: Place | None = None) -> str | None:
-    """``MASTER_ADDR:MASTER_PORT``, or beside it if ``torchrun`` itself is there; None if unset."""
+    """Returns ``MASTER_ADDR:MASTER_PORT``, or a neighbouring port under ``torchrun`` itself."""
     master = parse.master_rendezvous(environ)
     if master is None or parse.value(environ, AGENT_STORE) != "True":
         return master
-    # torchrun's own agent listens at MASTER_PORT for as long as the job runs: take a neighbour.
+    # torchrun's own agent listens on MASTER_PORT during the whole job.
     host, _, port = master.rpartition(":")
     neighbour = int(port) + 1 if int(port) < parse.MAX_PORT else int(port) - 1
     return f"{host}:{neighbour}"

@@ -40,11 +40,11 @@ class TlsFiles:
     """PEM files with what a rank needs for TLS.
 
     Attributes:
-        ca: Path of the certificates of the authorities whose certificates are accepted.
+        ca: Path of the certificates of accepted authorities.
         cert: Path of this rank's certificate, followed by those that lead to an authority. It must
-            be for the name or address at which others reach this rank, and serve for servers and
+            be valid for the name or address at which others reach this rank, for servers and for
             clients.
-        key: Path of its private key, which nobody else may read.
+        key: Path of the private key, which nobody else may read.
 
     Examples:
         >>> files = gradring.TlsFiles(ca="ca.pem", cert="rank.pem", key="rank.key")

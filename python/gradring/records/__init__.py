@@ -1,1 +1,1 @@
-"""Files that ranks leave of what happened: flight recorders, timelines, lateness."""
+"""Records: files in which ranks leave their collectives and steps, timelines, and lateness."""

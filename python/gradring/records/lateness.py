@@ -1,42 +1,42 @@
-"""Lateness: who keeps whom waiting, from what all ranks say about it."""
+"""Lateness: how long ranks keep each other waiting, computed from the waits of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: By rank that waited, and rank that was waited for: seconds.
+#: Seconds by the rank that waited and the rank that it waited for.
 Waits = Mapping[int, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank that keeps the others waiting most."""
+    """The rank with the largest skew."""
 
     rank: int
-    #: How long the peer that waited most for it has waited, less what it has waited itself.
+    #: Skew: longest wait of another rank for this rank, minus this rank's own waits.
     excess_s: float
 
 
 def made_wait_s(waits: Waits, rank: int) -> float:
-    """How long the peer that waited most for ``rank`` has waited for it.
+    """Returns the longest wait of another rank for ``rank``, in seconds.
 
-    Where all ranks hear from each other all of them wait for a late one; on a ring only its
-    successor does at first. The largest of their times is right for both.
+    If all ranks exchange messages with each other, all of them wait for a late one. On a ring, only
+    its successor waits at first. The longest wait is right in both cases.
     """
     return max((by.get(rank, 0.0) for waiter, by in waits.items() if waiter != rank), default=0.0)
 
 
 def excess_s(waits: Waits, rank: int) -> float:
-    """How long ``rank`` made others wait, less what it has waited itself.
+    """Returns the skew of a rank: how long it made others wait, minus its own waits.
 
-    Ranks that are late in turn come out even.
+    If ranks take turns being late, their skews cancel.
     """
     return made_wait_s(waits, rank) - sum(waits.get(rank, {}).values())
 
 
 def slowest(waits: Waits, ranks: Sequence[int]) -> Slowest | None:
-    """The rank of the largest excess; None if no rank waited for another."""
+    """Returns the rank with the largest skew; None if no skew is above 0."""
     found = max(
         (Slowest(rank, excess_s(waits, rank)) for rank in ranks), key=lambda found: found.excess_s
     )

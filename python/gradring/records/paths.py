@@ -1,4 +1,4 @@
-"""Paths of the records that ranks leave."""
+"""Paths of ranks' records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _NUMBERED = re.compile(r"(attempt|generation|group)-\d+", re.ASCII)
 
 
 def flight_of(log_dir: Path) -> Path:
-    """Where ``gradring run --log-dir`` lets ranks leave their flight records."""
+    """Returns the directory of flight records below that of ``gradring run --log-dir``."""
     return log_dir / "flight"
 
 
 def directories(directory: Path) -> list[Path]:
-    """Where the records are: each attempt, and each group of a process, has a directory.
+    """Returns all directories with records: each attempt and each group has its own.
 
     Args:
-        directory: That of the flight records, of a timeline's parts, or of ``--log-dir``.
+        directory: Directory of flight records, of a timeline's parts, or of ``--log-dir``.
     """
     if flight_of(directory).is_dir() and not any(written(directory)):
         directory = flight_of(directory)
@@ -30,22 +30,22 @@ def directories(directory: Path) -> list[Path]:
 
 
 def of_attempt(directory: Path, attempt: int) -> Path:
-    """The directory for the records of one attempt."""
+    """Returns the directory of the records of one attempt."""
     return directory / f"attempt-{attempt}"
 
 
 def of_group(directory: Path, number: int) -> Path:
-    """The directory for the records of one group of a process, which are numbered from 1."""
+    """Returns the directory of the records of a process's group; groups count from 1."""
     return directory if number == 1 else directory / f"group-{number}"
 
 
 def of_generation(directory: Path, generation: int) -> Path:
-    """The directory for those of a group of an elastic job: they say nothing about each other."""
+    """Returns the directory of a group of an elastic job, whose records others do not explain."""
     return directory if generation == 0 else directory / f"generation-{generation}"
 
 
 def written(directory: Path) -> Iterator[Path]:
-    """All records in a directory, of all attempts and groups."""
+    """Yields all records in a directory, of all attempts and groups."""
     yield from directory.glob("rank-*.json")
     for part in directory.glob("*-*/"):
         if _NUMBERED.fullmatch(part.name):
@@ -53,16 +53,16 @@ def written(directory: Path) -> Iterator[Path]:
 
 
 def forget(directory: Path) -> None:
-    """Removes the records that an earlier run has left."""
+    """Removes the records of an earlier run."""
     for path in written(directory):
         path.unlink(missing_ok=True)
 
 
 def part_of(trace: Path, rank: int, group: int) -> Path:
-    """Where a rank of a group leaves its part of the timeline that is to be the file ``trace``."""
+    """Returns the file of a rank's part of the timeline ``trace``."""
     return of_group(parts_of(trace), group) / f"rank-{rank}.json"
 
 
 def parts_of(trace: Path) -> Path:
-    """The directory of the parts of the timeline that is to be the file ``trace``."""
+    """Returns the directory of the parts of the timeline ``trace``."""
     return trace.with_name(f"{trace.name}.parts")

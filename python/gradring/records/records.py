@@ -1,7 +1,7 @@
-"""The file that each rank writes: its last collectives, with times.
+"""Flight records: a file from each rank with its last collectives and their times.
 
-Times are nanoseconds since 1970 by the clock of rank 0, as far as the ranks could compare their
-clocks; None for what has not happened.
+Times are nanoseconds since 1970 by the clock of rank 0, as exact as the ranks could compare their
+clocks; None for an event that has not happened.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gradring.errors import ConfigError
 _log = logging.getLogger("gradring")
 
 FORMAT = 1
-#: What `_native.diagnose` takes of a rank: which it is, what it knows of collectives (ordinal,
-#: call, step, whether it has ended), for whom it waits, and since how many seconds.
+#: A rank's statement for `_native.diagnose`: its number; its collectives as ordinal, call, step,
+#: and whether it has ended; the ranks that it waits for; and seconds since then.
 Statement: TypeAlias = tuple[int, list[tuple[int, str | None, int, bool]], list[int], float]
 _FILE = re.compile(r"rank-(\d+)\.json")
 
@@ -29,30 +29,30 @@ class Collective:
     """One collective of one rank."""
 
     sequence: int
-    #: Such as ``all_reduce(sum) 'dense/kernel' float32[98]``.
+    #: The call, such as ``all_reduce(sum) 'dense/kernel' float32[98]``.
     call: str
     bytes: int
     algorithm: str
     #: ``queued``, ``running``, ``done`` or ``failed``.
     state: str
-    #: The peer that entered last of those this rank listens to.
+    #: The last peer to enter, among those from which this rank receives.
     last: int | None
     launched_ns: int
     started_ns: int | None
-    #: When the last peer had entered.
+    #: Time at which the last peer had entered.
     entered_ns: int | None
     ended_ns: int | None
-    #: From when to when the program waited for it.
+    #: Begin and end of the program's wait for the collective.
     awaited_ns: tuple[int, int] | None
-    #: Where the program waited for it, such as ``train.py:31``, if that took 0.1 s.
+    #: Place of a wait of at least 0.1 s in the program, such as ``train.py:31``.
     place: str | None = None
-    #: The step of the program that it belongs to; 0 for none.
+    #: Step of the program; 0 for none.
     step: int = 0
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What one rank did with one other alone: it only sent there, or it only received."""
+    """Sends from one rank to one other, or receives by one rank from one other."""
 
     partner: int
     calls: tuple[Collective, ...]
@@ -60,36 +60,36 @@ class Channel:
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank has written."""
+    """Flight record of one rank."""
 
     rank: int
     world_size: int
     host: str
-    #: Why it was written: ``error``, ``SIGUSR2`` or ``trace``.
+    #: Reason for writing the record: ``error``, ``SIGUSR2`` or ``trace``.
     reason: str
     written_ns: int
-    #: How wrong the comparison of clocks may be; None if clocks could not be compared.
+    #: Largest error of the comparison of clocks; None if clocks could not be compared.
     clock_within_ns: int | None
-    #: The group's failure, if it has failed, and the rank to blame.
+    #: Failure of the group and the rank to blame, or None.
     failure: str | None
     blamed: int | None
-    #: How many older collectives were forgotten.
+    #: Number of older collectives that are in the record no more.
     forgotten: int
     collectives: tuple[Collective, ...]
     channels: tuple[Channel, ...] = ()
-    #: How many groups of an elastic job there were before.
+    #: Number of earlier groups of an elastic job.
     generation: int = 0
 
     def find(self, sequence: int) -> Collective | None:
-        """The collective of this ordinal, if the rank has entered it and remembers it."""
+        """Returns the collective of this ordinal, if it is in the record."""
         return next((c for c in reversed(self.collectives) if c.sequence == sequence), None)
 
 
 def parse(text: bytes) -> Record:
-    """Reads what the native module writes.
+    """Parses a record written by the native module.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The text is no record, or one of another version.
     """
     try:
         file = json.loads(text)
@@ -112,12 +112,13 @@ def parse(text: bytes) -> Record:
 
 
 def read(directory: Path) -> list[Record]:
-    """The records of the last group in a directory, in the order of ranks.
+    """Reads the records of the last group in a directory, in the order of ranks.
 
-    In an elastic job, those of processes that are gone stay there: they are of an earlier group.
+    In an elastic job, records of lost processes stay in the directory. They belong to an earlier
+    group and are left out.
 
     Raises:
-        ConfigError: There are none, one is damaged, or they are not of one job.
+        ConfigError: There are no records, one is damaged, or they are from different jobs.
     """
     files = [path for path in sorted(directory.glob("rank-*.json")) if _FILE.fullmatch(path.name)]
     if not files:
@@ -147,7 +148,7 @@ def read(directory: Path) -> list[Record]:
 def _channel(part: dict[str, Any], shift_ns: int) -> Channel:
     partner = part["partner"]
     calls = (_collective(row, shift_ns) for row in part["calls"])
-    # There the partner is called otherwise.
+    # Records of channels have the partner beside the calls.
     return Channel(partner, tuple(replace(call, last=partner) for call in calls))
 
 

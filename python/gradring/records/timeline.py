@@ -1,13 +1,15 @@
-"""The records of all ranks as one timeline, in Chrome's trace format (JSON).
+"""Timeline of the records of all ranks, in Chrome's trace format (JSON).
 
-One process per rank of each group. On its track ``collectives`` lies a slice for each collective,
-and inside it one for waiting for the last peer and one for moving bytes: collectives of a rank run
-one after the other, so slices never overlap. Above it, as asynchronous slices because they do
-overlap: the time a collective was ``queued`` before its turn came, and the time the program
-``awaited`` it. An arrow leads from the start of the rank that was late to where a rank that waited
-for it goes on.
-On the track ``program``, ``compute`` is whenever it did not stand still for a collective. What two
-ranks send each other alone is on a track for each partner and direction.
+Each rank of each group is a process of the trace. Its track ``collectives`` has a slice for each
+collective, with two slices inside: waiting for the last peer, and moving bytes. Collectives of a
+rank run one after the other, so these slices never overlap.
+
+Above the track are asynchronous slices, which may overlap: ``queued`` until the collective's turn,
+and ``awaited`` while the program waits for it. An arrow leads from the start of a late rank to the
+point where a rank that waited for it continues.
+
+On the track ``program``, ``compute`` is all time without a wait for a collective. Each partner of a
+channel has a track for each direction.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from typing import Any
 
 from gradring.records.records import Channel, Collective, Record
 
-#: Shorter waits get no arrow: they are the time on the way.
+#: Limit below which a wait gets no arrow, because it is the time of the transfer.
 ARROW_NS = 50_000
 
-#: The tracks of a rank; those of its channels follow.
+#: Tracks of a rank; the tracks of its channels follow.
 COLLECTIVES, PROGRAM, CHANNELS = 0, 1, 2
 
 Event = dict[str, Any]
 
 
 def write(path: Path, *groups: Sequence[Record]) -> None:
-    """Writes the timeline of one or several groups; each has at least one record.
+    """Writes the timeline of one or several groups, each with at least one record.
 
     Raises:
         OSError: The file cannot be written.
@@ -39,7 +41,7 @@ def write(path: Path, *groups: Sequence[Record]) -> None:
 
 
 def timeline(*groups: Sequence[Record]) -> dict[str, Any]:
-    """The timeline as a JSON object: times in microseconds from the first call of any rank."""
+    """Returns the timeline as a JSON object: times in microseconds since the first call."""
     calls = [call.launched_ns for group in groups for record in group for _, call in _calls(record)]
     start_ns = min(calls, default=0)
     names: list[Event] = []
@@ -61,7 +63,7 @@ def timeline(*groups: Sequence[Record]) -> dict[str, Any]:
         ranks += records[0].world_size
         names += own_names
         events += own
-    # Slices that begin together are nested, the longer one outside.
+    # Slices that begin together are nested, with the longer one outside.
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     clocks = {
         name: "not compared"
@@ -94,13 +96,13 @@ def _events(record: Record) -> Iterator[Event]:
         yield _slice(record, "compute", span_ns, tid=PROGRAM, cat="program")
     for track, call in _calls(record):
         for event in _events_of(record, call):
-            # Each track has its own ordinals.
+            # Each track counts its own ordinals.
             known = {"id": f"{event['id']}.{track}"} if "id" in event else {}
             yield {**event, **known, "tid": track}
 
 
 def _calls(record: Record) -> Iterator[tuple[int, Collective]]:
-    """What the rank did, with the track that it belongs on."""
+    """Yields each call of a rank with its track."""
     yield from ((COLLECTIVES, call) for call in record.collectives)
     for track, channel in enumerate(record.channels, CHANNELS):
         yield from ((track, call) for call in channel.calls)
@@ -112,7 +114,7 @@ def _direction(channel: Channel) -> str:
 
 def _events_of(record: Record, call: Collective) -> Iterator[Event]:
     started_ns = call.started_ns or record.written_ns
-    # A blocking call has its turn at once.
+    # A blocking call starts at once.
     if started_ns > call.launched_ns:
         yield from _pair(record, call, "queued", (call.launched_ns, started_ns))
     if call.awaited_ns is not None:
@@ -130,21 +132,21 @@ def _events_of(record: Record, call: Collective) -> Iterator[Event]:
 
 
 def _computing(record: Record) -> Iterator[tuple[int, int]]:
-    """When the program went on, between two times in which it stood still for a collective."""
+    """Yields the periods in which the program computed, between two waits for collectives."""
     still = [span for _, call in _calls(record) if (span := _standing_still(record, call))]
     gone_on_ns: int | None = None
     for begin_ns, end_ns in sorted(still):
         if gone_on_ns is not None and begin_ns > gone_on_ns:
             yield gone_on_ns, begin_ns
-        # Threads of a program may stand still together.
+        # Threads of a program may wait at the same time.
         gone_on_ns = max(end_ns, gone_on_ns or end_ns)
 
 
 def _standing_still(record: Record, call: Collective) -> tuple[int, int] | None:
-    """From when to when the program waited for a collective, as far as that is known."""
+    """Returns the period in which the program waited for a collective, as far as known."""
     if call.awaited_ns is not None or call.started_ns != call.launched_ns:
         return call.awaited_ns
-    # The program performed it itself.
+    # The program's own thread performed a blocking call.
     return call.launched_ns, call.ended_ns or record.written_ns
 
 
@@ -176,5 +178,5 @@ def _arrows(records: Sequence[Record]) -> Iterator[Event]:
 
 
 def _at(rank: int, at_ns: int) -> Event:
-    """Times count from the start when all events are there."""
+    """Returns the fields of an event; its time is shifted to the start of the trace later."""
     return {"pid": rank, "tid": 0, "ts": at_ns}

@@ -1,13 +1,13 @@
 """Recorded trainings: the weights of each optimizer step of a process, for `gradring verify`.
 
-A directory has a folder for each rank. In it, ``steps`` has a file for each step of any optimizer,
-in the order in which they ended, and ``facts.json`` what is known of the program. The number of
-steps after which a process ends is in ``limit`` beside the folders. Between two batches of `fit`,
-the other variables of its model are kept too, such as moving statistics.
+A directory has a folder for each rank. The folder has a file for each step of any optimizer, in the
+order in which steps ended, and ``facts.json`` with facts about the program. The file ``limit``
+beside the folders has the number of steps after which a process ends. Between two batches of `fit`,
+the other variables of the model, such as moving statistics, are recorded too.
 
-Arrays are not kept as they are. Up to `SKETCH` elements are, and of more elements that many sums,
-each of elements with random signs. A sketch is linear, so a difference of two sketches is that of a
-difference, and its norm is nearly that of the difference itself.
+Arrays are recorded as sketches. Arrays of up to `SKETCH` elements are their own sketch. Larger
+arrays become `SKETCH` sums, each of elements with random signs. A sketch is linear, so the
+difference of two sketches is the sketch of the difference, with nearly its norm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Elements that are kept of an array.
+#: Largest number of elements in a sketch.
 SKETCH = 4096
 
 Sketch = npt.NDArray[np.float64]
@@ -33,15 +33,15 @@ class Step:
     """One update by an optimizer.
 
     Attributes:
-        optimizer: Its number, in the order of first updates.
-        name: Its class.
-        number: Of this step among those of the optimizer, from 0.
+        optimizer: Number of the optimizer, in the order of first updates.
+        name: Name of the optimizer's class.
+        number: Number of this step among those of the optimizer, from 0.
         variables: Their names.
-        gradients: The norm of each gradient that the optimizer got; -1 for none.
-        sent: Bytes that this rank had sent in collectives when the step ended; None if it is in no
+        gradients: Norm of each gradient that the optimizer received; -1 for none.
+        sent: Bytes that this rank had sent in collectives at the end of the step; None outside of a
             group.
-        before: A sketch of each variable before the update.
-        after: The same after it.
+        before: Sketch of each variable before the update.
+        after: Sketch of each variable after the update.
     """
 
     optimizer: int
@@ -59,9 +59,9 @@ class State:
     """Variables of a model that no optimizer updates, between two batches of `fit`.
 
     Attributes:
-        steps: How many steps of all optimizers had ended.
+        steps: Number of steps of all optimizers that had ended.
         variables: Their names.
-        values: A sketch of each.
+        values: Sketch of each variable.
     """
 
     steps: int
@@ -71,16 +71,16 @@ class State:
 
 @dataclass
 class Facts:
-    """What is known of a program.
+    """Facts about a program.
 
     Attributes:
-        layers: Names of the classes of its layers, and of their parents.
-        compute: Dtypes in which layers compute.
-        numbers: A digest of the state of numpy's random numbers at the first step; empty if the
+        layers: Names of the classes of the program's layers, and of their parents.
+        compute: Dtypes in which the layers compute.
+        numbers: Digest of the state of numpy's random numbers at the first step; empty if the
             program has drawn none.
-        batches: Sizes to which datasets were batched.
-        stopped: Whether the process was ended when the limit of steps was reached.
-        warnings: What gradring warned of.
+        batches: Batch sizes of datasets.
+        stopped: Whether the process was ended at the limit of steps.
+        warnings: Warnings of gradring.
     """
 
     layers: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Facts:
 
 @dataclass
 class Training:
-    """What one process has recorded."""
+    """Record of one process."""
 
     steps: list[Step]
     facts: Facts
@@ -101,7 +101,7 @@ class Training:
 
 
 def sketch(array: Any) -> Sketch:
-    """A linear sketch of an array of numbers: float64 of at most `SKETCH` elements."""
+    """Returns a linear sketch of an array of numbers: float64 of at most `SKETCH` elements."""
     flat: Sketch = np.ravel(np.asarray(array)).astype(np.float64)
     if flat.size <= SKETCH:
         return flat
@@ -117,18 +117,18 @@ def _signs(size: int) -> npt.NDArray[np.int8]:
 
 
 def folder(directory: Path, rank: int) -> Path:
-    """The folder of a rank."""
+    """Returns the folder of a rank."""
     return directory / f"rank-{rank}"
 
 
 def begin(directory: Path, limit: int) -> None:
-    """Makes the directory of a training that ends after so many steps."""
+    """Creates the directory of a training that ends after ``limit`` steps."""
     directory.mkdir(parents=True)
     (directory / "limit").write_text(str(limit))
 
 
 def limit_of(directory: Path) -> int:
-    """The number of steps after which a process ends."""
+    """Returns the number of steps after which a process ends."""
     return int((directory / "limit").read_text())
 
 
@@ -137,8 +137,8 @@ def write_step(place: Path, index: int, step: Step) -> None:
 
     Args:
         place: The folder.
-        index: The number of the step among those of all optimizers.
-        step: It.
+        index: Number of the step among those of all optimizers.
+        step: The step.
     """
     about = {key: value for key, value in asdict(step).items() if key not in ("before", "after")}
     arrays = {
@@ -154,8 +154,8 @@ def write_state(place: Path, index: int, state: State) -> None:
 
     Args:
         place: The folder.
-        index: The number of the state.
-        state: It.
+        index: Number of the state.
+        state: The state.
     """
     about = {"steps": state.steps, "variables": state.variables}
     values = {f"value_{number}": array for number, array in enumerate(state.values)}
@@ -170,12 +170,12 @@ def _save(path: Path, about: dict[str, Any], arrays: dict[str, Sketch]) -> None:
 
 
 def write_facts(place: Path, facts: Facts) -> None:
-    """Writes what is known of the program."""
+    """Writes the facts about the program."""
     (place / "facts.json").write_text(json.dumps(asdict(facts)))
 
 
 def read(directory: Path, ranks: int) -> Sequence[Training]:
-    """What each rank has recorded; one that has recorded nothing has no steps."""
+    """Returns the record of each rank; a rank that has recorded nothing has no steps."""
     return [_read(folder(directory, rank)) for rank in range(ranks)]
 
 

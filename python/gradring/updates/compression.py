@@ -1,11 +1,12 @@
 """Ways to send gradients in fewer bytes, as values, for `gradring.updates.AllReduce`.
 
-All of them lose something, and give it back: what a rank could not send in one step, it adds to its
-gradient of the next (error feedback; F. Seide et al., "1-bit stochastic gradient descent and its
-application to data-parallel distributed training of speech DNNs", Interspeech 2014; S. P.
-Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes",
-arXiv 1901.09847). So the sum of what was applied stays near the sum of all gradients, however
-long a training is.
+All of them lose a part of the gradient, and send this part later: a rank adds it to its gradient of
+the next step (error feedback). So the sum of all applied gradients stays near the sum of all
+computed ones, however long a training is.
+
+See F. Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
+distributed training of speech DNNs", Interspeech 2014, and S. P. Karimireddy et al., "Error
+feedback fixes SignSGD and other gradient compression schemes", arXiv 1901.09847.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeAlias
 from gradring.config.parse import shown
 from gradring.errors import ConfigError
 
-#: What `Bits16` can send.
+#: Dtypes of `Bits16`.
 TYPES_OF_16_BITS = ("bfloat16", "float16")
 
 
@@ -26,8 +27,8 @@ TYPES_OF_16_BITS = ("bfloat16", "float16")
 class Int8:
     """A byte for each element, and a scale for each block of 256: a quarter of the bytes.
 
-    A block is divided by its largest absolute value and rounded to -127 to 127. The ranks send
-    parts to their owners, who add them up in float32 and send the sums in the same way.
+    A block is divided by its largest absolute value and rounded to -127 to 127. The ranks send each
+    part to its owner. Owners sum in float32 and send the sums in the same way.
 
     See T. Dettmers, "8-bit approximations for parallelism in deep learning", arXiv 1511.04561, and
     T. Dettmers et al., "8-bit optimizers via block-wise quantization", arXiv 2110.02861; here,
@@ -50,14 +51,14 @@ class Int8:
 
 @dataclass(frozen=True)
 class Bits16:
-    """Half the bytes: the ranks send 16-bit floats to owners, who add them up in float32.
+    """Half the bytes: ranks send 16-bit floats to the owners of parts, which sum in float32.
 
     Attributes:
         dtype: "bfloat16" (default), which has the range of float32, or "float16", which has more
             digits and is infinite above 65504.
 
     Raises:
-        gradring.errors.ConfigError: `dtype` is another.
+        gradring.errors.ConfigError: `dtype` has another value.
 
     Examples:
         >>> rule = gradring.updates.AllReduce(gradring.updates.Bits16("bfloat16"))
@@ -83,19 +84,21 @@ class Bits16:
 
 @dataclass(frozen=True)
 class TopK:
-    """The elements of largest absolute value, with their places: 8 bytes for each that is sent.
+    """The elements of largest absolute value, with their positions: 8 bytes for each one.
 
-    Every rank chooses its own, and all get those of all, so bytes grow with the number of ranks.
+    Every rank chooses its own elements, and receives those of all others. So the bytes grow with
+    the number of ranks.
 
-    See A. F. Aji and K. Heafield, "Sparse communication for distributed gradient descent",
-    arXiv 1704.05021, and Y. Lin et al., "Deep gradient compression", arXiv 1712.01887, whose
-    momentum correction is not done here.
+    See A. F. Aji and K. Heafield, "Sparse communication for distributed gradient descent", arXiv
+    1704.05021, and Y. Lin et al., "Deep gradient compression", arXiv 1712.01887; their momentum
+    correction is not included here.
 
     Attributes:
-        fraction: How many of a bucket's elements a rank sends, above 0 and up to 1; default 0.01.
+        fraction: Fraction of a bucket's elements that a rank sends, above 0 and up to 1; default
+            0.01.
 
     Raises:
-        gradring.errors.ConfigError: `fraction` is something else.
+        gradring.errors.ConfigError: `fraction` has another value.
 
     Examples:
         >>> rule = gradring.updates.AllReduce(gradring.updates.TopK(0.5))
@@ -124,17 +127,17 @@ class TopK:
 class PowerSGD:
     """A matrix of n rows and m columns as the product of two, of n x rank and rank x m elements.
 
-    A kernel of more dimensions counts as a matrix whose columns are its last one. One that would
-    not get smaller travels as it is.
+    A kernel of more dimensions counts as a matrix whose columns are its last dimension. A matrix
+    that would not become smaller is sent uncompressed.
 
     See T. Vogels, S. P. Karimireddy and M. Jaggi, "PowerSGD: practical low-rank gradient
     compression for distributed optimization", arXiv 1905.13727.
 
     Attributes:
-        rank: Of the product; default 4.
+        rank: Rank of the product; default 4.
 
     Raises:
-        gradring.errors.ConfigError: `rank` is no whole number above 0.
+        gradring.errors.ConfigError: `rank` is not a whole number above 0.
 
     Examples:
         >>> rule = gradring.updates.AllReduce(gradring.updates.PowerSGD(rank=1))
@@ -160,7 +163,7 @@ class PowerSGD:
 
 
 Compression: TypeAlias = Int8 | Bits16 | TopK | PowerSGD
-"""A compression, which an `AllReduce` is told, for annotations and `isinstance`.
+"""A compression, an argument of `AllReduce`, for annotations and `isinstance`.
 
 Examples:
     >>> by_name: dict[str, gradring.updates.Compression] = {

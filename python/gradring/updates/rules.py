@@ -1,4 +1,4 @@
-"""The rules, as values: checked when they are made, compared and shown, and nothing else."""
+"""Update rules as values: checked when they are made, compared, and shown."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gradring.updates.compression import Compression
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Every rank applies the sum of all ranks' gradients: all do what one process would do.
+    """Every rank applies the sum of all ranks' gradients, as one process would.
 
     Attributes:
-        compression: None (default): gradients travel as they are. `Int8`, `Bits16`, `TopK` or
-            `PowerSGD`: those of variables of two or more dimensions travel in fewer bytes, and what
-            is lost is added to the next ones.
-        sync_every: After how many steps the ranks reduce, and the optimizer moves the variables.
-            The steps before add up their gradients in memory, so that ``sync_every=k`` does what
-            batches of k times the size would do. Default 1.
+        compression: None (default): gradients are sent uncompressed. `Int8`, `Bits16`, `TopK` or
+            `PowerSGD`: gradients of variables of two or more dimensions are sent in fewer bytes,
+            and the lost part is added to the next gradients.
+        sync_every: Number of steps after which the ranks reduce, and the optimizer updates the
+            variables. The steps before add their gradients up in memory, so ``sync_every=k`` has
+            the effect of batches k times as large. Default 1.
 
     Raises:
-        gradring.errors.ConfigError: `compression` is something else, or `sync_every` is below 1.
+        gradring.errors.ConfigError: `compression` has another value, or `sync_every` is below 1.
 
     Examples:
         >>> rule = gradring.updates.AllReduce(sync_every=2)
@@ -58,10 +58,10 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Primary:
-    """The chief, which is rank 0, applies the sum of all gradients, and sends all its variables.
+    """The chief (rank 0) applies the sum of all gradients, and sends its variables to all.
 
-    So the variables have the same bits everywhere, whatever a rank's processor or libraries
-    compute, and only the chief's optimizer has a state.
+    So the variables have the same bits on all ranks, even if their processors or libraries differ.
+    Only the chief's optimizer has a state.
 
     Attributes:
         sync_every: As for `AllReduce`.
@@ -91,18 +91,18 @@ class Primary:
 
 @dataclass(frozen=True)
 class Nesterov:
-    """An outer step: what all ranks have moved together is taken as a gradient (DiLoCo).
+    """An outer step: the mean movement of all ranks is taken as a gradient (DiLoCo).
 
     See A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
     arXiv 2311.08105.
 
     Attributes:
-        learning_rate: Of the outer step, above 0; default 0.7.
-        momentum: Nesterov's, from 0 to below 1; default 0.9. Rounds of less than 16 steps need
-            less, such as 0.3.
+        learning_rate: Learning rate of the outer step, above 0; default 0.7.
+        momentum: Nesterov momentum, from 0 to below 1; default 0.9. Rounds of less than 16 steps
+            need less, such as 0.3.
 
     Raises:
-        gradring.errors.ConfigError: One of them is something else.
+        gradring.errors.ConfigError: An argument has another value.
 
     Examples:
         >>> outer = gradring.updates.Nesterov(learning_rate=1.0, momentum=0.5)
@@ -127,15 +127,15 @@ class Nesterov:
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Each rank applies its own gradients; after some steps, the ranks average their variables.
+    """Each rank applies its own gradients; after each round, ranks average their variables.
 
     Attributes:
-        every: The steps of a round, at the end of which they do; default 16.
-        outer: None (default): the mean replaces the variables. `Nesterov`: it is where an outer
-            optimizer steps to, from the variables that the round began with.
+        every: Number of steps of a round; default 16.
+        outer: None (default): the mean replaces the variables. `Nesterov`: an outer optimizer takes
+            a step from the variables of the beginning of the round towards the mean.
 
     Raises:
-        gradring.errors.ConfigError: `every` is below 1, or `outer` is something else.
+        gradring.errors.ConfigError: `every` is below 1, or `outer` has another value.
 
     Examples:
         >>> rule = gradring.updates.LocalSGD(every=2)
@@ -165,11 +165,11 @@ class ParameterServer:
     """Servers keep the variables and the optimizer; workers push gradients and pull variables.
 
     The servers are the tasks of type ``ps`` in ``TF_CONFIG``: ``gradring run -np 3 --ps 1`` starts
-    one beside three workers, and all of them run the same program. Workers need only the servers,
-    so one that is lost stops nobody. The variables are spread over the servers by size.
+    one beside three workers, and all of them run the same program. Workers connect only to servers,
+    so a lost worker stops no other. The variables are distributed over the servers by size.
 
-    Their *version* is 1 for the initial ones, and goes on by 1 with each update. The *staleness* of
-    a gradient is by how many versions they have gone on since its worker pulled those that it was
+    The *version* of the variables is 1 at first, and grows by 1 with each update. The *staleness*
+    of a gradient is the number of updates since its worker pulled the variables that it was
     computed with.
 
     | rule | an update is | a worker goes on |
@@ -188,37 +188,37 @@ class ParameterServer:
 
     Attributes:
         staleness: 0 (default): synchronous. A number above: bounded. None: asynchronous.
-        aggregate: The gradients of one update, if `staleness` is not 0; default 1.
-        overflow: What becomes of a gradient when the queue is full, with twice as many as are in an
-            update, or as there are workers. ``"wait"`` (default): its worker waits.
-            ``"drop_oldest"``: it takes the place of the oldest. ``"drop_newest"``: it is dropped.
-            While it is full and updates wait for a server, workers wait under all three.
-        late: What becomes of stale gradients. ``"weight"`` (default): they count
-            1 / (1 + staleness). ``"compensate"``: they are corrected by what has changed since
-            (DC-ASGD). ``"drop"``: those that are staler than the bound, or than the number of
-            workers, are dropped. Without `backup`, no gradient of ``staleness=0`` is stale.
-        backup: Without how many workers, the slowest, a synchronous update goes on; default 0.
+        aggregate: Number of gradients in one update, if `staleness` is not 0; default 1.
+        overflow: Treatment of a gradient when the queue is full: when it has twice the gradients of
+            an update, or twice the number of workers. ``"wait"`` (default): its worker waits.
+            ``"drop_oldest"``: it replaces the oldest. ``"drop_newest"``: it is dropped. While
+            updates wait for a server, workers wait under all three.
+        late: Treatment of stale gradients. ``"weight"`` (default): they count 1 / (1 + staleness).
+            ``"compensate"``: they are corrected by the change of the variables since (DC-ASGD).
+            ``"drop"``: gradients staler than the bound, or than the number of workers, are dropped.
+            Without `backup`, no gradient of ``staleness=0`` is stale.
+        backup: Number of slowest workers that a synchronous update does not wait for; default 0.
             Their gradients are in a later one, as `late` says.
-        placement: Which server is to have which variables, whole: by a part of a variable's path,
-            such as its layer or its name, the index of the server: ``{"embedding": 1}``. What is
-            made in a block of ``tf.device("/job:ps/task:1")`` in the scope of the strategy needs
-            none.
-        snapshots: A directory for the servers' snapshots, in which each server makes its own, and
-            from which they go on when a server, or a job that was killed, is started again. A job
-            that has ended well leaves them under another name, and the next one begins anew. None
-            (default): they go on from a worker's variables; the optimizer begins anew.
-        snapshot_every: Updates between two snapshots; default 100.
-        replicas: On how many further servers each part of the variables is kept, by the same
-            updates; default 0; fewer than there are servers, and not with ``late="compensate"``.
-            With k, any k servers may be lost at a time: started again, each takes its parts from
-            another, and what only they had applied, workers push again. Each server has the memory
-            and the arithmetic of 1 + k parts, and gradients travel once for each copy.
-        worker_timeout: For how many seconds servers wait for a lost worker to come back when all
-            others have left; default 60. Until then, nobody else waits for it.
+        placement: Servers for whole variables: a part of a variable's path, such as its layer or
+            its name, mapped to the index of the server: ``{"embedding": 1}``. Variables made in a
+            block of ``tf.device("/job:ps/task:1")`` in the scope of the strategy need no entry.
+        snapshots: Directory for snapshots, in which each server creates its own directory. A
+            restarted server or a restarted job continues from them. When a job ends well, its
+            snapshots are renamed, and the next job starts from nothing. None (default): servers
+            continue from a worker's variables, without the optimizer's state.
+        snapshot_every: Number of updates between two snapshots; default 100.
+        replicas: Number of further servers that keep each part of the variables, by the same
+            updates; default 0. It must be below the number of servers, and excludes
+            ``late="compensate"``. Up to k servers may be lost at a time with k replicas. A
+            restarted server takes its parts from another one, and workers push again the gradients
+            that only lost servers had applied. Each server needs memory and arithmetic for 1 + k
+            parts, and each gradient is sent to 1 + k servers.
+        worker_timeout: Seconds for which servers wait for a lost worker to return when all others
+            have left; default 60. Other workers do not wait for it at all.
 
     Raises:
-        gradring.errors.ConfigError: One of them is something else, or does not go with another. Too
-            few servers for `replicas` are known when the strategy is made.
+        gradring.errors.ConfigError: An argument has another value, or contradicts another argument.
+            Too few servers for `replicas` are noticed when the strategy is made.
 
     Examples:
         >>> rule = gradring.updates.ParameterServer(staleness=None, aggregate=2)
@@ -274,23 +274,23 @@ class ParameterServer:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether an update is of all workers, but for `backup`."""
+        """True if an update has the gradients of all workers, except for `backup`."""
         return self.staleness == 0
 
     @property
     def is_sum(self) -> bool:
-        """Whether an update is the sum of its gradients; else it is their mean."""
+        """True if an update is the sum of its gradients; False if it is their mean."""
         return self.is_synchronous and not self.backup
 
     def texts(self) -> dict[str, str]:
-        """What servers are told of it, by name."""
+        """Returns the arguments that servers need, as texts by name."""
         untold = ("placement", "snapshots", "worker_timeout")
         texts = {name: str(value) for name, value in vars(self).items() if name not in untold}
         return {**texts, "combine": "sum" if self.is_sum else "mean"}
 
 
 Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer
-"""An update rule, which a strategy is told by `update`, for annotations and `isinstance`.
+"""An update rule, a strategy's argument `update`, for annotations and `isinstance`.
 
 Examples:
     >>> rules: dict[str, gradring.updates.Rule] = {
@@ -304,12 +304,12 @@ Examples:
 
 
 def agree(update: object, communicator: Communicator) -> Rule:
-    """The rule, if all ranks have this one; every rank must call it.
+    """Returns the rule if all ranks have an equal one; every rank must call it.
 
     Raises:
-        gradring.errors.ConfigError: It is no rule; nothing is sent then.
-        gradring.errors.MismatchError: On every rank; names the first that has another rule than
-            rank 0, and both rules.
+        gradring.errors.ConfigError: ``update`` is no rule; in this case nothing is sent.
+        gradring.errors.MismatchError: Rules differ; raised on every rank. It names the first rank
+            with another rule than rank 0, and both rules.
 
     Examples:
         >>> gradring.updates.agree(gradring.updates.LocalSGD(every=8), comm)
@@ -328,10 +328,10 @@ def agree(update: object, communicator: Communicator) -> Rule:
 
 
 def check_servers(rule: ParameterServer, servers: int) -> None:
-    """Whether there are enough servers.
+    """Checks that there are enough servers for the copies.
 
     Raises:
-        gradring.errors.ConfigError: No two copies could be on different ones.
+        gradring.errors.ConfigError: Copies of a part could not all be on different servers.
     """
     if rule.replicas >= servers:
         needed = rule.replicas + 1
@@ -343,10 +343,11 @@ def check_servers(rule: ParameterServer, servers: int) -> None:
 
 
 def check_server(said: str, server: int, servers: int) -> None:
-    """Whether there is the server that the program says. Alone and without any, there is server 0.
+    """Checks that a server exists. A process alone, without any servers, has server 0.
 
     Raises:
-        gradring.errors.ConfigError: There is not; says how many there are.
+        gradring.errors.ConfigError: The server does not exist; the message has the number of
+            servers.
     """
     if server >= max(1, servers):
         raise ConfigError(
@@ -359,7 +360,7 @@ def _check_count(rule: Rule, name: str, least: int = 1) -> None:
     count = getattr(rule, name)
     if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
         raise _wrong(rule, name, f"is not a whole number above {least - 1}; correct it")
-    # Ranks compare what rules look like, and numpy's numbers look otherwise.
+    # Ranks compare the texts of rules, in which numpy's numbers look different.
     object.__setattr__(rule, name, int(count))
 
 
