@@ -37,7 +37,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """Returns the cluster around pod 0, at the first port of ``GRADRING_PORT`` or 29500."""
+    """Returns the cluster around pod 0, at the first of ``GRADRING_PORT`` or 29500."""
     reason = f"{INDEX}={parse.value(environ, INDEX)} and {WORLD_SIZE}={place.world_size} are set."
     given = parse.given_rendezvous(environ)
     if place.world_size == 1 or given is not None:

@@ -9,7 +9,7 @@ not disturb it:
 * One request and one reply at a time, in whole lines, and the mode of the socket never changes. MPI
   may be initialised before or later.
   have been initialised before, or be later.
-* Hydra takes a rank that ends without ``finalize`` for a crash, and kills the others. After
+* Hydra treats a rank that ends without ``finalize`` as crashed, and kills the others. After
   ``finalize``, MPI could not begin. So we send it at the very end, unless MPI will.
   after it, MPI could not begin. So it is said at the very end, unless MPI will.
 * A program started by the rank inherits the variables, but not the socket: the number may belong to

@@ -39,7 +39,7 @@ def agreed(environ: Mapping[str, str], source: str, place: Place) -> str:
 
 @functools.cache
 def _exchanged(place: Place, port: str | None) -> str:
-    import subprocess  # takes 4 ms, and few ranks need
+    import subprocess  # takes 4 ms, and few ranks need it
 
     from gradring.config.values import Settings
 

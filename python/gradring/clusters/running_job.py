@@ -31,7 +31,7 @@ def members_to_join(cluster: Cluster, settings: Settings) -> Sequence[str]:
     others = [address for address in known if address != cluster.listen]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         runs = list(pool.map(lambda address: _runs_at(address, settings), others))
-    # Any member knows all others, so one answer is enough.
+    # The list may lack members, because each member knows all others.
     return [address for address, is_member in zip(others, runs, strict=True) if is_member]
 
 

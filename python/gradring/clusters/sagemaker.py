@@ -25,7 +25,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
 
 
 def join(environ: Mapping[str, str], place: Place) -> Cluster:
-    """Returns the cluster around the first host, at the first port of ``GRADRING_PORT`` or 29500."""
+    """Returns the cluster around the first host, at the first of ``GRADRING_PORT`` or 29500."""
     port = parse.first_port(environ, parse.DEFAULT_PORT)
     derived = parse.joined_address(_hosts(environ)[0], port)
     address = parse.given_rendezvous(environ) or derived if place.world_size > 1 else None

@@ -29,9 +29,9 @@ class Setting:
         default: Value if the variable is unset or empty; empty for none.
         argument: Whether ``gradring.init()`` has such an argument, which beats the variable.
         agreed: Whether all ranks need the same value.
-        reader: Reader of the value. ``Clusters``; ``Group`` and ``Program``, which are
-            `gradring.config.values.Settings` for the core and for Python; or ``User``, the code
-            that uses the value.
+        reader: Reader of the value: ``Clusters``, ``Group`` (the core), ``Program`` (Python) or
+            ``User`` (the code that uses the value). `gradring.config.values.Settings` has those of
+            ``Group`` and ``Program``.
         meaning: Effect in a few words.
     """
 

@@ -94,7 +94,7 @@ def run(
     Args:
         group: The communicator, or a `gradring.tensorflow.CustomCollectiveStrategy`.
         min_workers: With fewer processes, the group waits for others to join, also at first.
-        max_workers: Limit above which no process joins; no limit by default.
+        max_workers: Number of workers at which no further process joins; no limit by default.
         timeout: Seconds for which processes wait for others to join; default 600.
 
     Returns:

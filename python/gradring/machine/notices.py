@@ -1,4 +1,4 @@
-"""Notices of schedulers: signals before they end a process, for trainings that react."""
+"""Notices: signals that a scheduler sends before it ends a process, for trainings that react."""
 
 from __future__ import annotations
 

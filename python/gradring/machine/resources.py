@@ -71,7 +71,7 @@ def _quota_of(group: Path) -> float:
 
 
 def load() -> float:
-    """Returns the load of the last minute; well below 1 on a quiet machine."""
+    """Returns the load average of the last minute; well below 1 on a quiet machine."""
     return round(os.getloadavg()[0], 1)
 
 

@@ -1,1 +1,1 @@
-"""Records: files in which ranks leave their collectives and steps, timelines, and lateness."""
+"""Records: files that ranks leave (flight records, timelines, trainings), and their lateness."""

@@ -40,7 +40,7 @@ def of_group(directory: Path, number: int) -> Path:
 
 
 def of_generation(directory: Path, generation: int) -> Path:
-    """Returns the directory of a group of an elastic job, whose records others do not explain."""
+    """Returns the directory of one group of an elastic job; groups are diagnosed separately."""
     return directory if generation == 0 else directory / f"generation-{generation}"
 
 

@@ -191,8 +191,8 @@ class ParameterServer:
         aggregate: Number of gradients in one update, if `staleness` is not 0; default 1.
         overflow: Treatment of a gradient when the queue is full: when it has twice the gradients of
             an update, or twice the number of workers. ``"wait"`` (default): its worker waits.
-            ``"drop_oldest"``: it replaces the oldest. ``"drop_newest"``: it is dropped. While
-            updates wait for a server, workers wait under all three.
+            ``"drop_oldest"``: it replaces the oldest. ``"drop_newest"``: it is dropped. While the
+            queue is full and updates wait for a server, workers wait under all three.
         late: Treatment of stale gradients. ``"weight"`` (default): they count 1 / (1 + staleness).
             ``"compensate"``: they are corrected by the change of the variables since (DC-ASGD).
             ``"drop"``: gradients staler than the bound, or than the number of workers, are dropped.

@@ -19,8 +19,8 @@ pub(super) struct Scenario {
     pub(super) workers: RangeInclusive<usize>,
     pub(super) faults: Vec<Fault>,
     pub(super) weather: Weather,
-    /// True if a member that connects notices at once that its peer is dead; otherwise only a
-    /// timeout tells it.
+    /// True if a member that connects notices at once that its peer is dead; otherwise it waits for
+    /// a timeout.
     pub(super) sees_deaths: bool,
     /// True if the only fault is the death of a process that has just accepted a roster.
     pub(super) is_death_after_acceptance: bool,
