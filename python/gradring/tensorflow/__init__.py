@@ -1,4 +1,4 @@
-"""gradring inside TensorFlow.
+"""Gradring's front end for TensorFlow.
 
 ====================================  ==========================================================
 name                                  what it does

@@ -71,7 +71,7 @@ def _let_variables_be_numbers() -> None:
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
-    """Synchronous training on several processes, reduced by gradring.
+    """Synchronous training on several processes, whose gradients gradring reduces.
 
     Replaces `tf.distribute.MultiWorkerMirroredStrategy` in one line.
 
@@ -278,7 +278,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         )
 
     def broadcast_update(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Runs `fn(*args)` on the chief, and gives every replica its result and its assignments.
+        """Runs `fn(*args)` on the chief, and broadcasts its result and assignments to all replicas.
 
         Every rank must call it, eagerly or inside the same `tf.function`, but not inside of `run`.
         Every rank *traces* `fn`, as `tf.function` does, to learn its results and the variables that

@@ -1,4 +1,4 @@
-"""Repairs of Keras 3 under `CustomCollectiveStrategy`; `given_strategy.py` has those of scripts.
+"""Repairs of Keras 3 under `CustomCollectiveStrategy`, also for scripts that were given one.
 
 Keras computes some values from one replica's gradients or batch, although they depend on those of
 all replicas. Each function in `_replacements` replaces one function of Keras and gets the original
@@ -194,7 +194,7 @@ def _replacements_if_given() -> Iterator[Replacement]:
 
 
 _MAKE_STEP = {"train": names.MAKE_TRAIN, "test": names.MAKE_TEST, "predict": names.MAKE_PREDICT}
-#: The first Keras whose metrics are right on several replicas.
+#: First Keras version with correct metrics on several replicas.
 _HAS_METRICS_OF_REPLICAS = parsed("3.10")
 
 
@@ -359,7 +359,7 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, grads: Any) ->
     if not _clips(optimizer):
         return original(optimizer, grads)
     present = [gradient for gradient in grads if gradient is not None]
-    # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
+    # `_name_gradients` wraps the accumulation; Keras before 3.5 clips outside of this call.
     if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
         _refuse_clipping()
     sums = tf.distribute.get_replica_context().all_reduce(_SUM, present)

@@ -103,7 +103,7 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
 
 
 def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the `__call__` of layers and of losses."""
+    """Stands in for the `__call__` of layers and losses; adds a row to an empty batch."""
     if current().is_empty is not None:
         return original(layer, *args, **kwargs)
     given = _given(layer, (args, kwargs))
@@ -145,7 +145,7 @@ def all_reduce(
 def keep_statistics(
     original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands in for the `call` of `BatchNormalization` outside of strategies."""
+    """Stands in for `BatchNormalization.call` outside of strategies; skips empty batches."""
     variables = layer.non_trainable_variables
     return unless(is_empty(inputs), variables, lambda: original(layer, inputs, *args, **kwargs))
 
@@ -229,7 +229,7 @@ def _have_no_rows(nest: Any) -> bool | tf.Tensor:
 def _has_functions(layer: Any) -> bool:
     return any(
         isinstance(member, compat.Function)
-        for each in keras_names.FLATTEN_LAYERS.of(layer, lambda: [layer])()  # a loss is one
+        for each in keras_names.FLATTEN_LAYERS.of(layer, lambda: [layer])()  # losses lack the name
         for members in (each, *type(each).__mro__)
         for member in vars(members).values()
     )

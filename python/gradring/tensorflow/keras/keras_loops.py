@@ -219,7 +219,7 @@ def _example(iterator: Any) -> Any:
     if signature is not None:
         # A batch taken from a generator here would be missing in training.
         return signature
-    # In older versions the iterator itself cannot be iterated.
+    # In older Keras versions, the epoch iterator has no `__iter__`.
     epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
     for *_, batches in epoch:
         batch = next(batches, None)

@@ -66,7 +66,7 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
         loop = original.__name__
         try:
             given = inspect.signature(original).bind(model, *args, **kwargs)
-        except TypeError:  # Keras says what is wrong
+        except TypeError:  # the original raises an error that names the wrong argument
             return original(model, *args, **kwargs)
         given.apply_defaults()
         own: dict[str, str] | None = None

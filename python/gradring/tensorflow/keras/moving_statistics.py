@@ -215,7 +215,7 @@ def normalise(
     statistics: MovingStatistics = strategy.extended.moving_statistics
     follows = _follows(layer, *args, **kwargs)
     if not follows or getattr(layer, "renorm", False):
-        statistics.combine([layer])  # they are about to be read
+        statistics.combine([layer])  # because this call reads the statistics
     if not follows or replicas_of(strategy) == 1:
         return original(layer, inputs, *args, **kwargs)
     is_empty = empty_batches.is_empty(inputs)

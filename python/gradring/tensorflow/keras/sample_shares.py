@@ -185,7 +185,7 @@ def make_function(
             given.note_share(share)
         with holding(share=share):
             logs = counted(own, data)
-        # Parts of a mean over the replicas.
+        # Each replica's logs become its part of a mean over replicas.
         return tf.nest.map_structure(functools.partial(_part, share.size), logs)
 
     def counted(own: Any, data: Any) -> Any:

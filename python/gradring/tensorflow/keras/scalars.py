@@ -17,7 +17,7 @@ _SCALAR = 1
 
 
 class ScalarWriter:
-    """Writes the numbers of all ranks, such as `gradring/rank_2/wait_ms`, for TensorBoard.
+    """Writes scalars of all ranks, such as `gradring/rank_2/wait_ms`, for TensorBoard.
 
     Needs no tensorboard package. `LiveLine` makes its own writer.
 

@@ -85,6 +85,6 @@ def check(optimizer: Any) -> None:
 
 
 def check_legacy(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the `apply_gradients` of optimizers of `tf_keras`."""
+    """Stands in for the `apply_gradients` of `tf_keras` optimizers; checks the step's losses."""
     check(optimizer)
     return original(optimizer, *args, **kwargs)

@@ -91,7 +91,7 @@ class PushedUpdates(Updates):
         self._optimizer: Any = None
         self._trained: list[Any] = []
         self._client: _native.ParameterClient | None = None
-        #: The first values of each variable, as they were pulled.
+        #: The first values of each variable in the last pull.
         self._pulled: list[np.ndarray[Any, Any]] = []
         #: The first values of each variable at the beginning of this step.
         self._found: list[tf.Tensor] = []

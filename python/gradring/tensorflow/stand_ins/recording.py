@@ -71,7 +71,7 @@ def install(_: Any) -> None:
 
 
 def record_keras(keras: Any) -> None:
-    """Records optimizers of Keras 3."""
+    """Records optimizers of Keras 3, and makes its random layers deterministic."""
     global _records_keras
     if _recorder is None or _records_keras or keras.backend.backend() != "tensorflow":
         return
@@ -85,7 +85,7 @@ def record_keras(keras: Any) -> None:
 
 
 def record_tf_keras(tf_keras: Any) -> None:
-    """Records optimizers of tf_keras."""
+    """Records optimizers of tf_keras, and makes its random layers deterministic."""
     if _recorder is None:
         return
     compat_keras.repair()
