@@ -1,40 +1,40 @@
-"""gradring inside TensorFlow.
+"""Gradring's front end for TensorFlow.
 
 ====================================  ==========================================================
 name                                  what it does
 ====================================  ==========================================================
-`CustomCollectiveStrategy`            `tf.distribute.MultiWorkerMirroredStrategy` over gradring
-`GradientReducer`                     reduces a list of gradients, without any strategy
-`ScalarWriter`                        writes the numbers of a `gradring.Monitor` for TensorBoard
-`all_gather`                          joins every rank's tensor along the first dimension
-`all_reduce`                          reduces a tensor or a nest of tensors
-`all_to_all`                          gives every rank its part of each rank's tensor
-`broadcast`                           gives every rank the root's tensor
-`broadcast_variables`                 gives every rank the root's variables
-`callbacks`                           for Keras' `fit`: `LiveLine`, `CheckReplicas`, ...
-`check_replicas`                      compares the variables of all ranks
-`elastic`                             for restarts: `elastic.State`, `elastic.CommitState`
-`distribute_input`                    has the job's input workers read a dataset
-`failure_of`                          finds gradring's exception behind another one
-`input_service`                       where the job's tf.data service is
-`join`                                goes on with empty batches until every rank's have ended
-`measure_overlap`                     how much communication was hidden behind computation
-`reduce_scatter`                      reduces a tensor and gives every rank its rows
-`restore`                             restores on every rank what `save` has saved
-`sync_replicas`                       makes replicas equal where an update rule lets them differ
-`save`                                saves a model or a checkpoint once, called on every rank
+`CustomCollectiveStrategy`            `tf.distribute.MultiWorkerMirroredStrategy` over gradring.
+`GradientReducer`                     Reduces a list of gradients, without any strategy.
+`ScalarWriter`                        Writes scalars of a `gradring.Monitor` for TensorBoard.
+`all_gather`                          Joins every rank's tensor along the first dimension.
+`all_reduce`                          Reduces a tensor or a nest of tensors.
+`all_to_all`                          Gives every rank its part of each rank's tensor.
+`broadcast`                           Gives every rank the root's tensor.
+`broadcast_variables`                 Gives every rank the root's variables.
+`callbacks`                           Callbacks of Keras' `fit`: `LiveLine`, `CheckReplicas`, ...
+`check_replicas`                      Compares the variables of all ranks.
+`elastic`                             Restarts: `elastic.State`, `elastic.CommitState`.
+`distribute_input`                    Lets the job's input workers read a dataset.
+`failure_of`                          Finds gradring's exception behind another one.
+`input_service`                       Returns the address of the job's tf.data service.
+`join`                                Appends empty batches until the batches of all ranks end.
+`measure_overlap`                     Measures how far computation hid the communication.
+`reduce_scatter`                      Reduces a tensor and gives every rank its rows.
+`restore`                             Restores on every rank from files of `save`.
+`sync_replicas`                       Makes replicas equal if an update rule lets them differ.
+`save`                                Saves a model or a checkpoint once, called on every rank.
 ====================================  ==========================================================
 
-All but `save`, `restore`, `check_replicas`, `join` and `measure_overlap` work eagerly and inside a
-`tf.function`. None works in code compiled with `jit_compile=True`: XLA has no kernel for gradring's
-ops, which is a `gradring.errors.ConfigError`. Compile the forward and backward pass, and reduce
-outside of it.
+All functions but `save`, `restore`, `check_replicas`, `join` and `measure_overlap` work both
+eagerly and inside a `tf.function`. None works in code compiled with `jit_compile=True`: XLA has no
+kernels for gradring's ops, so this raises a `gradring.errors.ConfigError`. Compile the forward and
+backward pass, and reduce outside of the compiled code.
 
-A collective that fails raises an exception of `gradring.errors`, such as `PeerLostError`, that
-names the rank to blame, wherever it surfaces: from an op, a `tf.function`, `fit`, a dataset. It is
-also the one that TensorFlow makes of it: a `tf.errors.AbortedError`, or a
-`tf.errors.DeadlineExceededError` when its time is over. `failure_of` finds it behind exceptions
-that were raised because of it.
+A failed collective raises an exception of `gradring.errors`, such as `PeerLostError`, that names
+the rank to blame. An op, a `tf.function`, `fit` and a dataset all raise the same exception. The
+exception is also an instance of TensorFlow's class: `tf.errors.AbortedError`, or
+`tf.errors.DeadlineExceededError` after a timeout. `failure_of` finds it if another exception was
+raised because of it.
 """
 
 import importlib
@@ -91,12 +91,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what imports Keras, which takes a while, when it is first used."""
+    """Imports `callbacks` and `elastic` at their first use, because they import slow Keras."""
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"gradring.tensorflow.{name}")
     raise AttributeError(f"module 'gradring.tensorflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """The public names; everything else in this package is its own business."""
+    """Returns the public names; all other names in this package are internal."""
     return list(__all__)

@@ -1,4 +1,4 @@
-"""Callbacks for Keras' ``fit``: Keras 3, or ``tf_keras`` where TensorFlow uses it."""
+"""Callbacks for Keras' ``fit``: Keras 3, or ``tf_keras`` if TensorFlow uses it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from gradring.tensorflow.seams import keras_names
 
 _log = logging.getLogger("gradring")
 
-#: What schedulers send some time before they end a process.
+#: Signals that schedulers send some time before they end a process.
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
-#: How often ranks ask each other for a notice, unless a step takes longer.
+#: Interval of the reductions that find out whether a rank has received a notice; at least a step.
 NOTICE_PERIOD_S = 1.0
 
 
 class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Prints on rank 0 where the time of training steps goes, and who is slowest.
+    """Prints on rank 0 how training steps spend their time, and which rank is slowest.
 
-    Evaluations and what other callbacks do at the end of an epoch are no part of a step. Steps are
-    numbered from those that the optimizer has done, as after a restart with `BackupAndRestore`.
-    See `gradring.Monitor` for what the numbers mean.
+    A step's time excludes evaluations, and the work of other callbacks at the end of an epoch. The
+    numbers of steps continue from the optimizer's iterations, as after a restart with
+    `BackupAndRestore`. `gradring.Monitor` explains the printed numbers.
 
     Examples:
         >>> with gradring.tensorflow.CustomCollectiveStrategy().scope():
@@ -78,20 +78,20 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """See `gradring.Monitor`.
 
         Args:
-            samples_per_step: The global batch size; without it, lines tell steps per second.
-            every_steps: A line comes after so many steps,
-            every_s: or after so many seconds, whatever comes first.
-            stream: Where rank 0 writes; default standard output.
+            samples_per_step: The global batch size; without it, lines show steps per second.
+            every_steps: Number of steps between two lines.
+            every_s: Most seconds between two lines.
+            stream: Output of rank 0; default standard output.
             log: A file to which rank 0 appends a line of JSON with every line; default: as for
                 `gradring.Monitor`, in the log directory if there is one.
-            tensorboard: A directory to which rank 0 writes the numbers of all ranks as scalars,
-                such as `gradring/rank_2/wait_ms` and `gradring/rank_2/loss`, and Keras' logs, which
-                are of all ranks, such as `gradring/loss`; needs no tensorboard package.
-            gradient_norm: `tensorboard` also gets `gradring/gradient_norm`, the global norm of the
-                gradients that the last step reduced, before they were clipped. And each rank's own
-                one, before the reduction, stands beside its loss (with several local devices: that
-                of one of them), and is named if it is unusual. Costs two passes over the memory of
-                the gradients; needs Keras 3. Default False.
+            tensorboard: A directory to which rank 0 writes scalars of all ranks, such as
+                `gradring/rank_2/wait_ms` and `gradring/rank_2/loss`. Keras' logs are added, which
+                are means over all ranks, such as `gradring/loss`. Needs no tensorboard package.
+            gradient_norm: True adds `gradring/gradient_norm` to `tensorboard`: the global norm of
+                the gradients that the last step reduced, before clipping. Each rank's own norm
+                before the reduction is shown beside its loss, and named if it is unusual; with
+                several local devices, it is the norm of one of them. Costs two passes over the
+                memory of the gradients; needs Keras 3. Default False.
 
         A rank's own loss and metrics are means over its own batches of the epoch.
         """
@@ -112,7 +112,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._batch = -1
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts to measure.
+        """Prepares the norms of gradients and the writer of scalars, if they were asked for.
 
         Raises:
             gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`, or
@@ -124,16 +124,19 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._writer = ScalarWriter(self._tensorboard)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Steps follow."""
+        """Resumes the measurement of steps."""
         self._batch = -1
         if self._monitor is not None:
             self._monitor.resume()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The first one tells how many steps were done before: all callbacks have restored."""
+        """Starts the `Monitor` at the first batch, when all callbacks have restored.
+
+        The optimizer's iterations are correct only then.
+        """
         if self._monitor is None:
             if input_time.watch():
-                # An earlier `fit` may have traced the step without it.
+                # An earlier `fit` may have traced the step without the clock.
                 self.model.make_train_function(force=True)
             self._monitor = Monitor(
                 self.model.distribute_strategy,
@@ -143,7 +146,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One step has ended, or several with ``steps_per_execution``."""
+        """Counts one step, or several with ``steps_per_execution``."""
         steps, self._batch = batch - self._batch, batch
         self._logs = logs or {}
         assert self._monitor is not None, "Keras calls on_train_batch_begin first"
@@ -151,17 +154,17 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._monitor.step(max(1, steps), loss=loss, metrics=self._own_metrics)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """A validation is no step."""
+        """Pauses the measurement during a validation."""
         if self._monitor is not None:
             self._monitor.pause()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """What other callbacks do now is no step."""
+        """Pauses the measurement while other callbacks end the epoch."""
         if self._monitor is not None:
             self._monitor.pause()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Prints the table."""
+        """Prints the table of all steps, and closes the file of scalars."""
         if self._monitor is not None:
             self._monitor.finish()
             self._monitor = None
@@ -172,7 +175,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _own_metrics(self) -> dict[str, float]:
         with alone():
             found = self.model.get_metrics_result()
-        # A metric may have a result of several numbers.
+        # Results of several numbers are left out.
         scalars = [(name, value) for name, value in found.items() if np.ndim(value) == 0]
         own = {name[:METRIC_NAME_MAX]: float(value) for name, value in scalars[: METRICS_MAX - 1]}
         return own if self._norms is None else {**own, GRADIENT_NORM: float(self._norms.own)}
@@ -180,7 +183,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _write_scalars(self, facts: dict[str, Any]) -> None:
         if self._writer is None:
             return
-        # Keras' logs are the same on all ranks: means over them.
+        # Keras' logs are means over all ranks, and equal on all.
         logs = self._logs.items()
         scalars = {name: float(value) for name, value in logs if isinstance(value, Real)}
         if self._norms is not None:
@@ -189,9 +192,9 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends `fit` on every rank when the replicas' weights or optimizer states differ by a bit.
+    """Ends `fit` on every rank if the replicas' weights or optimizer states differ by a bit.
 
-    Give it to all ranks. See `gradring.tensorflow.check_replicas`.
+    Give the callback to all ranks. See `gradring.tensorflow.check_replicas`.
 
     Examples:
         >>> with gradring.tensorflow.CustomCollectiveStrategy().scope():
@@ -208,11 +211,11 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, every_steps: int = 1000) -> None:
-        """The check comes after so many steps of `fit`, and when `fit` ends.
+        """Checks after every `every_steps` steps, and when `fit` ends.
 
         Args:
-            every_steps: At least 1; the same on every rank; default 1000. A check hashes all
-                weights, at about 1 GB/s.
+            every_steps: Steps between two checks, at least 1, the same on every rank; default 1000.
+                A check hashes all weights, at about 1 GB/s.
 
         Raises:
             gradring.errors.ConfigError: `every_steps` is no whole number of at least 1.
@@ -223,7 +226,7 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._batch = -1
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Steps are counted from here.
+        """Begins to count steps.
 
         Raises:
             gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`.
@@ -232,11 +235,11 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keras counts batches from here."""
+        """Resets the number of the last batch, which Keras counts for each epoch."""
         self._batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One step has ended, or several with ``steps_per_execution``.
+        """Counts one step, or several with ``steps_per_execution``, and checks when it is time.
 
         Raises:
             gradring.errors.MismatchError: The replicas differ.
@@ -247,7 +250,7 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._check()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The last check.
+        """Checks the replicas a last time.
 
         Raises:
             gradring.errors.MismatchError: The replicas differ.
@@ -259,14 +262,14 @@ class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves and leaves `fit` when a scheduler says that it will end one of the processes.
+    """Saves and ends `fit` when a scheduler announces that it will end one of the processes.
 
-    The notice is a signal, which one rank alone may get. All ranks save after the same step, and
-    end with the same exit code; the next start resumes by what was saved. Give it to all ranks,
-    with the callback that saves.
+    The notice is a signal, which a single rank may receive. All ranks save after the same step, and
+    exit with the same code. The next start resumes from the saved state. Give the callback to all
+    ranks, together with the callback that saves.
 
-    To agree, the ranks do a reduction of 16 bytes once a second, or after each step that takes
-    longer, also in a validation.
+    The ranks exchange notices by a reduction of 16 bytes once a second, also in a validation. If a
+    step takes longer than a second, the reduction follows each step.
 
     Examples:
         >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
@@ -286,25 +289,24 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         signals: Iterable[int] = NOTICES,
         exit_code: int = 143,
     ) -> None:
-        """Listens to the signals from now on.
+        """Handles the signals from now on.
 
-        A signal that comes between two calls of `fit` is remembered for the next one; but SIGTERM
-        ends the process there, as ever.
+        A signal between two calls of `fit` takes effect in the next `fit`. SIGTERM is an exception:
+        outside of `fit`, it ends the process as usual.
 
         Args:
-            saver: What saves: an `elastic.CommitState` whose state has a directory, which resumes
-                after the step that was saved; or Keras' `BackupAndRestore`, which begins the epoch
-                again, if some of its steps are left, with the weights that were saved. `fit` gets
-                it, too.
-            signals: Their numbers; default SIGTERM, which Kubernetes and Slurm send, and SIGUSR1,
-                for which programs ask Slurm by ``--signal=USR1@60``. SIGUSR2 would no longer write
+            saver: The callback that saves, which `fit` must get as well. An `elastic.CommitState`,
+                whose state needs a directory, resumes after the saved step. Keras'
+                `BackupAndRestore` begins an unfinished epoch again, with the saved weights.
+            signals: Signal numbers; default SIGTERM, which Kubernetes and Slurm send, and SIGUSR1,
+                which a Slurm job requests by ``--signal=USR1@60``. SIGUSR2 would no longer write
                 flight records.
-            exit_code: Of all ranks, from 0 to 255; default 143, by which `gradring run` knows a
-                process that was asked to end.
+            exit_code: Exit code of all ranks, from 0 to 255; default 143, by which `gradring run`
+                recognises a process that was asked to end.
 
         Raises:
-            gradring.errors.ConfigError: `saver` is something else, one of `signals` cannot be
-                handled, `exit_code` is none, or this is not the main thread.
+            gradring.errors.ConfigError: `saver` is of another class, one of `signals` cannot be
+                handled, `exit_code` is out of range, or this is not the main thread.
         """
         super().__init__()
         keras: Any = sys.modules.get("keras")
@@ -322,7 +324,7 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "only; make it there"
             )
         self._signals = tuple(signals)
-        #: Whether the ranks will ask each other once more in this `fit`.
+        #: True if this `fit` still has a reduction ahead that exchanges notices.
         self._will_ask = False
         self._notices = Notices(lambda: self._will_ask and fit_callbacks.is_in_fit(self))
         try:
@@ -333,20 +335,20 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 f"({error}); give numbers such as signal.SIGUSR1"
             ) from error
         self._epoch = self._batch = 0
-        #: With which a backup begins that is saved now.
+        #: The epoch at which a backup that is saved now resumes.
         self._next_epoch = 0
-        #: How many steps the ranks do before they ask each other, and have done since.
+        #: Steps from one reduction to the next, and steps done since the last one.
         self._every = 1
         self._steps = 0
         self._asked_at = time.monotonic()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """From here on, a signal waits for the end of a step.
+        """Checks the saver, and defers signals to the end of a step.
 
         Raises:
-            gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`;
-                or `fit` does not get the saver, or its state has no directory; or it is inside of
-                `elastic.run`, where a process leaves by itself at a commit.
+            gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`; or
+                `fit` does not get the saver, or the saver's state has no directory. Or `fit` runs
+                inside of `elastic.run`, where a process leaves by itself at a commit.
         """
         why = ""
         if is_in_elastic_run(_communicator_of(self)):
@@ -361,35 +363,35 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._notices.watch(*self._signals)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """The ranks ask for the last time; what comes later ends a process as ever.
+        """Exchanges notices a last time; a later SIGTERM ends the process as usual.
 
         Raises:
-            SystemExit: A rank was given notice, and all have saved.
-            gradring.errors.SaveError: A rank was given notice, and one could not save.
+            SystemExit: A rank has received a notice, and all have saved.
+            gradring.errors.SaveError: A rank has received a notice, and one could not save.
         """
         self._epoch, self._batch, self._next_epoch = self._epoch + 1, 0, self._epoch + 1
         self._will_ask = False
         self._ask()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """All callbacks have done what they do at the end of an epoch."""
+        """Exchanges notices, after all callbacks have ended the previous epoch."""
         self._epoch, self._batch, self._next_epoch = epoch, 0, epoch
         self._ask()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One step has ended, or several with ``steps_per_execution``.
+        """Counts a step of the training, and exchanges notices when it is time.
 
         Raises:
-            SystemExit: A rank was given notice, and all have saved.
-            gradring.errors.SaveError: A rank was given notice, and one could not save.
+            SystemExit: A rank has received a notice, and all have saved.
+            gradring.errors.SaveError: A rank has received a notice, and one could not save.
         """
         self._batch = batch + 1
-        # The end of an epoch is near, and what is saved there has nothing to repeat.
+        # After an epoch's last step, wait for the end of the epoch: a save there repeats no step.
         if not ends_epoch(self, batch):
             self._count()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The same for a step of the validation."""
+        """Counts a step of the validation, and exchanges notices when it is time."""
         self._next_epoch = self._epoch + 1
         self._count()
 
@@ -399,7 +401,7 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._ask()
 
     def _ask(self) -> None:
-        """Leaves if one of the ranks was given notice."""
+        """Exchanges notices by a collective; saves and exits if a rank has received one."""
         communicator = _communicator_of(self)
         own = self._notices.received
         notice = (communicator.rank + 1) << 8 | own if own else 0
@@ -407,7 +409,7 @@ class PreemptionCheckpoint(tf.keras.callbacks.Callback):  # type: ignore[misc]
         found = communicator.all_reduce(
             np.array([notice, step_us]), "max", name="PreemptionCheckpoint: notice"
         )
-        # All ranks know the slowest step, so they count to the same number.
+        # All ranks get the slowest rank's step time, so they count to the same number.
         due = int(NOTICE_PERIOD_S * 1e6) // max(1, int(found[1]))
         self._every = max(1, min(2 * self._every, due))
         self._steps, self._asked_at = 0, time.monotonic()
@@ -434,10 +436,10 @@ def _name_of(signum: int) -> str:
 
 
 def _communicator_of(callback: Any) -> Communicator:
-    """The group of the model's strategy.
+    """Returns the group of the model's strategy.
 
     Raises:
-        gradring.errors.ConfigError: It has none.
+        gradring.errors.ConfigError: The model was not made under `CustomCollectiveStrategy`.
     """
     strategy = callback.model.distribute_strategy
     communicator = communicator_of(strategy)
@@ -450,7 +452,7 @@ def _communicator_of(callback: Any) -> Communicator:
 
 
 def _steps_done(optimizer: Any) -> int:
-    # The property `iterations` of Keras 3 counts updates, for which gradients may accumulate.
+    # Keras 3's property `iterations` counts updates, not the steps that accumulate gradients.
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     iterations = keras_names.ITERATIONS.of(optimizer, None)
     return 0 if iterations is None else int(tf.convert_to_tensor(iterations))

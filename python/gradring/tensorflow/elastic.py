@@ -31,10 +31,10 @@ __all__ = ["CommitState", "State", "run"]
 
 
 class State(elastic.State):
-    """Values that all ranks have in common, among them the variables of a model.
+    """Values that are equal on all ranks, among them the variables of a model.
 
     A commit copies the variables to numpy arrays in memory; `restore` and `sync` assign them. See
-    `gradring.elastic.State` for all else.
+    `gradring.elastic.State` for everything else.
 
     Examples:
         >>> weight = tf.Variable(1.0)
@@ -62,22 +62,21 @@ class State(elastic.State):
         """Takes variables and values, as the first commit.
 
         Args:
-            model: A Keras model that is built, or a `tf.Module`; with its optimizers: that
-                which it was compiled with, and its attributes, as of a GAN. Its metrics are left
-                out.
-            optimizer: Of Keras, if the model does not have it; if it is not built, it is, for
-                `model`, or else for `variables`.
+            model: A Keras model that has been built, or a `tf.Module`. Its optimizers are included:
+                that of `compile`, and those in attributes, as in a GAN. Its metrics are left out.
+            optimizer: A Keras optimizer that is not part of the model. If it has not been built, it
+                is built for `model`, or else for `variables`.
             variables: More variables.
-            values: By name, as for `gradring.elastic.State`.
+            **values: Values by name, as for `gradring.elastic.State`.
 
         Raises:
-            gradring.errors.ConfigError: The model has no variables yet; or a value is called as a
-                method, or with an underscore first.
-            TypeError: A value is neither an array of fixed width nor what JSON gives back
-                unchanged.
+            gradring.errors.ConfigError: The model has no variables yet; or the name of a value is
+                that of a method, or begins with an underscore.
+            TypeError: A value is neither an array of fixed width nor unchanged by a round trip
+                through JSON.
         """
         check_built(model, "you make its State")
-        # A rank that has lost another one has no time to wait for iterators that it leaves.
+        # After a loss, a rank must re-form its group without waiting for abandoned iterators.
         iterators.let_leave()
         variables = list(variables)
         for each in (getattr(model, "optimizer", None), optimizer):
@@ -88,7 +87,7 @@ class State(elastic.State):
         parts += [*optimizer_variables(optimizer), *variables]
         kept = {id(part): part for part in parts if not _is_added_up(part)}
         self._variables = list(kept.values())
-        # Names have counters of the process in them, also in their middle.
+        # Keras' names contain counters of the process, which may differ between processes.
         self._variable_names = [
             f"variable {index}: {variable.dtype}{list(variable.shape)}"
             for index, variable in enumerate(map(of_tensorflow, self._variables))
@@ -98,27 +97,29 @@ class State(elastic.State):
     def commit(self) -> None:
         """See `gradring.elastic.State.commit`.
 
-        Where the strategy's update rule lets replicas differ, it does `sync_replicas` first.
+        If the strategy's update rule lets replicas differ, it calls `sync_replicas` first.
 
         Raises:
-            gradring.errors.ConfigError: The model has got variables since the state was made.
+            gradring.errors.ConfigError: The model has new variables since the state was made.
         """
         self._check_complete()
         rule_of(self._variables).sync(self._variables)
         super().commit()
 
     def _check_complete(self) -> None:
-        """Refuses to leave out what the model has got meanwhile: replicas would differ by it.
+        """Refuses a commit that would lack new variables of the model.
+
+        Replicas would differ in these variables after a restore.
 
         Raises:
-            gradring.errors.ConfigError: It has.
+            gradring.errors.ConfigError: The model has new variables since the state was made.
         """
         if self._model is None:
             return
         known = {id(variable) for variable in self._variables}
         for optimizer in optimizers_of(self._model):
             if not any(optimizer is each for each in self._optimizers):
-                # That of another `compile`, as a program may do in each group.
+                # A program may call `compile` in each group, which makes a new optimizer.
                 known |= {id(variable) for variable in optimizer_variables(optimizer)}
         found = variables_of(self._model)
         late = [part for part in found if id(part) not in known and not _is_added_up(part)]
@@ -158,11 +159,12 @@ class State(elastic.State):
 class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Commits a state during `fit`.
 
-    If the state has the values `epoch` and `step`, they are where the training is: the epochs that
-    have ended, and the steps of the one that has not. To go on in the middle of an epoch, train on
-    `batches.skip(state.step)` in its rest. If it has `stopped`, that is whether a callback, such as
-    `EarlyStopping`, has ended the training. Give it to `fit` as the last callback, so that a commit
-    has what the others have changed.
+    The callback updates these values of the state, if it has them. `epoch` is the number of ended
+    epochs, and `step` is the number of steps in the current one. `stopped` is True once a callback,
+    such as `EarlyStopping`, has ended the training. A program that resumes in the middle of an
+    epoch trains on `batches.skip(state.step)` for the rest of it.
+
+    Give the callback to `fit` as the last one, so that commits include the changes of the others.
 
     Examples:
         >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
@@ -182,14 +184,15 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, state: elastic.State, every_steps: int = 50) -> None:
-        """A commit comes after so many steps, and at the end of every epoch.
+        """Commits after every `every_steps` steps, and at the end of every epoch.
 
-        After an epoch's last step, the commit is that of the epoch's end, behind the validation.
+        After an epoch's last step, there is only the commit of the epoch's end, which follows the
+        validation.
 
         Args:
-            state: What to commit, on every rank.
-            every_steps: At least 1, the same on every rank; default 50. A commit copies all
-                variables in memory.
+            state: State to commit, on every rank.
+            every_steps: Steps between two commits, at least 1, the same on every rank; default 50.
+                A commit copies all variables in memory.
 
         Raises:
             gradring.errors.ConfigError: `every_steps` is no whole number of at least 1.
@@ -201,18 +204,18 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._committed = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """The training goes on where the state is."""
+        """Reads the position of the state, from which the training continues."""
         self._before = getattr(self._state, "step", 0)
         self._committed = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One step has ended, or several with ``steps_per_execution``.
+        """Commits when `every_steps` steps have ended since the last commit.
 
         Raises:
             gradring.errors.SaveError: As for `gradring.elastic.State.commit`.
         """
         if ends_epoch(self, batch):
-            # Nothing is left of the epoch to begin with, and `on_epoch_end` commits.
+            # The epoch has no steps left, and `on_epoch_end` commits.
             return
         if (batch + 1) // self._every_steps > self._committed:
             self._committed = (batch + 1) // self._every_steps
@@ -220,7 +223,7 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The epoch has ended.
+        """Commits the position at the beginning of the next epoch.
 
         Raises:
             gradring.errors.SaveError: As for `gradring.elastic.State.commit`.
@@ -240,22 +243,22 @@ class CommitState(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def is_in_elastic_run(communicator: Communicator) -> bool:
-    """Whether its processes leave and join at commits."""
+    """Returns whether processes of the group leave and join at commits."""
     return communicator._participant is not None
 
 
 def has_files(commits: CommitState) -> bool:
-    """Whether its commits are written to files."""
+    """Returns whether the state's commits are written to files."""
     return commits._state._checkpoints is not None
 
 
 def save_commit(commits: CommitState, epoch: int, steps: int) -> None:
-    """Commits outside of the turn, and waits for the file; every rank calls it.
+    """Commits at once, and waits until the file is written; every rank calls it.
 
     Args:
-        commits: Of the `fit`.
-        epoch: Which one is under way.
-        steps: How many of its steps this `fit` has done.
+        commits: The callback of the running `fit`.
+        epoch: Number of the current epoch.
+        steps: Steps of the epoch that this `fit` has done.
 
     Raises:
         gradring.errors.SaveError: On all ranks, if the file could not be written.
@@ -270,13 +273,16 @@ def save_commit(commits: CommitState, epoch: int, steps: int) -> None:
 
 
 def ends_epoch(callback: Any, batch: int) -> bool:
-    """Whether the batch is known to be an epoch's last; Keras may not know the number of steps."""
+    """Returns whether a batch is known to be an epoch's last.
+
+    Returns False if Keras does not know the number of steps.
+    """
     steps = (callback.params or {}).get("steps")
     return steps is not None and batch + 1 >= steps
 
 
 def _is_added_up(variable: Any) -> bool:
-    """Whether each replica has its part of it, which no other one can take over."""
+    """Returns whether each replica holds its own summand of a variable, such as of a metric."""
     inner = of_tensorflow(variable)
     on_read = getattr(inner, "synchronization", None) == tf.VariableSynchronization.ON_READ
     return bool(on_read and inner.aggregation == tf.VariableAggregation.SUM)

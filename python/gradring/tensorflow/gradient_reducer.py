@@ -47,12 +47,12 @@ class GradientReducer:
         check_gradients: str | None = None,
         embeddings: checks.Embeddings = "rows",
     ) -> None:
-        """Makes a reducer; nothing is sent yet.
+        """Makes a reducer, without communication.
 
         Args:
             op: "mean" (default) for losses averaged over each rank's own batch, or any other op of
                 `all_reduce`.
-            bucket_bytes: Bound on the gradients that travel together, in bytes; default 16 MiB.
+            bucket_bytes: Bound on the gradients of one collective, in bytes; default 16 MiB.
             communicator: As for `all_reduce`.
             check_gradients: "warn", "raise" or None, as for `CustomCollectiveStrategy`.
             embeddings: "rows" (default) or "sum", as for `CustomCollectiveStrategy`; the same on
@@ -60,7 +60,8 @@ class GradientReducer:
 
         Raises:
             gradring.errors.ConfigError: `op` is unknown, `bucket_bytes` is not above 0,
-                `communicator` is none, or `check_gradients` or `embeddings` is something else.
+                `communicator` is no `Communicator`, or `check_gradients` or `embeddings` has
+                another value.
         """
         checks.check_op(op)
         checks.check_communicator(communicator)
@@ -81,27 +82,27 @@ class GradientReducer:
         variables: Sequence[Variable | str] | None = None,
         samples: int | tf.Tensor | None = None,
     ) -> list[tf.Tensor | tf.IndexedSlices | None]:
-        """Reduces the gradients of one step, as `gradring.Communicator.step` has it.
+        """Reduces the gradients of one step, in the sense of `gradring.Communicator.step`.
 
         Args:
             gradients: Tensors of any shapes and of the dtypes that `all_reduce` takes, in the order
                 of their variables, the same on every rank. None stays None and must be None on
                 every rank. `tf.IndexedSlices` as in `all_reduce`.
-            variables: What these are the gradients of, or names, as many as gradients: shown in
-                messages and compared between ranks. At the first call, a line in the log tells if
-                these variables begin with different values on some rank.
-            samples: How many samples this rank's mean is over, a scalar, 0 as well: the result is
-                the mean over the samples of all ranks, as of one process that had them all. One
-                more reduction of 8 bytes tells their number. All ranks give it or none. Default:
-                every rank counts alike.
+            variables: Variables of the gradients, or names, one for each gradient. They are shown
+                in messages and compared between ranks. The first call logs a warning if these
+                variables have different values on some rank.
+            samples: Number of samples in this rank's mean, a scalar that may be 0. The result is
+                then the mean over the samples of all ranks, as one process would compute it. This
+                costs one more reduction, of 8 bytes. Either all ranks pass it or none. Default: all
+                ranks have equal weight.
 
         Returns:
             The reduced gradients, in the same order.
 
         Raises:
-            TypeError: As for `all_reduce`; or `samples` with gradients of integers.
-            ValueError: As for `all_reduce`; or `samples` with another op than "mean", or no scalar;
-                or not as many variables as gradients.
+            TypeError: As for `all_reduce`; or `samples` with integer gradients.
+            ValueError: As for `all_reduce`; or `samples` with another op than "mean", or not a
+                scalar; or the numbers of variables and gradients differ.
             tf.errors.AbortedError: As for `all_reduce`.
             tf.errors.DeadlineExceededError: As for `all_reduce`.
 
@@ -151,7 +152,7 @@ class GradientReducer:
 
 
 def _share(samples: int | tf.Tensor, reduction: Reduction) -> tf.Tensor:
-    """This rank's part of all samples, from 0 to 1; a float64 scalar."""
+    """Returns this rank's fraction of all samples, a float64 scalar."""
     own = tf.cast(samples, tf.float64)
     if own.shape.rank:
         raise ValueError(f"samples must be a scalar, and have the shape {own.shape}")
@@ -160,10 +161,10 @@ def _share(samples: int | tf.Tensor, reduction: Reduction) -> tf.Tensor:
 
 
 def _weighted(share: tf.Tensor, leaf: tf.Tensor) -> tf.Tensor:
-    """What this rank's mean adds to the mean over all samples."""
+    """Returns a gradient times this rank's share: its summand of the mean over all samples."""
     leaf = as_tensor(leaf, "gradients")
     if not leaf.dtype.is_floating:
         raise TypeError(f"samples weigh gradients of floats, not of {leaf.dtype.name}")
     wide = tf.cast(leaf, accumulator(leaf.dtype))
-    # The mean over no samples is a NaN, which counts for nothing.
+    # A mean over no samples is NaN, and must not reach the sum.
     return tf.cast(tf.math.multiply_no_nan(wide, tf.cast(share, wide.dtype)), leaf.dtype)

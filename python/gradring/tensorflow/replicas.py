@@ -35,22 +35,23 @@ def check_replicas(
 ) -> None:
     """Compares variables that must have the same bits on every rank.
 
-    Every rank must call it, eagerly and between two steps. It hashes the variables (BLAKE2b) and
-    compares a digest of all, in a reduction of 48 bytes; only if ranks differ, 8 bytes of each
-    variable.
+    Every rank must call it, eagerly and between two steps. It calls `sync_replicas`, hashes the
+    variables (BLAKE2b), and compares one digest of all variables in a reduction of 48 bytes. If the
+    digests differ, it compares 8 bytes for each variable.
+
+    Some variables are left out. Variables that each replica keeps for itself until they are read
+    (`ON_READ`) may differ, such as metrics, or moving statistics that are not synchronised. The
+    same holds for incomplete sums of `gradient_accumulation_steps`, which are reduced later, and
+    for optimizer state under `gradring.updates.LocalSGD`.
 
     Args:
         model: A Keras model, with its optimizers; a checkpoint or module;
-            or `tf.Variable`s or Keras variables of any shapes. The same on every rank. Variables
-            that every replica has for itself until they are read (`ON_READ`, such as metrics, or
-            moving statistics that are not synchronised) are left out, and so are the sums of
-            `gradient_accumulation_steps`, which are reduced when they are complete, and the state
-            of optimizers under `gradring.updates.LocalSGD`. It calls `sync_replicas`.
+            or `tf.Variable`s or Keras variables of any shapes. The same on every rank.
         communicator: As for `all_reduce`.
 
     Raises:
         gradring.errors.MismatchError: On every rank; names the first variable that differs, and the
-            ranks on which it differs from most. The group stays usable.
+            ranks whose values differ from those of most ranks. The group stays usable.
 
     Examples:
         >>> weights = tf.Variable([1.0, 2.0], name="weights")
@@ -73,20 +74,20 @@ def check_replicas(
 
 @falls_back("the comparison of the weights with which ranks begin", "they are not compared")
 def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Communicator) -> None:
-    """Says on every rank that they begin to train with different weights, if they do.
+    """Warns on every rank if the ranks begin to train with different weights.
 
-    All ranks call it in their first step, also while a `tf.function` is traced. In an elastic job,
-    which gives a rank that joins the others' weights, it does nothing.
+    All ranks call it in their first step, also while a `tf.function` is traced. It does nothing
+    once an elastic job has formed a new group, because a joining rank gets the others' weights.
 
     Raises:
-        gradring.errors.MismatchError: They do, in the group of a strict strategy.
+        gradring.errors.MismatchError: The weights differ, in the group of a strict strategy.
     """
     if communicator.world_size == 1 or communicator.generation > 0:
         return
     try:
         with tf.init_scope():
             check_replicas(variables, communicator)
-    except tf.errors.FailedPreconditionError:  # they get their values in this very step
+    except tf.errors.FailedPreconditionError:  # the variables are initialised in this step
         pass
     except MismatchError as error:
         if apart.is_strict(communicator):
@@ -107,19 +108,20 @@ def unlike(
     weights: Iterable[Variable],
     assigned: Iterable[Variable] = (),
 ) -> tuple[list[str], list[str]]:
-    """Names of variables that differ now, of those that each rank may have assigned by itself.
+    """Returns the names of variables that differ between ranks, as far as they are compared.
 
-    Every rank must call it, between two steps, and gets the same answer. Integers are left out:
-    counters, which are assigned in that way and may differ.
+    Every rank must call it between two steps, and gets the same answer. Integer variables are left
+    out, because counters may differ.
 
     Args:
-        variables: All of a model. Those that replicas have assigned in a step are compared.
-        communicator: The ranks.
-        weights: Some of them, which are compared in any case.
-        assigned: Some of them that steps may assign without TensorFlow's noting it, likewise.
+        variables: All variables of a model. Those that replicas have assigned in a step are
+            compared.
+        communicator: The group of the ranks.
+        weights: Variables of the model that are compared in any case.
+        assigned: Variables of the model that steps may assign unrecorded; they are also compared.
 
     Returns:
-        What replicas have assigned, and what differs of the weights beside.
+        Names of differing variables that replicas have assigned in steps, and names of the others.
     """
     unnoted = {id(variable) for variable in assigned}
     parts: dict[str, tuple[Variable, Any]] = {}
@@ -139,7 +141,7 @@ def unlike(
             }
         )
     found = _of_all(own, communicator)
-    # One rank alone may have assigned some, as the chief does by `gradring.updates.Primary`.
+    # One rank may have assigned other variables than the others, as the chief under `Primary`.
     if None not in found and any(theirs.keys() != found[0].keys() for theirs in found):
         chosen, own = set().union(*found), None
         with _optional():
@@ -166,14 +168,14 @@ def _hashes(variables: Mapping[str, Variable]) -> dict[str, int]:
 
 
 def _of_all(own: dict[str, int] | None, communicator: Communicator) -> list[Any]:
-    """What each rank has, or an empty list where all have the same; every rank must call it."""
+    """Returns every rank's hashes, or an empty list if all are equal; every rank must call it."""
     name = "variables that replicas assign"
     texts = gather_if_different(communicator, json.dumps(own).encode(), name)
     return [json.loads(text) for text in texts or ()]
 
 
 def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:
-    """Those of the variables, with their places, that all ranks have in common after a `sync`."""
+    """Yields the variables that are equal on all ranks after a `sync`, with their indices."""
     unsynchronised = {id_of(variable) for variable in rule_of(variables).unsynchronised()}
     for index, variable in enumerate(variables):
         if id_of(variable) not in unsynchronised and not _is_own(variable):
@@ -181,7 +183,7 @@ def _common(variables: list[Variable]) -> Iterator[tuple[int, Variable]]:
 
 
 def contents(variable: Variable) -> np.ndarray[Any, Any]:
-    """What is compared of it: strings as bytes."""
+    """Returns a variable's value for a comparison; strings as bytes."""
     value = tf.convert_to_tensor(of_tensorflow(variable))
     if value.dtype == tf.string:
         value = tf.io.decode_raw(tf.io.serialize_tensor(value), tf.uint8)
@@ -193,10 +195,10 @@ def _is_model(model: Any) -> bool:
 
 
 def _is_own(variable: Variable) -> bool:
-    """Whether every replica has it for itself, for a while."""
+    """Returns whether each replica keeps its own value of a variable for some steps."""
     on_read = tf.VariableSynchronization.ON_READ
     return (
         getattr(of_tensorflow(variable), "synchronization", None) == on_read
-        # What Keras calls it has no other sign.
+        # Keras marks the sums of accumulated gradients only by their names.
         or name_of(variable).endswith("_gradient_accumulator")
     )

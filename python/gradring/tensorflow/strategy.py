@@ -1,4 +1,4 @@
-"""The tf.distribute strategy."""
+"""`CustomCollectiveStrategy`, the tf.distribute strategy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DEFAULT_RULE = updates.AllReduce()
 
 @functools.cache
 def _install() -> None:
-    """Replaces what datasets and variables of TensorFlow do, for the first strategy."""
+    """Installs the replacements in TensorFlow's datasets and variables, at the first strategy."""
     made.remember()
     iterators.let_leave()
     note_own_assignments(unreduced.note_assignment)
@@ -62,7 +62,7 @@ def _install() -> None:
 
 
 def _let_variables_be_numbers() -> None:
-    """From now on, `int` and `float` take variables of strategies, as they take all others."""
+    """Makes `int` and `float` accept variables of strategies, as they accept plain variables."""
     kind = compat.DistributedVariable
     for number in (int, float):
         name = f"__{number.__name__}__"
@@ -71,16 +71,17 @@ def _let_variables_be_numbers() -> None:
 
 
 class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
-    """Synchronous training on several processes, reduced by gradring.
+    """Synchronous training on several processes, whose gradients gradring reduces.
 
     Replaces `tf.distribute.MultiWorkerMirroredStrategy` in one line.
 
     Variables start with the chief's values; all ranks must create the same variables in the same
-    order. It starts no TensorFlow server and may be made at any time.
+    order. The strategy starts no TensorFlow server and may be made at any time.
 
     A failed collective raises an exception of `gradring.errors`, such as `PeerLostError`, that
-    names the rank to blame, also from `fit` or a `tf.function`. It is a `tf.errors.AbortedError`
-    as well, or a `tf.errors.DeadlineExceededError` when the communicator's timeout is over.
+    names the rank to blame, also from `fit` or a `tf.function`. The exception is also a
+    `tf.errors.AbortedError`, or a `tf.errors.DeadlineExceededError` after the communicator's
+    timeout.
 
     Examples:
         >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
@@ -92,7 +93,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         [0.625, 0.0390625]
     """
 
-    #: Whether the program knows of no replicas: see `stand_ins.given_strategy`.
+    #: True if the program knows of no replicas; see `stand_ins.given_strategy`.
     is_given = False
 
     def __init__(
@@ -111,40 +112,41 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         """Joins the group, unless `communicator` has done so.
 
         Args:
-            cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`; default, and where
-                it names no tasks: what `gradring.init()` finds, such as TF_CONFIG.
-            communication_options: Accepted for compatibility; gradring has its own choices.
+            cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`. Default, and also
+                if it names no tasks: the cluster that `gradring.init()` finds, such as from
+                TF_CONFIG.
+            communication_options: Ignored, accepted for compatibility.
             communicator: A `gradring.Communicator` to use; default: a new one.
-            devices: The local devices, such as `["CPU:0", "CPU:1"]`, with one replica on each; as
-                many on every rank. Default, as for the strategy that this one replaces: all GPUs,
-                or else one CPU.
-            bucket_bytes: Bound on the gradients that travel together, in bytes; default 16 MiB.
-            check_gradients: "warn": a gradient that contains NaN or infinity is named in the log of
-                its rank and of the chief, with rank, host and variable, at most once a minute;
-                "raise": it ends the training on every rank with `gradring.errors.AbortedError`,
-                which says the same; None (default): no check. A check costs a pass over the memory
-                of the gradients, which are those that a Keras 3 optimizer reduces.
-            update: How optimizers of Keras 3 update the variables, one of `gradring.updates`, the
-                same on every rank; default `AllReduce()`. docs/choosing-an-update-rule.md says
-                which one is for whom.
-            embeddings: What becomes of rows of equal index in gradients that are
-                `tf.IndexedSlices`, such as those of a word that occurs twice; the same on every
-                rank. "rows" (default): the optimizer gets the rows of all ranks, in rank order, as
-                one process has them. "sum": it gets their sum, which is fewer bytes. SGD without
-                clipping moves the weights alike but for rounding; Adam and others do not, since
-                they square each row.
-            strict: Whether training apart is an error, and not a line in the log: a model outside
-                of the scope, weights that ranks begin with or assign differently; default no.
+            devices: The local devices, such as `["CPU:0", "CPU:1"]`, with one replica on each; the
+                same number on every rank. Default, as for the strategy that this one replaces: all
+                GPUs, or else one CPU.
+            bucket_bytes: Bound on the gradients of one collective, in bytes; default 16 MiB.
+            check_gradients: Treatment of gradients with NaN or infinity. "warn" logs rank, host and
+                variable of such a gradient on its rank and on the chief, at most once a minute.
+                "raise" ends the training on every rank with a `gradring.errors.AbortedError` of the
+                same text. None (default) checks nothing. Only gradients that a Keras 3 optimizer
+                reduces are checked. A check costs one pass over their memory.
+            update: The rule by which optimizers of Keras 3 update variables, one of
+                `gradring.updates`, the same on every rank; default `AllReduce()`. Page
+                docs/choosing-an-update-rule.md compares the rules.
+            embeddings: Treatment of rows with equal index in `tf.IndexedSlices` gradients, such as
+                those of a word that occurs twice; the same on every rank. "rows" (default) passes
+                the rows of all ranks to the optimizer, in rank order, as in one process. "sum"
+                passes the sum of rows with equal index, which takes fewer bytes. SGD without
+                clipping moves the weights equally in both cases, except for rounding. Adam and
+                others do not, since they square each row.
+            strict: True raises an error if the ranks do not train one model together, instead of a
+                warning. Cases are a model outside of the scope, and weights with different initial
+                or assigned values. Default False.
 
         Raises:
-            gradring.errors.ConfigError: `check_gradients` is something else, or cannot be combined
-                with `update`; or one of the two needs one local device; or `update` is no rule; or
-                `bucket_bytes` is not above 0; or `embeddings` is neither; or `communicator` is
-                none; or `cluster_resolver` and
-                `communicator` contradict each other; or `devices` names none, one twice, one that
-                does not exist, or not as many as on the other ranks.
+            gradring.errors.ConfigError: An argument has an unknown value, or `bucket_bytes` is not
+                above 0. Or `check_gradients` and `update` cannot be combined, or one of them needs
+                one local device. Or `cluster_resolver` and `communicator` contradict each other. Or
+                `devices` is empty, names a device twice or one that does not exist, or has another
+                length than on other ranks.
             gradring.errors.MismatchError: Another rank has another `update` or `embeddings`.
-            gradring.errors.RendezvousError: The group could not be formed; says who is missing.
+            gradring.errors.RendezvousError: The group could not be formed; names missing ranks.
         """
         _install()
         checks.check(check_gradients)
@@ -174,7 +176,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         if strict:
             apart.be_strict(communicator)
         self.communicator = communicator
-        #: How optimizers update the variables.
+        #: Rule by which optimizers update the variables.
         self.update_rule = updates.agree(update, communicator)
         require_equal(communicator, {"embeddings": embeddings})
         must_match(communicator).update(update=repr(self.update_rule), embeddings=embeddings)
@@ -217,8 +219,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     ) -> Any:
         """Runs `fn` once per local replica; see `tf.distribute.Strategy.run`.
 
-        Executing eagerly, it is one step, as `gradring.Communicator.step` has it; inside a
-        `tf.function`, the call of that function is.
+        An eager call is one step, in the sense of `gradring.Communicator.step`. Inside a
+        `tf.function`, the call of that function is the step.
 
         Examples:
             >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
@@ -247,11 +249,11 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
         Args:
             reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, or its name.
-            value: What `run` has returned, or a nest of tensors. Every element is reduced, in as
-                few messages as possible.
-            axis: None to combine the replicas' values; a dimension to reduce over it too. MEAN over
-                a dimension is exact for batches of different sizes. Scalars have no dimension and
-                are combined as they are.
+            value: Result of `run`, or a nest of tensors. Every element is reduced, in as few
+                collectives as possible.
+            axis: None combines the replicas' values; a dimension is also reduced. MEAN over a
+                dimension is exact for batches of different sizes. Scalars have no dimension and are
+                combined as they are.
 
         Returns:
             The same structure of tensors.
@@ -276,40 +278,38 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         )
 
     def broadcast_update(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Runs `fn(*args)` on the chief, and gives every replica its result and its assignments.
+        """Runs `fn(*args)` on the chief, and broadcasts its result and assignments to all replicas.
 
-        Every rank must call it, eagerly or inside the same `tf.function`, but beside `run` and not
-        in it. Every rank *traces* `fn`, as `tf.function` does, to learn what it returns and which
-        variables it assigns; only the chief *executes* it. So what TensorFlow does in `fn` happens
-        once, while plain Python in it, such as reading a file, happens on every rank; for that
-        use `broadcast_variables`. A `fn` that is called often belongs into a `tf.function`,
-        which traces it once.
+        Every rank must call it, eagerly or inside the same `tf.function`, but not inside of `run`.
+        Every rank *traces* `fn`, as `tf.function` does, to learn its results and the variables that
+        it assigns. Only the chief *executes* `fn`. So the TensorFlow ops in `fn` run once, while
+        its plain Python code, such as reading a file, runs on every rank; use `broadcast_variables`
+        for such code. Put frequent calls in a `tf.function`, which traces `fn` once.
 
         Args:
             fn: Takes `args` and returns a tensor, a nest of tensors and None, or nothing. It must
                 create no variables and call no collective. Variables that it assigns, also in
-                conditionals, loops and other functions, have the chief's values on every rank
-                afterwards; those that it only reads stay as they are. Iterators, tables and other
-                resources that it moves are moved on the chief alone.
-            *args: Tensors, nests of them, or Python values. The chief's values count; the tensors'
-                shapes and dtypes must be the same on every rank.
+                conditionals, loops and other functions, get the chief's values on every rank.
+                Variables that it only reads stay as they are. Iterators, tables and other resources
+                change on the chief only.
+            *args: Tensors, nests of them, or Python values. The chief's values are used; the
+                tensors' shapes and dtypes must be the same on every rank.
 
         Returns:
-            What `fn` has returned on the chief, as tensors: any shapes of known rank; any dtype of
+            The chief's result of `fn`, as tensors of any shape of known rank, and of any dtype of
             fixed width. No gradient flows through it.
 
         Raises:
             RuntimeError: Called inside `run`.
-            TypeError: `fn` returns something else than tensors, or a string, which has no fixed
-                width.
-            ValueError: `fn` calls a collective, uses a tensor of the `tf.function` around it that
-                is no argument, or returns a tensor whose number of dimensions is unknown.
-            gradring.errors.AbortedError: On the other ranks, when one rank raises; carries that
-                exception's text. When the chief fails while *executing* `fn` inside a
-                `tf.function`, its own error is raised from that function, and the others' is a
-                `PeerLostError`, `MismatchError` or `AbortedError` as soon as the chief's process
-                ends, calls another collective or aborts; at the latest after the communicator's
-                timeout.
+            TypeError: `fn` returns a value that is no tensor, or a string tensor, whose width is
+                not fixed.
+            ValueError: `fn` calls a collective, uses a tensor of the surrounding `tf.function` that
+                is no argument, or returns a tensor of unknown rank.
+            gradring.errors.AbortedError: On the other ranks, if one rank raises; contains that
+                exception's text. Inside a `tf.function`, a chief that fails while *executing* `fn`
+                raises its own error from that function. The others then raise a `PeerLostError`,
+                `MismatchError` or `AbortedError` as soon as the chief's process ends, calls another
+                collective or aborts, at the latest after the communicator's timeout.
 
         Examples:
             >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
@@ -325,19 +325,23 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         return broadcast_update(fn, args, self.communicator)
 
     def update_stats(self) -> dict[str, Any]:
-        """What this worker's part of the update rule has counted since the start.
+        """Returns the counters of this worker's update rule since the start.
 
         Returns:
-            For `gradring.updates.ParameterServer`, from the first step on: the ``version`` of the
-            variables that it has, ``pushes`` of gradients, of which ``dropped``, ``pulls``,
-            ``unsettled`` pushes that are neither applied nor dropped yet, ``waited_s`` in pulls,
-            ``bytes_sent`` and ``bytes_received``, ``reconnects``, the ``transport`` of the links to
-            servers; and in ``servers`` what the first server has told within about a second of all
-            workers' gradients since the servers were restored: its ``version``, ``updates``, the
-            ``queue`` of those that wait, ``pushes`` that are in updates, ``staleness`` (by
-            staleness in versions, how many of these), ``dropped_late``, ``dropped_overflow`` and
-            ``dropped_lost``, and ``held_overflow``, those that had to wait for room in the queue.
-            For other rules nothing.
+            An empty dict for other rules than `gradring.updates.ParameterServer`, and before the
+            first step.
+
+            Counters of this worker: ``version`` of its variables, ``pushes`` of gradients,
+            ``dropped`` pushes, ``pulls``, ``unsettled`` pushes (neither applied nor dropped yet),
+            ``waited_s`` in pulls, ``bytes_sent`` and ``bytes_received``, and ``reconnects``. The
+            ``transport`` is that of the links to the servers.
+
+            Counters of all workers' gradients are in ``servers``, since the servers were last
+            restored. The first server sent them at most about a second ago. They are ``version``,
+            ``updates``, ``pushes`` in updates, and ``queue``, the gradients that wait.
+            ``staleness`` maps each staleness in versions to the number of these pushes.
+            ``dropped_late``, ``dropped_overflow`` and ``dropped_lost`` count dropped gradients, and
+            ``held_overflow`` those that had to wait for capacity in the queue.
 
         Examples:
             >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(
@@ -357,12 +361,12 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         return self.extended.updates.stats()  # type: ignore[no-any-return]
 
     def leave(self) -> None:
-        """Says that this worker trains no more, so that no other one waits for it.
+        """Announces that this worker trains no more, so that no other worker waits for it.
 
-        Only `gradring.updates.ParameterServer` has others wait without a collective. A program that
-        ends does it by itself; one that goes on after its training, such as to evaluate, may do it
-        before. It cannot train on afterwards. Its gradients that still wait in the servers' queue,
-        for others or for room, are dropped.
+        Only under `gradring.updates.ParameterServer` do workers wait for others without a
+        collective. A worker leaves automatically when its program ends. A program that continues
+        after its training, such as to evaluate, should call this first. It cannot continue to train
+        afterwards. The worker's gradients that still wait in the servers' queue are dropped.
 
         Raises:
             gradring.errors.PeerLostError: A server could not be reached.
@@ -384,12 +388,12 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         self.extended.updates.leave()
 
     def _input_clock(self) -> Callable[[], float]:
-        """For `gradring.Monitor`: counts the time in which datasets keep this process waiting."""
+        """Returns the clock of time spent waiting for datasets, for `gradring.Monitor`."""
         input_time.watch()
         return input_time.seconds
 
     def __deepcopy__(self, memo: Any) -> CustomCollectiveStrategy:
-        # It stands for this process's place in the group, of which there is one.
+        # A strategy is this process's place in the group, which must stay unique.
         return self
 
 
@@ -414,12 +418,12 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     "_use_merge_call",
 )
 class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
-    """What the strategy does; method names are tf.distribute's."""
+    """Implementation of the strategy; method names are tf.distribute's."""
 
     _num_workers: int
     _id_in_cluster: int
 
-    # TensorFlow's own failure detector; the communicator has a better one.
+    # TensorFlow's failure detector stays off; the communicator has a better one.
     _enable_check_health = False
 
     def __init__(
@@ -439,10 +443,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._check_gradients = check_gradients
         self._embeddings: checks.Embeddings = embeddings
         self._chosen_devices = devices
-        # A check would call them gradients.
+        # A check of gradients would report statistics as gradients, so they must not join these.
         self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
         super().__init__(strategy, cluster_resolver, communication_options)
-        #: What optimizers do by the rule.
+        #: The update rule's hooks.
         rule, devices_here = strategy.update_rule, len(self.worker_devices)
         self.updates = make(
             rule, communicator, bucket_bytes, check_gradients, devices_here, served, embeddings
@@ -468,7 +472,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         at_new_group(self._communicator, self.follow)
 
     def follow(self, communicator: Communicator) -> None:
-        """The group has formed again, and may have other members."""
+        """Takes the rank and world size of a group that has formed again."""
         place = Place(communicator.rank, communicator.world_size)
         if place == Place(self._id_in_cluster, self._num_workers):
             return
@@ -477,13 +481,13 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     @property
     def servers(self) -> int:
-        """How many parameter servers there are."""
+        """Number of parameter servers."""
         return len(self._served.servers.addresses) if self._served is not None else 0
 
     def _scope(self, strategy: CustomCollectiveStrategy) -> Any:
         if not strategy.is_given:
             return super()._scope(strategy)
-        # Its variables are TensorFlow's own.
+        # Variables of a given program are plain TensorFlow variables.
         plain = tf.variable_creator_scope(lambda create, **kwargs: create(**kwargs))
         return compat.CurrentDistributionContext(strategy, plain)
 
@@ -492,7 +496,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def whole_data(self) -> Iterator[None]:
-        """Inside, a worker without a group takes all of each dataset, and is the only one."""
+        """Gives a worker of parameter servers, inside the block, all data of each dataset."""
         before = self._num_workers, self._id_in_cluster
         if self._served is not None:
             self._num_workers, self._id_in_cluster = 1, 0
@@ -506,7 +510,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._cluster_spec = compat.normalize_cluster_spec(cluster_resolver.cluster_spec())
         self._task_type = cluster_resolver.task_type
         self._task_id = cluster_resolver.task_id
-        # Workers of parameter servers form no group, and share datasets out all the same.
+        # Workers of parameter servers form no group, but still divide datasets.
         place = self._served.place if self._served else communicator
         self._num_workers = place.world_size
         self.rank = self._id_in_cluster = place.rank
@@ -532,7 +536,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     @property
     def replicas(self) -> int:
-        """How many there are on all workers, whatever the strategy tells the program."""
+        """Number of replicas on all workers, even if a given program sees one."""
         return self._num_workers * len(self.worker_devices)
 
     @property
@@ -540,8 +544,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return len(self.worker_devices) == 1
 
     def _use_merge_call(self) -> bool:
-        # One local replica needs no meeting point, which makes collectives legal inside
-        # conditionals and loops.
+        # One local replica needs no merge call, so collectives work inside conditionals and loops.
         return not self._has_one_replica
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
@@ -563,7 +566,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     def update(
         self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
-        """See `tf.distribute.StrategyExtended.update`; refuses what no collective has reduced."""
+        """See `tf.distribute.StrategyExtended.update`; refuses unreduced gradients."""
         unreduced.note_update(self._container_strategy(), var, args)
         return super().update(var, fn, args, kwargs, group)
 
@@ -593,10 +596,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return initial_value
 
     def _begins_alone(self, synchronization: Any) -> bool:
-        """Whether a variable begins with this rank's own value, without the others.
+        """Returns whether a variable begins with this rank's own value, without a broadcast.
 
-        That is so in an elastic job for what each replica keeps for itself, such as metrics: a rank
-        that has joined makes them when the others have theirs.
+        In an elastic job, variables that each replica keeps for itself, such as metrics, do. A rank
+        that has joined makes them at a time when the other ranks already have theirs.
         """
         is_elastic = self._communicator.generation > 0
         return is_elastic and synchronization == tf.VariableSynchronization.ON_READ
@@ -624,10 +627,10 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return super()._gather_to_implementation(value, destinations, axis, options)
 
     def _somewhere(self, destinations: Any) -> Any:
-        """This replica's device where a destination has none.
+        """Returns the destinations, or this replica's device if they have no device.
 
-        A tensor, or its device, is a usual destination; in a `tf.function` inside `run` it has no
-        device yet, and TensorFlow refuses to send a result nowhere.
+        A destination is often a tensor, or a tensor's device. In a `tf.function` inside `run`, a
+        tensor has no device yet, and TensorFlow refuses an empty device as a destination.
         """
         is_tensor = isinstance(destinations, (tf.Tensor, tf.IndexedSlices))
         device = destinations.device if is_tensor else destinations
@@ -637,7 +640,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         if not self._has_one_replica:
-            # The replicas of this process meet, and one of them talks to the other ranks.
+            # A merge call combines the replicas of this process, then runs one collective.
             return compat.StrategyExtended._replica_ctx_all_reduce(self, reduce_op, value, options)
         if self._communicator.world_size == 1:
             return self._cross_device_ops.own(value)

@@ -1,4 +1,4 @@
-"""Ranks whose own batches end at different times."""
+"""`join`, for ranks whose own batches end at different times."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ _END = object()
 def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> Iterator[Batch]:
     """Yields this rank's batches, and then empty ones until every rank's have ended.
 
-    So all ranks take equally many steps, whatever each has to read. What Horovod's and PyTorch's
-    `join` do to a rank that has ended, it does with a batch of no samples; unlike there, all ranks
-    apply the same updates to the end.
+    So all ranks take the same number of steps, even if they have different numbers of batches. A
+    rank without further batches trains on batches of no samples. Unlike with the `join` of Horovod
+    and PyTorch, all ranks apply the same updates until the end.
 
-    Layers of Keras bear such a batch: where TensorFlow cannot compute no rows, they compute one and
-    drop it, and their statistics and the gradients of their weights do not count it. Other code
-    must bear it; what the mean over no samples gives, a NaN, `samples=0` takes for nothing.
+    Layers of Keras can handle empty batches. If TensorFlow cannot compute zero rows, a layer
+    computes one row and drops it; the row counts neither in statistics nor in gradients. Other code
+    must handle empty batches itself. A mean over no samples is NaN, which a `GradientReducer`
+    ignores for `samples=0`.
 
-    Before every step, ranks tell each other in 8 bytes whether they go on. Datasets of
-    `strategy.experimental_distribute_dataset` end together anyway, and do not need it.
+    Before every step, the ranks exchange 8 bytes each to learn whether any has a batch left.
+    Datasets of `strategy.experimental_distribute_dataset` end together anyway, and do not need it.
 
     Args:
-        batches: A `tf.data.Dataset`, or anything that can be iterated, eagerly: of tensors or numpy
-            arrays of at least one dimension, or nests of them; the first dimension of each is that
-            of the samples. Every rank must call it, and iterate to the end.
+        batches: A `tf.data.Dataset`, or any iterable, eagerly, of tensors or numpy arrays, or nests
+            of them. The first dimension of each tensor counts samples. Every rank must call it, and
+            iterate to the end.
         communicator: As for `all_reduce`.
 
     Yields:
-        The batches, and empty ones of the same structure, dtypes and shapes, with 0 for the first
+        The batches, then empty ones of the same structure, dtypes and shapes, with 0 for the first
         dimension.
 
     Raises:
-        gradring.errors.ConfigError: On every rank, when one has no batch at all and `batches` is
-            no `tf.data.Dataset` of dense tensors, so that nobody knows what an empty one looks like
-            there.
-        gradring.errors.PeerLostError: Another rank has left the loop before the end; or what else
-            `gradring.Communicator.all_reduce` raises.
-        TypeError: A batch has something without a first dimension.
+        gradring.errors.ConfigError: On every rank, if one rank has no batch at all and its
+            `batches` is no `tf.data.Dataset` of dense tensors. The shape of its empty batches is
+            unknown then.
+        gradring.errors.PeerLostError: Another rank has left the loop before the end.
+        gradring.errors.GradringError: As for `gradring.Communicator.all_reduce`.
+        TypeError: A batch contains a value without a first dimension.
 
     Examples:
         >>> weight, reduce_gradients = tf.Variable(1.0), gradring.tensorflow.GradientReducer()
@@ -88,7 +89,7 @@ def join(batches: Iterable[Batch], communicator: Communicator | None = None) -> 
 
 
 def _none_of(part: Any) -> Any:
-    """No samples of what a batch consists of."""
+    """Returns the part of a batch without its rows."""
     if isinstance(part, tf.sparse.SparseTensor):
         shape = part.dense_shape
         return tf.sparse.slice(part, tf.zeros_like(shape), tf.concat([[0], shape[1:]], 0))
@@ -101,7 +102,7 @@ def _none_of(part: Any) -> Any:
 
 
 def _nothing(spec: Any) -> Any:
-    """An empty batch of a dataset that may have none, or None where that cannot be known."""
+    """Returns an empty batch of an element spec, or None if the spec is not of dense tensors."""
     leaves = tf.nest.flatten(spec)
     if any(not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank for leaf in leaves):
         return None

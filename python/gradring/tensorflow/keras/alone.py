@@ -1,8 +1,8 @@
-"""Models that each rank trains by itself, though it has a group: newcomers' likeliest mistake.
+"""Detection of models that each rank trains alone in a group, newcomers' likeliest mistake.
 
-A model that is made outside of the strategy's scope trains like any other, and so does one of a
-program that only calls `gradring.init()`. What tells is an optimizer that applies gradients of
-which none was reduced. That is looked at once for each optimizer, after its first step.
+A model trains without an error even if it was made outside of the strategy's scope, or if the
+program only calls `gradring.init()`. The sign is an optimizer that applies gradients of which none
+was reduced. Each optimizer is checked once, after its first step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _looked_at: WeakSet[Any] = WeakSet()
 
 @falls_back(_PIECE, _INSTEAD)
 def watch(package: Any) -> None:
-    """From now on, looks at the optimizers of Keras 3 or `tf_keras`, which has been imported."""
+    """Checks the optimizers of an imported Keras 3 or `tf_keras` from now on."""
     name = package.__name__
     is_keras = name == "keras"
     if name in _watched or (is_keras and package.backend.backend() != "tensorflow"):
@@ -66,10 +66,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: A
 
 @falls_back(_PIECE, _INSTEAD)
 def _look(optimizer: Any) -> None:
-    """Says so if none of the optimizer's variables has a gradient that was reduced.
+    """Warns if no gradient of the optimizer's variables was reduced.
 
     Raises:
-        gradring.errors.ConfigError: The group is of a strict strategy.
+        gradring.errors.ConfigError: No gradient was reduced, in the group of a strict strategy.
     """
     if optimizer in _looked_at:
         return

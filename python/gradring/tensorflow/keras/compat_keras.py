@@ -1,10 +1,11 @@
-"""Repairs of Keras 3 under `CustomCollectiveStrategy`; `given_strategy.py` has those of scripts.
+"""Repairs of Keras 3 under `CustomCollectiveStrategy`, also for scripts that were given one.
 
-Keras decides and computes some things from one replica's gradients or batch that depend on those of
-all replicas. Each function in `_replacements` stands in for one function of Keras and gets the
-original as its first argument. It is used only under our strategy; elsewhere the original runs.
+Keras computes some values from one replica's gradients or batch, although they depend on those of
+all replicas. Each function in `_replacements` replaces one function of Keras and gets the original
+as its first argument. The replacement runs only under our strategy; elsewhere the original runs.
 
-What older versions of Keras do wrongly beyond repair is refused; docs/compatibility.md lists it.
+Errors of older Keras versions that cannot be repaired raise a `ConfigError`; docs/compatibility.md
+lists them.
 """
 
 from __future__ import annotations
@@ -69,22 +70,22 @@ _makes_example: ContextVar[bool] = ContextVar("makes_example", default=False)
 
 
 def makes_example() -> bool:
-    """Whether Keras makes an object for a look at its attributes: its variables are gone then."""
+    """Returns whether Keras builds a throwaway object only to list its attributes."""
     return _makes_example.get()
 
 
 def repair() -> None:
-    """Has Keras 3 train on all ranks, if it has been imported, and tf_keras refuse what it cannot.
+    """Installs the replacements in Keras 3, and refusals in tf_keras, if they have been imported.
 
     Raises:
-        gradring.errors.ConfigError: This Keras has not the names that training needs. Nothing is
-            replaced then.
+        gradring.errors.ConfigError: This Keras lacks names that training needs. Nothing has been
+            replaced.
     """
     global _repaired
     _watch_tf_keras()
     own_draws.install_in_operations()
     keras: Any = sys.modules.get("keras")
-    # Without this attribute it is still being imported.
+    # Keras is still being imported while this attribute is missing.
     if _repaired or not hasattr(keras, "callbacks"):
         return
     if keras.backend.backend() != "tensorflow":
@@ -97,12 +98,12 @@ def repair() -> None:
 
 
 def look() -> Found:
-    """What this Keras has of the names that gradring needs."""
+    """Looks up the private names that gradring needs in the imported Keras."""
     return find("keras", names.SEAMS)
 
 
 def _replacements() -> Iterator[Replacement]:
-    """What stands in for functions of Keras; a later one is around those before it."""
+    """Yields the replacements of Keras' functions; a later one wraps earlier ones of its seam."""
     of_optimizers: dict[Seam, Callable[..., Any]] = {
         names.APPLY: _apply,
         names.APPLY_SCALED: _apply,
@@ -142,7 +143,8 @@ def _replacements() -> Iterator[Replacement]:
     yield _plain(names.FIT, fit_callbacks.fit, _is_ours)
     for seam in (names.EVALUATE, names.PREDICT):
         yield _plain(seam, keras_loops.with_equal_replicas, _is_ours)
-    # The first that ranks have in common, inside what notices that one leaves.
+    # The comparison of arguments is a loop's first collective. `leave` wraps it, so a rank that
+    # fails there counts as one that left a step.
     for seam in (names.FIT, names.EVALUATE, names.PREDICT):
         yield _plain(seam, loop_arguments.compared, _is_ours)
         yield _plain(seam, keras_loops.leave, _is_ours)
@@ -175,7 +177,7 @@ def _replacements() -> Iterator[Replacement]:
 
 
 def _replacements_if_given() -> Iterator[Replacement]:
-    """For programs that know of no replicas."""
+    """Yields the replacements for programs that know of no replicas."""
     for seam in (names.APPLY, names.APPLY_SCALED):
         yield _traced(seam, given.apply, given.is_in_step)
         yield _traced(seam, given.apply_outside, given.is_outside)
@@ -192,12 +194,12 @@ def _replacements_if_given() -> Iterator[Replacement]:
 
 
 _MAKE_STEP = {"train": names.MAKE_TRAIN, "test": names.MAKE_TEST, "predict": names.MAKE_PREDICT}
-#: The first Keras whose metrics are right on several replicas.
+#: First Keras version with correct metrics on several replicas.
 _HAS_METRICS_OF_REPLICAS = parsed("3.10")
 
 
 def _plain(seam: Seam, stand_in: Callable[..., Any], applies: Callable[[Any], bool]) -> Replacement:
-    """Of what is not traced, but calls the program's code, which AutoGraph has to convert."""
+    """Replaces an untraced function; AutoGraph must still convert the program's code it calls."""
     return Replacement(seam, stand_in, applies, lambda function: function)
 
 
@@ -208,13 +210,13 @@ def _traced(
 
 
 def _in_our_replica(_: Any) -> bool:
-    """Whether the code runs inside `CustomCollectiveStrategy.run`."""
+    """Returns whether the code runs in a replica of `CustomCollectiveStrategy`."""
     context = tf.distribute.get_replica_context()
     return context is not None and communicator_of(context.strategy) is not None
 
 
 def _in_replica_by_rule(_: Any) -> bool:
-    """The same, of a program that has made the strategy, so that its update rule counts."""
+    """Returns whether a replica runs whose strategy the program made, so its rule applies."""
     return _in_our_replica(_) and not is_given(tf.distribute.get_strategy())
 
 
@@ -223,7 +225,7 @@ def _is_given(model: Any) -> bool:
 
 
 def _always(_: Any) -> bool:
-    """For a function that is not told its strategy by its first argument."""
+    """Applies to every call; the replacement finds the strategy by itself."""
     return True
 
 
@@ -255,9 +257,9 @@ def _refuse_model(original: Callable[..., Any], model: Any, *args: Any, **kwargs
 
 
 def _watch_tf_keras() -> None:
-    """Has optimizers of tf_keras refuse the rules that they would not follow, and warns.
+    """Makes tf_keras optimizers refuse update rules that they cannot follow, and warn of sums.
 
-    It needs no repair.
+    Training by tf_keras needs no repairs under a strategy.
     """
     global _watched
     legacy: Any = sys.modules.get("tf_keras")
@@ -307,13 +309,13 @@ def _this_keras() -> str:
 
 
 class _Reduced(list[Any]):
-    """Gradients that are the sum over all replicas already."""
+    """Gradients that have already been summed over all replicas."""
 
 
 def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
-    """Applies gradients by the strategy's rule."""
+    """Stands in for `Optimizer.apply`: applies gradients by the strategy's update rule."""
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     grads = list(grads)
@@ -326,7 +328,10 @@ def _apply(
 
 
 def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) -> None:
-    """At the first step, of variables that no scope has given the chief's values."""
+    """Warns at an optimizer's first step if its variables begin differently on the ranks.
+
+    Variables made outside of any scope have not received the chief's initial values.
+    """
     if getattr(optimizer, "_gradring_began", False):
         return
     optimizer._gradring_began = True
@@ -341,7 +346,7 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
 def _name_gradients(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any
 ) -> Any:
-    """Calls reductions after the variables, which Keras does not tell `tf.distribute`."""
+    """Names reductions after the variables, which Keras does not pass to `tf.distribute`."""
     named: AbstractContextManager[None] = nullcontext()
     with falls_back("the names of gradients in messages", "messages have their numbers"):
         named = updates.gradients_by(optimizer, grads, trainable_variables)
@@ -350,11 +355,11 @@ def _name_gradients(
 
 
 def _clip_gradients(original: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
-    """Clips the sum of all replicas' gradients, as one process would; Keras clips each summand."""
+    """Clips the sum of all replicas' gradients, as one process would; Keras clips each part."""
     if not _clips(optimizer):
         return original(optimizer, grads)
     present = [gradient for gradient in grads if gradient is not None]
-    # `_name_gradients` is around the accumulation; Keras before 3.5 clips outside of it.
+    # `_name_gradients` wraps the accumulation; Keras before 3.5 clips outside of this call.
     if optimizer.gradient_accumulation_steps and current_variables(len(present)) is None:
         _refuse_clipping()
     sums = tf.distribute.get_replica_context().all_reduce(_SUM, present)
@@ -382,7 +387,7 @@ def _update_step(
 
 
 def _sum_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
-    """Does not reduce again what was reduced to be clipped.
+    """Sums gradients over the replicas, unless `_clip_gradients` has already summed them.
 
     Raises:
         gradring.errors.ConfigError: Gradients were clipped before they were reduced.
@@ -401,7 +406,7 @@ def _sum_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars:
 
 
 def _check_finite(original: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
-    """Whether all replicas' gradients are finite, so that all of them skip the same steps."""
+    """Returns whether the gradients of all replicas are finite, so all skip the same steps."""
     add_up = functools.partial(tf.distribute.get_replica_context().all_reduce, _SUM)
     return _on_all(original(optimizer, grads), add_up)
 
@@ -411,14 +416,14 @@ def _on_all(is_finite: tf.Tensor, add_up: Callable[[tf.Tensor], tf.Tensor]) -> t
 
 
 def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> None:
-    """Has each `LossScaleOptimizer` around one of these skip the same steps on all ranks.
+    """Makes a `LossScaleOptimizer` around `inner` optimizers skip the same steps on all ranks.
 
-    Otherwise a rank whose gradients overflow would leave out a reduction, and from then on have its
-    gradients reduced with those of another step.
+    Otherwise a rank whose gradients overflow would leave out a reduction, and its later gradients
+    would be reduced with those of another step.
 
     Args:
         inner: The class of optimizers that reduce gradients by themselves, outside of strategies.
-        add_up: Takes such an optimizer and a scalar; returns the sum over its ranks.
+        add_up: Takes an `inner` optimizer and a scalar; returns the sum over its ranks.
     """
 
     def check(original: Callable[..., Any], outer: Any, grads: Any) -> tf.Tensor:
@@ -435,9 +440,9 @@ def skip_alike(inner: type, add_up: Callable[[Any, tf.Tensor], tf.Tensor]) -> No
 
 
 def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
-    """Weighs a loss that is divided by the number of replicas, and remembers that it is."""
+    """Divides a loss by the number of replicas, weighs it, and marks it as divided."""
     count = tf.distribute.get_strategy().num_replicas_in_sync
-    # Keras rounds 1 / count to float32 also where the loss is of float64.
+    # Keras rounds 1 / count to float32 even if the loss is float64.
     divided = value / count if value.dtype == tf.float64 else original(value)
     scaled = sample_shares.weighed(divided)
     scaled._gradring_is_scaled = True
@@ -453,13 +458,16 @@ def _reduce_weighted_values(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Remembers the mask, which Keras has in the weights when it divides."""
+    """Keeps the mask for `_reduce_values`; Keras has multiplied it into the weights by then."""
     with replica_step.holding(mask=mask):
         return original(values, sample_weight, mask, *args, **kwargs)
 
 
 def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
-    """Weighs a loss, and divides that of a whole batch, such as Dice; Keras forgets it."""
+    """Weighs a loss; also divides a scalar loss of a whole batch, such as Dice.
+
+    Keras does not divide such a scalar by the number of replicas.
+    """
     bound = inspect.signature(original).bind(values, *args, **kwargs)
     bound.apply_defaults()
     weights, reduction = bound.arguments["sample_weight"], bound.arguments["reduction"]
@@ -477,7 +485,7 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
 
 
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
-    """Divides what a loss of Keras gave to `add_loss` once; Keras does so twice."""
+    """Divides a Keras loss passed to `add_loss` only once; Keras itself divides it twice."""
     if getattr(loss, "_gradring_is_scaled", False):
         return names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     return original(model, loss)
@@ -487,15 +495,15 @@ def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any
 
 
 def _compile(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
-    """Makes optimizer and metrics where the model was made, wherever it is compiled."""
+    """Compiles in the model's scope, so that optimizer and metrics are made in it as well."""
     strategy = model.distribute_strategy
-    # An optimizer that knew a given strategy would update the program's variables by it.
+    # In the scope of a given strategy, an optimizer would use it to update the plain variables.
     with nullcontext() if is_given(strategy) else scope_of(strategy):
         original(model, *args, **kwargs)
 
 
 def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None:
-    """Takes an optimizer that was made outside of any scope into that of the variables."""
+    """Moves an optimizer that was made outside of any scope into the scope of its variables."""
     strategy = strategy_of(variables)
     own = names.DISTRIBUTION_STRATEGY.of(optimizer)
     if communicator_of(strategy) is not None and own is not strategy:
@@ -506,10 +514,10 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None
 
 
 def _attributes_of_all(original: Callable[..., Any], kind: str) -> Any:
-    """Lets one rank save or load alone, also inside the strategy's scope.
+    """Lets one rank save or load alone, even inside the strategy's scope.
 
-    Keras makes an optimizer to see which attributes every optimizer has. Its variables would be
-    sent to the other workers, who may neither be saving nor loading.
+    Keras makes a throwaway optimizer to list the attributes that every optimizer has. Without this
+    flag its variables would be broadcast, and other ranks may neither save nor load at this time.
     """
     with holding(_makes_example, True):
         return original(kind)

@@ -1,16 +1,17 @@
 """Batches without samples: a replica gets one when there are fewer samples than replicas.
 
-Many of TensorFlow's kernels cannot compute no rows: they fail, abort the process, or return NaN or
-memory that nobody has written. So the outermost layer of Keras that gets such a batch computes one
-row in its place, and so does a loss. Nobody else sees that row: it is cut off the outputs, its
+Many of TensorFlow's kernels cannot handle zero rows: they fail, abort the process, or return NaN or
+uninitialised memory. So the outermost Keras layer that gets an empty batch computes one stand-in
+row instead, and so does a loss. The row is invisible elsewhere: it is cut off the outputs, its
 gradient is zero, and neither batch normalisation nor `add_loss` counts it.
 
-The row consists of halves and ones, because those are no mask, no index of padding, and have a
-finite logarithm, reciprocal and square root. It costs nothing where the number of rows is known,
-and no copy where it is not.
+The row consists of halves and ones. These values are no mask and no padding index, and their
+logarithm, reciprocal and square root are finite. The row costs nothing if the number of rows is
+static, and no copy if it is dynamic.
 
-A layer that is a `tf.function`, or has one as a method, passes its batch on to the layers in it.
-What is traced once may be called from many graphs, and could not be told which batch is empty.
+A layer that is a `tf.function`, or has one as a method, gets no row and passes the empty batch to
+its inner layers. Many graphs may call one traced function, so a tensor of one graph cannot tell
+the function's layers whether the batch is empty.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _optional = functools.partial(
     "layers and losses get what comes",
 )
 
-#: Of dimensions that are unknown as well: enough for most windows, and not for many positions.
+#: Size of the row's unknown dimensions: large enough for most convolution and pooling windows,
+#: small enough for most tables of positions.
 _UNKNOWN_SIZE = 32
 
 _SPARSE_OR_RAGGED = (tf.sparse.SparseTensor, tf.RaggedTensor)
@@ -44,23 +46,23 @@ _COUNTS = (
     "batches of all ranks larger, or drop the last one (drop_remainder=True)"
 )
 
-#: The mask of a sequence, and from what an activation has made probabilities.
+#: Attributes that Keras keeps on tensors: a sequence's mask, and the logits of probabilities.
 _KEPT_ON_TENSORS = (keras_names.MASK.name, keras_names.LOGITS.name)
 
 
 class _Outside:
-    """Whether batches may be empty where there is no strategy."""
+    """State of code outside of any strategy: `is_expected` is True if batches may be empty."""
 
     is_expected = False
 
 
 def expect_outside() -> None:
-    """From now on, layers that no strategy runs may get empty batches, as by `join`."""
+    """Prepares layers outside of any strategy for empty batches, as `join` makes them."""
     _Outside.is_expected = True
 
 
 def may_come(_: Any = None) -> bool:
-    """Whether the code that runs may get an empty batch."""
+    """Returns whether the running code may get an empty batch."""
     context = tf.distribute.get_replica_context()
     if context is None:
         return False
@@ -70,26 +72,26 @@ def may_come(_: Any = None) -> bool:
 
 
 def may_come_in(strategy: Any) -> bool:
-    """Whether a replica of a strategy of ours may get an empty batch.
+    """Returns whether a replica of a strategy of ours may get an empty batch.
 
-    A worker of parameter servers evaluates as the only replica, also its part of a batch in `fit`.
+    A worker of parameter servers is the only replica, but `fit` still gives it part of a batch.
     """
     return bool(replicas_of(strategy) > 1 or strategy.extended.servers > 0)
 
 
 def may_come_outside(_: Any = None) -> bool:
-    """The same, of code outside of any strategy."""
+    """Returns whether code outside of any strategy may get an empty batch."""
     return _Outside.is_expected and not tf.distribute.has_strategy()
 
 
 def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
-    """Whether what a layer gets stands for a batch without samples.
+    """Returns whether a layer's inputs stand for a batch without samples.
 
     Args:
-        inputs: What the layer gets; its first dimension is that of the samples.
+        inputs: Input tensor of the layer; the first dimension counts samples.
 
     Returns:
-        A bool where that is known, or else a boolean scalar.
+        A bool if the answer is static, else a boolean scalar tensor.
     """
     with _optional():
         told = _told()
@@ -101,7 +103,7 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
 
 
 def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the `__call__` of layers and of losses."""
+    """Stands in for the `__call__` of layers and losses; adds a row to an empty batch."""
     if current().is_empty is not None:
         return original(layer, *args, **kwargs)
     given = _given(layer, (args, kwargs))
@@ -116,7 +118,7 @@ def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) ->
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
-    """Stands in for the `add_loss` of layers: what has no samples adds nothing."""
+    """Stands in for the `add_loss` of layers; the loss of an empty batch counts as zero."""
     told = _told()
     if told is not None:
         loss = _changed(told, lambda: tf.nest.map_structure(_zero_if(told), loss), loss)
@@ -126,7 +128,7 @@ def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
 def all_reduce(
     original: Callable[..., Any], context: Any, reduce_op: Any, value: Any, options: Any = None
 ) -> Any:
-    """Stands in for that of replicas: a row that is in no batch adds nothing to a sum."""
+    """Stands in for `ReplicaContext.all_reduce`; the stand-in row adds nothing to a sum."""
     told = _told()
     if told is not None and getattr(reduce_op, "name", str(reduce_op)).upper() == "SUM":
         zero = _zero_if(told)
@@ -143,13 +145,13 @@ def all_reduce(
 def keep_statistics(
     original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands in for the `call` of `BatchNormalization` outside of strategies."""
+    """Stands in for `BatchNormalization.call` outside of strategies; skips empty batches."""
     variables = layer.non_trainable_variables
     return unless(is_empty(inputs), variables, lambda: original(layer, inputs, *args, **kwargs))
 
 
 def unless(told: bool | tf.Tensor, variables: Sequence[Any], call: Callable[[], Any]) -> Any:
-    """What `call` returns; the variables stay what they are if `told` is true."""
+    """Returns the result of `call`; restores the variables afterwards if `told` is true."""
     before = [] if told is False else [(v, tf.convert_to_tensor(v)) for v in variables]
     outputs = call()
     for variable, old in before:
@@ -158,12 +160,12 @@ def unless(told: bool | tf.Tensor, variables: Sequence[Any], call: Callable[[], 
 
 
 def with_row(batch: Any) -> Any:
-    """The same nest, in which all that has no rows has one."""
+    """Returns the nest with one stand-in row in each tensor that has no rows."""
     return _map(functools.partial(_with_row, tf.constant(True)), batch)
 
 
 def rows_of(value: Any) -> int | tf.Tensor | None:
-    """The size of the first dimension, as an int or an int64 scalar; None if there is none."""
+    """Returns the size of the first dimension, as an int or int64 scalar; None for scalars."""
     if isinstance(value, np.ndarray):
         return len(value) if value.ndim else None
     if not isinstance(value, (tf.Tensor, *_SPARSE_OR_RAGGED)) or not value.shape.rank:
@@ -178,14 +180,17 @@ def rows_of(value: Any) -> int | tf.Tensor | None:
 
 
 def first_rows_of(nest: Any) -> int | tf.Tensor | None:
-    """`rows_of` the first tensor that has any."""
+    """Returns `rows_of` the first leaf for which it is not None."""
     found = (rows_of(leaf) for leaf in tf.nest.flatten(nest))
     return next((rows for rows in found if rows is not None), None)
 
 
 @_optional()
 def _given(layer: Any, nest: Any) -> tuple[bool | tf.Tensor, Any] | None:
-    """Whether what a layer gets is empty, and the same with a row then; None for the plain way."""
+    """Returns whether a layer's inputs are empty, and the inputs with a row if they are.
+
+    Returns None if the layer must get its inputs unchanged, because it has a `tf.function`.
+    """
     told = _have_no_rows(nest)
     if told is False:
         return told, nest
@@ -195,9 +200,9 @@ def _given(layer: Any, nest: Any) -> tuple[bool | tf.Tensor, Any] | None:
 
 
 def _changed(told: bool | tf.Tensor, change: Callable[[], Any], value: Any) -> Any:
-    """What `change` makes of a value so that the row does not count.
+    """Returns the result of `change`, which removes the row's effect from `value`.
 
-    Where that cannot be, it is the value itself, and a step with an empty batch fails.
+    If `change` fails, returns `value`, and a step with an empty batch raises an error.
     """
     with _optional():
         return change()
@@ -206,7 +211,10 @@ def _changed(told: bool | tf.Tensor, change: Callable[[], Any], value: Any) -> A
 
 
 def _told() -> tf.Tensor | None:
-    """Whether the outermost layer got an empty batch, where it may have."""
+    """Returns the tensor that tells whether the outermost layer's batch is empty.
+
+    Returns None outside of layers, for batches with samples, and in graphs that cannot take it.
+    """
     told = current().is_empty
     return None if told is None or told is False or not compat.can_take(told) else told
 
@@ -221,19 +229,19 @@ def _have_no_rows(nest: Any) -> bool | tf.Tensor:
 def _has_functions(layer: Any) -> bool:
     return any(
         isinstance(member, compat.Function)
-        for each in keras_names.FLATTEN_LAYERS.of(layer, lambda: [layer])()  # a loss is one
+        for each in keras_names.FLATTEN_LAYERS.of(layer, lambda: [layer])()  # losses lack the name
         for members in (each, *type(each).__mro__)
         for member in vars(members).values()
     )
 
 
 def _map(function: Callable[[Any], Any], nest: Any) -> Any:
-    """`tf.nest.map_structure`, of what Keras keeps on tensors as well."""
+    """Maps the leaves of a nest, and the attributes that Keras keeps on tensors."""
 
     def mapped(leaf: Any) -> Any:
         result = function(leaf)
         if result is not leaf and isinstance(result, tf.Tensor) and result.shape.rank:
-            # For who asks the graph what depends on the samples.
+            # `graph.extent` looks up the tensors that have a row for each sample.
             current().batch.append(result)
         for name in _KEPT_ON_TENSORS if result is not leaf else ():
             kept = getattr(leaf, name, None)
@@ -245,7 +253,7 @@ def _map(function: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def _with_row(told: tf.Tensor, leaf: Any) -> Any:
-    """The same with a row where it has none, if `told` is true."""
+    """Returns the leaf, with one stand-in row if it has no rows and `told` is true."""
     rows = rows_of(leaf)
     if rows is None or (isinstance(rows, int) and rows > 0):
         return leaf
@@ -273,7 +281,10 @@ def _filled(rows: Any, told: tf.Tensor) -> Any:
 
 
 def _without_row(told: tf.Tensor, output: Any) -> Any:
-    """The same without the row, if `told` is true; what has no rows is zero then."""
+    """Removes the stand-in row from an output if `told` is true.
+
+    An output without a dimension of samples becomes zero instead.
+    """
     if isinstance(output, _SPARSE_OR_RAGGED):
         return _cut(output, told)
     if not isinstance(output, tf.Tensor) or output.shape.rank is None:
@@ -311,7 +322,7 @@ def _cut(rows: Any, told: tf.Tensor) -> Any:
 
 
 def _with_size(size: tf.Tensor, rows: tf.sparse.SparseTensor) -> tf.Tensor:
-    """The shape of sparse rows with another number of them; what is known of it stays known."""
+    """Returns the dense shape with `size` rows; keeps the static sizes of other dimensions."""
     known = enumerate(rows.shape[1:], 1)
     rest = [rows.dense_shape[axis] if length is None else length for axis, length in known]
     return tf.stack([size, *(tf.cast(length, tf.int64) for length in rest)])

@@ -1,10 +1,9 @@
-"""Callbacks of Keras' `fit`, in which all ranks agree, whichever each of them has.
+"""Callbacks of Keras' `fit`, whose effects all ranks share even if only one rank has the callback.
 
-A callback that one rank has alone, such as the chief's `ModelCheckpoint`, must not need the other
-ranks. So no callback of Keras has collectives of its own; the ranks meet where each of them comes
-by in any case: at the beginning and the end of `fit`, and at the end of an epoch. The functions
-that stand in for methods of Keras get the original first, as in `compat_keras.py`, which says where
-they are used.
+A callback that only one rank has, such as the chief's `ModelCheckpoint`, must not need the other
+ranks. So no callback of Keras runs a collective. Collectives run at points that every rank reaches:
+at the beginning and the end of `fit`, and at the end of each epoch. Functions that stand in for
+methods of Keras get the original first; `compat_keras.py` says where they are used.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from gradring.tensorflow.seams import keras_names
 _log = logging.getLogger("gradring")
 
 CHIEF = 0
-#: In a warning.
+#: Number of variables that a warning names.
 NAMES_SHOWN = 8
-#: What `unlike` tells apart, with what becomes of it and what to do.
+#: The kinds of differences that `unlike` finds, in its order, each with cause and remedy.
 _UNLIKE = {
     "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
     "those of rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
@@ -50,7 +49,7 @@ _UNLIKE = {
 }
 
 
-#: The same of a program that knows of no replicas, whose variables nothing aggregates.
+#: The same kinds for a program that knows of no replicas: its variables have no aggregation.
 _UNLIKE_IF_GIVEN = {
     **_UNLIKE,
     "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
@@ -64,13 +63,13 @@ class _Fit:
     """A `fit` that is running on all ranks."""
 
     model: Any
-    #: Whether the chief has a `ModelCheckpoint`, so that the others need not use theirs.
+    #: True if the chief has a `ModelCheckpoint`; the others then skip theirs.
     chief_saves: bool = True
-    #: Why this rank could not save, until all are told where they meet.
+    #: Error of this rank's save, kept until the next collective sends it to all ranks.
     unsaved: Exception | None = None
-    #: Why the chief could not restore, until all are told.
+    #: Error of the chief's restore, kept until the next collective sends it to all ranks.
     unrestored: Exception | None = None
-    #: Whether the ranks still compare the variables that replicas assign.
+    #: False once differing variables were reported; the ranks then compare no more.
     compares: bool = True
 
 
@@ -78,24 +77,24 @@ _fit: ContextVar[_Fit] = ContextVar("fit")
 
 
 def is_in_fit(callbacks: Any) -> bool:
-    """Whether these callbacks, or this one, belong to a `fit` that all ranks have called."""
+    """Returns whether a callback or `CallbackList` belongs to a `fit` that all ranks call."""
     fit = _fit.get(None)
     return fit is not None and callbacks.model is fit.model
 
 
 def fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras' `fit`, in which the callbacks agree."""
+    """Stands in for `fit`; notes that it runs, for the functions below."""
     with holding(_fit, _Fit(model)):
         try:
             return original(model, *args, **kwargs)
         except BaseException:
-            # Some versions of Keras would use it in the next `fit`, whose group is another one.
+            # Some versions of Keras would reuse the iterator in the next `fit`, in another group.
             keras_names.EVALUATION_ITERATOR.set(model, None)
             raise
 
 
 def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
-    """`CallbackList.on_train_begin`: what the chief restores, the others receive."""
+    """Stands in for `CallbackList.on_train_begin`; sends the chief's restored backup to all."""
     keras: Any = sys.modules["keras"]
 
     def those(kind: type) -> list[Any]:
@@ -109,13 +108,13 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
 
 
 def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:
-    """`CallbackList.on_train_batch_end`: all ranks leave the epoch here, or get an error."""
+    """Stands in for `CallbackList.on_train_batch_end`; all ranks stop here, or get an error."""
     original(callbacks, batch, logs)
     model = _fit.get().model
     if not model.stop_training:
         return
     communicator = model.distribute_strategy.communicator
-    # Who goes on meets this with its next step, and the error names the cause.
+    # A rank that trains on meets this collective in its next step; the error names the cause.
     cause = f"fit: a callback has set stop_training after batch {batch}"
     try:
         communicator.all_reduce(np.zeros(1), name=cause)
@@ -130,9 +129,14 @@ def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: An
 
 
 def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
-    """`CallbackList.on_epoch_end`: all ranks stop if one does, and go on with one learning rate."""
+    """Stands in for `CallbackList.on_epoch_end`; all ranks stop if one does.
+
+    Raises:
+        gradring.errors.MismatchError: The ranks have different learning rates.
+        gradring.errors.SaveError: On all ranks, if one could not save.
+    """
     model = _fit.get().model
-    # What the chief alone saves is to be the model of all.
+    # Rank 0 may be the only one that saves, so its weights must be those of all ranks.
     sync_model(model)
     original(callbacks, epoch, logs)
     communicator = model.distribute_strategy.communicator
@@ -157,12 +161,12 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
 
 
 def _warn_of_unlike_variables(epoch: int) -> None:
-    """Says on rank 0, once in a `fit`, which variables the ranks have assigned unlike.
+    """Warns on rank 0, once in a `fit`, of variables with different values on the ranks.
 
-    Of all weights it does so in the first epoch of a model: a digest of them takes time.
+    All weights are compared in a model's first epoch only, because their digest takes time.
 
     Raises:
-        gradring.errors.ConfigError: There are some, in the group of a strict strategy.
+        gradring.errors.ConfigError: Variables differ in the group of a strict strategy.
     """
     fit = _fit.get()
     model = fit.model
@@ -175,7 +179,7 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     model._gradring_weights_compared = True
     weights = model.weights if is_first else ()
     raw = list(raw_variables_of(model))
-    # Of variables that belong to no strategy, nothing notes who assigns them.
+    # A given program's variables belong to no strategy, so their assignments are not recorded.
     of_given = is_given(model.distribute_strategy)
     known = model.non_trainable_variables if of_given else ()
     found = unlike([*variables_of(model), *raw], communicator, weights, [*known, *raw])
@@ -192,29 +196,29 @@ def _warn_of_unlike_variables(epoch: int) -> None:
 
 
 def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
-    """`CallbackList.on_train_end`: what the chief has saved is there when `fit` returns."""
+    """Stands in for `CallbackList.on_train_end`; waits until the chief has saved."""
     original(callbacks, logs)
     _raise_unsaved()
 
 
 def save_backup(backup: Any, epoch: int) -> None:
-    """Has a `BackupAndRestore` of this `fit` save in the middle of an epoch; all ranks call it.
+    """Saves a `BackupAndRestore` of this `fit` in the middle of an epoch; all ranks call it.
 
     Raises:
-        gradring.errors.SaveError: On all, if one could not save.
+        gradring.errors.SaveError: On all ranks, if one could not save.
     """
     sync_model(backup.model)
-    # Keras sets it at the end of an epoch, so after a restart it would be the first epoch.
+    # Keras sets the epoch only when an epoch ends; a restart would begin at the first epoch.
     keras_names.BACKUP_EPOCH.set(backup, epoch)
     keras_names.BACKUP_SAVE.of(backup)()
     _raise_unsaved()
 
 
 def _raise_unsaved() -> None:
-    """Returns when all ranks have come here.
+    """Waits for all ranks, and raises the error of a rank that could not save.
 
     Raises:
-        gradring.errors.SaveError: On all, if one could not save.
+        gradring.errors.SaveError: On all ranks, if one could not save.
     """
     fit = _fit.get()
     with agreed(fit.model.distribute_strategy.communicator, "save", "a checkpoint of fit"):
@@ -223,9 +227,9 @@ def _raise_unsaved() -> None:
 
 
 def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Saves on the chief or, where it has no such callback, on those that have one.
+    """Saves on the chief or, if the chief has no `ModelCheckpoint`, on the ranks that have one.
 
-    So programs may give it to all ranks, to the chief alone, or to one rank of each host.
+    Programs may give the callback to all ranks, to the chief alone, or to one rank of each host.
     """
     if is_in_fit(callback) and not _fit.get().chief_saves:
         _saving(original, callback, *args, **kwargs)
@@ -234,13 +238,13 @@ def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs
 
 
 def on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Touches files on the chief only, as several workers would get in each other's way."""
+    """Saves on the chief only, because several writers would damage each other's files."""
     if callback.model.distribute_strategy.extended.should_checkpoint:
         _saving(original, callback, *args, **kwargs)
 
 
 def _saving(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Saves; in `fit`, all ranks are told of a failure where they meet, and none is left alone."""
+    """Saves; in `fit`, keeps an error for the next collective instead of raising on one rank."""
     try:
         original(callback, *args, **kwargs)
     except Exception as error:
@@ -251,7 +255,10 @@ def _saving(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: A
 
 
 def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
-    """`BackupAndRestore.on_train_begin`: in `fit`, `begin` is around it; elsewhere all call it."""
+    """Stands in for `BackupAndRestore.on_train_begin`; in `fit`, `begin` sends the result to all.
+
+    Outside of `fit`, all ranks must call it.
+    """
     if is_in_fit(callback):
         if callback.model.distribute_strategy.communicator.rank == CHIEF:
             try:
@@ -263,7 +270,7 @@ def restore(original: Callable[..., Any], callback: Any, logs: Any = None) -> No
 
 
 def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -> None:
-    """Calls `restore`, and sends to all what the chief has loaded in it, if it has a backup."""
+    """Calls `restore`, then broadcasts variables and epoch if the chief has a backup."""
     communicator = model.distribute_strategy.communicator
     is_there = _from_chief(model, any(map(_has_backup, backups)), "BackupAndRestore")
     if is_there and model.optimizer is not None:
@@ -300,7 +307,7 @@ def _has_backup(callback: Any) -> bool:
 
 
 def _learning_rate(model: Any) -> float:
-    """That of the optimizer, or 0 where it has none that a callback could set."""
+    """Returns the optimizer's learning rate, or 0 if a callback cannot set it."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     rate: Any = keras_names.LEARNING_RATE.of(optimizer, None)
     return float(rate.numpy()) if hasattr(rate, "numpy") else 0.0

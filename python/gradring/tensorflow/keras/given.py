@@ -1,15 +1,17 @@
 """Models of a program that knows of no replicas, which all ranks train as one process would.
 
-`stand_ins.given_strategy` gives them a strategy. The program keeps variables of TensorFlow, and is
-told of one replica: nothing is divided by their number, and no scope is around its code. The
-strategy counts inside of Keras' loops only, where it divides the batches.
+`stand_ins.given_strategy` gives these models a strategy. The program keeps plain TensorFlow
+variables and sees one replica: Keras divides no loss by the number of replicas, and no scope
+surrounds the program's code. The strategy acts only inside of Keras' loops, where it divides the
+batches.
 
-What a rank computes is its part of a mean over all samples, weighed by its share of them:
+Each rank computes its part of a mean over all samples, weighed by its share of the samples:
 
-* A gradient is reduced where a tape gives it, so what a `train_step` does with it, such as to clip
-  it, is what one process does. The optimizer reduces what comes from elsewhere.
-* A sum over samples, of Keras' losses or by its graph (`graph.extent`), is added up instead.
-* A metric has counted what its rank has seen. Its variables are added up where it is read.
+* Gradients are reduced when a tape returns them. A `train_step` that clips them therefore clips the
+  same gradients as one process would. The optimizer reduces gradients that no tape returned.
+* A sum over samples is added up instead of averaged. A loss is a sum if Keras says so, or if the
+  loss's graph shows it (`graph.extent`).
+* A metric counts the samples of its rank. Its variables are added up when the metric is read.
 
 Each function that takes an `original` stands in for one of Keras or TensorFlow; `compat_keras.py`
 says where.
@@ -47,13 +49,13 @@ _log = logging.getLogger("gradring")
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 _strategy: Any = None
-#: TensorFlow's own, of code that no strategy runs.
+#: TensorFlow's default replica context, in which code outside of any strategy runs.
 _context_outside: Any = None
 _warned: set[str] = set()
 
 
 def give(strategy: Any) -> None:
-    """From now on, models of Keras that have no strategy train by this one."""
+    """Makes Keras models without a strategy train by this one, from now on."""
     global _strategy, _context_outside
     _strategy, _context_outside = strategy, tf.distribute.get_replica_context()
     compat.replace(
@@ -67,7 +69,7 @@ def strategy() -> Any:
 
 
 def is_in_step(*_: Any) -> bool:
-    """Whether a replica of the given strategy does a step."""
+    """Returns whether the code runs in a step of a replica of the given strategy."""
     if _strategy is None or not current().is_in_run:
         return False
     context = tf.distribute.get_replica_context()
@@ -75,7 +77,7 @@ def is_in_step(*_: Any) -> bool:
 
 
 def is_outside(*_: Any) -> bool:
-    """Whether the program was given a strategy, and is in no scope and no step of any."""
+    """Returns whether the program was given a strategy, and no scope or step surrounds the code."""
     is_in_run = current().is_in_run
     return _strategy is not None and not is_in_run and not tf.distribute.has_strategy()
 
@@ -84,14 +86,14 @@ def is_outside(*_: Any) -> bool:
 
 
 def joining(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for what begins a loop, or compiles: the model joins the strategy."""
+    """Stands in for functions that compile or begin a loop; adds the model to the strategy."""
     if keras_names.MODEL_STRATEGY.of(model, None) is None:
         keras_names.MODEL_STRATEGY.set(model, _strategy)
     return original(model, *args, **kwargs)
 
 
 def compiling(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for `compile`: XLA has no kernels of collectives, so nothing is compiled by it."""
+    """Stands in for `compile`; turns XLA off, which has no kernels for collectives."""
     if kwargs.get("jit_compile") is True and _strategy.communicator.world_size > 1:
         kwargs["jit_compile"] = False
         if _strategy.communicator.rank == 0:
@@ -104,13 +106,13 @@ def compiling(original: Callable[..., Any], model: Any, *args: Any, **kwargs: An
 
 
 def begins_equal(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """A loop, whose models begin with the values of rank 0."""
+    """Stands in for a loop of Keras; first gives the model's variables the values of rank 0."""
     give_values_of_chief(model)
     return original(model, *args, **kwargs)
 
 
 def give_values_of_chief(model: Any) -> None:
-    """Gives all ranks the variables of rank 0 where these differ; all ranks call it."""
+    """Broadcasts the variables of rank 0 if any differ between ranks; all ranks must call it."""
     communicator = communicator_of(model.distribute_strategy)
     if communicator is None or communicator.world_size == 1:
         return
@@ -124,7 +126,7 @@ _plain_predict: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
-    """Predicts the whole batch on every rank, as each of them has it."""
+    """Predicts the whole batch on every rank, because every rank has the whole batch."""
     name, shared = keras_names.MODEL_STRATEGY, model.predict_function
     name.set(model, None)
     model.predict_function = _plain_predict.get(model)
@@ -137,10 +139,10 @@ def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
 
 
 def part_of_batch(data: Any) -> tuple[Any, int | None]:
-    """This rank's rows of a batch that each rank has, and how many rows all have.
+    """Returns this rank's rows of a batch that every rank has, and the batch's number of rows.
 
-    None where its tensors have not as many rows, or are no tensors; then each rank takes all. Some
-    ranks get no rows of a batch that has fewer than there are ranks.
+    If the batch has leaves that are no tensors, or tensors with different numbers of rows, returns
+    the whole batch and None. If the batch has fewer rows than there are ranks, some ranks get none.
     """
     communicator = _strategy.communicator
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
@@ -171,7 +173,7 @@ def gradient(
     output_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
-    """Stands in for `tf.GradientTape.gradient`: gradients of variables are those of all samples."""
+    """Stands in for `tf.GradientTape.gradient`; reduces gradients of variables over all ranks."""
     flat = tf.nest.flatten(sources)
     are_variables = [hasattr(source, "assign") for source in flat]
     if not any(are_variables):
@@ -200,7 +202,7 @@ def gradient(
 
 
 def _weighed(targets: Sequence[Any], slopes: Any, share: Share) -> list[Any]:
-    """By what the gradients of targets are multiplied: this rank's share of the samples."""
+    """Returns `slopes` times this rank's share of the samples; a slope of None counts as ones."""
     given = tf.nest.flatten(slopes) if slopes is not None else [None] * len(targets)
     return [
         tf.cast(share.size, target.dtype) * (tf.ones_like(target) if slope is None else slope)
@@ -211,7 +213,7 @@ def _weighed(targets: Sequence[Any], slopes: Any, share: Share) -> list[Any]:
 def _reduced(
     gradients: Sequence[Any], variables: Sequence[Any], is_sum: bool, share: Share | None
 ) -> list[Any]:
-    """Gradients of all samples; those of this rank are weighed by its share first."""
+    """Returns the gradients of all samples; first weighs this rank's ones by its share, if any."""
     if not gradients:
         return []
     if share is not None and not share.is_equal:
@@ -231,14 +233,14 @@ def _reduced(
     return list(reduced)
 
 
-#: By graph, `id_of` the variables whose gradients are reduced in it.
+#: For each graph, `id_of` the variables whose gradients are reduced in it.
 _reduced_in: WeakKeyDictionary[tf.Graph, set[int]] = WeakKeyDictionary()
 
 
 def _is_reduced_in_function(gradient: Any, variable: Any) -> bool:
-    """Whether a gradient is what a `tf.function` gives that reduces it.
+    """Returns whether a gradient is the output of a `tf.function` that reduces it.
 
-    A function that was traced for an earlier step is not traced again for this one.
+    The function may have been traced for an earlier step, so its graph is searched.
     """
     own = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     if not isinstance(own, tf.Tensor) or not tf.is_symbolic_tensor(own):
@@ -257,7 +259,10 @@ def _is_reduced_in_function(gradient: Any, variable: Any) -> bool:
 
 
 def _warn_if_added_up(gradient: Any) -> None:
-    """Says on rank 0 that an eager step does not tell whether a program has added up rows."""
+    """Warns on rank 0 if an eager gradient has each row once, so duplicates may have been summed.
+
+    The ranks' rows together may then hold duplicates, which one process would also have summed.
+    """
     indices = getattr(gradient, "indices", None)
     if indices is None or tf.is_symbolic_tensor(indices) or _strategy.communicator.rank > 0:
         return
@@ -273,7 +278,7 @@ def _warn_if_added_up(gradient: Any) -> None:
 def apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Stands in for `Optimizer.apply`: reduces what no tape has given."""
+    """Stands in for `Optimizer.apply`; reduces the gradients that no tape has reduced."""
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     grads = list(grads)
@@ -293,19 +298,19 @@ def apply(
     reduced = _reduced([grads[index] for index in chosen], those, False, own_share())
     for index, gradient in zip(chosen, reduced, strict=True):
         grads[index] = gradient
-    # What it does with them is what one process does.
+    # The optimizer sees one replica, so it applies the reduced gradients as one process would.
     with _context_outside:
         return original(optimizer, grads, trainable_variables)
 
 
 def add_variable(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """An optimizer makes its variables when it first applies gradients; no strategy has them."""
+    """Stands in for `Optimizer.add_variable`; makes the variable outside of the strategy."""
     with _context_outside:
         return original(optimizer, *args, **kwargs)
 
 
 def apply_outside(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Optimizer.apply` in a loop of the program's own, which each rank goes through by itself."""
+    """Stands in for `Optimizer.apply` outside of Keras' loops; warns that ranks train alone."""
     communicator = _strategy.communicator
     if communicator.rank == 0 and communicator.world_size > 1:
         _warn_once(
@@ -323,9 +328,9 @@ def apply_outside(original: Callable[..., Any], optimizer: Any, *args: Any, **kw
 
 
 def own_share() -> Share | None:
-    """This rank's share of the samples.
+    """Returns this rank's share of the samples, or None if it is unknown.
 
-    A `tf.function` in a step reads it from a variable: it may be called from another graph.
+    A `tf.function` in a step reads the share from a variable, because other graphs may call it.
     """
     share = current().share
     if share is None or compat.can_take(share.size):
@@ -336,7 +341,7 @@ def own_share() -> Share | None:
 
 
 def note_share(share: Share) -> None:
-    """A step of the given strategy begins, in which this rank has this share of the samples."""
+    """Stores this rank's share of the samples at the start of a step, for `own_share`."""
     with tf.device("/device:CPU:0"):
         _share_of_step().assign(share.size)
 
@@ -347,14 +352,17 @@ def _share_of_step() -> tf.Variable:
 
 
 def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
-    """A mean of Keras over this rank's samples; `factor` makes it a part of that over all."""
+    """Notes a loss of Keras as a mean over samples, and multiplies it by `factor`, if any.
+
+    The factor corrects a mean that is not divided by the number of samples, such as a masked one.
+    """
     if factor is not None:
         loss = loss * tf.cast(factor, loss.dtype)
     return _as_mean(loss)
 
 
 def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
-    """A sum over this rank's samples, as a part of the sum over all."""
+    """Scales a sum over this rank's samples so that the mean over ranks is the sum over all."""
     if current().has_whole_batch:
         return _as_mean(loss)
     count, share = replicas_of(tf.distribute.get_strategy()), own_share()
@@ -365,12 +373,12 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
 
 
 def is_sum(loss: Any) -> bool:
-    """Whether a loss of the program's own, a scalar, is a sum over samples."""
+    """Returns whether a scalar loss of the program's own is a sum over samples."""
     return _is_sum([loss])
 
 
 def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
-    """Stands in for what Keras makes of a loss of `add_loss`: a sum over samples stays one."""
+    """Stands in for Keras' treatment of `add_loss` values; a sum over samples stays a sum."""
     found = keras_names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     if tf.is_symbolic_tensor(found):
         extent = _extent(found)
@@ -380,7 +388,7 @@ def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
 
 
 def whole_logs(logs: Any) -> Any:
-    """What a step returns, of all samples: sums over this rank's, and a value for each of them."""
+    """Extends a step's logs to all samples: gathers values per sample, and adds up sums."""
 
     def whole(log: Any) -> Any:
         if not isinstance(log, tf.Tensor):
@@ -397,7 +405,7 @@ def whole_logs(logs: Any) -> Any:
 
 
 def _has_rows(value: tf.Tensor) -> bool:
-    """Whether it has a row for each sample."""
+    """Returns whether a tensor has one row for each sample."""
     if tf.is_symbolic_tensor(value):
         return bool(value.shape.rank) and _extent(value).has_rows
     return bool(value.shape.rank) and value.shape[0] in _sizes_of_batch()
@@ -417,7 +425,7 @@ def _is_sum(targets: Sequence[Any]) -> bool:
     for target, extent in zip(targets, extents, strict=True):
         _warn_unless_mean(target, extent)
     if current().has_whole_batch:
-        return False  # the same on all ranks, whose mean it is then
+        return False  # every rank has the same sum, so the mean over ranks is that sum
     return bool(extents) and all(extent.is_sum for extent in extents)
 
 
@@ -427,7 +435,10 @@ def _extent(tensor: Any) -> Extent:
 
 
 def _warn_unless_mean(loss: Any, extent: Extent) -> None:
-    """Says on rank 0 what of a loss cannot be made the same as in one process."""
+    """Warns on rank 0 of a loss that is neither a mean nor a sum over samples.
+
+    The ranks' parts of such a loss do not add up to the loss of one process.
+    """
     if extent.is_mixed:
         what = "adds a sum over samples to what is no sum, such as a mean or a penalty of weights"
     elif extent.is_weighted:
@@ -457,10 +468,10 @@ def _warn_once(key: str, text: str, *args: Any) -> None:
 
 
 def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Reads the metrics of all ranks.
+    """Reads metrics that have counted the samples of all ranks.
 
-    A step of the program's own may return some of them by other names than Keras has, such as
-    "compile_metrics"; these are read here, too.
+    A `train_step` of the program may return metrics that Keras does not read here, such as
+    "compile_metrics"; their logs are replaced as well.
     """
     with whole_metrics(model):
         found = original(model, logs)
@@ -468,18 +479,18 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
             of_metrics = _names_of_metrics.get(model, ())
             whole = {m.name: m.result() for m in model.metrics if m.name in of_metrics}
             found = {**found, **{name: log for name, log in whole.items() if name in found}}
-        # A metric may return its variable, which has this rank's number again afterwards.
+        # A metric may return its variable, which holds this rank's value again after the block.
         return tf.nest.map_structure(
             lambda log: tf.convert_to_tensor(log) if hasattr(log, "assign") else log, found
         )
 
 
-#: By model, names of logs that its step reads from metrics.
+#: For each model, names of the logs that its step reads from metrics.
 _names_of_metrics: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def note_metrics(model: Any, logs: Any) -> None:
-    """A step returns these logs, some of which are results of the model's metrics."""
+    """Notes which of a step's logs are results of the model's metrics."""
     if not isinstance(logs, dict):
         return
     for metric in model.metrics:
@@ -491,7 +502,10 @@ def note_metrics(model: Any, logs: Any) -> None:
 
 
 def logs_of_batch(model: Any, batches: Any, logs: Any) -> Any:
-    """The logs of `train_on_batch` and `test_on_batch`; a metric may be no mean of the ranks'."""
+    """Returns the logs of `train_on_batch` and `test_on_batch`.
+
+    Metrics other than means are read again over all ranks: a mean of the ranks' results is wrong.
+    """
     is_of_loop = isinstance(batches, (tf.data.Iterator, tf.distribute.DistributedIterator))
     if is_of_loop or not _has_other_metrics(model):
         return logs
@@ -500,7 +514,7 @@ def logs_of_batch(model: Any, batches: Any, logs: Any) -> Any:
 
 @contextlib.contextmanager
 def whole_metrics(model: Any) -> Iterator[None]:
-    """Inside, the metrics of a model have counted what all ranks have."""
+    """Gives a model's metric variables, inside the block, their sums over all ranks."""
     communicator = model.distribute_strategy.communicator
     variables = list(model.metrics_variables)
     own = [np.array(tf.convert_to_tensor(each)) for each in variables]
@@ -521,7 +535,7 @@ def whole_metrics(model: Any) -> Iterator[None]:
 
 
 def _has_other_metrics(model: Any) -> bool:
-    """Whether a model has a metric that is no mean over samples."""
+    """Returns whether a model has a metric that is no `keras.metrics.Mean`."""
     keras: Any = sys.modules["keras"]
     metrics = [inner for each in model.metrics for inner in getattr(each, "metrics", [each])]
     return not all(isinstance(each, keras.metrics.Mean) for each in metrics)

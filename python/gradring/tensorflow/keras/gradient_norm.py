@@ -1,6 +1,6 @@
-"""The global norms of the gradients that a Keras 3 optimizer reduces, on request.
+"""Global norms of the gradients that a Keras 3 optimizer reduces, on request.
 
-They leave the graph in a variable, for Keras offers an optimizer no way into the logs.
+The norms leave the graph in variables, because an optimizer cannot add to Keras' logs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gradring.tensorflow.seams import keras_names
 
 
 class Norms(NamedTuple):
-    """Variables with the norms of what an optimizer has been given last; NaN before."""
+    """Variables with the norms of an optimizer's last gradients; NaN before its first step."""
 
-    #: Of the sum over all replicas, before it is clipped.
+    #: Norm of the gradients' sum over all replicas, before clipping.
     reduced: tf.Variable
-    #: Of this replica's part of it times their number: the gradient of its own batch.
+    #: Norm of this replica's gradients times the number of replicas: those of its own batch.
     own: tf.Variable
 
 
@@ -31,12 +31,12 @@ _watched: WeakKeyDictionary[Any, Norms] = WeakKeyDictionary()
 
 
 def watch(model: tf.keras.Model) -> Norms:
-    """The norms of the model's gradients.
+    """Returns the variables with the norms of the model's gradients, and begins to update them.
 
     Raises:
         gradring.errors.ConfigError: The model's optimizer is not of Keras 3.
     """
-    # A `LossScaleOptimizer` hands unscaled gradients to the one inside.
+    # A `LossScaleOptimizer` passes unscaled gradients to its inner optimizer.
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if keras_names.APPLY_GRADIENTS.of(optimizer, None) is None:
         raise ConfigError(
@@ -46,26 +46,26 @@ def watch(model: tf.keras.Model) -> Norms:
     if optimizer not in _watched:
         names = ("gradring_gradient_norm", "gradring_own_gradient_norm")
         _watched[optimizer] = Norms(*(compat.plain_variable(float("nan"), name) for name in names))
-        # An earlier `fit` may have traced the step without it.
+        # An earlier `fit` may have traced the step without the norms.
         model.make_train_function(force=True)
     return _watched[optimizer]
 
 
 def note_reduced(optimizer: Any, gradients: Sequence[Gradient]) -> None:
-    """Tells the watcher, if there is one, the sums over all replicas."""
+    """Stores the norm of the gradients' sum over all replicas, if `watch` asked for it."""
     if optimizer in _watched:
         _watched[optimizer].reduced.assign(_norm(gradients))
 
 
 def note_own(optimizer: Any, gradients: Sequence[Gradient]) -> None:
-    """Tells the watcher, if there is one, what this replica adds to the sums."""
+    """Stores the norm of this replica's own gradients, if `watch` asked for it."""
     if optimizer in _watched:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         _watched[optimizer].own.assign(_norm(gradients) * replicas)
 
 
 def _norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    # The norm is that of the table's gradient, in which each index has one row.
+    # Rows of one index are summed first: the norm is that of the dense gradient.
     once = [with_each_index_once(gradient) for gradient in gradients]
     values = [getattr(gradient, "values", gradient) for gradient in once]
     parts = [tf.norm(tf.cast(value, tf.float32)) for value in values if value is not None]

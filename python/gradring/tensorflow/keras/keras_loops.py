@@ -1,7 +1,7 @@
-"""The loops of Keras 3: what `fit`, `evaluate` and `predict` do in each step and around all.
+"""Loops of Keras 3: the steps of `fit`, `evaluate` and `predict`, and the loops around them.
 
 Each public function stands in for one of Keras and gets the original as its first argument;
-`compat_keras.py` says for which, and when.
+`compat_keras.py` says for which one, and when.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _BUILD = "the build of a model before its first step"
 
 
 def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reduction: str) -> Any:
-    """Averages the loss and all metrics of a step in one message; Keras sends one for each.
-
-    A program's own metric may return its variable, and its own step a Python number.
-    """
+    """Averages the loss and all metrics of a step in one collective; Keras runs one for each."""
     if communicator_of(strategy) is not None and reduction == "auto":
         if updates_of(strategy).are_local:
             return logs
-        # Tensors of different devices would not travel together.
+        # Tensors on different devices would not be packed into one collective.
         with tf.device(strategy.extended.worker_devices[0]):
             values = tf.nest.map_structure(_log, logs)
         return strategy.reduce("MEAN", values, axis=None)
     if is_given(strategy) and reduction == "concat":
-        # Keras splits them by the number of replicas, which it is told to be one.
+        # Keras would split outputs by the number of replicas, which is 1 for this strategy.
         return tf.nest.map_structure(lambda part: strategy.gather(part, axis=0), logs)
     return original(logs, strategy, reduction)
 
 
 def _log(value: Any) -> Any:
-    """What can be reduced; `run` returns several local replicas' values as they are."""
+    """Converts a log to a tensor; `PerReplica` values of local replicas stay as they are.
+
+    A program's own metric may return its variable, and its own step a Python number.
+    """
     is_variable = isinstance(value, tf.Variable)
     if isinstance(value, compat.DistributedValues) and not is_variable:
         return value
@@ -57,9 +57,9 @@ def _log(value: Any) -> Any:
 
 
 def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Reads a metric's own variable, which some versions hand to the callbacks as it is.
+    """Converts variables in the logs to tensors; some Keras versions pass them to callbacks.
 
-    Where a rule leaves each step to its rank, this is where the ranks' logs become one.
+    Under an update rule of local steps, the ranks' logs are averaged here instead of in each step.
     """
     if updates_of(model.distribute_strategy).are_local:
         with tf.device(model.distribute_strategy.extended.worker_devices[0]):
@@ -72,7 +72,7 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
 
 
 class _StepFunction:
-    """Keras' function for one execution of its loop: a step, as `Communicator.step` has it."""
+    """Keras' function for one execution of its loop, run inside of `Communicator.step`."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class _StepFunction:
     ) -> None:
         self._function = function
         self._communicator = communicator
-        #: Prepares what the loop gives the function.
+        #: Converts the loop's argument into the function's.
         self._take = take
-        #: Gets what the loop gave, and the logs, and returns the logs.
+        #: Takes the loop's argument and the function's logs; returns the final logs.
         self._finish = finish
 
     def __call__(self, batches: Any) -> Any:
@@ -93,7 +93,7 @@ class _StepFunction:
             return self._finish(batches, self._function(self._take(batches)))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_function":  # not yet there while it is copied
+        if name == "_function":  # missing while the object is being copied
             raise AttributeError(name)
         return getattr(self._function, name)
 
@@ -109,7 +109,7 @@ def _logs_as_they_are(batches: Any, logs: Any) -> Any:
 def make_step(
     name: str, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Makes each execution of a loop's function a step, and adopts the model's metrics."""
+    """Wraps a loop's function in `_StepFunction`, and adopts the model's metrics."""
     strategy = model.distribute_strategy
     if not is_given(strategy):
         adopt(model.metrics_variables, strategy)
@@ -118,7 +118,7 @@ def make_step(
     original(model, *args, **kwargs)
     function = getattr(model, name)
     if not isinstance(function, _StepFunction):
-        # Those of `sample_shares.make_function` are weighed.
+        # `sample_shares.make_function` weighs the functions for training and testing.
         weighed = functools.partial(sample_shares.own_batches, strategy)
         take = _as_it_is if name == "predict_function" else weighed
         is_plain = name == "predict_function" or not is_given(strategy)
@@ -128,19 +128,20 @@ def make_step(
 
 
 def make_epochs(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs: Any) -> None:
-    """Makes Keras' iterator over epochs, or begins anew with it: where epochs end, all ranks do.
+    """Stands in for making and resetting Keras' epoch iterator; the ranks end epochs together.
 
-    Keras counts the batches of a dataset before it is divided. Where each rank has a dataset of its
-    own, the batches are smaller ones, and some ranks have more of them; only the iterators know.
+    Keras takes the number of batches from the dataset before it is divided. If each rank has its
+    own dataset, its batches are smaller and some ranks have more of them. So only the distributed
+    iterators know when an epoch ends.
     """
     original(epochs, *args, **kwargs)
     _follow_iterators(epochs)
 
 
 def enumerate_epoch(original: Callable[..., Any], epochs: Any, *args: Any, **kwargs: Any) -> Any:
-    """The batches of an epoch, of which Keras takes no more than the first epoch had.
+    """Stands in for the epoch iterator's batches; lifts Keras' limit, the first epoch's number.
 
-    Another epoch may deal out its elements otherwise, so that a rank has more batches in it.
+    A rank may have more batches in a later epoch, if its dataset yields other elements there.
     """
     _follow_iterators(epochs)
     return original(epochs, *args, **kwargs)
@@ -158,9 +159,12 @@ def _follow_iterators(epochs: Any) -> None:
 
 
 def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Evaluates one model, and not that of each rank, where a rule lets them differ."""
+    """Stands in for `evaluate` and `predict`; first makes the ranks' models equal.
+
+    The models may differ between synchronisations of some update rules.
+    """
     sync_model(model)
-    # `fit` has divided what it validates, and its iterators say so.
+    # A validation of `fit` reuses an iterator over data that has already been divided.
     if kwargs.get(keras_names.CACHED_EVALUATION.name):
         return original(model, *args, **kwargs)
     with model.distribute_strategy.extended.whole_data():
@@ -168,9 +172,10 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
 
 
 def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """An exception between two steps, such as a callback's, counts as a step that was left early.
+    """Stands in for a loop; an exception between steps counts as a step that was left early.
 
-    So a rank that leaves the loop alone does not begin another one with sums of the others' steps.
+    Otherwise a rank that leaves the loop alone, as by a callback's error, could begin another loop
+    and mix its sums with those of the others' steps.
     """
     communicator = model.distribute_strategy.communicator
     with data_order.warning_once():
@@ -184,15 +189,15 @@ def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -
 def symbolic_build(
     original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
 ) -> None:
-    """Builds from this replica's part of the first batch, where Keras takes the mean over all.
+    """Builds a model from this replica's part of the first batch.
 
-    Where Python makes the batches, as in a generator, it builds from what Keras knows of them.
-
-    Only shapes and dtypes matter, and there is no mean of parts of different sizes, nor of strings.
+    Keras would build from the mean over all replicas' parts, which fails for parts of different
+    sizes and for strings. Only shapes and dtypes matter. For batches made in Python, as by a
+    generator, the model is built from the signature that Keras has inferred.
 
     A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
-    layers it calls, and with which parts of a batch. Without a strategy, Keras builds every model
-    in its first step, and so it does here where the batch does not tell enough.
+    layers it calls, and with which parts of a batch. This kind of model is built in its first step,
+    as Keras does without a strategy. The same holds if a batch does not determine the shapes.
     """
     if is_given(model.distribute_strategy):
         return  # its variables belong to no strategy, so the first step builds it
@@ -208,27 +213,27 @@ def symbolic_build(
 
 @falls_back(_BUILD, "the first step builds it, as in one process")
 def _example(iterator: Any) -> Any:
-    """A batch of this replica, or what is known of it; None where there is none."""
+    """Returns a batch of this replica, or its signature; None if neither is available."""
     adapter = getattr(iterator, "data_adapter", None)
     signature = keras_names.OUTPUT_SIGNATURE.of(adapter, None)
     if signature is not None:
-        # What a generator has given, also ahead of the first batch, it does not give again.
+        # A batch taken from a generator here would be missing in training.
         return signature
-    # In older versions the iterator itself cannot be iterated.
+    # In older Keras versions, the epoch iterator has no `__iter__`.
     epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
     for *_, batches in epoch:
         batch = next(batches, None)
         if batch is None:
-            # An epoch without steps, as the rest of one whose last step was committed. All
-            # ranks read the metrics at its end, so a rank that has just joined builds them.
+            # An epoch may have no steps left after a commit at its last step. All ranks read the
+            # metrics at its end, so a rank that has just joined must build them.
             return _element_spec(iterator)
-        # Its shapes are those of a batch with samples.
+        # The model is built for batches with samples, even if this one is empty.
         return empty_batches.with_row(compat.select_replica(0, batch))
     return None
 
 
 def _element_spec(iterator: Any) -> Any:
-    """What a batch of one replica would be, or None where shapes are not known."""
+    """Returns the element spec of one replica's batch, or None if a shape's rank is unknown."""
     spec = compat.spec_of_replica(keras_names.EPOCHS_DATASET.of(iterator).element_spec)
     shapes = [getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec)]
     return None if any(shape is None or shape.rank is None for shape in shapes) else spec

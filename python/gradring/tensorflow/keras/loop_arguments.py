@@ -1,8 +1,9 @@
 """Comparison of the arguments of `fit`, `evaluate` and `predict`, before the loop begins.
 
-Ranks with other arguments would meet in other steps, and the error would name a collective that the
-user has never called. A rank that calls the loop alone meets the others here, too, so the error
-names the loop. Data may differ, and so may what only shows something.
+Without the comparison, ranks with different arguments would meet in different steps, and the error
+would name a collective that the user has never called. The comparison also finds a rank that calls
+the loop alone, and its error names the loop. Data may differ between ranks, and so may arguments
+that only affect the display.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gradring.group.require_equal import require_equal
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.seams import keras_names
 
-#: What decides how often the ranks meet, and what they train.
+#: Arguments that decide the number of collectives, or the training's result.
 _COMPARED = (
     "epochs",
     "initial_epoch",
@@ -30,42 +31,42 @@ _COMPARED = (
     "validation_freq",
     "class_weight",
 )
-#: Used of arrays only; a dataset has its own.
+#: Arguments that are compared for arrays only; a dataset has its own batch size and order.
 _OF_ARRAYS = ("batch_size", "validation_batch_size", "shuffle")
-#: What Keras takes for None.
+#: Batch size that Keras uses for `batch_size=None`.
 _BATCH_SIZE = 32
-#: Of these, only whether there are any.
+#: Arguments compared only by whether they are None.
 _GIVEN = ("validation_data", "sample_weight")
-#: Callbacks, by the names of their classes, that change the weights of their rank or need the
-#: others. All others may be on some ranks alone, as `ModelCheckpoint` and `TensorBoard` are. Where
-#: one sets the learning rate, the end of an epoch compares that.
+#: Class names of callbacks that change the weights of their rank, or call collectives. Any other
+#: callback may be on some ranks only, such as `ModelCheckpoint` or `TensorBoard`. Learning rates
+#: set by callbacks are compared at the end of each epoch.
 _ON_EVERY_RANK = (
     "CheckReplicas",
     "CommitState",
     "PreemptionCheckpoint",
     "SwapEMAWeights",
 )
-#: Where these are; a program may have others of these names.
+#: Packages of these callbacks; a program may have its own classes of the same names.
 _PACKAGES = ("keras", "tf_keras", "gradring")
 _BEST_WEIGHTS = "EarlyStopping(restore_best_weights=True)"
-#: Of a value in an error, in characters.
+#: Characters of a value that an error shows.
 _SHOWN = 60
 _REMEDY = "give every rank the same arguments, and callbacks that change the training"
 
 
 def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """A loop of Keras, whose ranks have the same arguments.
+    """Stands in for a loop of Keras; first compares its arguments between the ranks.
 
     Raises:
-        gradring.errors.MismatchError: They have not.
+        gradring.errors.MismatchError: The ranks have different arguments.
     """
     communicator = model.distribute_strategy.communicator
-    # A validation of `fit` has what `fit` was given.
+    # `fit` has already compared the arguments of its validation.
     if communicator.world_size > 1 and not kwargs.get(keras_names.CACHED_EVALUATION.name):
         loop = original.__name__
         try:
             given = inspect.signature(original).bind(model, *args, **kwargs)
-        except TypeError:  # Keras says what is wrong
+        except TypeError:  # the original raises an error that names the wrong argument
             return original(model, *args, **kwargs)
         given.apply_defaults()
         own: dict[str, str] | None = None
@@ -76,7 +77,7 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 
 
 def _own(given: Mapping[str, Any]) -> dict[str, str]:
-    """What has to be the same, by name."""
+    """Returns the arguments that must be equal on all ranks, as text by name."""
     has_arrays = _is_array(given.get("x")) or _is_array(given.get("validation_data"))
     names = (*_COMPARED, *_OF_ARRAYS) if has_arrays else _COMPARED
     if has_arrays and "batch_size" in given:
@@ -99,7 +100,7 @@ def _own(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _callbacks(given: Any) -> Iterator[Any]:
-    """Each that `fit` gets, by itself, in a list or in a `CallbackList`."""
+    """Yields the callbacks of a single callback, a list or a `CallbackList`."""
     yield from tf.nest.flatten(getattr(given, "callbacks", given))
 
 
@@ -112,14 +113,14 @@ def _kinds_of(callback: Any) -> Iterator[str]:
 
 
 def _is_array(data: Any) -> bool:
-    """Whether it is an array or a tensor, or begins with one."""
+    """Returns whether data is an array or a tensor, or a nest whose first leaf is one."""
     while isinstance(data, list | tuple | Mapping) and data:
         data = next(iter(data.values() if isinstance(data, Mapping) else data))
     return hasattr(data, "shape")
 
 
 def _shown(value: Any) -> str:
-    """A value as text that is the same on all ranks if the value is."""
+    """Returns a value as text: equal values have equal texts on all ranks."""
     text = _text(value)
     if len(text) <= _SHOWN:
         return text
@@ -133,7 +134,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_text, value)) + "]"
     if isinstance(value, Real):
-        # Equal numbers are equal text, of whatever type, and but for what rounding makes of them.
+        # Numbers of different types are equal texts, even if they differ by rounding.
         return f"{float(value):.6g}"
-    # Any other object may show its address.
+    # The texts of other objects may contain their addresses.
     return str(value) if value is None or isinstance(value, str) else type(value).__name__

@@ -1,15 +1,15 @@
 """Moving statistics of batch normalisation, which the replicas combine once a step.
 
 In a step, each replica's layers update their own copy of the moving mean and variance by their own
-part of the batch. The update is linear, so the mean of the copies is what an update by the mean of
-the replicas' statistics would have given, however often the layer was called. The copies of all
-layers travel together with the gradients: beside the first bucket, where these are reduced in the
-graph that called the layers, and else at the end of `CustomCollectiveStrategy.run`.
+part of the batch. The update is linear, so the mean of the copies equals an update by the mean of
+the replicas' statistics, for any number of calls. The copies of all layers are reduced beside the
+first bucket of gradients, if the graph that called the layers also reduces the gradients. Otherwise
+they are reduced at the end of `CustomCollectiveStrategy.run`.
 
-Which layers a step has called is not noted while it is traced, because a `tf.function` is called
-without being traced again. Every layer counts its calls in a variable of this process. A graph that
-calls the layer, itself or by a function, a branch or a loop, has an operation that takes the
-variable.
+Python code cannot note which layers a step calls, because it runs only while a `tf.function` is
+traced. So every layer counts its calls in a variable of this process. If a graph calls the layer,
+directly or in a function, a branch or a loop, then one of the graph's operations takes the variable
+as an input.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import empty_batches
 from gradring.tensorflow.rules.updates import updates_of
 
-#: Variables of `BatchNormalization` that follow the batches and that no gradient moves.
+#: Variables of `BatchNormalization` that are updated from batches instead of by gradients.
 _NAMES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 
 _SUM = tf.distribute.ReduceOp.SUM
@@ -42,15 +42,15 @@ class MovingStatistics:
     """The layers of a strategy whose copies differ from replica to replica during a step."""
 
     def __init__(self, *, join_gradients: bool) -> None:
-        """No layer has been called; the copies may travel with the gradients, or must not."""
+        """Begins without layers; `join_gradients` allows copies to be reduced with gradients."""
         self._join_gradients = join_gradients
-        #: int64 of shape `[2]`: since the copies were combined, calls, and those with samples.
+        #: int64 of shape `[2]`: calls since the copies were combined, and calls with samples.
         self._calls: WeakKeyDictionary[Any, tf.Variable] = WeakKeyDictionary()
-        #: By graph and layer, names of the operations whose calls were combined.
+        #: For each graph and layer, names of the operations whose calls were combined.
         self._combined: WeakKeyDictionary[tf.Graph, dict[Any, set[str]]] = WeakKeyDictionary()
 
     def note(self, layer: Any, is_empty: bool | tf.Tensor) -> None:
-        """The layer has updated this replica's copies, unless its batch was empty."""
+        """Counts a call of the layer, and whether the call's batch had samples."""
         if layer not in self._calls:
             self._calls[layer] = compat.plain_variable(0, "calls", tf.int64, (2,))
         with tf.device("/device:CPU:0"):
@@ -58,17 +58,17 @@ class MovingStatistics:
             self._calls[layer].assign_add(tf.stack([1, has_samples]))
 
     def combine(self, layers: Iterable[Any] | None = None) -> None:
-        """Makes the copies the mean over the replicas that had samples, in a collective.
+        """Replaces the copies by their mean over the replicas that had samples; a collective.
 
         Args:
-            layers: Those that may have to; default: all.
+            layers: Layers to combine, if they were called; default: all.
         """
         if parts := self._parts(layers):
             self._forget(parts.layers)
             parts.reduce()
 
     def all_reduce(self, ops: RingCrossDeviceOps, reduce_op: Any, value: Any, options: Any) -> Any:
-        """Reduces `value`; if these are gradients, the copies travel along."""
+        """Reduces `value`; if it consists of gradients, the copies join its first bucket."""
         leaves = tf.nest.flatten(value)
         known = current_variables(len(leaves))
         can_join = self._join_gradients and known is not None and reduce_op == _SUM
@@ -87,18 +87,18 @@ class MovingStatistics:
         return tf.nest.pack_sequence_as(value, reduced[: len(leaves)])
 
     def forget(self) -> None:
-        """A step begins: what one that has failed has left does not count."""
+        """Resets the counts when a step begins; a failed step may have left some."""
         if tf.executing_eagerly():
             for layer in self._called():
                 self._calls[layer].assign([0, 0])
 
     def _parts(self, layers: Iterable[Any] | None = None) -> _Parts | None:
-        """The copies that are to be combined here, if there are any."""
+        """Returns the copies of the called layers, or None if no layer was called."""
         called = self._called(layers)
         return _Parts(called, self._have_samples(called)) if called else None
 
     def _called(self, layers: Iterable[Any] | None = None) -> list[Any]:
-        """Those of the layers that were called since the copies were combined."""
+        """Returns the layers that were called since their copies were combined."""
         known = [layer for layer in layers or list(self._calls) if layer in self._calls]
         if tf.executing_eagerly():
             return [layer for layer in known if self._calls[layer].numpy()[0]]
@@ -107,15 +107,15 @@ class MovingStatistics:
             "all of them travel in each step",
         ):
             return [layer for layer in known if any(self._users(layer, self._handle(layer)))]
-        return known  # the counts of calls tell those that have nothing to combine
+        return known  # copies of layers that were not called have weight 0 and do not change
 
     def _handle(self, layer: Any) -> tf.Tensor | None:
-        """The handle of the layer's calls in the current graph, if the graph takes it."""
+        """Returns the current graph's handle of the layer's counts; None if it captures none."""
         handle = self._calls[layer].handle
         return next((inner for outer, inner in _graph().captures if outer is handle), None)
 
     def _users(self, layer: Any, handle: tf.Tensor | None) -> Iterator[str]:
-        """The operations of a graph that count calls that are not combined there."""
+        """Yields the operations of a graph that count calls not yet combined in that graph."""
         if handle is None:
             return
         combined = self._combined.get(handle.graph, {}).get(layer, ())
@@ -126,12 +126,12 @@ class MovingStatistics:
                 yield op.name
 
     def _have_samples(self, layers: Sequence[Any]) -> tf.Tensor:
-        """Whether each layer has had samples since the copies were combined: a boolean vector."""
+        """Returns a boolean vector: True for layers with samples since they were combined."""
         with tf.device("/device:CPU:0"):
             return tf.stack([self._calls[layer].read_value()[1] > 0 for layer in layers])
 
     def _forget(self, layers: Sequence[Any]) -> None:
-        """The copies of these layers are combined from here on, so the counts begin anew."""
+        """Resets the counts of layers, and notes that their calls so far are combined."""
         with tf.device("/device:CPU:0"):
             for layer in layers:
                 self._calls[layer].assign([0, 0])
@@ -148,7 +148,7 @@ class MovingStatistics:
 
 
 class _Parts:
-    """What a replica adds to the sums, as one tensor for each dtype."""
+    """A replica's summands: the copies of its layers in one tensor for each dtype."""
 
     def __init__(self, layers: Sequence[Any], has_samples: tf.Tensor) -> None:
         """Reads the copies; `has_samples` is a boolean for each layer."""
@@ -161,44 +161,44 @@ class _Parts:
         self.names = [f"{len(layers)} moving statistics" for _ in self._groups]
 
     def reduce(self) -> None:
-        """Makes the copies the means, in a collective."""
+        """Replaces the copies by their means over the replicas; a collective."""
         self.assign(tf.distribute.get_replica_context().all_reduce(_SUM, self.tensors))
 
     def assign(self, sums: Sequence[tf.Tensor]) -> None:
-        """Makes the copies the means."""
+        """Divides the sums, and assigns the means to the copies."""
         for group, total in zip(self._groups, sums, strict=True):
             group.assign(total)
 
 
 class _Group:
-    """Variables of one dtype, end to end in one vector."""
+    """Variables of one dtype, concatenated in one vector."""
 
     def __init__(self, pairs: Sequence[tuple[Any, int]], has_samples: tf.Tensor) -> None:
-        """Takes variables, and the place of each one's layer in `has_samples`."""
+        """Reads variables; each one's number is the index of its layer in `has_samples`."""
         self._variables = [variable for variable, _ in pairs]
         values = [tf.convert_to_tensor(variable) for variable in self._variables]
         self._sizes = [value.shape.num_elements() for value in values]
         self._places = [place for _, place in pairs]
         self._own = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
         weights = tf.cast(has_samples, self._own.dtype)
-        #: The copies of layers that had samples, and then the layers' weights.
+        #: The copies times their layers' weights, followed by the weights: 1 with samples, else 0.
         self.tensor = tf.concat([self._own * self._each(weights), weights], 0)
 
     def _each(self, weights: tf.Tensor) -> tf.Tensor:
-        """What there is for each layer, for each element."""
+        """Repeats the value of each layer for each element of its variables."""
         return tf.repeat(tf.gather(weights, self._places), self._sizes)
 
     def assign(self, total: tf.Tensor) -> None:
         sums, counts = tf.split(total, [sum(self._sizes), -1])
         counts = self._each(counts)
-        # Where no replica had samples, all copies are what they were.
+        # The copies of layers without samples on any replica stay as they are.
         means = tf.where(counts > 0, tf.math.divide_no_nan(sums, counts), self._own)
         for variable, mean in zip(self._variables, tf.split(means, self._sizes), strict=True):
             variable.assign(tf.reshape(mean, variable.shape))
 
 
 def of_layer(layer: Any) -> list[Any]:
-    """The variables of a `BatchNormalization` that follow the batches."""
+    """Returns the variables of a `BatchNormalization` that are updated from batches."""
     found = (getattr(layer, name, None) for name in _NAMES)
     return [variable for variable in found if variable is not None]
 
@@ -206,16 +206,16 @@ def of_layer(layer: Any) -> list[Any]:
 def normalise(
     original: Callable[..., Any], layer: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands in for the `call` of `BatchNormalization`, in a replica.
+    """Stands in for the `call` of `BatchNormalization` in a replica.
 
-    The batch is normalised with its replica's own mean and variance. Empty batches, which a replica
-    gets when its data has ended early, do not count in the moving statistics.
+    The batch is normalised by its replica's own mean and variance. Empty batches, which a replica
+    gets after the end of its data, do not count in the moving statistics.
     """
     strategy = tf.distribute.get_strategy()
     statistics: MovingStatistics = strategy.extended.moving_statistics
     follows = _follows(layer, *args, **kwargs)
     if not follows or getattr(layer, "renorm", False):
-        statistics.combine([layer])  # they are about to be read
+        statistics.combine([layer])  # because this call reads the statistics
     if not follows or replicas_of(strategy) == 1:
         return original(layer, inputs, *args, **kwargs)
     is_empty = empty_batches.is_empty(inputs)
@@ -233,7 +233,10 @@ def normalise(
 
 
 def _follows(layer: Any, training: Any = None, mask: Any = None) -> bool:
-    """Whether a call moves statistics by this replica's batch alone, as masked ones always do."""
+    """Returns whether a call updates statistics from this replica's batch alone.
+
+    Calls with a mask always do, even those of synchronised layers.
+    """
     return bool(training and layer.trainable) and not (layer.synchronized and mask is None)
 
 

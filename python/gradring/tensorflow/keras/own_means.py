@@ -1,9 +1,10 @@
-"""Means that a `train_step` takes by itself, and whose gradients a strategy adds up.
+"""Means that a `train_step` computes by itself, and whose gradients a strategy adds up.
 
-Under `tf.distribute`, each replica divides its loss by the global batch, or its mean by the number
-of replicas, as Keras' losses do. A mean that nobody divides counts as often as there are replicas.
-Rank 0 says so once for each optimizer, as far as the graph of the step shows it: a loss that does
-not grow with the batch (`graph.extent`) and that no such number divides.
+Under `tf.distribute`, each replica divides its loss by the global batch size, or its mean by the
+number of replicas, as Keras' losses do. The gradient of an undivided mean is too large by a factor
+of the number of replicas. Rank 0 warns once for each optimizer if the step's graph shows an
+undivided mean. This is a loss that does not grow with the batch (`graph.extent`), and that is
+neither multiplied nor divided by the number of replicas.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _looked_at: WeakSet[Any] = WeakSet()
 def gradient(
     original: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Stands in for `GradientTape.gradient` in a step of Keras."""
+    """Stands in for `GradientTape.gradient`; notes undivided means in a step of Keras."""
     found = original(tape, target, *args, **kwargs)
     _note(tf.nest.flatten(target))
     return found
@@ -55,7 +56,7 @@ def _is_undivided_mean(loss: Any, batch: list[Any]) -> bool:
 
 
 def _are_of_replicas(factors: Iterable[float]) -> bool:
-    """Whether their number is among these, or one divided by it."""
+    """Returns whether the number of replicas, or its inverse, is among the factors."""
     count = float(replicas_of(tf.distribute.get_strategy()))
     return any(
         math.isclose(each, wanted, rel_tol=1e-6)
@@ -66,7 +67,7 @@ def _are_of_replicas(factors: Iterable[float]) -> bool:
 
 @falls_back(_PIECE, _INSTEAD)
 def check(optimizer: Any, gradients: Iterable[Any], variables: Iterable[Any]) -> None:
-    """Names the optimizer if it adds up gradients of such a mean; in its first step."""
+    """Warns in an optimizer's first step if it adds up gradients of an undivided mean."""
     step, strategy = current(), tf.distribute.get_strategy()
     communicator = communicator_of(strategy)
     if optimizer in _looked_at or communicator is None:

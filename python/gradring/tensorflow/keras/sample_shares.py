@@ -1,17 +1,17 @@
 """Each replica's share of the samples of a step, by which `fit` weighs its loss.
 
-Keras takes the mean over each replica's samples, and adds the means up, divided by the number of
-replicas. That is the mean over all samples only if the replicas have equally many; the gradient of
-a replica's mean is therefore multiplied by what its share is of an equal one. Its value stays, as
-Keras weighs what it logs by the samples anyway.
+Keras takes the mean over each replica's samples, divides the means by the number of replicas, and
+adds them up. The result is the mean over all samples only if all replicas have equally many. The
+gradient of a replica's mean is therefore multiplied by the replica's share, relative to an equal
+share. The loss's value is not multiplied, because logs are weighed by samples separately.
 
-How many samples all replicas have is told where they tell each other whether they have any, so it
-costs no message.
+The total number of samples costs no extra message: the replicas exchange it together with the flag
+whether they have any samples.
 
-Not every mean is over samples: Keras divides by the steps that a mask leaves, or by the sum of the
-weights. A replica has its share of these then, which one message for each such loss tells. The
-value of the mean is multiplied by what that share is of the share of the samples, by which it is
-weighed in the logs.
+Not every mean is over samples: Keras may divide by the number of unmasked steps, or by the sum of
+the weights. The gradient is then weighed by the replica's share of this divisor, which takes one
+collective for each such loss. The mean's value is multiplied by the divisor's share over the
+samples' share, because logs are weighed by the latter.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 class _Taken:
-    """The batch that was taken last of a strategy's iterators."""
+    """Facts about the last batch taken from a strategy's iterators."""
 
     def __init__(self) -> None:
-        """No batch was taken yet."""
-        #: An int64 scalar: how many samples all replicas have.
+        """Begins without any batch."""
+        #: Number of samples of all replicas, an int64 scalar.
         self.samples = compat.plain_variable(0, "samples", tf.int64)
-        #: Whether no graph took it. Its shape is then this rank's own; a graph knows only what all
-        #: batches have in common. Keras takes single steps so from 3.16 on.
+        #: True if the batch was taken outside of a graph. Its static shape is then this rank's own;
+        #: in a graph, static shapes hold for all batches. Keras 3.16 and later take the batches of
+        #: single steps eagerly.
         self.eagerly = False
 
 
@@ -52,21 +53,21 @@ _taken: WeakKeyDictionary[Any, _Taken] = WeakKeyDictionary()
 
 
 class OwnBatch(NamedTuple):
-    """A batch that no iterator has counted, as each rank gives it to `train_on_batch`."""
+    """A batch that no iterator has counted, such as the arguments of `train_on_batch`."""
 
     data: Any
-    #: How many samples all ranks have, where this is known.
+    #: Number of samples of all ranks, or None if unknown.
     samples: Any = None
 
 
 def own_batches(strategy: Any, iterator: Any) -> Any:
-    """What a loop of Keras takes, told apart from batches of distributed iterators."""
+    """Wraps batches in `OwnBatch`, unless they come from a (distributed) iterator."""
     if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
         return iterator
     if not is_given(strategy):
         return map(OwnBatch, iterator)
     parts = map(given.part_of_batch, iterator)
-    # An array, of which a function is not traced for each value.
+    # A `tf.function` is not traced again for each value of an array.
     return (OwnBatch(data, None if count is None else np.array(count)) for data, count in parts)
 
 
@@ -74,12 +75,12 @@ def own_batches(strategy: Any, iterator: Any) -> Any:
 
 
 def count() -> None:
-    """Lets the iterators of our strategies count, from now on."""
+    """Makes the iterators of our strategies count samples, from now on."""
     counting.count_in_iterators(_count, _note)
 
 
 def _count(strategy: Any, has_values: tf.Tensor, optionals: list[Any]) -> tf.Tensor | None:
-    """How many replicas have values, a scalar; notes how many samples these are."""
+    """Returns the number of replicas with values, a scalar; stores their number of samples."""
     if communicator_of(strategy) is None:
         return None
     own = tf.add_n([_rows_in(optional) for optional in optionals])
@@ -89,7 +90,7 @@ def _count(strategy: Any, has_values: tf.Tensor, optionals: list[Any]) -> tf.Ten
 
 
 def _note(strategy: Any, batch: Any) -> None:
-    """The same for iterators that have a value on every replica."""
+    """Stores the number of samples of a batch that has a value on every replica."""
     communicator = communicator_of(strategy)
     if communicator is None or replicas_of(strategy) == 1:
         return
@@ -97,20 +98,20 @@ def _note(strategy: Any, batch: Any) -> None:
     found = [first_rows_of(list(replica)) for replica in zip(*parts, strict=True)]
     own = tf.add_n([tf.cast(0 if rows is None else rows, tf.int64) for rows in found])
     if all(isinstance(rows, int) for rows in found) and not tf.executing_eagerly():
-        # Where the number is fixed, all ranks have as many.
+        # A static batch size in a graph is the same on all ranks.
         _assign(strategy, own * communicator.world_size)
     else:
         _assign(strategy, _over_ranks(strategy, own))
 
 
 def _over_ranks(strategy: Any, own: tf.Tensor) -> tf.Tensor:
-    """The sum of what the processes have; TensorFlow takes one process' number for no sum."""
+    """Returns the sum over processes; in a single process, `reduce` refuses plain tensors."""
     is_alone = strategy.communicator.world_size == 1
     return own if is_alone else strategy.reduce(_SUM, own, axis=None)
 
 
 def _rows_in(optional: Any) -> tf.Tensor:
-    """The samples of a replica, or 0."""
+    """Returns a replica's number of samples, or 0 if it has no batch."""
 
     def rows() -> tf.Tensor:
         found = first_rows_of(optional.get_value())
@@ -123,7 +124,8 @@ def _assign(strategy: Any, total: tf.Tensor) -> None:
     taken = _taken_from(strategy)
     taken.eagerly = tf.executing_eagerly()
     with tf.device("/device:CPU:0"):
-        # By its handle: what a function assigns is its own, as `broadcast_update` sees it.
+        # The raw op keeps the variable out of the graph's `variables`. `broadcast_update` would
+        # take an assigned one of those for a variable that the function changes.
         tf.raw_ops.AssignVariableOp(resource=taken.samples.handle, value=total)
 
 
@@ -139,7 +141,7 @@ def _taken_from(strategy: Any) -> _Taken:
 def make_function(
     original: Callable[..., Any], model: Any, step_function: Callable[[Any], Any]
 ) -> Any:
-    """Stands in for Keras' function of a loop: weighs what a step of training or testing does."""
+    """Stands in for Keras' function of a loop; weighs the losses of training and test steps."""
     strategy = model.distribute_strategy
 
     def do(data: Any) -> Any:
@@ -161,7 +163,7 @@ def make_function(
 
     def weighed_by(told: Any, is_own: bool, data: Any) -> Any:
         own = first_rows_of(data)
-        # An elastic job may have other replicas when this is traced anew.
+        # An elastic job may have another number of replicas when this is traced again.
         if own is None or not may_come_in(strategy):
             return do(data)
         if updates_of(strategy).are_local:
@@ -183,18 +185,18 @@ def make_function(
             given.note_share(share)
         with holding(share=share):
             logs = counted(own, data)
-        # Parts of a mean over the replicas.
+        # Each replica's logs become its part of a mean over replicas.
         return tf.nest.map_structure(functools.partial(_part, share.size), logs)
 
     def counted(own: Any, data: Any) -> Any:
-        # The mean over no samples is a NaN, which counts for nothing.
+        # The mean over no samples is NaN, so an empty batch must not change the metrics.
         return unless(tf.equal(own, 0), model.metrics_variables, lambda: do(data))
 
     return original(model, weighted)
 
 
 def _share(own: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """What a replica has of a total, of which all equal shares are 1.0."""
+    """Returns a replica's share of a total, relative to an equal share: 1.0 is equal."""
     count = tf.cast(replicas_of(tf.distribute.get_strategy()), tf.float64)
     return tf.math.divide_no_nan(tf.cast(own, tf.float64) * count, tf.cast(total, tf.float64))
 
@@ -208,13 +210,13 @@ def _part(share: tf.Tensor, log: Any) -> Any:
 def divided(
     values: tf.Tensor, weights: Any, mask: Any, reduction: str
 ) -> AbstractContextManager[None]:
-    """Inside, `weighed` gets the mean that Keras makes of a loss.
+    """Tells `weighed`, inside the block, the divisor of the mean that Keras takes of a loss.
 
     Args:
-        values: The loss of each sample, or of each step of each, times `weights`.
-        weights: What their mean is divided by, if `reduction` says so, or None.
-        mask: Of the values that are to count, or None.
-        reduction: As Keras has it; one that divides.
+        values: Loss of each sample or of each of its time steps, times `weights`.
+        weights: Weights whose sum is the divisor if `reduction` says so, or None.
+        mask: Boolean mask of the values that count, or None.
+        reduction: Keras' name of a reduction that divides.
     """
     divisor = None
     if given.own_share() is not None and values.shape.rank:
@@ -235,7 +237,7 @@ def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> t
 
 
 def weighed(loss: tf.Tensor) -> tf.Tensor:
-    """A mean of Keras, weighed by the replica's share of what it is divided by."""
+    """Weighs a mean of Keras by the replica's share of the mean's divisor."""
     part, own = given.own_share(), current().divisor
     if is_given(tf.distribute.get_strategy()):
         return given.mean_of_keras(loss, _factor(own, part))
@@ -248,7 +250,7 @@ def weighed(loss: tf.Tensor) -> tf.Tensor:
 
 
 def _factor(own: tf.Tensor | None, part: Share | None) -> tf.Tensor | None:
-    """What makes a mean one that is weighed by samples, if it is weighed by something else."""
+    """Returns the divisor's share over the samples' share, or None if samples are the divisor."""
     if own is None or part is None:
         return None
     return tf.math.divide_no_nan(_share_of_all(own), part.size)
@@ -259,7 +261,10 @@ def _share_of_all(own: tf.Tensor) -> tf.Tensor:
 
 
 def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
-    """A sum of Keras, of which the logs have the mean over the replicas, weighed by samples."""
+    """Divides the value of a sum by the samples' share, as logs are weighed by that share.
+
+    The gradient of the sum stays as it is.
+    """
     if is_given(tf.distribute.get_strategy()):
         return given.sum_of_samples(loss)
     part = given.own_share()
@@ -269,7 +274,7 @@ def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
 
 
 def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) -> tf.Tensor:
-    """The loss times `factor`, whose gradient is multiplied by `slope` instead."""
+    """Returns the loss times `factor`; its gradient is multiplied by `slope` instead."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def weigh(loss: tf.Tensor) -> Any:
@@ -282,10 +287,10 @@ def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) 
 def update_mean(
     original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Stands in for `Mean.update_state`: a number of a whole batch, such as a loss, has a weight.
+    """Stands in for `Mean.update_state`; weighs a scalar of a whole batch by the share.
 
-    Keras counts the losses of a model's outputs once for each batch, whatever its size; a replica's
-    part of a batch is therefore counted by its share.
+    Keras counts the losses of a model's outputs once for each batch, regardless of its size. A
+    replica's part of a batch therefore counts by the replica's share of the samples.
     """
     part = given.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal

@@ -17,9 +17,9 @@ _SCALAR = 1
 
 
 class ScalarWriter:
-    """Writes the numbers of all ranks, such as `gradring/rank_2/wait_ms`, for TensorBoard.
+    """Writes scalars of all ranks, such as `gradring/rank_2/wait_ms`, for TensorBoard.
 
-    Needs no tensorboard package. `LiveLine` has one of its own.
+    Needs no tensorboard package. `LiveLine` makes its own writer.
 
     Examples:
         >>> writer = gradring.tensorflow.ScalarWriter("logs")
@@ -32,10 +32,10 @@ class ScalarWriter:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Nothing is written before the first line, and so only on rank 0.
+        """Creates no file before the first line of the `Monitor`, so only rank 0 writes.
 
         Args:
-            directory: Where files of events are made.
+            directory: Directory for the event files.
         """
         self._directory = directory
         self._writer: Any = None
@@ -44,11 +44,11 @@ class ScalarWriter:
     def __call__(self, facts: Mapping[str, Any], more: Mapping[str, float | None] = {}) -> None:
         """Writes one point of each curve.
 
-        A disk that is full or gone ends the curves, with a line in the log, and not the training.
+        If the disk is full or gone, the curves end with a warning, and the training continues.
 
         Args:
-            facts: What `Monitor` passes to `on_line`.
-            more: Others, by name; None is left out.
+            facts: Argument of the `Monitor`'s `on_line`.
+            more: Further scalars by name; values of None are left out.
 
         Examples:
             >>> write = gradring.tensorflow.ScalarWriter("logs")
@@ -85,16 +85,16 @@ class ScalarWriter:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the event file."""
         if self._writer is not None:
-            # What is left in a buffer of a full disk cannot be written either.
+            # On a full disk, the rest of the buffer cannot be written either.
             with contextlib.suppress(tf.errors.OpError):
                 self._writer.close()
             self._writer = None
 
 
 def _write(tag: str, value: float) -> None:
-    """As `tf.summary.scalar`, which raises where tensorboard is not installed."""
+    """Writes as `tf.summary.scalar` does, which raises an error without tensorboard."""
     metadata = tf.compat.v1.SummaryMetadata(
         plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"),
         data_class=_SCALAR,

@@ -1,11 +1,11 @@
-"""Losses of a program's own, whose gradients are added up over the replicas as they are.
+"""Losses of a program's own, whose gradients a strategy adds up undivided.
 
 Strategies add up gradients. Keras therefore divides its means by the number of replicas, and leaves
-its sums as they are. A mean that a program takes by itself, in a `train_step` or a `compute_loss`,
-is divided by nobody, as under TensorFlow's own strategies. A program of `tf_keras` that was given
-its strategy (`given_strategy.py`) cannot know that, so rank 0 warns, once for each optimizer. What
-is seen is whether a step that applies gradients has computed any loss of Keras; a sum of such a
-loss and a mean of the program's own passes.
+its sums as they are. A mean that a program computes by itself, in a `train_step` or a
+`compute_loss`, is not divided, as under TensorFlow's own strategies. A program of `tf_keras` that
+was given its strategy (`given_strategy.py`) cannot divide, so rank 0 warns once for each optimizer.
+The check only sees whether a step that applies gradients has computed any loss of Keras. It misses
+a mean of the program's own that is added to a loss of Keras.
 """
 
 from __future__ import annotations
@@ -22,42 +22,46 @@ from gradring.tensorflow.graph.replica_step import current
 
 _log = logging.getLogger("gradring")
 
-#: Whether optimizers are looked at.
+#: True if optimizers are checked.
 _warns = False
 
 _checked: WeakSet[Any] = WeakSet()
 
 
 def warn() -> None:
-    """From now on, warns of such a loss, once for each optimizer."""
+    """Enables the warning, once for each optimizer."""
     global _warns
     _warns = True
 
 
 def note() -> None:
-    """Keras has computed a loss whose gradients may be added up."""
+    """Notes that Keras has computed a loss whose gradients may be added up."""
     step = current()
     if step.is_in_run:
         step.keras_losses.append(True)
 
 
 def noting(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Stands in for a function of Keras that computes such a loss."""
+    """Stands in for a function of Keras that computes a loss whose gradients may be added up."""
     note()
     return original(*args, **kwargs)
 
 
 def noting_legacy(original: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the `__call__` of losses of `tf_keras`, which refuse to take a mean here."""
+    """Stands in for `__call__` of `tf_keras` losses; notes all but reduction "none".
+
+    Under a strategy these losses refuse to take a mean.
+    """
     if loss.reduction != "none":
         note()
     return original(loss, *args, **kwargs)
 
 
 def check(optimizer: Any) -> None:
-    """An optimizer applies gradients: in its first step, warns of a loss that is not Keras'.
+    """Warns in an optimizer's first step if the step has computed no loss of Keras.
 
-    A later step may call a function that was traced before, in which Keras' loss is not seen.
+    Later steps are not checked: they may call a function that was traced before, and the losses of
+    Keras in it are noted only while it is traced.
     """
     if not _warns or optimizer in _checked:
         return
@@ -81,6 +85,6 @@ def check(optimizer: Any) -> None:
 
 
 def check_legacy(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for the `apply_gradients` of optimizers of `tf_keras`."""
+    """Stands in for the `apply_gradients` of `tf_keras` optimizers; checks the step's losses."""
     check(optimizer)
     return original(optimizer, *args, **kwargs)

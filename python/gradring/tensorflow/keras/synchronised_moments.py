@@ -1,4 +1,4 @@
-"""The moments of all replicas' batches, by which synchronised layers normalise."""
+"""Moments over the batches of all replicas, for synchronised batch normalisation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def moments(
     axes: Sequence[int],
     keepdims: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Stands in for Keras' function, which sends two sums and the number of samples one by one.
+    """Stands in for Keras' function, which runs three collectives instead of one.
 
     Args:
-        original: That function, which is not called.
+        original: Keras' function, which is not called.
         x: This replica's batch, floating.
-        axes: The dimensions to take the moments over.
-        keepdims: Whether these are kept, with size 1.
+        axes: Dimensions to reduce.
+        keepdims: True keeps the reduced dimensions, with size 1.
 
     Returns:
-        Mean and variance of the batches of all replicas; 0 where all are empty.
+        Mean and variance over the batches of all replicas; 0 if all batches are empty.
     """
     return _moments(x, None, axes, keepdims)
 
@@ -33,7 +33,7 @@ def moments(
 def moments_of_layer(
     original: Callable[..., tuple[tf.Tensor, tf.Tensor]], layer: Any, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Stands in for those of `BatchNormalization`, which by a mask forgets the other replicas."""
+    """Stands in for the moments of `BatchNormalization`; Keras computes masked ones per replica."""
     if mask is None or not layer.synchronized:
         return original(layer, inputs, mask)
     is_valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))

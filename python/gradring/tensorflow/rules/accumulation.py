@@ -1,9 +1,9 @@
-"""``sync_every``: gradients of several steps are added up before another rule has their mean.
+"""``sync_every``: gradients of several steps are summed before another rule gets their mean.
 
-Keras' `gradient_accumulation_steps` does so too, and also reduces in every k-th step only. But it
-counts every step, so that schedules of the learning rate run k times as fast as with batches of k
-times the size, and moving averages of weights move in every step; here, an optimizer sees nothing
-of the steps in between.
+Keras' `gradient_accumulation_steps` also sums gradients and reduces them in every k-th step only.
+But it counts every step. So schedules of the learning rate run k times as fast as with batches of k
+times the size, and moving averages of weights are updated in every step. Here, the optimizer runs
+only in every k-th step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradring.tensorflow.rules.updates import (
 
 
 class _Sum:
-    """What the steps of a round have added up for variables that are applied together."""
+    """Sums of a round's gradients, for variables that one call of `apply` updates."""
 
     def __init__(self) -> None:
         self._sums: dict[int, tf.Variable] = {}
@@ -45,7 +45,7 @@ class _Sum:
             total.assign_add(gradient)
 
     def mean(self, variable: Any, steps: int) -> Gradient:
-        """None where no step had a gradient."""
+        """Returns the sum divided by `steps`; None if no step had a gradient."""
         total = self._sums.get(id_of(variable))
         return None if total is None else total / steps
 
@@ -56,7 +56,7 @@ class _Sum:
 
 
 class _Sums(Round):
-    """Of an optimizer: a program may apply it to some variables, and then to the others."""
+    """The `_Sum`s of an optimizer: a program may apply it to several lists of variables."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
@@ -74,7 +74,7 @@ class _Sums(Round):
 
 
 class AccumulatedUpdates(UpdatesInRounds):
-    """The rule `inner`, once in `steps` steps."""
+    """Applies the rule `inner` once in `steps` steps, to the mean of their gradients."""
 
     def __init__(self, steps: int, inner: Updates) -> None:
         """See `gradring.updates.AllReduce.sync_every`."""
@@ -83,17 +83,17 @@ class AccumulatedUpdates(UpdatesInRounds):
         self._inner = inner
 
     def begin(self, optimizer: Any) -> _Sums:
-        """With sums of nothing."""
+        """Begins a round without sums."""
         return _Sums(optimizer)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """As `inner`."""
+        """Prepares the optimizer for `inner`."""
         self._inner.build(optimizer, variables)
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
-        """Adds the gradients up, and in the last step of a round applies their mean."""
+        """Adds gradients to the sums; in the last step of a round, applies their mean."""
         total = self.round_of(optimizer).of(variables)
         for gradient, variable in zip(gradients, variables, strict=True):
             total.add(variable, gradient)
@@ -107,16 +107,16 @@ class AccumulatedUpdates(UpdatesInRounds):
         when(total.steps >= self._steps, update)
 
     def sync(self, variables: Iterable[Any]) -> None:
-        """As `inner`: sums that are not complete touch no variable."""
+        """Makes the replicas equal by `inner`; incomplete sums have changed no variable."""
         self._inner.sync(variables)
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Clears the sums."""
+        """Clears the sums, which belong to earlier values of the variables."""
         variables = list(variables)
         for round in self.about(variables):
             round.clear()
         self._inner.forget(variables)
 
     def unsynchronised(self) -> Iterator[Any]:
-        """As `inner`."""
+        """Returns the variables that `inner` leaves different on each replica."""
         return self._inner.unsynchronised()

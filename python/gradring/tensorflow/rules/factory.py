@@ -1,4 +1,4 @@
-"""The `Updates` of a rule of `gradring.updates`."""
+"""Maker of the `Updates` of a rule of `gradring.updates`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,19 @@ def make(
     served: Served | None = None,
     embeddings: Embeddings = "rows",
 ) -> Updates:
-    """What a strategy does by this rule; takes its arguments, number of local devices, and servers.
+    """Returns the `Updates` of a rule, for the arguments of a strategy.
+
+    Args:
+        rule: The update rule.
+        communicator: The strategy's group.
+        bucket_bytes: Argument of the strategy.
+        check_gradients: Argument of the strategy.
+        devices: Number of local devices.
+        served: This process and its parameter servers; needed by `ParameterServer`.
+        embeddings: Argument of the strategy.
 
     Raises:
-        gradring.errors.ConfigError: The rule cannot be combined with these.
+        gradring.errors.ConfigError: The rule cannot be combined with these arguments.
     """
     if check_gradients is not None and devices > 1:
         raise ConfigError(

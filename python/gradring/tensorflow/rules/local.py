@@ -1,7 +1,8 @@
-"""`gradring.updates.LocalSGD`: each rank trains alone for a round, at whose end all average.
+"""`gradring.updates.LocalSGD`: each rank trains alone for a round, then all average.
 
-A strategy's loss is divided by the number of replicas, because their gradients are summed. Here
-they are not, so each replica multiplies by that number: its gradient is that of its own mean.
+Under a strategy, a loss is divided by the number of replicas, because their gradients are summed.
+Local steps do not sum gradients. So each replica multiplies its gradient by the number of replicas,
+which gives the gradient of the mean over its own batch.
 """
 
 from __future__ import annotations
@@ -32,40 +33,41 @@ from gradring.tensorflow.rules.updates import (
 
 
 class _LocalRound(Round):
-    """With what the outer step needs."""
+    """A round that also keeps the values that the outer step needs."""
 
     def __init__(self, optimizer: Any, momenta: Sequence[Any]) -> None:
         super().__init__(optimizer)
-        #: By id: variables that follow the batches, and that no gradient moves.
+        #: Moving statistics by `id` of their variables; batches update these, not gradients.
         self.statistics: dict[int, Any] = {}
-        #: Of the outer optimizer, which is one of the inner one's variables, so that it is saved.
+        #: Momenta of the outer optimizer; they are variables of the inner one, so they are saved.
         self.momenta = momenta
-        #: What the round began with.
+        #: Values of the trained variables when the round began; empty without momenta.
         self.before = [beside(variable, "before_round") for variable in self.trained if momenta]
 
 
 class LocalUpdates(UpdatesInRounds):
-    """Averages in every `rule.every`-th step."""
+    """Averages the weights in every `rule.every`-th step."""
 
     are_local = True
 
     def __init__(
         self, rule: updates.LocalSGD, communicator: Communicator, bucket_bytes: int
     ) -> None:
-        """Takes what a strategy was told."""
+        """Takes the rule, and group and bucket size of the strategy."""
         super().__init__()
         self._rule = rule
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._momenta: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-        #: Statistics of the step that is being done.
+        #: Moving statistics that the current step has changed.
         self._statistics: list[Any] = []
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Gives the optimizer the outer momenta.
+        """Adds variables for the outer momenta to the optimizer, if the rule has an outer one.
 
         Raises:
-            gradring.errors.ConfigError: It averages weights over steps, which would differ.
+            gradring.errors.ConfigError: The optimizer has `use_ema`, whose averages would differ
+                between ranks.
         """
         if optimizer.use_ema:
             raise ConfigError(
@@ -79,14 +81,14 @@ class LocalUpdates(UpdatesInRounds):
             ]
 
     def begin(self, optimizer: Any) -> _LocalRound:
-        """With the momenta that were built."""
+        """Begins a round with the momenta that `build` has made."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         return _LocalRound(optimizer, self._momenta.get(inner, []))
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
-        """Applies this replica's gradients, and averages if this is the last step of a round."""
+        """Applies this replica's gradients; averages the weights in the last step of a round."""
         round = self.round_of(optimizer)
         round.statistics |= {id(variable): variable for variable in self._statistics}
         self._statistics.clear()
@@ -98,11 +100,11 @@ class LocalUpdates(UpdatesInRounds):
         self.end_if(round.steps >= self._rule.every, round)
 
     def add_statistics(self, variables: Sequence[Any]) -> None:
-        """They are averaged with the variables of the optimizer that is applied next."""
+        """Notes moving statistics, which are averaged with the next applied optimizer's weights."""
         self._statistics.extend(variables)
 
     def end(self, round: _LocalRound) -> None:
-        """Averages, and steps."""
+        """Averages weights and statistics over the ranks, and performs the outer step."""
         variables = [*round.trained, *round.statistics.values()]
         values = [tf.convert_to_tensor(own(variable)) for variable in variables]
         names = Names.of_variables("LocalSGD: mean", values, variables)
@@ -122,7 +124,7 @@ class LocalUpdates(UpdatesInRounds):
             own(variable).assign(value)
 
     def unsynchronised(self) -> Iterator[Any]:
-        """The state of the inner optimizers: each follows its own gradients."""
+        """Yields the state of the inner optimizers, which follows each rank's own gradients."""
         for round in self.rounds.values():
             momenta = {id(momentum) for momentum in round.momenta}
             yield from (part for part in round.state if id(part) not in momenta)

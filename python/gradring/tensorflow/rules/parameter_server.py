@@ -1,9 +1,11 @@
 """`gradring.updates.ParameterServer`: this process pushes gradients and pulls variables.
 
-The optimizer does all that it does with gradients, such as clipping them, up to the step itself:
-that is a push to the servers and a pull of what they have then. A strategy's loss is divided by the
-number of replicas, because their gradients are summed. Where the servers take means instead, each
-worker multiplies by that number: its gradient is that of its own mean.
+The optimizer prepares gradients as usual, such as by clipping. Its step is replaced by a push of
+the gradients to the servers and a pull of the resulting variables.
+
+Under a strategy, a loss is divided by the number of replicas, because their gradients are summed.
+If the servers take means instead of sums, each worker multiplies its gradient by the number of
+workers, which gives the gradient of the mean over its own batch.
 """
 
 from __future__ import annotations
@@ -42,13 +44,13 @@ from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")
 
-#: So many values of each variable show whether a program has set it. To compare all, each step
-#: would read all weights twice.
+#: Number of first values of each variable that are compared to detect that a program has set it.
+#: A comparison of all values would read all weights twice in each step.
 SHOWN_VALUES = 256
 
 _Known = tuple[str, dict[str, type]]
 _ADAM: _Known = ("adam", {"beta_1": float, "beta_2": float, "epsilon": float, "amsgrad": bool})
-#: By Keras' name, what servers call an optimizer, and what they need to know of it.
+#: For each optimizer class of Keras, the servers' name and the attributes that servers need.
 _OPTIMIZERS: dict[str, _Known] = {
     "SGD": ("sgd", {"momentum": float, "nesterov": bool}),
     "Adagrad": ("adagrad", {"initial_accumulator_value": float, "epsilon": float}),
@@ -58,19 +60,19 @@ _OPTIMIZERS: dict[str, _Known] = {
 
 
 class PushedUpdates(Updates):
-    """The optimizer's step is the servers'."""
+    """Replaces the optimizer's step by a push to the parameter servers and a pull from them."""
 
     are_local = True
     replaces_step = True
-    #: Each rank has what it has pulled.
+    #: Each rank has the variables of its own last pull, which differ between ranks.
     ends_equal = False
 
     def __init__(self, rule: updates.ParameterServer, served: Served) -> None:
-        """Takes the rule and who serves whom; connects when the first optimizer is used.
+        """Takes the rule, this worker and its servers; connects at the first use of an optimizer.
 
         Raises:
-            gradring.errors.ConfigError: There are no servers, or too few for its
-                placement or replicas.
+            gradring.errors.ConfigError: There are no servers, or too few for the rule's placement
+                or replicas.
         """
         failures.install()
         self._rule = rule
@@ -89,16 +91,17 @@ class PushedUpdates(Updates):
         self._optimizer: Any = None
         self._trained: list[Any] = []
         self._client: _native.ParameterClient | None = None
-        #: The first values of each variable, as they were pulled.
+        #: The first values of each variable in the last pull.
         self._pulled: list[np.ndarray[Any, Any]] = []
-        #: What they are in this step.
+        #: The first values of each variable at the beginning of this step.
         self._found: list[tf.Tensor] = []
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Refuses what the servers cannot do.
+        """Refuses optimizers and variables that the servers do not support.
 
         Raises:
-            gradring.errors.ConfigError: They do not know the optimizer, or one of its options.
+            gradring.errors.ConfigError: The servers support neither the optimizer, nor its
+                averages of weights, nor a variable's constraint or dtype.
         """
         _describe(optimizer)
         where = f"under update={self._rule}"
@@ -114,7 +117,7 @@ class PushedUpdates(Updates):
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
-        """Begins, the first time; then the optimizer comes to `step`."""
+        """Connects at the first call; then calls the optimizer's `apply`, which calls `step`."""
         if self._optimizer is None:
             is_other = self._begin(optimizer)
             if is_other and tf.executing_eagerly():
@@ -125,7 +128,7 @@ class PushedUpdates(Updates):
                 f"{self._name}: {optimizer.name} is a second optimizer under update={self._rule}, "
                 "and the servers have one for each job; train one model with one optimizer"
             )
-        # The optimizer may let them decay before it comes to `step`.
+        # Read now, because the optimizer may apply weight decay before it calls `step`.
         self._found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self._trained]
         factor = self._workers if self._multiplies(optimizer) else 1
         apply([times(gradient, factor) for gradient in gradients])
@@ -138,7 +141,7 @@ class PushedUpdates(Updates):
         variables: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        """Pushes, pulls, and assigns.
+        """Pushes the gradients, pulls the variables, and assigns them.
 
         Raises:
             gradring.errors.ConfigError: The program has set a variable since the last step.
@@ -158,7 +161,7 @@ class PushedUpdates(Updates):
 
         @failures.remembered()
         def exchange(rate: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-            # What has no dimensions comes as a number.
+            # `tf.numpy_function` passes scalars as numbers.
             left = map(np.asarray, arrays)
             self._check_unset([next(left) for _ in self._trained])
             pushed = [
@@ -177,17 +180,17 @@ class PushedUpdates(Updates):
         rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
         kinds = [tf.float32] * len(self._trained)
         arrays = self._found + arrays
-        # One tensor alone is no list, eagerly.
+        # Eagerly, a single result is no list.
         pulled = tf.nest.flatten(tf.numpy_function(exchange, [rate, *arrays], kinds))
         for variable, value in zip(self._trained, pulled, strict=True):
             own(variable).assign(tf.ensure_shape(value, variable.shape))
 
     def stats(self) -> dict[str, Any]:
-        """What the client has counted; nothing before the first step."""
+        """Returns the client's counters; empty before the first step."""
         return {} if self._client is None else dict(self._client.stats())
 
     def leave(self) -> None:
-        """Says goodbye to the servers."""
+        """Waits for the last push, and tells the servers that this worker has finished."""
         if self._client is not None:
             atexit.unregister(self._leave_at_exit)
             self._client.leave()
@@ -197,12 +200,22 @@ class PushedUpdates(Updates):
         return self._served.name
 
     def _multiplies(self, optimizer: Any) -> bool:
-        """Whether gradients are to be those of this worker's own mean, at least to be clipped."""
+        """Returns whether `apply` multiplies gradients by the number of workers.
+
+        Servers that take means need it, and so does clipping. If servers take sums, `step` divides
+        again after clipping.
+        """
         clips = optimizer.clipnorm or optimizer.global_clipnorm or optimizer.clipvalue
         return bool(clips) or not self._rule.is_sum
 
     def _begin(self, optimizer: Any) -> bool:
-        """Gives the servers these variables, or takes theirs; whether these were others."""
+        """Connects, sends initial values if the servers have none, and pulls the variables.
+
+        Returns whether the pulled values differ from this worker's.
+
+        Raises:
+            gradring.errors.ConfigError: The worker knows no servers.
+        """
         if not self._served.servers.addresses:
             raise ConfigError(
                 f"{self._name} cannot train under update={self._rule}: it knows no servers"
@@ -228,7 +241,7 @@ class PushedUpdates(Updates):
         client.begin(described, _describe(inner), placement)
         self._client, self._optimizer = client, optimizer
         atexit.register(self._leave_at_exit)
-        # Before a graph that is being traced has computed anything.
+        # Runs while a graph is being traced, before the graph computes anything.
         with tf.init_scope():
             before = self._values()
             pulled = self._pull(client)
@@ -238,7 +251,7 @@ class PushedUpdates(Updates):
         return not all(np.array_equal(one, other) for one, other in pairs)
 
     def _placement(self) -> dict[int, int]:
-        """By index of a variable, its server, if the program says one."""
+        """Returns the server of each variable that the program has placed, by variable index."""
         paths = [_path(variable) for variable in self._trained]
         found = {}
         for part, server in self._rule.placement.items():
@@ -264,7 +277,7 @@ class PushedUpdates(Updates):
 
     def _pull(self, client: _native.ParameterClient) -> list[np.ndarray[Any, Any]]:
         into = [np.empty(variable.shape, np.float32) for variable in self._trained]
-        # Servers that have lost everything want initial values, too.
+        # Servers that have lost their values request initial ones again.
         while client.pull(into) is None:
             client.push_initial(self._values())
         self._pulled = [each.reshape(-1)[:SHOWN_VALUES].copy() for each in into]
@@ -281,7 +294,7 @@ class PushedUpdates(Updates):
 
     def _leave_at_exit(self) -> None:
         if program_error() is not None:
-            # A lost worker, which may come back: the job has not ended well for it.
+            # The program failed, so this is a lost worker: it may come back, and must not leave.
             assert self._client is not None, "it is registered once there is one"
             self._client.close()
             return
@@ -292,10 +305,10 @@ class PushedUpdates(Updates):
 
 
 def _describe(optimizer: Any) -> str:
-    """What the servers need to know about an optimizer, in JSON.
+    """Returns the optimizer's description for the servers, in JSON.
 
     Raises:
-        gradring.errors.ConfigError: They do not know it.
+        gradring.errors.ConfigError: The servers do not support the optimizer.
     """
     known: Any = sys.modules["keras"].optimizers
     kind = type(optimizer)
@@ -315,5 +328,5 @@ def _path(variable: Any) -> str:
 
 
 def _without_output(name: str) -> str:
-    """`w` of `w:0`, as TensorFlow calls it."""
+    """Removes the output number that TensorFlow appends to a name: `w:0` becomes `w`."""
     return name.removesuffix(":0")

@@ -1,4 +1,4 @@
-"""`gradring.updates.Primary`: the chief's optimizer moves the variables, and others get them."""
+"""`gradring.updates.Primary`: only the chief's optimizer runs, and it broadcasts the variables."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from gradring.tensorflow.rules.updates import (
 
 
 class PrimaryUpdates(UpdatesInRounds):
-    """Sums, and broadcasts from the chief; the others' optimizers have a state at rest.
+    """Sums gradients on all ranks, and broadcasts the variables that the chief's optimizer updated.
 
-    A round lasts until `sync`, which gives the others the chief's state, as of Adam's moments.
+    The optimizer state of the other ranks, such as Adam's moments, stays unchanged. A round lasts
+    until `sync`, which sends them the chief's state.
     """
 
     def __init__(self, communicator: Communicator) -> None:
-        """Takes the group."""
+        """Takes the group of the strategy."""
         super().__init__()
         self._communicator = communicator
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
-        """Lets the chief apply the sums, and assigns what it has then."""
+        """Applies the sums on the chief only, and assigns the chief's variables on all ranks."""
         round = self.round_of(optimizer)
         present = [gradient for gradient in gradients if gradient is not None]
         with gradients_by(optimizer, gradients, variables):
@@ -43,13 +44,13 @@ class PrimaryUpdates(UpdatesInRounds):
         if self._communicator.rank == CHIEF:
             with alone():
                 apply([None if gradient is None else next(sums) for gradient in gradients])
-        # Every rank needs the number of steps, and the scale of a loss.
+        # Every rank needs the optimizer's scalars: the number of steps, and the loss scale.
         scalars = [part for part in round.state if not len(part.shape)]
         self._receive("Primary: variables", [*round.trained, *scalars])
         round.steps.assign_add(1)
 
     def end(self, round: Round) -> None:
-        """Sends the chief's optimizer."""
+        """Broadcasts the state of the chief's optimizer."""
         self._receive("Primary: optimizer", round.state)
 
     def _receive(self, label: str, variables: Sequence[Any]) -> None:

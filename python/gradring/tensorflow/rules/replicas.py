@@ -1,4 +1,4 @@
-"""Finding the rule by which variables are updated, to make their replicas equal."""
+"""`sync_replicas`, and the search for the update rule of given variables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gradring.tensorflow.rules.updates import Updates, updates_of
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def sync_replicas(model: tf.keras.Model | tf.train.Checkpoint | tf.Module) -> None:
-    """Makes the ranks' replicas equal, where the strategy's update rule lets them differ.
+    """Makes the ranks' replicas equal, if the strategy's update rule lets them differ.
 
-    Every rank must call it, after the same step, eagerly or inside the same `tf.function`, and not
-    in `strategy.run`. With `gradring.updates.LocalSGD` it ends the round early: the variables are
-    averaged, as after its last step. With `Primary` it gives every rank the state of the chief's
-    optimizer. With `AllReduce`, or just after another call, there is nothing to do.
+    Every rank must call it after the same step, eagerly or inside the same `tf.function`, and not
+    in `strategy.run`. `gradring.updates.LocalSGD` ends its round early and averages the variables,
+    as after the round's last step. `Primary` gives every rank the state of the chief's optimizer.
+    `AllReduce` has nothing to do, and neither has any rule just after another call.
 
-    `fit` does it at the end of every epoch; `evaluate` and `predict` of Keras, `save`,
-    `check_replicas` and the commits of an `elastic.State` do it first. A custom loop should do it
-    before it looks at the model otherwise.
+    `fit` calls it at the end of every epoch. Keras' `evaluate` and `predict`, `save`,
+    `check_replicas` and the commits of an `elastic.State` call it first. A custom loop should call
+    it before it reads the model in any other way.
 
     Args:
         model: A Keras model, or a checkpoint or module that has the model, or its optimizer.
@@ -49,19 +49,19 @@ def sync_replicas(model: tf.keras.Model | tf.train.Checkpoint | tf.Module) -> No
 
 
 def sync(variables: Sequence[Any]) -> None:
-    """`sync_replicas`, by variables."""
+    """Makes the replicas of variables equal, by the rule of their strategy."""
     rule_of(variables).sync(variables)
 
 
 def sync_model(model: Any) -> None:
-    """`sync_replicas` for a Keras model of a strategy."""
+    """Makes the replicas of a Keras model equal; costs nothing under the default rule."""
     rule = updates_of(model.distribute_strategy)
     if type(rule) is not Updates:
         rule.sync(list(variables_of(model)))
 
 
 def rule_of(variables: Sequence[Any]) -> Updates:
-    """The rule of the first variable of a strategy of ours."""
+    """Returns the rule of the first variable that belongs to a strategy of ours."""
     strategies = (strategy_of([variable]) for variable in variables)
     ours = (strategy for strategy in strategies if communicator_of(strategy) is not None)
     return updates_of(next(ours, None))

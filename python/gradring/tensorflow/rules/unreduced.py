@@ -1,11 +1,11 @@
-"""Refuses optimizers that update variables by gradients that no collective has reduced.
+"""Refusal of optimizers that update variables by gradients that no collective has reduced.
 
-Ranks would train apart without a word: in a loop without `strategy.run`, with an optimizer that
-assigns variables by itself, or with a version of Keras or TensorFlow that calls no function of ours
-any more. So what the strategy sees of an update is compared with what was reduced. A right program
-must not be refused, so what is uncertain passes.
+The ranks would train different models without an error. This happens in a loop without
+`strategy.run`, with an optimizer that assigns variables by itself, or with a version of Keras or
+TensorFlow that no longer calls our functions. So the updates that the strategy sees are compared
+with the reductions of the step. A correct program must never be refused, so uncertain cases pass.
 
-That happens while a function is traced, and in eager steps until a variable has been checked once.
+The check runs while a function is traced, and in eager steps until a variable has been checked.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _optional = functools.partial(
     "optimizers update variables unchecked",
 )
 
-#: Methods by which a program hands gradients to an optimizer.
+#: Methods by which a program passes gradients to an optimizer.
 _ENTRANCES = {"apply", "apply_gradients", "tf__apply", "tf__apply_gradients"}
 
-#: So many names are in a message.
+#: Number of variables that a message names.
 _SHOWN = 2
 
 
 @_optional()
 def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
-    """A variable is about to be updated by `tf.distribute`, with these arguments.
+    """Checks an update of a variable by `tf.distribute`, which passes these arguments to it.
 
     Raises:
-        gradring.errors.ConfigError: An optimizer does it, and no collective has reduced the
-            gradient.
+        gradring.errors.ConfigError: An optimizer updates it by a gradient that no collective has
+            reduced.
     """
-    # The decay of weights has no arguments, and an average of weights has variables.
+    # Updates without gradients pass: weight decay has no arguments, averages have variables.
     gradients = [arg for arg in args if tf.is_tensor(arg) and not hasattr(arg, "assign")]
     if gradients:
         _note(strategy, variable, gradients)
@@ -60,13 +60,13 @@ def note_update(strategy: Any, variable: Any, args: Iterable[Any]) -> None:
 
 @_optional()
 def note_assignment(variable: Any) -> None:
-    """A replica assigns its own copy of a variable by itself, as `note_update`."""
+    """Checks an assignment of a replica's own copy of a variable, as `note_update` does."""
     _note(variable.distribute_strategy, variable, None)
 
 
 @_optional()
 def check(step: ReplicaStep) -> None:
-    """A step ends in which optimizers may have assigned variables by themselves.
+    """Checks, at the end of a step, the variables that optimizers assigned by themselves.
 
     Raises:
         gradring.errors.ConfigError: As for `note_update`.
@@ -87,14 +87,14 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
         return
     if step.is_broadcast or step.is_alone:
         return
-    # Several local replicas are threads, which do not know what is reduced for all of them.
+    # Several local replicas are threads, and a thread does not know the reductions of all.
     if gradients is None and len(strategy.extended.worker_devices) > 1:
         return
     optimizer, told = _optimizer_above(variable, any_method=gradients is not None)
     if optimizer is None:
         return
     if gradients is None and step.is_in_run:
-        # It may assign a variable first for another reason, such as a decay.
+        # Checked at the step's end: the optimizer may assign before it reduces, as for a decay.
         step.assigned.append((variable, optimizer))
     elif _is_reduced(strategy, variable):
         _remember(variable)
@@ -103,14 +103,14 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
 
 
 def _are_zero(gradients: Sequence[Any] | None) -> bool:
-    """Whether they are known to change nothing, as those that make an optimizer's slots."""
+    """Returns whether eager gradients are zero, as those of a call that only makes slots."""
     if gradients is None or not tf.executing_eagerly():
         return False
     return not any(np.any(tf.convert_to_tensor(each).numpy()) for each in gradients)
 
 
 def _is_shared(strategy: Any) -> bool:
-    """Whether others train the variables of a strategy, too."""
+    """Returns whether other processes also train the variables of a strategy."""
     communicator = communicator_of(strategy)
     if communicator is None:
         return False
@@ -118,18 +118,18 @@ def _is_shared(strategy: Any) -> bool:
 
 
 def _is_reduced(strategy: Any, variable: Any) -> bool:
-    # Without a step, nobody combines the moving statistics.
+    # In a replica, gradients must be reduced in a step, which also combines moving statistics.
     is_in_step = replica_step.current().is_in_run or not _is_in_replica_of(strategy)
     return is_in_step and _is_by_rule(strategy) and _is_covered(variable)
 
 
 def _is_covered(variable: Any) -> bool:
-    """Whether its gradient may be among what was reduced."""
+    """Returns whether the gradient of a variable may have been reduced."""
     return any(reductions.cover(variable) for reductions in replica_step.reductions())
 
 
 def _is_by_rule(strategy: Any) -> bool:
-    """Whether the optimizer's own step may follow now, by the strategy's update rule."""
+    """Returns whether the strategy's update rule allows the optimizer's own step now."""
     rule = updates_of(strategy)
     is_plain = type(rule) is Updates
     return is_plain or (replica_step.current().is_applying and not rule.replaces_step)
@@ -146,16 +146,17 @@ def _remember(variable: Any) -> None:
 
 
 def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[Any]]:
-    """The optimizer that is applying gradients of the variable, and all that it was told.
+    """Returns the optimizer on the call stack that updates a variable, and its variables.
 
-    A program assigns variables for many reasons, such as to clip them or to copy them. An optimizer
-    of several local replicas calls `tf.distribute` from another thread than its entrance, so with
-    `any_method` any method of an optimizer counts that is not the program's.
+    Returns None if there is no such optimizer: a program assigns variables for many reasons, such
+    as to clip or copy them. An optimizer of several local replicas calls `tf.distribute` from
+    another thread than its entrance. So with `any_method`, any method of an optimizer counts that
+    is code of Keras or TensorFlow.
     """
     kinds = _kinds()
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        # A function of a program may be called `apply` as well, and have no parameters.
+        # A function of the program may also be called `apply`, and may have no parameters.
         first = next(iter(frame.f_code.co_varnames), "")
         is_entrance = frame.f_code.co_name in _ENTRANCES
         if is_entrance or (any_method and first == "self"):
@@ -163,7 +164,7 @@ def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[
             if isinstance(optimizer, kinds) and (is_entrance or _is_in_package(frame)):
                 told = _told(frame, optimizer)
                 those = [each for each in told if id_of(each) == id_of(variable)]
-                # These are assigned what a program says is no gradient, such as scales.
+                # Their "gradients" are new values, such as scales of quantized layers.
                 if those and not any(_is_overwritten(each) for each in those):
                     return optimizer, list({id_of(each): each for each in told}.values())
         frame = frame.f_back
@@ -171,9 +172,10 @@ def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[
 
 
 def _told(frame: FrameType, optimizer: Any) -> list[Any]:
-    """The variables of an optimizer and of a call of its method.
+    """Returns the variables of an optimizer, and of the arguments of a call of its method.
 
-    A method of the program may have others in its own variables, such as sums of gradients.
+    The local variables of a method of the program may hold other variables, such as sums of
+    gradients, so only those of Keras and TensorFlow are searched.
     """
     code, values = frame.f_code, frame.f_locals
     names = list(values) if _is_in_package(frame) else code.co_varnames[: code.co_argcount]
@@ -182,12 +184,12 @@ def _told(frame: FrameType, optimizer: Any) -> list[Any]:
 
 
 def _is_in_package(frame: FrameType) -> bool:
-    """Whether it is code of Keras or TensorFlow."""
+    """Returns whether a frame runs code of Keras or TensorFlow."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in TITLES
 
 
 def _kinds() -> tuple[type, ...]:
-    """The bases of all optimizers that have been imported."""
+    """Returns the base classes of all optimizers that have been imported."""
     kinds = [tf.compat.v1.train.Optimizer]
     for name in ("keras", "tf_keras"):
         optimizers = getattr(sys.modules.get(name), "optimizers", None)
@@ -198,7 +200,7 @@ def _kinds() -> tuple[type, ...]:
 
 
 def _variables_in(values: Iterable[Any]) -> list[Any]:
-    """Variables in lists, and in lists of pairs with their gradients."""
+    """Returns the variables in lists, and in lists of pairs of gradients and variables."""
     found = []
     for value in values:
         for each in value if isinstance(value, list | tuple) else ():
@@ -212,7 +214,7 @@ def _is_overwritten(variable: Any) -> bool:
 
 
 def _refuse(strategy: Any, optimizer: Any, variables: Sequence[Any]) -> None:
-    # Workers of parameter servers form no group, and have a number all the same.
+    # Workers of parameter servers form no group, but each has a rank.
     rank, host = strategy.extended.rank, strategy.communicator.host
     rule = updates_of(strategy)
     names = [name_of(each) for each in variables]

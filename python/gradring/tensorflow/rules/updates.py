@@ -1,4 +1,4 @@
-"""The hooks of an update rule, and what rules have in common that last for several steps."""
+"""Hooks of an update rule, and the common part of rules whose rounds last several steps."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from gradring.tensorflow.graph.reduction import with_known_shapes
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.seams import keras_names
 
-#: Of a variable, or None where the loss does not depend on it.
+#: Gradient of a variable; None if the loss does not depend on the variable.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
-#: The optimizer's own `apply`, for these gradients.
+#: The optimizer's own `apply`, as a function of gradients.
 Apply: TypeAlias = Callable[[Sequence[Gradient]], None]
 
 
 class Updates:
-    """What a rule does with the gradients of a step; this one leaves all to the optimizer.
+    """An update rule; this base class is `gradring.updates.AllReduce`.
 
-    The optimizer sums the gradients over all ranks, which is `gradring.updates.AllReduce`.
+    It leaves the gradients to the optimizer, which sums them over all ranks.
     """
 
-    #: Whether a step is the replica's own business, so that nothing else in it should communicate.
+    #: True if replicas step independently; nothing else in the step should communicate then.
     are_local = False
-    #: Whether `step` takes the place of the optimizer's own step, which must not run then.
+    #: True if `step` replaces the optimizer's own step, which must not run then.
     replaces_step = False
-    #: Whether the ranks have the same weights after `sync` of the same step.
+    #: True if all ranks have the same weights after `sync` of the same step.
     ends_equal = True
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """An optimizer is being built for these variables, in the scope of the strategy."""
+        """Prepares an optimizer that is built for these variables in the strategy's scope."""
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
-        """Takes the place of `optimizer.apply`, in a replica; the optimizer is built.
+        """Replaces `optimizer.apply` in a replica; the optimizer has been built.
 
         Args:
-            optimizer: Of Keras 3; a `LossScaleOptimizer` has the other one inside.
-            apply: Its own `apply`, which reduces, unless it is called inside of `alone`.
+            optimizer: An optimizer of Keras 3; may be a `LossScaleOptimizer` around another one.
+            apply: The optimizer's own `apply`, which reduces, except inside of `alone`.
             gradients: The replica's part of the sum over all replicas.
-            variables: What these are the gradients of.
+            variables: Variables of the gradients.
         """
         apply(gradients)
 
@@ -60,44 +60,44 @@ class Updates:
         variables: Sequence[Any],
         learning_rate: Any,
     ) -> None:
-        """Takes the place of what an optimizer does with gradients that it has clipped.
+        """Replaces the optimizer's step, after clipping.
 
         Args:
             step: The optimizer's own step; takes the last three arguments, and reduces.
-            optimizer: The one inside of a `LossScaleOptimizer`.
-            gradients: Of variables that have one.
-            variables: Those.
-            learning_rate: Of this step.
+            optimizer: The optimizer; if there is a `LossScaleOptimizer`, its inner one.
+            gradients: Gradients that are not None.
+            variables: Variables of the gradients.
+            learning_rate: Learning rate of this step.
         """
         step(gradients, variables, learning_rate)
 
     def stats(self) -> dict[str, Any]:
-        """What the rule has counted."""
+        """Returns the rule's counters."""
         return {}
 
     def leave(self) -> None:
-        """This process trains no more."""
+        """Ends the rule's connections, because this process trains no more."""
 
     def add_statistics(self, variables: Sequence[Any]) -> None:
-        """If `are_local`: the step that is being done has changed these by the replica's batch."""
+        """Notes moving statistics that the current step has updated; called if `are_local`."""
 
     def sync(self, variables: Iterable[Any]) -> None:
-        """Makes the replicas equal where the rule lets them differ: those of these variables."""
+        """Makes the replicas of these variables equal, if the rule lets them differ."""
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """All ranks have given these variables the same values; what was begun is void."""
+        """Drops unfinished rounds, because all ranks have given these variables equal values."""
 
     def unsynchronised(self) -> Iterator[Any]:
-        """What every replica has for itself, even after `sync`."""
+        """Yields the variables that differ between replicas even after `sync`."""
         return iter(())
 
 
-#: What a strategy of others does.
+#: Rule of strategies that are not ours.
 NO_RULE = Updates()
 
 
 def updates_of(strategy: tf.distribute.Strategy | None) -> Updates:
-    """Those of a strategy of ours; of another one, those that do nothing."""
+    """Returns the `Updates` of a strategy of ours; `NO_RULE` for any other."""
     found = getattr(getattr(strategy, "extended", None), "updates", None)
     return found if isinstance(found, Updates) else NO_RULE
 
@@ -105,7 +105,7 @@ def updates_of(strategy: tf.distribute.Strategy | None) -> Updates:
 def apply(
     updates: Updates, original: Callable[..., None], optimizer: Any, gradients: Any, variables: Any
 ) -> None:
-    """Does `optimizer.apply` by a rule; but once, where an optimizer has another one inside."""
+    """Calls `optimizer.apply` by a rule; an optimizer inside another one is called plainly."""
     knows_variables = variables is not None or optimizer.built
     if (
         type(updates) is Updates
@@ -125,49 +125,49 @@ def apply(
             with_known_shapes(list(gradients), variables),
             variables,
         )
-    # Whatever the rule has done: an optimizer may assign them afterwards, to decay or clip them.
+    # Noted for every rule: an optimizer may still assign the variables, to decay or clip them.
     replica_step.current().reductions.note_gradients(variables)
 
 
 class Round:
-    """The steps of one optimizer, from one in which something is begun to that which ends it."""
+    """State of one optimizer between two synchronisations, such as the averages of `LocalSGD`."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Nothing is begun; the optimizer is built."""
+        """Begins with no step; the optimizer must have been built."""
         self.trained = trained_by(optimizer)
         #: The optimizer's own variables.
         self.state = list(optimizer_variables(optimizer))
-        #: How many are done. It belongs to this process, and is not saved.
+        #: Number of steps done in this round, in this process; it is not saved.
         self.steps = compat.plain_variable(0, "steps", tf.int64)
 
     def has_any(self, ids: Collection[int]) -> bool:
-        """Whether it is about one of the variables."""
+        """Returns whether the optimizer has or trains a variable with one of the ids."""
         return any(id_of(variable) in ids for variable in (*self.trained, *self.state))
 
 
 class UpdatesInRounds(Updates):
-    """A rule whose optimizers have rounds; `begin` and `end` say what these do."""
+    """A rule whose optimizers have rounds; subclasses define `begin` and `end`."""
 
     def __init__(self) -> None:
-        """No optimizer has done a step."""
+        """Begins without rounds."""
         self.rounds: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def begin(self, optimizer: Any) -> Round:
-        """The `Round` of an optimizer that is built."""
+        """Returns a new `Round` for an optimizer that has been built."""
         return Round(optimizer)
 
     def end(self, round: Any) -> None:
-        """A round that has begun ends."""
+        """Synchronises the replicas at the end of a round that has steps."""
         raise NotImplementedError
 
     def round_of(self, optimizer: Any) -> Any:
-        """That of an optimizer, from its first step on."""
+        """Returns the round of an optimizer; begins one at its first step."""
         if optimizer not in self.rounds:
             self.rounds[optimizer] = self.begin(optimizer)
         return self.rounds[optimizer]
 
     def end_if(self, condition: tf.Tensor, round: Any) -> None:
-        """Ends a round under a condition; eagerly, and in graphs."""
+        """Ends a round if `condition` is true, eagerly or in a graph."""
 
         def ending() -> None:
             self.end(round)
@@ -176,37 +176,37 @@ class UpdatesInRounds(Updates):
         when(condition, ending)
 
     def sync(self, variables: Iterable[Any]) -> None:
-        """Ends what has begun."""
+        """Ends the rounds of these variables that have steps."""
         for round in self.about(variables):
             self.end_if(round.steps > 0, round)
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Begins anew."""
+        """Restarts the rounds of these variables without synchronisation."""
         for round in self.about(variables):
             round.steps.assign(0)
 
     def about(self, variables: Iterable[Any]) -> list[Any]:
-        """The rounds of optimizers that have, or train, one of these variables."""
+        """Returns the rounds of optimizers that have or train one of these variables."""
         ids = {id_of(variable) for variable in variables}
         return [round for round in self.rounds.values() if round.has_any(ids)]
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """The variables for which an optimizer of Keras 3 was built."""
+    """Returns the variables for which an optimizer of Keras 3 was built."""
     return list(keras_names.TRAINED.of(optimizer))
 
 
 def gradients_by(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> AbstractContextManager[None]:
-    """Inside, reductions of those that are not None are called after their variables."""
+    """Names reductions of gradients, inside the block, after their variables."""
     pairs = zip(gradients, variables, strict=True)
     present = [variable for gradient, variable in pairs if gradient is not None]
     return gradients_of(present, among=trained_by(optimizer))
 
 
 def when(condition: tf.Tensor, act: Callable[[], None]) -> None:
-    """`tf.cond` without a result."""
+    """Calls `act` if `condition` is true, by a `tf.cond` without a result."""
 
     def acting() -> tf.Tensor:
         act()
@@ -216,22 +216,22 @@ def when(condition: tf.Tensor, act: Callable[[], None]) -> None:
 
 
 def own(variable: Any) -> tf.Variable:
-    """The variable of this process, of one device, behind one of the strategy.
+    """Returns this process's variable behind a strategy's variable; only for one local device.
 
-    Assigning to the strategy's own, in a replica, would average over all replicas.
+    Assigning to the strategy's variable in a replica would average over all replicas.
     """
     (part,) = local_parts(variable)
     return part
 
 
 def beside(variable: Any, name: str) -> tf.Variable:
-    """Zeros of the variable's shape and dtype, where it is, for this process alone."""
+    """Returns a variable of this process alone: zeros of equal shape, dtype and device."""
     part = own(variable)
     return compat.plain_variable(0, name, part.dtype, part.shape, part.device)
 
 
 def times(gradient: Gradient, factor: int) -> Gradient:
-    """The gradient, multiplied."""
+    """Returns the gradient times `factor`."""
     if factor == 1:
         return gradient
     return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)

@@ -1,1 +1,1 @@
-"""Names of TensorFlow and Keras that are not public: what is done with a table, and the tables."""
+"""Private names of TensorFlow and Keras as tables, and the code that looks them up."""

@@ -1,7 +1,7 @@
 """Names of Keras 3 that gradring replaces or reads, as rows of one table.
 
-Most are private. `keras/compat_keras.py` says what stands in for those that are replaced. The
-places of a name are tried in order, so those of the newest version come first.
+Most names are private. `keras/compat_keras.py` lists the stand-ins of the replaced ones. The places
+of a name are tried in order, so those of the newest version come first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _BACKEND = "keras.src.backend.tensorflow"
 _EPOCHS = f"{_BACKEND}.trainer:TFEpochIterator"
 _BACKUP = "keras:callbacks.BackupAndRestore"
 _CALLBACKS = "keras:callbacks.CallbackList"
-#: A class that Keras 3.16 has renamed.
+#: Class renamed in Keras 3.16.
 _TRAINER = "keras.src.trainers.trainer:BaseTrainer keras.src.trainers.trainer:Trainer"
-#: Modules of ops that Keras 3.16 has moved.
+#: Modules of ops moved in Keras 3.16.
 _NN = f"{_BACKEND}.ops.nn {_BACKEND}.nn"
 _VARIABLE = f"{_BACKEND}.ops.core:Variable {_BACKEND}.core:Variable"
 
@@ -257,7 +257,7 @@ BATCH_END = Seam(_CALLBACKS, "on_train_batch_end", "has callbacks of all ranks a
 EPOCH_END = Seam(_CALLBACKS, "on_epoch_end", "has callbacks of all ranks agree", "epoch logs")
 TRAIN_END = Seam(_CALLBACKS, "on_train_end", "has callbacks of all ranks agree", "logs")
 
-# Of tf_keras
+# tf_keras
 
 LEGACY_APPLY = Seam(
     "tf_keras:optimizers.Optimizer", "apply_gradients", "refuses other update rules"
@@ -286,7 +286,7 @@ LEGACY_EPOCH_END = Seam(
 )
 
 _ALL = [it for it in list(globals().values()) if isinstance(it, Seam)]
-#: All of Keras, in the order above.
+#: All seams of Keras, in the order above.
 SEAMS = tuple(it for it in _ALL if it.package == "keras")
-#: All of tf_keras.
+#: All seams of tf_keras.
 LEGACY = tuple(it for it in _ALL if it.package == "tf_keras")

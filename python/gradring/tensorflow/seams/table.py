@@ -1,9 +1,9 @@
-"""Seams: names of TensorFlow and Keras that are not public, and on which gradring relies.
+"""Seams: private names of TensorFlow and Keras on which gradring relies.
 
-Each is a row of a table: where the name is, in which versions, what gradring does with it, and what
-follows if it is missing. A table is looked up as a whole before anything is replaced, so a newer
-version either trains as the tried ones do, or is refused by one error that says what is missing. A
-version is never guessed from the absence of a name.
+Each seam is a row of a table: the name's place, its versions, gradring's use of it, and the
+consequence if it is missing. A whole table is looked up before anything is replaced. So a newer
+version either trains as the tested ones do, or is refused by one error that names the missing
+seams. A version is never guessed from the absence of a name.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from gradring.tensorflow.seams.tried_versions import TRIED
 
 _log = logging.getLogger("gradring")
 
-#: Of a package's version, such as (3, 15, 1).
+#: Version of a package as numbers, such as (3, 15, 1).
 Version = tuple[int, ...]
-#: What people call the packages.
+#: Packages' names in messages.
 TITLES = {"keras": "Keras", "tensorflow": "TensorFlow", "tf_keras": "tf_keras"}
-#: Names in an error; the others are counted.
+#: Number of seams that an error names; it counts the others.
 _SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One name.
+    """One private name of another package.
 
     Attributes:
-        owner: Where it is, such as ``keras.src.trainers.trainer:Trainer``. Several places are
-            separated by spaces, that of the newest version first.
-        name: The name there.
-        does: What gradring does with it, and why, for people who look for the cause of an error.
-        takes: The first parameters that a function must have, without `self`; None: it is no
-            function, or is called as any function of this name.
-        since: The first version that has it; empty: all tried ones have it.
-        until: The first version that has it no longer; empty: it is still there.
-        without: What a user must know where it is missing. Empty: gradring refuses to train.
-        is_attribute: Instances have it, so code of the class must name it.
+        owner: Module or class that has the name, such as ``keras.src.trainers.trainer:Trainer``.
+            Spaces separate several places, that of the newest version first.
+        name: The name in its owner.
+        does: Gradring's use of the name, and the reason; for people who search the cause of an
+            error.
+        takes: First parameters that a function must have, without `self`. None checks no
+            parameters: the seam is no function, or its stand-in takes any arguments.
+        since: First version with the name. Empty if all tested versions have it.
+        until: First version without the name. Empty if the newest one has it.
+        without: Consequence for a user if the name is missing. Empty if gradring then refuses to
+            train.
+        is_attribute: True if only instances have the name; the code of the class must mention it.
     """
 
     owner: str
@@ -63,7 +65,7 @@ class Seam:
 
     @property
     def key(self) -> str:
-        """A short name, such as ``Trainer.fit``, or ``trainer.Trainer`` of the class itself."""
+        """The short name, such as ``Trainer.fit``, or ``trainer.Trainer`` for a class."""
         return re.sub(r".*[.:]", "", self.owner.split()[0]) + f".{self.name}"
 
     @property
@@ -72,33 +74,39 @@ class Seam:
         return self.owner.partition(".")[0].partition(":")[0]
 
     def of(self, owner: Any, *default: Any) -> Any:
-        """The value that an object has under this name, or else the default."""
+        """Returns an object's attribute of this name, or else the default."""
         return getattr(owner, self.name, *default)
 
     def set(self, owner: Any, value: Any) -> None:
-        """Gives an object a value under this name."""
+        """Sets an object's attribute of this name."""
         setattr(owner, self.name, value)
 
     def there(self) -> Any:
-        """The value under this name, where the installed version has it."""
+        """Returns the value of this name at its place in the installed version.
+
+        Raises:
+            AttributeError: The installed version has no such name.
+        """
         owner, why = _look(self)
         if why is not None:
             raise AttributeError(f"{self} {why}")
         return getattr(owner, self.name)
 
     def is_in(self, version: Version) -> bool:
-        """Whether this version of the package is one that is known to have the name."""
+        """Returns whether the table says that this version of the package has the name."""
         return parsed(self.since) <= version and not (self.until and parsed(self.until) <= version)
 
 
 @dataclass
 class Found:
-    """What a look at the seams of a package has found.
+    """Result of a search for the seams of a package.
 
     Attributes:
-        owners: The owner of each seam that is there.
-        missing: The seams without which gradring refuses to train, and what is wrong with each.
-        absent: The seams without which it trains.
+        package: Name of the package.
+        version: Installed version of the package.
+        owners: Owner of each seam that was found.
+        missing: Faults of the seams that training needs, by seam.
+        absent: Faults of the seams that training can do without, by seam.
     """
 
     package: str
@@ -117,7 +125,7 @@ class Found:
         return len(self.owners) + len(self.missing) + len(self.absent)
 
     def value(self, seam: Seam) -> Any:
-        """The value that the package has by this name now; None where gradring goes without."""
+        """Returns the current value of a seam; None if it was not found."""
         owner = self.owners.get(seam)
         return None if owner is None else getattr(owner, seam.name)
 
@@ -125,7 +133,7 @@ class Found:
         """Refuses a version without a seam that training needs.
 
         Raises:
-            gradring.errors.ConfigError: One is missing, or has other parameters.
+            gradring.errors.ConfigError: A needed seam is missing, or has other parameters.
         """
         if not self.missing:
             return
@@ -141,7 +149,7 @@ class Found:
 
 
 def newer(found: Found) -> str | None:
-    """A sentence where a version is above those that gradring was tried with."""
+    """Returns a warning if a version is above the tested ones, else None."""
     lowest, highest = TRIED[found.package]
     if parsed(found.version) <= parsed(highest):
         return None
@@ -154,17 +162,17 @@ def newer(found: Found) -> str | None:
 
 
 def parsed(version: str) -> Version:
-    """The numbers of a version: (3, 16, 0) of 3.16.0.dev2026102704."""
+    """Returns the first three numbers of a version: (3, 16, 0) for 3.16.0.dev2026102704."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def version_of(package: str) -> str:
-    """The version of a package that has been imported."""
+    """Returns the version of an imported package."""
     return str(sys.modules[package].__version__)
 
 
 def find(package: str, seams: Iterable[Seam]) -> Found:
-    """Looks for each of the seams of a package that its version should have."""
+    """Searches each seam that the installed version of a package should have."""
     version = version_of(package)
     found = Found(package, version)
     for seam in seams:
@@ -179,7 +187,7 @@ def find(package: str, seams: Iterable[Seam]) -> Found:
 
 
 def _look(seam: Seam) -> tuple[Any, str | None]:
-    """The owner of a seam; or None, and the reason."""
+    """Returns the owner of a seam, or None and the reason."""
     why = "is missing"
     for place in seam.owner.split():
         owner = _owner(place)
@@ -189,7 +197,7 @@ def _look(seam: Seam) -> tuple[Any, str | None]:
             if _names(owner, seam.name):
                 return owner, None
             continue
-        # Not by `getattr`: every class has an `__init__` and a `__call__` of Python's own.
+        # `getattr` would also find the `__init__` and `__call__` that every Python class has.
         kinds = [each for each in getattr(owner, "__mro__", [owner]) if each is not object]
         kind = next((each for each in kinds if seam.name in vars(each)), None)
         if kind is None:
@@ -202,7 +210,7 @@ def _look(seam: Seam) -> tuple[Any, str | None]:
 
 
 def _owner(place: str) -> Any:
-    """The module or the class at a place, or None if there is none."""
+    """Returns the module or class at a place, or None if there is none."""
     module, _, path = place.partition(":")
     try:
         owner: Any = importlib.import_module(module)
@@ -212,7 +220,7 @@ def _owner(place: str) -> Any:
 
 
 def _names(owner: Any, attribute: str) -> bool:
-    """Whether the code of a module or a class, or of one that it inherits from, names this."""
+    """Returns whether the code of a module or class, or of its bases, mentions an attribute."""
     for base in getattr(owner, "__mro__", [owner]):
         if attribute in vars(base) or attribute in vars(base).get("__annotations__", ()):
             return True
@@ -232,13 +240,13 @@ def _codes(function: Any) -> Iterator[Any]:
 
 
 def _function(found: Any) -> Any:
-    """The function in a descriptor or behind decorators."""
+    """Returns the function in a descriptor or behind decorators."""
     found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
     return inspect.unwrap(found) if callable(found) else found
 
 
 def _wrong_parameters(found: Any, takes: str | None) -> str | None:
-    """The fault in the parameters of a function, or None."""
+    """Returns the fault in the parameters of a function, or None."""
     if takes is None:
         return None
     wanted, own = takes.split(), [it.name for it in _parameters(found)]
@@ -259,10 +267,10 @@ class Replacement:
 
     Attributes:
         seam: The function.
-        stand_in: Gets the original as its first argument, and then what the original gets.
-        applies: Takes the first argument of the original, if it has one by position; where it
+        stand_in: Takes the original, and then the arguments of the original.
+        applies: Takes the first positional argument of the original, if there is one. If it
             returns False, the original runs.
-        wrap: Makes the function that is put in place of the original.
+        wrap: Wraps the function that replaces the original.
     """
 
     seam: Seam
@@ -271,15 +279,16 @@ class Replacement:
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def put(self, owner: Any) -> Callable[[], None]:
-        """Puts the stand-in in place; returns what takes it away again.
+        """Installs the stand-in; returns a function that restores the original.
 
-        Its place is the class that defines the method: others may inherit from that one alone.
+        The stand-in is installed in the class that defines the method, because other classes may
+        inherit the method from that class only.
         """
         name, stand_in, applies = self.seam.name, self.stand_in, self.applies
         place = next(it for it in getattr(owner, "__mro__", [owner]) if name in vars(it))
         before, original = vars(place)[name], getattr(place, name)
 
-        # Keras reads the signature of layers' `call`.
+        # `wraps` keeps the signature, because Keras reads that of layers' `call`.
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
             if applies(*args[:1]):
@@ -291,10 +300,11 @@ class Replacement:
 
 
 def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None:
-    """Puts all stand-ins in place whose seams are there, or none.
+    """Installs the stand-ins of all seams that were found, or none.
 
     Raises:
-        gradring.errors.ConfigError: A seam is missing that training needs.
+        gradring.errors.ConfigError: A seam that training needs is missing, or passes arguments
+            that its stand-in does not take.
     """
     replacements = list(replacements)
     for each in found:
@@ -315,12 +325,12 @@ def replace(found: Sequence[Found], replacements: Iterable[Replacement]) -> None
         _in_use[each.package] = max(before, each, key=lambda it: it.total)
 
 
-#: By package, the largest table of which something was replaced.
+#: The largest table used for replacements, by package.
 _in_use: dict[str, Found] = {}
 
 
 def warn_of_newer(rank: int) -> None:
-    """Says on rank 0, once, which packages are newer than those that gradring was tried with."""
+    """Warns on rank 0, once, of packages that are newer than the tested versions."""
     global _has_warned
     sentences = [sentence for found in _in_use.values() if (sentence := newer(found))]
     if sentences and rank == 0 and not _has_warned:
@@ -332,7 +342,7 @@ _has_warned = False
 
 
 def _wrong_stand_ins(found: Found, replacements: Iterable[Replacement]) -> dict[Seam, str]:
-    """Seams whose functions may be given what their stand-ins do not take."""
+    """Returns the seams that may get arguments that their stand-ins do not take."""
     wrong = {}
     for it in replacements:
         if it.seam not in found.owners:
@@ -346,18 +356,17 @@ def _wrong_stand_ins(found: Found, replacements: Iterable[Replacement]) -> dict[
 
 
 def overrides(parent: type, *names: str) -> Callable[[type], type]:
-    """A decorator for a class: its methods of these names stand in for its parent's.
+    """Checks, as a class decorator, that private methods still override those of the parent.
 
-    A private method that `tf.distribute` no longer has, or calls in another way, would leave ours
-    as code that nobody calls.
+    If `tf.distribute` renamed a private method, or passed other arguments, ours would never run.
 
     Args:
         parent: A class of TensorFlow.
         *names: All private names that class and parent have in common.
 
     Returns:
-        A decorator that raises `gradring.errors.ConfigError` where the parent differs, and
-        `TypeError` where a name of the class is not listed.
+        A decorator that raises `gradring.errors.ConfigError` if the parent lacks a name or passes
+        other arguments, and `TypeError` if a common name is not listed.
     """
 
     def check(kind: type) -> type:
@@ -384,7 +393,7 @@ def overrides(parent: type, *names: str) -> Callable[[type], type]:
     return check
 
 
-#: What each class that overrides private methods has found.
+#: Results of `overrides`, one for each decorated class.
 OVERRIDDEN: list[Found] = []
 
 
@@ -403,7 +412,10 @@ def _wrong_override(own: Any, parent: type, name: str) -> str | None:
 
 
 def _can_be_called(own: inspect.Signature, given: Sequence[inspect.Parameter]) -> bool:
-    """Whether a function takes what these parameters may be given: by position, or by name."""
+    """Returns whether a function accepts every call with these parameters.
+
+    A caller may pass them by position or by name, and may leave out those with defaults.
+    """
     first = [it.name for it in given[:1]]
     named = [it for it in given[1:] if it.kind in (it.POSITIONAL_OR_KEYWORD, it.KEYWORD_ONLY)]
     by_position = [it.name for it in named if it.kind is not it.KEYWORD_ONLY]

@@ -1,7 +1,7 @@
-"""The table of TensorFlow's private names: all that gradring uses, replaces or assigns.
+"""Table of all private names of TensorFlow that gradring uses, replaces or assigns.
 
-`compat` looks it up as a whole when gradring is imported, before anything is replaced. The
-overrides of private methods stand with their classes, as `table.overrides`.
+`compat` looks up the whole table when gradring is imported, before anything is replaced. Overrides
+of private methods are listed at their classes instead, by `table.overrides`.
 """
 
 from __future__ import annotations

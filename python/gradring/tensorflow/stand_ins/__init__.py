@@ -1,1 +1,1 @@
-"""Strategies in the place of those that a program asks for."""
+"""Strategies that replace the ones a program asks for, or that a program without any gets."""

@@ -1,17 +1,16 @@
 """A strategy for programs that make none: scripts that train a model of Keras on one machine.
 
-With ``GRADRING_WITH_STRATEGY=1``, which ``gradring run --with-strategy`` sets, the start hook
+If ``GRADRING_WITH_STRATEGY=1`` is set, as by ``gradring run --with-strategy``, the start hook
 (`gradring_start`) imports this module after TensorFlow, and calls `wait_for_layer`. The strategy is
-made with the program's first layer: before, the program may configure TensorFlow, and make
-datasets.
+made when the program makes its first layer. Earlier the program may still configure TensorFlow and
+make datasets.
 
-A program of Keras 3 keeps TensorFlow's variables, and sees one replica: `keras.given` has its
-models join the strategy in Keras' loops alone. For one of `tf_keras` the strategy is that of
-TensorFlow from there on, with the rules of `tf.distribute.MirroredStrategy`.
+A program of Keras 3 keeps plain TensorFlow variables and sees one replica; `keras.given` adds its
+models to the strategy inside of Keras' loops only. For a program of `tf_keras`, the strategy
+becomes TensorFlow's current one, with the rules of `tf.distribute.MirroredStrategy`.
 
-A program may speak of `keras.distribution`, too. Keras' TensorFlow backend has no `initialize`,
-and trains with a `DataParallel` as without; here the first is gradring's, and the second is what
-the strategy does.
+A program may also use `keras.distribution`. Keras' TensorFlow backend lacks `initialize` and
+ignores a `DataParallel`. Gradring provides `initialize`, and the strategy is data-parallel anyway.
 """
 
 from __future__ import annotations
@@ -39,34 +38,34 @@ _is_given = False
 
 
 class GivenStrategy(CustomCollectiveStrategy):
-    """That of a program that knows of no replicas, and is told of one.
+    """Strategy of a program that knows of no replicas and sees one.
 
-    A rank has one replica, on the first of its devices. Variables belong to no strategy.
+    Each rank has one replica, on its first device. Variables belong to no strategy.
     """
 
     is_given = True
 
     def __init__(self) -> None:
-        """Joins the group."""
+        """Joins the group; uses the first GPU, if there is one."""
         gpus = tf.config.list_logical_devices("GPU")
         super().__init__(devices=[gpus[0].name] if gpus else None)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """As in one process; `extended.replicas` is their number."""
+        """One, as in one process; `extended.replicas` is the true number."""
         return 1
 
 
 def wait_for_layer(module: Any) -> None:
-    """Waits for the program's first layer, or model.
+    """Makes the strategy as soon as the program makes its first layer or model.
 
     Args:
-        module: Where Keras, or `tf_keras`, has just made `Layer`.
+        module: The module of Keras or `tf_keras` that has just defined `Layer`.
     """
     backend = sys.modules.get("keras.src.backend.config")
     is_keras_3 = module.__name__.startswith("keras.")
     if is_keras_3 and backend is not None and backend.backend() != "tensorflow":
-        return  # on JAX or PyTorch, in a program that reads by tf.data
+        return  # Keras runs on JAX or PyTorch; the program uses TensorFlow only for tf.data
     original = module.Layer.__new__
 
     @functools.wraps(original)
@@ -79,10 +78,10 @@ def wait_for_layer(module: Any) -> None:
 
 
 def take_place_of_initialize(module: Any) -> None:
-    """Has `keras.distribution.initialize` tell gradring what it is told.
+    """Gives Keras' TensorFlow backend an `initialize`, which it lacks.
 
     Args:
-        module: Of Keras' TensorFlow backend, where `keras.distribution` looks for it.
+        module: The backend's module in which `keras.distribution` looks up `initialize`.
     """
     module.initialize = _initialize
 
@@ -92,10 +91,10 @@ def _initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Says where the group is that the strategy joins, as Keras' variables do.
+    """Sets the environment variables of Keras from which the strategy finds its group.
 
     Raises:
-        ConfigError: A launcher says otherwise; or it comes too late, after the first layer.
+        ConfigError: A launcher has set other values; or the first layer has already been made.
     """
     said = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
     told = {name: str(value) for name, value in said.items() if value is not None}
@@ -114,9 +113,9 @@ def _initialize(
 
 
 def _give(is_keras_3: bool) -> None:
-    """Makes the strategy, and makes it the one that counts from here on."""
+    """Makes the strategy, and makes the program's models use it."""
     global _is_given
-    if _is_given:  # for Keras or `tf_keras`, whichever made the first layer
+    if _is_given:  # Keras and `tf_keras` each call this at their first layer
         return
     _is_given = True
     if tf.distribute.has_strategy():
@@ -158,7 +157,10 @@ def _give(is_keras_3: bool) -> None:
 
 
 def _give_chance_of_chief(communicator: Communicator) -> None:
-    """Has the generators of Python and numpy go on as on rank 0, as in the one process."""
+    """Gives all ranks the state of rank 0's generators of Python and numpy.
+
+    All ranks then draw the same numbers, as one process would.
+    """
     version, words, gauss = random.getstate()
     state: Any = np.random.get_state(legacy=True)
     kind, keys, position, has_gauss, cached = state
@@ -172,7 +174,11 @@ def _give_chance_of_chief(communicator: Communicator) -> None:
 
 
 def _check_distribution() -> None:
-    """Refuses, or warns of, what a distribution of Keras asks for and the strategy does not do."""
+    """Checks a distribution of Keras; the strategy only does `DataParallel`.
+
+    Raises:
+        gradring.errors.ConfigError: The ranks would read different data.
+    """
     module = sys.modules.get("keras.src.distribution.distribution_lib")
     distribution = None if module is None else module.distribution()
     if distribution is None:
@@ -193,7 +199,7 @@ def _check_distribution() -> None:
 
 
 def _keep(strategy: CustomCollectiveStrategy) -> None:
-    """Sets the strategy again with a new default graph, as of `keras.utils.clear_session`."""
+    """Sets the strategy again in each new default graph, as `clear_session` makes one."""
     reset = tf.compat.v1.reset_default_graph
 
     @functools.wraps(reset)

@@ -1,8 +1,8 @@
 """The strategy for programs that make a `tf.distribute.MultiWorkerMirroredStrategy`.
 
-With ``GRADRING_AS_MWMS=1``, which ``gradring run --as-mwms`` sets, the start hook
-(`gradring_start`) calls `install`. TensorFlow's class itself stays: a program may import it by any
-name, or ask `isinstance`.
+If ``GRADRING_AS_MWMS=1`` is set, as by ``gradring run --as-mwms``, the start hook
+(`gradring_start`) calls `install`. TensorFlow's class itself stays in place, because a program may
+import it by any name, or use it in `isinstance`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from gradring.tensorflow.strategy import CustomCollectiveStrategy
 _log = logging.getLogger("gradring")
 
 _MWMS = tf.distribute.MultiWorkerMirroredStrategy
-#: The class of older programs, whose arguments are others.
+#: Class used by older programs; its constructor takes other arguments.
 _EXPERIMENTAL = tf.distribute.experimental.MultiWorkerMirroredStrategy
 _Options = tf.distribute.experimental.CommunicationOptions
 
-#: Whether the log has it already: some programs make a strategy for each of many trainings.
+#: True once the warning was logged: some programs make a strategy for each of many trainings.
 _said = False
 
 
 class MultiWorkerMirroredStrategy(CustomCollectiveStrategy):
-    """Takes what a program says to `tf.distribute.MultiWorkerMirroredStrategy`."""
+    """Takes the arguments of `tf.distribute.MultiWorkerMirroredStrategy`."""
 
     def __init__(self, cluster_resolver: Any = None, communication_options: Any = None) -> None:
         """Joins the group, as `CustomCollectiveStrategy` does.
 
         Args:
-            cluster_resolver: As there.
-            communication_options: Of these, `bytes_per_pack` is the size of buckets; the log names
-                the others if they are set.
+            cluster_resolver: As for `CustomCollectiveStrategy`.
+            communication_options: Only `bytes_per_pack` is used, as the size of buckets; a warning
+                names other options that are set.
         """
         options = communication_options or _Options()
         bytes_per_pack = options.bytes_per_pack or buckets.DEFAULT_BUCKET_BYTES
@@ -44,15 +44,15 @@ class MultiWorkerMirroredStrategy(CustomCollectiveStrategy):
 
 
 def install(_: Any) -> None:
-    """Has TensorFlow's classes, which it has just made, ask `_new` for their objects."""
+    """Makes TensorFlow's two strategy classes create gradring's strategy instead."""
     for kind in (_MWMS, _EXPERIMENTAL):
         kind.__new__ = staticmethod(_new)
 
 
 def _new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """An object of a class, such as gradring's own, or gradring's in the place of TensorFlow's."""
+    """Creates gradring's strategy for TensorFlow's classes, and plain objects for subclasses."""
     if kind is _MWMS:
-        return object.__new__(MultiWorkerMirroredStrategy)  # Python goes on with its constructor
+        return object.__new__(MultiWorkerMirroredStrategy)  # Python then calls its constructor
     if kind is _EXPERIMENTAL:
         return _of_experimental(*args, **kwargs)
     if not issubclass(kind, CustomCollectiveStrategy):
@@ -73,7 +73,7 @@ def _of_experimental(
 
 
 def _say(strategy: CustomCollectiveStrategy, options: Any) -> None:
-    """Says on rank 0, once, that the program's strategy is another one than it asked for."""
+    """Warns on rank 0, once, that the strategy was replaced, and which options are ignored."""
     global _said
     place = strategy.communicator
     if _said or place.rank != 0:

@@ -1,12 +1,12 @@
 """The recorder of optimizer steps, for `gradring verify`.
 
-With ``GRADRING_VERIFY=DIRECTORY``, which `gradring verify` sets, the start hook (`gradring_start`)
-calls `install` after TensorFlow was imported, and the others after Keras and tf_keras were. Around
-each update by an optimizer, the variables are read before and after it; a function of Python takes
-both values, in graphs too. `gradring.records.trainings` says what is kept.
+If ``GRADRING_VERIFY=DIRECTORY`` is set, as by `gradring verify`, the start hook (`gradring_start`)
+calls `install` after the import of TensorFlow, and `record_keras` and `record_tf_keras` after those
+of Keras and tf_keras. The variables are read before and after each update by an optimizer; a Python
+function gets both values, in graphs too. `gradring.records.trainings` says what is kept.
 
 The first process of a rank that imports TensorFlow makes the rank's folder, and records. Programs
-that it starts find the folder, and do not.
+that this process starts find the folder, and record nothing.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from gradring.tensorflow.stand_ins import without_chance
 from gradring_start import VERIFY
 from gradring_start.chance import has_drawn, rank
 
-#: How long a rank that is done waits for the others.
+#: Longest time that a finished rank waits for the others.
 _PATIENCE_S = 60.0
 _LOOK_S = 0.01
-#: Larger variables that no optimizer updates, such as frozen tables, are not read at each batch.
+#: Most elements of a variable that no optimizer updates; larger ones, such as frozen tables, are
+#: not read.
 _LARGEST_OF_STATE = 2**20
 
-#: Whether an optimizer is applying gradients, so that one inside of it is part of the same step.
+#: True while an optimizer applies gradients; an optimizer inside of it belongs to the same step.
 _is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 
 
 def install(_: Any) -> None:
-    """Begins to record; replaces optimizers of TensorFlow 1, and what draws random numbers."""
+    """Begins to record; replaces the optimizers of TensorFlow 1, and random functions."""
     global _recorder
     try:
         _recorder = _Recorder(Path(os.environ[VERIFY]))
@@ -63,19 +64,19 @@ def install(_: Any) -> None:
     _without_xla()
     _note_batches(_recorder)
     _record(tf.compat.v1.train.Optimizer, "apply_gradients", _pairs, returns_op=True)
-    # TensorFlow may have imported it.
+    # TensorFlow may have imported Keras before the start hook could see it.
     keras = sys.modules.get("keras")
     if hasattr(keras, "optimizers"):
         record_keras(keras)
 
 
 def record_keras(keras: Any) -> None:
-    """Records optimizers of Keras 3."""
+    """Records optimizers of Keras 3, and makes its random layers deterministic."""
     global _records_keras
     if _recorder is None or _records_keras or keras.backend.backend() != "tensorflow":
         return
     _records_keras = True
-    # What is replaced later would be around the recorder, and change weights after it.
+    # Repair first: a later replacement would wrap the recorder, and change weights after it.
     compat_keras.repair()
     without_chance.silence_layers(keras)
     _record(keras.optimizers.Optimizer, "apply", _lists)
@@ -84,7 +85,7 @@ def record_keras(keras: Any) -> None:
 
 
 def record_tf_keras(tf_keras: Any) -> None:
-    """Records optimizers of tf_keras."""
+    """Records optimizers of tf_keras, and makes its random layers deterministic."""
     if _recorder is None:
         return
     compat_keras.repair()
@@ -96,7 +97,7 @@ def record_tf_keras(tf_keras: Any) -> None:
 
 
 def _without_xla() -> None:
-    """Has functions compiled by XLA run without it: it has no functions of Python."""
+    """Turns XLA off, because XLA cannot call the recorder's Python function."""
     original = tf.function
 
     @functools.wraps(original)
@@ -108,7 +109,7 @@ def _without_xla() -> None:
 
 
 def _note_batches(recorder: _Recorder) -> None:
-    """Notes the sizes to which a program batches its datasets."""
+    """Notes the batch sizes of a program's datasets."""
     original = tf.data.Dataset.batch
 
     @functools.wraps(original)
@@ -121,14 +122,14 @@ def _note_batches(recorder: _Recorder) -> None:
 
 
 class _Warnings(logging.Handler):
-    """Notes what gradring warns of, which may explain a difference."""
+    """Notes gradring's warnings, which may explain a difference between trainings."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__(logging.WARNING)
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Notes it, in the process that records."""
+        """Notes a warning, in the process that records."""
         self._recorder.warned(record.getMessage())
 
 
@@ -136,7 +137,7 @@ class _Warnings(logging.Handler):
 
 
 def _record_states(callbacks: Any) -> None:
-    """Has `fit` read them before its first batch, and after each."""
+    """Makes `fit` record these variables before its first batch, and after each batch."""
 
     def recorded(name: str, is_begin: bool) -> None:
         original = getattr(callbacks, name)
@@ -154,10 +155,10 @@ def _record_states(callbacks: Any) -> None:
 
 
 def _state_of(model: Any, updated: set[int]) -> Iterator[tuple[str, Any]]:
-    """Names and values of a model's other variables than those `updated`, by their `id`."""
+    """Yields names and values of a model's variables, except those with an `id` in `updated`."""
     for place, variable in enumerate(model.weights):
         own = of_tensorflow(variable)
-        # A value that is read of all copies may be a reduction.
+        # Reading a variable of a strategy may be a collective, so its first copy is read.
         own = getattr(own, "values", (own,))[0]
         if id(variable) in updated or not own.dtype.is_floating:
             continue
@@ -167,7 +168,7 @@ def _state_of(model: Any, updated: set[int]) -> Iterator[tuple[str, Any]]:
 
 # Updates
 
-#: What an optimizer's method gets, as arguments that can be read twice, gradients and variables.
+#: Arguments of an optimizer's method as lists instead of iterators, its gradients and variables.
 _Call = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
 
 
@@ -217,7 +218,7 @@ def _is_graph_op(result: Any, returns_op: bool) -> bool:
 
 
 def _is_first_replica() -> bool:
-    """Whether this is the first replica of this process."""
+    """Returns whether this is the first replica of this process."""
     context = tf.distribute.get_replica_context()
     if context is None or not tf.distribute.has_strategy():
         return True
@@ -240,7 +241,7 @@ def _norm(gradient: Any) -> Any:
 def _note(
     optimizer: Any, variables: Sequence[Any], norms: Sequence[Any], before: Sequence[Any]
 ) -> Any:
-    """Takes the values of a step, now or whenever the graph comes by."""
+    """Records the values of a step, now or whenever the graph runs."""
     assert _recorder is not None
     _recorder.updated.update(map(id, variables))
     note = functools.partial(_recorder.note, optimizer, [name_of(each) for each in variables])
@@ -252,7 +253,7 @@ def _note(
 
 
 class _Recorder:
-    """The steps of this process, and `facts` of its program."""
+    """Writes the steps of this process, and the `facts` of its program."""
 
     def __init__(self, directory: Path) -> None:
         """Makes the folder of this rank.
@@ -274,17 +275,17 @@ class _Recorder:
         self.updated: set[int] = set()
 
     def warned(self, text: str) -> None:
-        """Gradring has warned of something."""
+        """Records a warning of gradring, once."""
         if os.getpid() == self._process and text not in self.facts.warnings:
             self.facts.warnings.append(text)
             trainings.write_facts(self._place, self.facts)
 
     def note_state(self, model: Any, is_begin: bool) -> None:
-        """A batch of `fit` begins or has ended.
+        """Records the variables that no optimizer updates, around a batch of `fit`.
 
         Args:
-            model: In `fit`.
-            is_begin: Whether it begins: that counts for the first one only.
+            model: The model in `fit`.
+            is_begin: True before a batch, which is recorded only for the model's first batch.
         """
         if os.getpid() != self._process or (is_begin and model in self._begun):
             return
@@ -297,12 +298,12 @@ class _Recorder:
             self._states += 1
 
     def note(self, optimizer: Any, names: list[str], *values: Any) -> None:
-        """A step has ended.
+        """Records a step of an optimizer.
 
         Args:
-            optimizer: Which has done it.
-            names: Of its variables.
-            values: The norm of each gradient, each variable before and after the step.
+            optimizer: Optimizer of the step.
+            names: Names of its variables.
+            *values: The norm of each gradient, then the variables before and after the step.
         """
         if os.getpid() != self._process:  # a fork
             return
@@ -331,10 +332,10 @@ class _Recorder:
                 self._stop()
 
     def _look(self) -> None:
-        """Notes what can be seen of the program at the first step of an optimizer."""
+        """Records layers, compute dtypes and numpy's random state at an optimizer's first step."""
         packages: list[Any] = [sys.modules.get(name) for name in ("keras", "tf_keras")]
         bases = tuple(each.layers.Layer for each in packages if hasattr(each, "layers"))
-        # Some objects are proxies, which raise errors when they are asked for their class.
+        # `type` instead of `isinstance`: some proxies raise errors for their `__class__`.
         layers = [each for each in gc.get_objects() if issubclass(type(each), bases)]
         facts = self.facts
         facts.layers = sorted({base.__name__ for each in layers for base in type(each).__mro__})
@@ -345,9 +346,9 @@ class _Recorder:
         trainings.write_facts(self._place, facts)
 
     def _stop(self) -> None:
-        """Ends the process once all ranks have come here: one that left earlier would fail others.
+        """Ends the process once all ranks are here; a rank that left earlier would fail others.
 
-        It ends without what a program does at its end, which is that of a whole training.
+        The program's own end is skipped, because it assumes a complete training.
         """
         self.facts.stopped = True
         trainings.write_facts(self._place, self.facts)
@@ -367,7 +368,7 @@ _records_keras = False
 
 
 def _bytes_sent() -> int | None:
-    """Payload of all collectives of this process; None if it is in no group of several ranks."""
+    """Returns the bytes sent by this process's collectives; None without several ranks."""
     groups = [group for group in open_groups if group.world_size > 1]
     if not groups:
         return None

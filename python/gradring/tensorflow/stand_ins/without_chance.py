@@ -1,10 +1,10 @@
-"""The end of chance in `gradring verify`: seeds, order and random layers.
+"""Removal of randomness for `gradring verify`: seeds, shuffles, noise and random layers.
 
-One process and several ranks draw random numbers for other shapes, and in another order. So two
-trainings can only be compared where chance has no part in them. What a program draws before it
-trains, such as its data and its first weights, follows the seeds of `gradring_start.chance`. In
-steps, dropout keeps everything, random layers do what they do without training, and noise is the
-same for each sample of a batch. Shuffles have a fixed order.
+One process and several ranks draw random numbers of different shapes, and in different order. So
+two trainings can be compared only without randomness. Numbers drawn before the training, such as
+data and initial weights, follow the seeds of `gradring_start.chance`. In steps, dropout keeps every
+element, random layers run as in inference, and noise is equal for all samples of a batch. Shuffles
+have a fixed order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import tensorflow as tf
 
 from gradring_start.chance import rank
 
-#: TensorFlow's own for operations with a seed, where the program sets none for all.
+#: TensorFlow's default global seed, for operations with a seed of their own.
 _DEFAULT_SEED = 87654321
-#: Of the shuffles and of the noise.
+#: Seed of the shuffles and of the noise.
 _SEED = 20
-#: Layers that do nothing by chance without training, besides those whose names begin with Random.
+#: Layers that are random in training only, besides those whose names begin with Random.
 _LAYERS = ("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise")
 
 
 def install() -> None:
-    """Takes chance out of TensorFlow's functions."""
+    """Replaces TensorFlow's random functions by deterministic ones."""
     tf.random.set_seed(_DEFAULT_SEED)
     for owner, name in (
         (tf.random, "set_seed"),
@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def silence_layers(keras: Any) -> None:
-    """Has random layers of Keras, or of tf_keras, do in training what they do otherwise."""
+    """Makes random layers of Keras or tf_keras run as in inference, even in training."""
     for name, kind in vars(keras.layers).items():
         if name in _LAYERS or (name.startswith("Random") and isinstance(kind, type)):
             _put(kind, "call", _without_training(kind.call))
@@ -79,7 +79,7 @@ def _identity(x: Any, *_: Any, **__: Any) -> Any:
 
 
 def _shuffled(value: Any, *_: Any, **__: Any) -> Any:
-    """`tf.random.shuffle` into one order for each number of rows."""
+    """Shuffles as `tf.random.shuffle`, into a fixed order for each number of rows."""
     value = tf.convert_to_tensor(value)
     drawn = tf.random.stateless_uniform(tf.shape(value)[:1], [_SEED, 0], None, None, tf.int64)
     return tf.gather(value, tf.argsort(drawn))
@@ -94,7 +94,10 @@ def _without_training(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noise(original: Callable[..., Any], stateless: Callable[..., Any]) -> Callable[..., Any]:
-    """Draws, in functions, one row for all samples: what a program draws for a batch."""
+    """Wraps a random function; inside of a `tf.function`, it draws one row for all samples.
+
+    The first dimension of a batch's noise differs between one process and several ranks.
+    """
 
     @functools.wraps(original)
     def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +112,7 @@ def _noise(original: Callable[..., Any], stateless: Callable[..., Any]) -> Calla
 
 
 def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Notes that the program sets TensorFlow's seed, which is then that of all ranks."""
+    """Wraps `set_seed`; notes that the program has set one seed for all ranks."""
 
     @functools.wraps(original)
     def set_seed(value: Any) -> None:
@@ -121,9 +124,10 @@ def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _seed_each(owner: Any, name: str) -> None:
-    """Gives each call without a seed one: TensorFlow's own counts what was drawn before.
+    """Gives each call without a seed its own one, numbered in the order of calls.
 
-    Ranks have others, unless the program sets a seed for all of TensorFlow.
+    TensorFlow's own seed would depend on the number of earlier operations. The seeds differ between
+    ranks, unless the program sets TensorFlow's global seed.
     """
     original, made = getattr(owner, name), itertools.count(1)
     signature = inspect.signature(original)
@@ -138,5 +142,5 @@ def _seed_each(owner: Any, name: str) -> None:
     setattr(owner, name, seeded)
 
 
-#: Whether the program has set TensorFlow's seed.
+#: True if the program has set TensorFlow's global seed.
 _is_seeded = False

@@ -1,7 +1,7 @@
-"""`gradring.updates.AllReduce.compression`: gradients travel in fewer bytes.
+"""`gradring.updates.AllReduce.compression`: gradients are sent in fewer bytes.
 
-Compressed are float32 gradients of variables of two or more dimensions. Biases and the like are
-few bytes and matter much; rows of embeddings travel as rows.
+Only dense float32 gradients of two or more dimensions are compressed. Biases and other vectors are
+small, and training is sensitive to their errors. Embedding gradients are reduced as rows.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from gradring.tensorflow.rules.updates import (
     own,
 )
 
-#: Bound on the gradients that are compressed together, in bytes: they should stay in cache, and one
-#: bucket is compressed while others travel. With 16 MiB, int8 was slower by a sixth.
+#: Bound on a bucket's size in bytes. A bucket should fit in cache, and one bucket is compressed
+#: while others are being sent. At 16 MiB, int8 was slower by a sixth.
 _BUCKET_BYTES = 4 << 20
 
 
 def compressor_of(compression: updates.Compression) -> Compressor:
-    """What does it."""
+    """Returns the `Compressor` of a compression."""
     match compression:
         case updates.Int8():
             return SumByOwners(Int8())
@@ -53,7 +53,7 @@ def compressor_of(compression: updates.Compression) -> Compressor:
 
 
 class _Memories(Round):
-    """Of the buckets of an optimizer."""
+    """Memories of an optimizer's buckets, each found by the bucket's variables."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
@@ -71,9 +71,10 @@ class _Memories(Round):
 
 
 class CompressedUpdates(UpdatesInRounds):
-    """Sums compressed gradients, and lets every rank apply them.
+    """Sums compressed gradients; every rank applies the sums.
 
-    A round lasts as long as the optimizer does: what is lost is always kept for the next step.
+    A round lasts as long as the optimizer, because each step keeps its compression error for the
+    next one.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class CompressedUpdates(UpdatesInRounds):
         bucket_bytes: int,
         embeddings: Embeddings,
     ) -> None:
-        """Takes what a strategy was told."""
+        """Takes the compression, and the arguments of the strategy."""
         super().__init__()
         self._compressor = compressor_of(compression)
         self._communicator = communicator
@@ -91,13 +92,13 @@ class CompressedUpdates(UpdatesInRounds):
         self._bucket_bytes = min(bucket_bytes, _BUCKET_BYTES)
 
     def begin(self, optimizer: Any) -> _Memories:
-        """With nothing lost."""
+        """Begins a round without compression errors."""
         return _Memories(optimizer)
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
-        """Applies the sums, which are the same on all ranks."""
+        """Sums large gradients compressed and others plainly, and applies the sums."""
         if self._communicator.world_size == 1:
             apply(gradients)
             return
@@ -113,15 +114,15 @@ class CompressedUpdates(UpdatesInRounds):
             apply(sums)
 
     def sync(self, variables: Iterable[Any]) -> None:
-        """The replicas are equal after every step."""
+        """Does nothing, because the replicas are equal after every step."""
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Forgets what was lost, which was of other variables."""
+        """Clears the compression errors, which belong to earlier values of the variables."""
         for memories in self.about(variables):
             memories.clear()
 
     def _takes(self, gradient: Gradient) -> bool:
-        """Whether it is compressed."""
+        """Returns whether a gradient is compressed."""
         return (
             isinstance(gradient, tf.Tensor)
             and gradient.dtype == tf.float32
@@ -140,7 +141,7 @@ class CompressedUpdates(UpdatesInRounds):
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> Sequence[Any]:
         reduction = self._reduction("compressed sum", gradients, variables)
-        # Last first: the order in which a backward pass produces them.
+        # Last first, because a backward pass produces gradients in this order.
         order = reversed(range(len(gradients)))
         entries = {i: Entry("float32", 4 * gradients[i].shape.num_elements()) for i in order}
         packed = reduction.buckets(entries)
@@ -172,6 +173,6 @@ class CompressedUpdates(UpdatesInRounds):
 
 
 def _loss_scale(optimizer: Any) -> tf.Tensor | None:
-    """By what the gradients are multiplied that a `LossScaleOptimizer` gets, in this step."""
+    """Returns the factor of a `LossScaleOptimizer`'s gradients in this step, or None."""
     scale = getattr(optimizer, "dynamic_scale", None)
     return None if scale is None else tf.convert_to_tensor(own(scale))

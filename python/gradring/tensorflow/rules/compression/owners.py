@@ -1,7 +1,7 @@
-"""Sums of encoded gradients: each rank owns a part, adds up what all send of it, and sends the sum.
+"""Sums of encoded gradients: each rank owns a part, sums all ranks' encodings of it, sends the sum.
 
-Both ways are encoded: what a rank loses of its gradients, and what an owner loses of the sum, both
-keep for the next step. Everybody decodes the same bytes, so all have the same bits.
+Parts and sums are both encoded. A rank keeps the encoding error of its gradients for the next step,
+and an owner keeps that of its sum. All ranks decode the same bytes, so they get the same bits.
 
 A rank sends 2(N-1)/N of the encoded bytes, as an all-reduce does of the plain ones.
 """
@@ -17,28 +17,28 @@ from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sen
 
 
 class Codec(Protocol):
-    """How numbers are written in fewer bytes, block by block."""
+    """An encoding of float32 blocks in fewer bytes."""
 
-    #: Elements of a block.
+    #: Number of elements in a block.
     block: int
 
     def encode(self, vector: tf.Tensor) -> tf.Tensor:
-        """A row of uint8 for each block of a float32 vector of whole blocks.
+        """Returns a row of uint8 for each block of a float32 vector of whole blocks.
 
-        What is not finite is not finite when it is decoded, or makes others of its block so.
+        An infinity or NaN must decode to a value that is not finite; it may affect its whole block.
         """
 
     def decode(self, rows: tf.Tensor) -> tf.Tensor:
-        """The float32 vector; the same bits of the same bytes, everywhere."""
+        """Returns the float32 vector; equal bytes must give equal bits on every host."""
 
 
 class SumByOwners(Compressor):
-    """By `Codec`."""
+    """Sums parts at their owners, encoded by a `Codec`."""
 
     def __init__(self, codec: Codec) -> None:
-        """Takes how parts are written.
+        """Takes the codec, and compiles its functions by XLA.
 
-        XLA makes one or two passes over memory of what would be a dozen ops.
+        XLA fuses about a dozen ops into one or two passes over memory.
         """
         self._codec = codec
         self._encode = tf.function(self._encoded, autograph=False, jit_compile=True)
@@ -46,7 +46,7 @@ class SumByOwners(Compressor):
         self._decode = tf.function(codec.decode, autograph=False, jit_compile=True)
 
     def reduce(self, bucket: Bucket) -> Sending:
-        """Sends parts to their owners, and gathers the sums."""
+        """Sends encoded parts to their owners, and gathers the owners' encoded sums."""
         codec, world_size = self._codec, bucket.communicator.world_size
         (count,) = bucket.vector.shape
         blocks = -(-count // (codec.block * world_size))
@@ -64,7 +64,7 @@ class SumByOwners(Compressor):
     def _encoded(
         self, values: tf.Tensor, before: tf.Tensor, length: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows of the values, filled up to a length, and what they lose."""
+        """Encodes values plus the previous error, padded to a length; returns rows and error."""
         (count,) = values.shape
         values += before
         rows = self._codec.encode(tf.pad(values, [[0, length - count]]))
@@ -73,7 +73,7 @@ class SumByOwners(Compressor):
     def _added(
         self, rows: tf.Tensor, before: tf.Tensor, world_size: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows of the sum of what all ranks have sent, and what they lose."""
+        """Sums the decoded rows of all ranks, and encodes the sum; returns rows and error."""
         parts = tf.reshape(self._codec.decode(rows), [world_size, -1])
         total = parts[0]
         for rank in range(1, world_size):

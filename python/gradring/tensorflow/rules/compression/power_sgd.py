@@ -1,8 +1,8 @@
 """`gradring.updates.PowerSGD`: matrices as products of smaller ones.
 
-M is a gradient as a matrix, with what it has lost. P = orthonormal(sum of M Q), where Q is left
-from the step before; then Q = sum of M^T P. The sum of all M is taken to be P Q^T: what the columns
-of P span of it. A rank has lost M - P P^T M.
+M is a rank's gradient as a matrix, plus its kept compression error. P = orthonormal(sum of M Q),
+where Q comes from the previous step; then Q = sum of M^T P. The sum of all M is approximated by
+P Q^T, its projection on the columns of P. A rank keeps the error M - P P^T M.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import tensorflow as tf
 from gradring.tensorflow.graph.start_wait import start
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sending, finite
 
-#: Of a column, what is left of it when it has no direction of its own; else, rounding errors.
+#: A column whose length shrinks below this fraction depends on earlier columns; the rest of it is
+#: rounding error.
 _NOTHING = 1e-5
 
 
 class LowRank(Compressor):
-    """Sends two matrices in place of each."""
+    """Sends two thin matrices instead of each gradient."""
 
     def __init__(self, rank: int) -> None:
-        """Takes the rank of the products."""
+        """Takes the rank of the product: the number of columns of P and Q."""
         self._rank = rank
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether the two matrices have fewer elements than their product."""
+        """Returns whether the two matrices have fewer elements than their product."""
         rows, columns = math.prod(shape[:-1]), shape[-1]
         return self._rank * (rows + columns) < rows * columns
 
     def reduce(self, bucket: Bucket) -> Sending:
-        """Adds up one of the matrices, and then the other."""
+        """Sums the matrices M Q over the ranks, then M^T P, and returns the products."""
         own = bucket.with_lost("lost", bucket.vector)
         matrices = [tf.reshape(part, [-1, part.shape[-1]]) for part in bucket.split(own)]
         left = [
@@ -49,7 +50,7 @@ class LowRank(Compressor):
         return _products(left, right)
 
     def _right(self, bucket: Bucket, number: int, columns: int) -> tf.Tensor:
-        """Q of the step before; random columns, the same on all ranks, where it has none."""
+        """Returns Q of the previous step; columns of zeros become random, equal on all ranks."""
         shape = [columns, self._rank]
         before = bucket.kept(f"right {number}", shape)
         random = tf.random.stateless_normal(shape, [number, columns])
@@ -63,7 +64,7 @@ def _products(left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]) -> tf.Tenso
 
 
 def _orthonormal(matrix: tf.Tensor) -> tf.Tensor:
-    """By Gram and Schmidt; columns without a direction of their own become zeros."""
+    """Orthonormalises columns by Gram-Schmidt; linearly dependent columns become zeros."""
     rest, done = matrix, []
     lengths = tf.norm(matrix, axis=0)
     for column in range(matrix.shape[1]):

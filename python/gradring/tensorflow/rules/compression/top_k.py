@@ -1,4 +1,4 @@
-"""`gradring.updates.TopK`: the elements of largest absolute value, and where they are."""
+"""`gradring.updates.TopK`: the elements of largest absolute value, with their positions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Sen
 
 
 class LargestElements(Compressor):
-    """Sends some of the elements, and keeps the others."""
+    """Sends the largest elements, and keeps the others for the next step."""
 
     def __init__(self, fraction: float) -> None:
-        """Takes how many of a bucket's elements are sent, as a fraction."""
+        """Takes the fraction of a bucket's elements to send."""
         self._fraction = fraction
 
     def reduce(self, bucket: Bucket) -> Sending:
-        """Gathers everybody's elements, and adds up those of one place in the order of ranks."""
+        """Gathers all ranks' largest elements, and sums those of one position in rank order."""
         world_size = bucket.communicator.world_size
         (count,) = bucket.vector.shape
         sent = math.ceil(self._fraction * count)
@@ -28,7 +28,7 @@ class LargestElements(Compressor):
         values = tf.gather(own, places)
         kept = tf.tensor_scatter_nd_update(own, places[:, tf.newaxis], tf.zeros_like(values))
         bucket.keep("lost", finite(kept))
-        # A NaN that is not among them shows all the same.
+        # An infinity or NaN makes the sent elements NaN even if it is not among them.
         values += tf.where(tf.reduce_all(tf.math.is_finite(own)), 0.0, math.nan)
 
         pairs = tf.stack([tf.bitcast(values, tf.int32), places])[tf.newaxis]
