@@ -321,7 +321,7 @@ impl Diagnosis {
         pairs.max_by_key(|&(_, rank)| (self.waiting_for(rank), Reverse(rank)))
     }
 
-    /// Returns the rank for which others wait in vain. It prefers a rank that waits for nobody, then
+    /// Returns the rank for which others wait in vain: preferably one that waits for nobody, then
     /// the one with most waiting ranks, then the one with the longest wait.
     fn starving(&self) -> Option<usize> {
         let awaited = (0..self.reports.len()).filter(|&rank| self.waiting_for(rank).0 > 0);
