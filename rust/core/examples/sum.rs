@@ -1,4 +1,4 @@
-//! Sums over TCP, without Python. In a terminal for each rank, from 0:
+//! Sums over TCP, without Python. Start one terminal for each rank, beginning with rank 0:
 //!
 //!     GRADRING_TOKEN=secret cargo run -p gradring-core --example sum -- RANK 2 127.0.0.1:29500
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a rank of these arguments has to say.
+/// Takes part in the sum with these arguments, and returns the line to print.
 pub(crate) fn sum(arguments: &[String], token: &str) -> Result<String, Box<dyn Error>> {
     let [rank, world_size, address] = arguments else {
         return Err(USAGE.into());

@@ -1,4 +1,4 @@
-//! Measures a new group, in some milliseconds, so that it can choose algorithms.
+//! Calibration: measures a new group within milliseconds, so that it can choose algorithms.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,19 @@ use gradring_proto::error::{Damage, Result};
 use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::{Cost, MEASURED_SIZES, Measured, Policy};
 
-/// How often the small and the large buffer are reduced; the fastest time counts.
+/// Bytes and repetitions of the small and of the large reduction; the fastest time counts.
 const SMALL: (usize, usize) = (MEASURED_SIZES.0, 8);
 const LARGE: (usize, usize) = (MEASURED_SIZES.1, 4);
 
-/// No rank waits as long for one of these reductions.
+/// Bound on a credible time of one of these reductions, in seconds.
 const LONGEST_S: f64 = 1e9;
 
-/// Ordinals that no other collective has: a rank that is still here when others ask for the one
-/// they have just called must not take theirs for its own.
+/// Ordinals that no other collective has. Otherwise a rank that is still calibrating could take a
+/// query about its peers' first collective for one about its own.
 const FIRST_SEQUENCE: u64 = 1_000_000_001;
 
-/// Measures, and lets `engine` choose by what the slowest rank saw. All ranks call it at once.
+/// Measures the algorithms, and lets `engine` choose by the times of the slowest rank. All ranks
+/// call it at the same point.
 pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
     engine.count_from(FIRST_SEQUENCE);
     let policy = engine.policy();
@@ -52,8 +53,8 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What each algorithm costs, from its times in seconds for small and large buffers, which came from
-/// peers.
+/// Fits the cost of each algorithm to its times, in seconds, for the small and the large buffer.
+/// Peers contributed to these times, so incredible ones are an error.
 fn costs(times: &[f64]) -> Result<Vec<Cost>> {
     if let Some(wild) = times.iter().find(|time| !(0.0..LONGEST_S).contains(*time)) {
         return Err(Damage::WildTime { seconds: *wild }.into());
@@ -80,7 +81,7 @@ fn fastest(
     Ok(fastest)
 }
 
-/// Makes each of `times` the largest of all ranks.
+/// Replaces each of `times` by its maximum over all ranks.
 fn slowest(engine: &Engine, times: &mut [f64], interrupt: Interrupt<'_>) -> Result<()> {
     // SAFETY: `times` outlives the blocking call and is not touched meanwhile.
     let buffer = unsafe { Buffer::contiguous(DType::F64, times.as_mut_ptr().cast(), times.len()) };
@@ -107,7 +108,7 @@ mod tests {
         for (place, bit) in (0..4).flat_map(|place| (0..64).map(move |bit| (place, bit))) {
             let mut times = right;
             times[place] = f64::from_bits(times[place].to_bits() ^ (1 << bit));
-            // The sign, and the upper exponent: 1e-5 becomes more than a century.
+            // Bits 62 and 63 are the sign and the upper exponent: 1e-5 becomes more than a century.
             assert_eq!(costs(&times).is_err(), bit >= 62, "bit {bit} of {place}");
         }
         assert!(costs(&[f64::NAN; 4]).is_err());

@@ -34,35 +34,36 @@ use channels::Channels;
 
 /// A connected group of ranks with an order.
 pub struct Communicator {
-    /// Number by which TensorFlow's ops find this communicator, or its successor when the group has
-    /// formed again; used for nothing else in a process.
+    /// Number by which TensorFlow's ops find this communicator, or its successor after the group
+    /// has formed again. Nothing else uses it.
     pub id: u64,
-    /// How often an elastic job has agreed on its members; 0 in a job that never does.
+    /// Number of agreements on members in an elastic job; 0 in other jobs.
     pub generation: u32,
-    /// This process's index.
+    /// Index of this process.
     pub rank: usize,
-    /// Who is in the group.
+    /// Members of the group, by rank.
     pub roster: Roster,
-    /// TCP connections to each peer in each direction.
+    /// Number of TCP connections to each peer in each direction.
     pub streams: usize,
-    /// Whether all bytes of collectives are protected by checksums.
+    /// `true` if checksums protect all bytes of collectives.
     pub checksum: bool,
-    /// What the links are made of.
+    /// Names of the kinds of links in use.
     pub transport_name: String,
-    /// The ranks of this host with which it shares no memory although both would, and why not.
+    /// Ranks of this host that share no memory with this rank although both offer to, with the
+    /// reason.
     pub memory_not_shared: BTreeMap<usize, String>,
-    /// The TCP congestion controls of connections that carry payload, and why they do.
+    /// TCP congestion controls of payload connections, each with the reasons for its use.
     pub tcp_congestion: BTreeMap<String, BTreeSet<String>>,
     /// Runs the collectives of all ranks.
     pub engine: Engine,
-    /// Run what this rank and one other do alone.
+    /// Run the transfers between this rank and one other.
     channels: Channels,
     monitor: Arc<Monitor>,
-    /// Open while this is, for those who ask how the rank is.
+    /// Answers inquiries about this rank; open as long as the communicator.
     listener: Mutex<Option<GroupListener>>,
     journal: Arc<Journal>,
     abort: Arc<AbortSwitch>,
-    /// When the trace under way began, if there is one.
+    /// Start of the running trace, if there is one.
     traced_since_ns: Mutex<Option<u64>>,
 }
 
@@ -70,7 +71,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static OPEN: PerProcess<HashMap<u64, Weak<Communicator>>> = PerProcess::new();
 
 impl Communicator {
-    /// Joins the group, at most for its `timeout`.
+    /// Joins the group within `timeout`.
     ///
     /// # Errors
     /// `Config` for settings that cannot work; `Rendezvous`, `Authentication` or `Protocol` when
@@ -80,13 +81,14 @@ impl Communicator {
         Self::connect_over(&kinds, config, interrupt)
     }
 
-    /// The open communicator of this number in this process.
+    /// Returns the open communicator of this process with this number.
     #[must_use]
     pub fn by_id(id: u64) -> Option<Arc<Self>> {
         OPEN.lock().get(&id)?.upgrade()
     }
 
-    /// The socket at which this process listens, and the address that others know of it, if it listens.
+    /// Returns the listening socket of this process with its announced address; `None` if it does
+    /// not listen.
     pub(crate) fn listening(&self) -> Option<Result<(TcpListener, String)>> {
         let listener = lock(&self.listener);
         let socket = listener.as_ref()?.port.socket();
@@ -94,9 +96,10 @@ impl Communicator {
         Some(socket.map(|socket| (socket, address)))
     }
 
-    /// Opens a port for another group of this process, with some ranks of this one: at the address at
-    /// which it listens for this one, and one of `ports` where those are several: a single one is
-    /// this group's own. Returns the socket, and the address by which the others reach it.
+    /// Opens a port for another group of this process, formed by some ranks of this group. The
+    /// address is that of this group's listener. The port is one of `ports` if these are several: a
+    /// single one is this group's own. Returns the socket, and the address at which the others
+    /// reach it.
     ///
     /// # Errors
     /// `Rendezvous` if no port is free; `Aborted` if the communicator is closed.
@@ -116,7 +119,7 @@ impl Communicator {
         Ok((Arc::new(socket), format!("{host}:{}", bound.port())))
     }
 
-    /// Runs a collective of all ranks, or what this rank and one other do alone, to its end.
+    /// Runs a collective of all ranks, or of this rank and one other, to its end.
     ///
     /// # Errors
     /// As for `Engine::run`; `Config` for a partner that is not another rank.
@@ -128,7 +131,7 @@ impl Communicator {
         }
     }
 
-    /// As `run`, but returns at once.
+    /// Starts a collective like `run`, but returns at once.
     ///
     /// # Errors
     /// As for `Engine::start`; `Config` for a partner that is not another rank.
@@ -139,7 +142,7 @@ impl Communicator {
         }
     }
 
-    /// What was done so far, by all ranks and by two alone.
+    /// Counters of everything done so far, by all ranks and by pairs of ranks.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = self.engine.stats();
@@ -153,14 +156,14 @@ impl Communicator {
         self.roster.members().len()
     }
 
-    /// Whether the group has failed, so that none of its collectives will succeed any more.
+    /// Returns `true` once the group has failed: none of its collectives will succeed any more.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.abort.cause().is_some()
     }
 
-    /// Why the group has failed, if one of these ranks is to blame for it, and did not leave in good
-    /// order: it may still be in other groups.
+    /// Returns the cause of the group's failure if it blames one of these ranks. A rank that left
+    /// in good order does not count, because it may still be in other groups.
     #[must_use]
     pub fn failure_by(&self, ranks: &[usize]) -> Option<Error> {
         self.abort.cause().filter(|cause| {
@@ -177,21 +180,21 @@ impl Communicator {
         self.monitor.abort(cause.blaming(self.rank, host));
     }
 
-    /// Fails every pending and later work of every rank, because this one has no memory for so
-    /// many bytes; returns the first cause.
+    /// Fails every pending and later work of every rank because this rank has no memory for so many
+    /// bytes. Returns the first cause.
     #[must_use]
     pub fn fail_without_memory(&self, bytes: usize, what: &str) -> Error {
         self.engine.fail(Error::no_memory(bytes, what))
     }
 
-    /// How every rank is doing, by its last gossip.
+    /// Status of every rank, from its last gossip.
     #[must_use]
     pub fn gossip(&self) -> Vec<Gossip> {
         self.journal.board.gossip()
     }
 
-    /// Tells every rank what the program says about itself: at once with `now`, or else with the
-    /// next gossip, within about a second.
+    /// Sends a note of the program to every rank: at once with `now`, otherwise with the next
+    /// gossip, within about a second.
     pub fn note(&self, note: Vec<u8>, now: bool) {
         self.journal.board.note(note);
         if now {
@@ -199,7 +202,7 @@ impl Communicator {
         }
     }
 
-    /// Shows people a warning in the logs of this rank and of rank 0; never waits.
+    /// Shows a warning in the logs of this rank and of rank 0; never waits.
     pub fn log_line(&self, text: &str) {
         let host = self.roster.host(self.rank);
         let text = format!("rank {} on {host}: {text}", self.rank);
@@ -212,13 +215,13 @@ impl Communicator {
         signals::listen();
     }
 
-    /// Remembers the last `limit` collectives from now on, until `take_trace`.
+    /// Keeps the last `limit` collectives from now on, until `take_trace`.
     pub fn start_trace(&self, limit: usize) {
         self.journal.recorder.keep(limit);
         *lock(&self.traced_since_ns) = Some(clock::now_ns());
     }
 
-    /// Ends a trace and returns the record of it, as JSON; `None` if none was under way.
+    /// Ends a trace and returns its record as JSON; `None` if no trace is running.
     #[must_use]
     pub fn take_trace(&self) -> Option<Vec<u8>> {
         let since_ns = lock(&self.traced_since_ns).take()?;
@@ -237,13 +240,14 @@ impl Communicator {
         let this = std::ptr::from_ref(self);
         OPEN.lock()
             .retain(|_, communicator| !std::ptr::eq(communicator.as_ptr(), this));
-        // What the monitor has to tell goes first: the end of a link alone says less.
+        // The monitor closes first: its goodbye explains more than the end of a link.
         self.monitor.close();
         self.engine.close();
         self.channels.close();
         self.abort.forget_wakers();
         drop(lock::take(&self.listener));
-        // A program that keeps a closed communicator keeps its counters, but no megabyte of records.
+        // A program may keep a closed communicator. It keeps the counters, but not megabytes of
+        // records.
         self.journal.recorder.keep(1);
     }
 }

@@ -1,10 +1,10 @@
-//! This process in an elastic job: agrees with the others on the members of the next group, and forms
-//! it with them.
+//! The part of one process in an elastic job: it agrees with the others on the members of the next
+//! group, and forms that group.
 //!
-//! [`Participant::next_group`] is the way from one group to the next. [`Member`] decides who is in it;
-//! a thread does what it says. The process listens at one address for as long as it is in the job,
-//! also while it has no group, so an address that refuses proves a death. Each group takes that
-//! listener's place, and gives it back when it has ended.
+//! [`Participant::next_group`] leads from one group to the next. [`Member`] decides on the
+//! membership, and a thread carries out its steps. The process listens at one address for as long
+//! as it is in the job, even between groups, so a refused connection proves that the process is
+//! dead. Each group takes over the listening socket, and gives it back when the group ends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::ops::RangeInclusive;
@@ -41,44 +41,44 @@ use member_client::MemberClient;
 /// A request's thread needs little stack, even to check certificates.
 const REQUEST_STACK_BYTES: usize = 512 << 10;
 
-/// Why others form a new group is told in the group that they leave, which may take longer than the
-/// call: so long a group may go on to hear of it.
+/// Grace period before a group is aborted for a regroup: the abort that explains the regroup can
+/// arrive after the request to regroup.
 const CAUSE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What happens on the way to the next group.
+/// Progress on the way to the next group.
 pub enum Event<'a> {
-    /// The last group is left, and the others hear of it.
+    /// The process has left its last group, and the others are being notified.
     Left,
-    /// It has agreed on a group with others, and connects.
+    /// The process has agreed on a group with others and is about to connect.
     Agreed {
-        /// The others have gone on without it, so that its state is of another history.
+        /// The others continued without this process, so its state belongs to another history.
         joins_again: bool,
     },
-    /// That group has not formed; another one is tried.
+    /// That group did not form; the process tries another one.
     NotFormed(&'a Error),
 }
 
-/// Who waits for the next group.
+/// The caller that waits for the next group.
 pub trait Owner: Caller {
-    /// Something has happened; `false` gives up.
+    /// Handles an event; returns `false` to give up.
     fn hears(&mut self, event: Event<'_>) -> bool;
 }
 
-/// Because of whom a group could not be.
+/// Members to blame for a group that did not form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blamed {
     Nobody,
     Rank(usize),
-    /// Of those that were not in the last group that counted.
+    /// All members that were not in the last established group.
     Newcomers,
 }
 
 impl Blamed {
-    /// Of a group that has not formed.
+    /// Returns the members to blame for a group that did not form with this error.
     fn of(error: &Error) -> Self {
         match &error.kind {
             kind if SURVIVABLE.contains(&kind.exception()) => Self::Nobody,
-            // Who has ended its connection can be reached.
+            // These errors prove that the peer answers, so nobody is excluded.
             ErrorKind::Rendezvous(
                 NotFormed::Busy
                 | NotFormed::OtherGeneration { .. }
@@ -94,7 +94,7 @@ impl Blamed {
                 let blamed = error.blamed.as_ref();
                 blamed.map_or(Self::Newcomers, |blamed| Self::Rank(blamed.rank))
             }
-            // Such as other settings: the members of the group before had the same.
+            // For example different settings: members of the last established group had equal ones.
             _ => Self::Newcomers,
         }
     }
@@ -103,56 +103,56 @@ impl Blamed {
 /// This process in an elastic job, until it leaves.
 pub struct Participant {
     shared: Arc<Shared>,
-    /// The process that has the thread; a fork of it has none.
+    /// The process that owns the thread; a fork does not have it.
     process: Process,
 }
 
 struct Shared {
-    /// Of all of its groups, but for its place in them.
+    /// Configuration of all groups of this process, except for its place in them.
     config: Config,
     client: MemberClient,
     timing: Timing,
-    /// How many members a group may have.
+    /// Smallest and largest number of members of a group.
     workers: RangeInclusive<usize>,
-    /// Open until its participant is dropped: threads that still ask others do not keep it.
+    /// Taken when the participant is dropped, because request threads keep `Shared` alive longer.
     socket: Mutex<Option<Arc<TcpListener>>>,
-    /// Where others reach it.
+    /// Address at which other processes reach this one.
     address: String,
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// Open while there is no group, and for others that leave when this has left.
+    /// Listener between groups; after `leave` it serves others that leave at the same time.
     between: Mutex<Option<GroupListener>>,
 }
 
 struct Progress {
     id: Id,
-    /// Nothing before it has founded or would join.
+    /// `None` until this process founds or joins the job.
     member: Option<Member>,
-    /// What the member has come to, until the owner asks.
+    /// Result of the member's negotiation, until [`Participant::agree`] takes it.
     outcome: Option<Result<Option<Roster>>>,
-    /// As whom it was in its last group, or has tried to connect one.
+    /// Id under which this process last agreed on a roster, even if that group did not form.
     agreed_as: Option<Id>,
-    /// The group that counts.
+    /// The established group.
     group: Weak<Communicator>,
-    /// Where the members of the last group that counted listen.
+    /// Addresses of the members of the last established group.
     known: Vec<String>,
-    /// Since when others want to form a new group, while that one has not failed here.
+    /// Time at which this process first saw others regroup while its own group had not failed.
     reconfigures_since: Option<Instant>,
-    /// Something has happened since the thread has looked.
+    /// Set by every change; cleared before the thread takes its next step.
     is_news: bool,
     has_left: bool,
-    /// It has the state of the training: it is to found the job, or was in a group that counted, and
-    /// the others have not gone on without it.
+    /// This process has the state of the training. It is to found the job, or was in an established
+    /// group and the others have not continued without it.
     has_state: bool,
 }
 
 impl Participant {
-    /// A process that listens where it does for its group, or if it has none where `config` says. It
-    /// wants to be in the job of which a member listens at one of these addresses; without addresses,
-    /// it is to found one. It waits so long for enough workers.
+    /// Takes part in the job of which a member listens at one of `addresses`; without addresses, it
+    /// is to found a job. The process listens where it does for `group`, or else where `config`
+    /// says. `worker_timeout` bounds the wait for enough workers.
     ///
     /// # Errors
-    /// `Config` or `Rendezvous` if it cannot listen; `Exhausted` if the system has no room for a thread.
+    /// `Config` or `Rendezvous` if it cannot listen; `Exhausted` if the system has no thread left.
     pub fn new(
         config: &Config,
         group: Option<&Communicator>,
@@ -213,13 +213,14 @@ impl Participant {
         Ok(Self { shared, process })
     }
 
-    /// Who this is, and where others reach it.
+    /// Id and address of this process.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.shared.peer(lock(&self.shared.progress).id)
     }
 
-    /// It is in the first group, of these, by rank, which counts as this generation.
+    /// Founds the job: `peers`, by rank, are its first group, and `generation` is the group's
+    /// number.
     pub fn found(&self, peers: Vec<Peer>, generation: u64) {
         let mut roster = Roster::founding(peers);
         roster.ballot.round = generation;
@@ -230,14 +231,15 @@ impl Participant {
         });
     }
 
-    /// Leaves the last group, unless it is yet to be in one, and forms the next one with others; none
-    /// if all have come to the end of the training. What does not form is tried again, until `owner`
-    /// gives up. Those that were not in the last group that counted are left out if the last one has
-    /// come to nothing because of them: `newcomers_failed`. Returns where its first rank listens, too.
+    /// Leaves the last group, if this process has been in one, and forms the next one. Returns the
+    /// group and the address of its first rank, or `None` if all members have finished the
+    /// training. Groups that do not form are retried until `owner` gives up. `newcomers_failed`
+    /// means that the last group failed because of members that were not in the last established
+    /// group; the next group excludes these.
     ///
     /// # Errors
-    /// `Membership` if there is none with this process; `Aborted` when it has left meanwhile, or when
-    /// `owner` gave up; why a group has not formed, if that made it give up.
+    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or `owner`
+    /// gave up. A group that did not form gives its own error if `owner` gave up because of it.
     pub fn next_group(
         &self,
         last: &Communicator,
@@ -255,7 +257,8 @@ impl Participant {
         }
         loop {
             let Some(config) = self.agree(owner)? else {
-                // One knew it before the group failed, and others may not know yet.
+                // Some member knew of the end before the group failed; others may not know of it
+                // yet.
                 self.finish();
                 return Ok(None);
             };
@@ -271,7 +274,8 @@ impl Participant {
         }
     }
 
-    /// Makes way for another group.
+    /// Gives up the last group, and has the member negotiate the next one without those in
+    /// `blamed`.
     fn reform(&self, blamed: Blamed, owner: &mut dyn Owner) -> Result<()> {
         self.shared.listen_between()?;
         let mut progress = lock(&self.shared.progress);
@@ -294,7 +298,8 @@ impl Participant {
         goes_on(owner.hears(Event::Left))
     }
 
-    /// Waits for an agreement on a group, and returns this process's place in it.
+    /// Waits for an agreement on a group. Returns this process's configuration in that group, or
+    /// `None` at the end of the training.
     fn agree(&self, owner: &mut dyn Owner) -> Result<Option<Config>> {
         loop {
             let waits = |progress: &mut Progress| progress.outcome.is_none() && !progress.has_left;
@@ -320,13 +325,14 @@ impl Participant {
         }
     }
 
-    /// Whether it brings the state of the training into its group.
+    /// Returns `true` if this process brings the state of the training into its group.
     #[must_use]
     pub fn has_state(&self) -> bool {
         lock(&self.shared.progress).has_state
     }
 
-    /// Waits until each member of the group has the state of the training. From then on it counts.
+    /// Waits until each member of the group has the state of the training. Only then is the group
+    /// established.
     ///
     /// # Errors
     /// As for `Engine::run`.
@@ -345,7 +351,7 @@ impl Participant {
         Ok(())
     }
 
-    /// Whether others want to form a new group: this one is to be left.
+    /// Returns `true` if others form a new group, so that this process has to leave its own.
     fn must_reconfigure(&self) -> bool {
         let progress = lock(&self.shared.progress);
         progress
@@ -354,14 +360,14 @@ impl Participant {
             .is_some_and(Member::must_reconfigure)
     }
 
-    /// Because of whom others form a new group, and why.
+    /// Returns the process that made the others form a new group, and the reason.
     #[must_use]
     pub fn reconfigured_by(&self) -> Option<String> {
         let progress = lock(&self.shared.progress);
         progress.member.as_ref().and_then(Member::reconfigured_by)
     }
 
-    /// Where the processes listen that wait to join.
+    /// Addresses of the processes that wait to join.
     #[must_use]
     pub fn joiners(&self) -> Vec<String> {
         let progress = lock(&self.shared.progress);
@@ -372,8 +378,8 @@ impl Participant {
             .collect()
     }
 
-    /// Leaves the job for good, unless it has; if it `tells` the others, they need not wait for it. In
-    /// a fork, nothing is to be done: the parent stays.
+    /// Leaves the job for good; later calls do nothing. If it `tells` the others, they need not
+    /// wait for it. In a fork it does nothing, because the parent stays in the job.
     pub fn leave(&self, tells: bool) {
         self.end(|member| {
             let farewells = member.leave();
@@ -381,8 +387,9 @@ impl Participant {
         });
     }
 
-    /// All members of its group have come to the end of the training, and the group has failed since:
-    /// tells them, as some may not know and would form another group.
+    /// Leaves the job after all members of the group have finished the training and the group has
+    /// failed. Notifies the others: a member that does not know of the end would form another
+    /// group.
     pub fn finish(&self) {
         self.end(Member::finish);
     }
@@ -402,8 +409,8 @@ impl Participant {
             drop(lock::take(&self.shared.between));
             return;
         }
-        // Others may leave now, too: each would wait for an answer that nobody gives. If it cannot be
-        // given, they wait for their limit.
+        // Others may leave at the same moment. Without a listener here, their farewells would wait
+        // for an answer. If listening fails, they wait until their requests time out.
         drop(self.shared.listen_between());
         let sent = farewells.into_iter().map(|(address, envelope)| {
             let shared = Arc::clone(&self.shared);
@@ -413,7 +420,7 @@ impl Participant {
         });
         let sent: Vec<_> = sent.collect();
         for farewell in sent.into_iter().flatten() {
-            // One that does not hear it finds nobody at the address.
+            // A process that misses the farewell finds nobody at this address.
             drop(farewell.join());
         }
     }
@@ -441,7 +448,7 @@ impl Answers for Shared {
         let is_meant = envelope.to.is_none_or(|to| to == progress.id);
         let Some(member) = &mut progress.member else {
             return match envelope.to {
-                // Others have founded already.
+                // Other founders have begun already; this process has not called `found` yet.
                 Some(_) if is_meant => Reply::Busy,
                 Some(_) => Reply::OtherProcess,
                 None => Reply::Noted(Vec::new()),
@@ -471,7 +478,7 @@ impl Shared {
         self.tell(progress);
     }
 
-    /// The configuration of the process of this id in a group that was agreed on.
+    /// Configuration of the process with this id in a group that was agreed on.
     fn config_in(&self, roster: &Roster, id: Id) -> Config {
         let members = roster.members.iter();
         let addresses: Vec<_> = members.map(|it| it.address.clone()).collect();
@@ -500,22 +507,22 @@ impl Shared {
         self.client.call(address, envelope, self.timing.request)
     }
 
-    /// Goes on listening, although there is no group.
+    /// Listens while there is no group.
     fn listen_between(&self) -> Result<()> {
         let is_outside = !lock(&self.progress).has_state;
-        // One that a group has taken over is closed already.
+        // A listener whose socket a group has taken over is closed already.
         drop(lock::take(&self.between));
         let own_state = Arc::new(OwnState::between_groups(is_outside));
         let access = GroupAccess::new(&self.config, &self.client.credentials, &own_state);
         let socket = lock(&self.socket).clone().ok_or(Abort::Closed)?;
         let listener = GroupListener::reopen(&socket, access)?;
-        // Another thread may have opened one meanwhile, which this one has closed.
+        // `reopen` has closed a listener that another thread stored meanwhile.
         let earlier = lock(&self.between).replace(listener);
         drop(earlier);
         Ok(())
     }
 
-    /// Does what the member says, until it has left.
+    /// Carries out the member's steps until this process has left.
     fn run(self: Arc<Self>) {
         let mut progress = lock(&self.progress);
         while !progress.has_left {
@@ -581,7 +588,7 @@ impl Shared {
         }
     }
 
-    /// The group, if others have left it.
+    /// Returns the group if others have left it and it has not failed yet.
     fn group_to_leave(&self, progress: &Progress) -> Option<Arc<Communicator>> {
         let must_reconfigure = progress
             .member
@@ -591,7 +598,8 @@ impl Shared {
         (!group.has_failed()).then_some(group)
     }
 
-    /// Says something to another process in a thread of its own, and tells the member what came of it.
+    /// Sends a request to another process from a thread of its own, and gives the member the
+    /// outcome.
     fn send(self: &Arc<Self>, address: String, envelope: Envelope) {
         let shared = Arc::clone(self);
         let (to, at) = (envelope.to, address.clone());
@@ -644,7 +652,7 @@ fn listen(config: &Config, addresses: &[String]) -> Result<(TcpListener, String)
     Ok((socket, config.announce.clone().unwrap_or(own)))
 }
 
-/// The address of this host from which it reaches one of these; of IPv4, if there is one.
+/// Local address of this host on a route to one of `addresses`, preferably of IPv4.
 fn own_ip(addresses: &[String]) -> Result<IpAddr> {
     let toward = |address: &String| {
         let towards = |remote: SocketAddr| {
@@ -653,7 +661,7 @@ fn own_ip(addresses: &[String]) -> Result<IpAddr> {
                 SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
             };
             let socket = UdpSocket::bind((any, 0)).ok()?;
-            // Nothing is sent.
+            // `connect` on a UDP socket sends no packet; it only checks that a route exists.
             socket.connect(remote).ok()?;
             Some(socket.local_addr().ok()?.ip())
         };
@@ -685,7 +693,7 @@ mod tests {
         both
     }
 
-    /// Gives up where a group has not formed, and keeps what has happened.
+    /// Records the events, and gives up when a group does not form.
     #[derive(Default)]
     struct Notes(Vec<&'static str>);
 
@@ -762,7 +770,8 @@ mod tests {
     fn two_that_leave_at_the_same_time_do_not_wait_for_each_other() {
         let both = founders();
         for participant in &both {
-            // As when the group that had taken its place is closed: connections wait unanswered.
+            // The same as after a group that had taken the listener over: connections wait
+            // unanswered.
             drop(lock::take(&participant.shared.between));
         }
         let began = Instant::now();

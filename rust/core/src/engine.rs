@@ -1,11 +1,11 @@
-//! Runs collectives one after the other, in the order in which they were launched.
+//! The engine runs collectives one after the other, in launch order.
 //!
-//! A blocking call on an idle engine drives its collective on the calling thread, which saves
-//! waking another one (about 50 microseconds). Everything else is queued for the progress thread, or
-//! for a wait that comes before that has woken.
-//! The thread that drives takes the driver from the queue, so one drives at a time and order is kept.
-//! No lock is held while the program's signal handlers and finalizers run, so these may close the
-//! communicator; what they may not do is to launch a collective in the middle of another one.
+//! A blocking call on an idle engine drives its collective on the calling thread, which saves the
+//! wake-up of another one (about 50 microseconds). Everything else is queued for the progress
+//! thread, or for a waiting thread that comes before the progress thread has woken. The driving
+//! thread takes the driver from the queue, so only one thread drives at a time and the order is
+//! kept. No lock is held while the program's signal handlers and finalizers run, so they may close
+//! the communicator. They must not launch a collective in the middle of another one.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -39,9 +39,9 @@ use driver::{Driver, On};
 use queue::Queue;
 pub use spin_policy::SpinPolicy;
 
-/// What an engine is built from.
+/// Components of an engine.
 pub struct Parts {
-    /// This process's index.
+    /// Index of this process.
     pub rank: usize,
     /// How collectives are performed, and among which ranks.
     pub policy: Policy,
@@ -51,11 +51,11 @@ pub struct Parts {
     pub supervisor: Arc<dyn Supervisor + Send + Sync>,
     /// The group's abort switch on this rank.
     pub abort: Arc<AbortSwitch>,
-    /// Memory of the last calls.
+    /// Flight recorder of the last collectives.
     pub recorder: Arc<FlightRecorder>,
-    /// How long a collective may stand still.
+    /// Longest stall of a collective.
     pub stall_timeout: Duration,
-    /// After how long a stall is worth a first warning.
+    /// Duration of a stall at the first warning.
     pub stall_warning: Duration,
     /// How a blocked caller waits.
     pub spin_policy: SpinPolicy,
@@ -77,15 +77,15 @@ struct Shared {
     recorder: Arc<FlightRecorder>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// The process that has the threads and links; a fork of it has neither.
+    /// The process that owns the threads and links; a fork has neither.
     process: Process,
 }
 
 impl Engine {
-    /// An idle engine, with its progress thread.
+    /// Makes an idle engine with its progress thread.
     ///
     /// # Errors
-    /// `Exhausted` when the system has no room for a thread.
+    /// `Exhausted` when the system has no thread left.
     pub fn new(parts: Parts) -> Result<Self> {
         parts.abort.wake_with(parts.transport.waker());
         let driver = Box::new(Driver {
@@ -128,7 +128,7 @@ impl Engine {
     /// `Misuse` inside another blocking call of this engine on the same thread.
     pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
         let shared = &*self.shared;
-        // Dropped after the lock: what keeps its memory alive may run code of the program.
+        // The buffer outlives the lock: dropping it may run code of the program.
         let (call, buffer) = request.into_parts();
         let mut queue = shared.in_order(&call)?;
         let started = Instant::now();
@@ -141,7 +141,7 @@ impl Engine {
                 WaitOutcome::Ended(result) => result,
                 WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
                     shared.supervisor.abort(shared.interrupted());
-                    // The buffer is the caller's again only when the driver has let go of it.
+                    // The caller may reuse its buffer only after the driver has released it.
                     work.wait_forever()
                 }
             };
@@ -158,7 +158,7 @@ impl Engine {
         result
     }
 
-    /// Queues a collective behind all others launched before.
+    /// Queues a collective behind all that were launched before.
     ///
     /// # Errors
     /// When the communicator is aborted or closed already; `Misuse` inside a blocking call of this
@@ -172,8 +172,8 @@ impl Engine {
         Ok(self.shared.enqueue(queue, launched, buffer))
     }
 
-    /// Waits for the end of a work, and drives what is queued up to it on this thread if nobody
-    /// drives yet: the progress thread takes longer to wake than small collectives take.
+    /// Waits for the end of a work. If no thread drives, this one drives the queue up to that work:
+    /// waking the progress thread takes longer than a small collective.
     ///
     /// `interrupt` must not run code of the program, which might launch another collective.
     pub fn wait(&self, work: &Work, interrupt: Interrupt<'_>) -> WaitOutcome {
@@ -182,7 +182,7 @@ impl Engine {
         })
     }
 
-    /// Fails every pending and later work of every rank, because this rank cannot go on; returns
+    /// Fails every pending and later work of every rank because this rank cannot continue. Returns
     /// the first cause.
     pub fn fail(&self, error: Error) -> Error {
         self.shared.fail(error)
@@ -193,22 +193,22 @@ impl Engine {
         self.shared.supervisor.abort(self.shared.interrupted());
     }
 
-    /// How many collectives were launched so far.
+    /// Number of collectives launched so far.
     #[must_use]
     pub fn launched(&self) -> u64 {
         lock(&self.shared.queue).launched
     }
 
-    /// The program begins a step: what it launches until `end_step` has a number of its own, which
-    /// ranks compare. With `collective_exit`, it says that all ranks leave the step early or none.
+    /// Begins a step of the program. Collectives until `end_step` share a step number, which ranks
+    /// compare. `collective_exit` promises that all ranks leave the step early, or none.
     pub fn begin_step(&self, collective_exit: bool) {
         let mut queue = lock(&self.shared.queue);
         let launched = queue.launched;
         queue.steps.begin(launched, collective_exit);
     }
 
-    /// The program has ended its step, or left it early by what `left` says; returns its number,
-    /// and how many collectives it launched.
+    /// Ends a step of the program; `left` is the reason if it ends early. Returns the number of the
+    /// step, and how many collectives it launched.
     pub fn end_step(&self, left: Option<&str>) -> (u64, u64) {
         let mut queue = lock(&self.shared.queue);
         let launched = queue.launched;
@@ -219,13 +219,13 @@ impl Engine {
         (step, launched)
     }
 
-    /// What is launched next belongs to this execution of a graph, which is a step unless the
-    /// program says what its steps are.
+    /// Assigns later collectives to this execution of a graph, which is a step unless the program
+    /// marks its steps.
     pub fn execute(&self, execution: i64) {
         lock(&self.shared.queue).steps.execute(execution);
     }
 
-    /// Whether the program says that all ranks leave the current step early, or none.
+    /// Returns `true` if the program promised that all ranks leave the current step early, or none.
     #[must_use]
     pub fn collective_exit(&self) -> bool {
         lock(&self.shared.queue).steps.collective_exit()
@@ -237,20 +237,20 @@ impl Engine {
         lock(&self.shared.queue).policy.clone()
     }
 
-    /// Changes how collectives launched from now on are performed; on all ranks alike, with
-    /// nothing under way.
+    /// Changes how later collectives are performed. All ranks make equal changes, with nothing
+    /// under way.
     pub fn set_policy(&self, policy: Policy) {
         lock(&self.shared.queue).set_policy(policy);
     }
 
-    /// Forgets what was done, and gives the next collective this ordinal; on all ranks alike, with
+    /// Clears the records, and gives the next collective this ordinal. All ranks do so, with
     /// nothing under way.
     pub fn count_from(&self, sequence: u64) {
         lock(&self.shared.queue).launched = sequence - 1;
         self.shared.recorder.forget();
     }
 
-    /// What was done so far.
+    /// Counters of the collectives so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.recorder.stats()
@@ -258,8 +258,8 @@ impl Engine {
 
     /// Ends the engine: a collective under way and all queued ones fail as aborted.
     ///
-    /// May be called from anywhere, also from the program's signal handlers while a blocking call
-    /// of this engine waits: that call then lets go of the links when it returns.
+    /// May be called from anywhere, even from a signal handler of the program inside a blocking
+    /// call of this engine. That call then closes the links when it returns.
     pub fn close(&self) {
         let shared = &*self.shared;
         let mut queue = lock(&shared.queue);
@@ -289,7 +289,7 @@ impl Engine {
         }
         let driver = queue.driver.take();
         drop(queue);
-        // Peers that still wait for this rank learn it from the end of its links.
+        // Peers that still wait for this rank see the end of its links.
         drop(driver);
     }
 }
@@ -301,11 +301,11 @@ impl Drop for Engine {
 }
 
 impl Shared {
-    /// The queue, for somebody who may launch a collective now.
+    /// Locks the queue for a thread that may launch a collective now.
     ///
     /// # Errors
-    /// `Misuse` inside a blocking call. If that is another thread's, nothing orders the two, and
-    /// other ranks may have them the other way round: then the group fails.
+    /// `Misuse` inside a blocking call. If another thread is inside it, nothing orders the two
+    /// calls. Other ranks may run them in the opposite order, so the group fails.
     fn in_order(&self, call: &Call) -> Result<MutexGuard<'_, Queue>> {
         let queue = lock(&self.queue);
         let Some((other, own)) = queue.blocking() else {
@@ -329,7 +329,7 @@ impl Shared {
         Err(self.fail(fact.into()))
     }
 
-    /// Gives a call its place in the order; `at_once` if its turn has come with that.
+    /// Gives a call its place in the order; `at_once` if it starts immediately.
     fn launch(
         &self,
         queue: &mut Queue,
@@ -388,8 +388,8 @@ fn closed() -> Error {
     Abort::Closed.into()
 }
 
-/// The error of a collective begun at `started`; placed in it if the cause did not come with
-/// another.
+/// Completes the error of a collective begun at `started`. The collective is added unless the cause
+/// already names one.
 fn placed(mut error: Error, call: &Call, sequence: u64, started: Instant) -> Error {
     error.elapsed.get_or_insert_with(|| started.elapsed());
     if error.collective.is_some() {

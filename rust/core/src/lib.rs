@@ -1,5 +1,6 @@
-//! gradring's core: collectives over TCP and shared memory for a group of processes on Linux. Knows
-//! neither Python nor TensorFlow, and is a library of its own: a program in Rust needs nothing else.
+//! gradring's core: collectives over TCP and shared memory for a group of processes on Linux. It
+//! knows neither Python nor TensorFlow, and is a library of its own: a program in Rust needs
+//! nothing else.
 //!
 //! ```no_run
 //! use gradring_core::communicator::Communicator;
@@ -25,38 +26,39 @@
 //! ```
 //!
 //! [`Communicator`](communicator::Communicator) has `all_reduce`, `broadcast` and `barrier` over
-//! slices. Its [`engine`](engine::Engine) runs every [`Collective`](collective::Collective), now or
-//! as a [`Work`](work::Work) to wait for, over a [`Buffer`](buffer::Buffer) of one or several pieces
-//! of memory. The closure that takes part in all waits, and here always says `false`, may give up
-//! ([`Caller`](caller::Caller)). `examples/sum.rs` is a whole program:
-//! `cargo run -p gradring-core --example sum -- RANK SIZE ADDRESS`.
+//! slices. Its [`engine`](engine::Engine) runs every [`Collective`](collective::Collective) over a
+//! [`Buffer`](buffer::Buffer) of one or several pieces of memory. It runs now, or as a
+//! [`Work`](work::Work) to wait for. Every wait takes a closure that may give up
+//! ([`Caller`](caller::Caller)); here it always returns `false`. `examples/sum.rs` is a whole
+//! program: `cargo run -p gradring-core --example sum -- RANK SIZE ADDRESS`.
 //!
 //! # What is meant to stay
 //!
-//! The version is 0.x: a minor version may break what is documented here, a patch version does not.
-//! Not on crates.io so far; depend on it by path or by git. It needs the Rust of `rust-version`.
+//! The version is 0.x: a minor version may break documented names, a patch version does not. The
+//! crate is not on crates.io so far; depend on it by path or by git. It needs the Rust of
+//! `rust-version`.
 //!
 //! * *To build on:* [`communicator`], [`engine::Engine`] with [`collective`], [`buffer`] and
-//!   [`work`], [`config`], [`dtype`], [`error`], [`caller`]. [`inquire`] and [`diagnose`] ask
-//!   running ranks, and say which one is to blame.
+//!   [`work`], [`config`], [`dtype`], [`error`], [`caller`]. [`inquire`] and [`diagnose`] query
+//!   running ranks, and name the one to blame.
 //! * *Public for gradring's other crates, tests and transports,* and changed more freely: all other
-//!   modules. What is `#[doc(hidden)]`, or behind the feature `testing`, is no promise at all.
+//!   modules. Items that are `#[doc(hidden)]`, or behind the feature `testing`, are no promise at
+//!   all.
 //! * *Structures may gain fields and enums variants* with a minor version: begin a
 //!   [`Config`](config::Config) with [`Config::new`](config::Config::new) and
 //!   [`Settings`](config::Settings) with its `default()`, and match errors with a `_`.
-//! * *What travels has a version of its own.* All ranks of a group need the same one: those that
-//!   differ are refused when they connect, by an error with both numbers. What travels between two
-//!   versions of this crate may or may not be the same.
+//! * *The wire format has a version of its own.* All ranks of a group need the same one. Ranks that
+//!   differ are refused when they connect, by an error with both numbers. Two versions of this
+//!   crate may or may not have the same wire format.
 //!
 //! The licence is [Apache-2.0](https://github.com/gradring/gradring/blob/main/LICENSE).
 //!
 //! # How it is built
 //!
-//! From the top down: a [`communicator::Communicator`] is a connected group; its
-//! [`engine::Engine`] runs collectives in launch order; the executor performs one schedule (a
-//! collective as data, of `gradring-proto`) over links of `gradring-net`, reducing with the kernels of
-//! `gradring-proto`. `forming` forms the group, `failure` notices failures and finds their causes,
-//! [`observe`] keeps what happened.
+//! A [`communicator::Communicator`] is a connected group. Its [`engine::Engine`] runs collectives
+//! in launch order. The executor performs one schedule (a collective as data, of `gradring-proto`)
+//! over links of `gradring-net`, and reduces with the kernels of `gradring-proto`. `forming` forms
+//! the group, `failure` notices failures and finds their causes, [`observe`] keeps records.
 
 mod calibration;
 pub mod communicator;

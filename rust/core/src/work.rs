@@ -9,14 +9,14 @@ use gradring_net::link::forks::Process;
 use gradring_proto::error::{Abort, Breach, Error, Late, Result, shortened};
 use gradring_proto::lock::{self, lock};
 
-/// How a wait on a work ended.
+/// Result of a wait for a work.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WaitOutcome {
     /// The collective has ended, well or badly.
     Ended(Result<()>),
-    /// The time given to this wait is over, as the error says; the collective goes on.
+    /// The time limit of this wait has passed; the collective continues.
     TimedOut(Error),
-    /// The caller's `Interrupt` asked to give up; the collective goes on.
+    /// The caller's `Interrupt` ended the wait; the collective continues.
     Interrupted,
 }
 
@@ -29,8 +29,8 @@ pub struct Work {
 #[derive(Debug)]
 struct Shared {
     sequence: u64,
-    /// Learns when the program waits; None once no thread can: a work that is kept must not keep all
-    /// that the recorder remembers.
+    /// Records when the program waits. `None` once no thread can wait: a work that the program
+    /// keeps must not keep all entries of the recorder.
     recorder: Mutex<Option<Arc<FlightRecorder>>>,
     outcome: Mutex<Option<Result<()>>>,
     ended: Condvar,
@@ -50,18 +50,18 @@ impl Work {
         }
     }
 
-    /// Whether the collective has ended, well or badly.
+    /// Returns `true` once the collective has ended, with or without success.
     #[must_use]
     pub fn done(&self) -> bool {
         lock(&self.shared.outcome).is_some()
     }
 
-    /// Waits for the end, at most for `timeout`, asking `interrupt` now and then.
+    /// Waits for the end, at most for `timeout`, and calls `interrupt` now and then.
     pub fn wait(&self, timeout: Option<Duration>, interrupt: Interrupt<'_>) -> WaitOutcome {
         self.wait_driving(timeout, interrupt, |_, _| ())
     }
 
-    /// Waits for the end after `drive`, which may bring it about and gets the ordinal.
+    /// Calls `drive` with the ordinal, which may end the collective, and then waits for the end.
     pub(crate) fn wait_driving(
         &self,
         timeout: Option<Duration>,
@@ -86,7 +86,7 @@ impl Work {
         outcome
     }
 
-    /// Says in which collective it happened, as far as the recorder still knows it.
+    /// Adds the collective to an error, if the recorder still has its entry.
     fn name_collective(&self, error: &mut Error, recorder: &FlightRecorder) {
         let entry = recorder.find(self.shared.sequence);
         error.sequence = Some(self.shared.sequence);
@@ -136,7 +136,7 @@ impl Work {
     /// Waits for the end without limit; the engine's own deadlines bound it.
     ///
     /// # Errors
-    /// Whatever ended the collective.
+    /// The error that ended the collective.
     pub fn wait_forever(&self) -> Result<()> {
         match self.wait(None, &mut || false) {
             WaitOutcome::Ended(result) => result,

@@ -1,4 +1,4 @@
-//! The engine over in-process links: every collective, and every way to fail.
+//! The engine over in-process links: every collective, and every kind of failure.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,12 +23,12 @@ use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{self, Algorithm};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
-/// Turns every suspicion into an error and ends all ranks of one test with it.
+/// A supervisor that turns every suspicion into an error, and ends all ranks of one test with it.
 struct Recording {
     switches: Vec<Arc<AbortSwitch>>,
-    /// What ends the group, whatever else is suspected later.
+    /// The error that ends the group; later suspicions do not change it.
     first: OnceLock<Error>,
-    /// Who was late, whether it had entered, and in which collective.
+    /// Late ranks of each warning, whether they had entered, and the ordinal of the collective.
     warnings: Mutex<Vec<(Vec<usize>, bool, u64)>>,
 }
 
@@ -90,7 +90,7 @@ fn group<T: Send + 'static>(
     group_with("auto", &topology, capacity_bytes, timeout, body)
 }
 
-/// As `group`, with a user's choice of algorithms, and ranks on hosts.
+/// Runs a group like `group`, with these algorithms and hosts.
 fn group_with<T: Send + 'static>(
     algorithm: &str,
     topology: &Topology,
@@ -103,7 +103,7 @@ fn group_with<T: Send + 'static>(
     group_over(links, algorithm, topology, timeout, body)
 }
 
-/// As `group_with`, over the links of all ranks.
+/// Runs a group like `group_with`, over these links of all ranks.
 fn group_over<T: Send + 'static>(
     links: Vec<Box<dyn Transport>>,
     algorithm: &str,
@@ -149,7 +149,7 @@ fn group_over<T: Send + 'static>(
 
 const PATIENT: Duration = Duration::from_secs(60);
 
-/// A request over memory that the test reads afterwards, in two slices.
+/// Makes a request over memory in two slices, which the test reads afterwards.
 fn request(values: &mut [f32], collective: Collective) -> Request {
     let count = values.len();
     let (first, second) = values.split_at_mut(count / 3);
@@ -166,14 +166,14 @@ fn request(values: &mut [f32], collective: Collective) -> Request {
     }
 }
 
-/// Values by which every element of every rank can be told apart, exact in float32.
+/// Values that identify every element of every rank, exact in float32.
 fn contribution(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|index| (index * 16 + rank) as f32).collect()
 }
 
 const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };
 
-/// Sums `count` elements with every algorithm, over pipes that hold little and much.
+/// Sums `count` elements with every algorithm, over pipes of small and of large capacity.
 fn assert_sums(topology: &Topology, count: usize) {
     let ranks = (0..topology.world_size()).map(|rank| contribution(rank, count));
     let expected: Vec<f32> = (0..count)
@@ -242,7 +242,7 @@ fn reduce_scatter_all_gather_broadcast_and_barrier_do_what_they_say() {
 
         let mut copied = contribution(rank, count);
         run(&mut copied, Collective::Broadcast { root: 1 });
-        // Chunk c of the first half is for rank c; the second half begins as the first.
+        // Chunk c of the first half is for rank c; the second half begins equal to the first.
         let mut exchanged: Vec<f32> = (0..6).map(|index| (10 * rank + index % 3) as f32).collect();
         run(&mut exchanged, Collective::AllToAll);
         assert_eq!(
@@ -343,7 +343,7 @@ fn different_calls_are_a_mismatch_on_every_rank_before_a_wrong_value_is_written(
     for (rank, (error, values)) in results.into_iter().enumerate() {
         assert!(matches!(error.kind, ErrorKind::Mismatch { .. }), "{error}");
         assert!(error.collective.is_some() && error.sequence == Some(1));
-        // Rank 0 listens to rank 2, whose call is the same: it may have begun to add, rightly.
+        // Rank 0 receives from rank 2, whose call is equal, so it may have begun to add, rightly.
         let right: &[f32] = if rank == 0 { &[1.0, 2.0] } else { &[1.0] };
         assert!(values.iter().all(|value| right.contains(value)));
     }
@@ -362,17 +362,17 @@ fn a_rank_that_sends_other_parts_than_it_has_told_is_named_before_anything_is_wr
         let mut values = vec![rank as f32; 4];
         let call = match rank {
             0 => parts(&[0, 2], &[0, 2]),
-            // Rank 0 has been told that it sends two.
+            // Rank 0 expects two elements from this rank.
             _ => parts(&[1, 0], &[2, 1]),
         };
         let divided = engine.run(request(&mut values, call), &mut || false);
-        // Rank 1 may have done its part.
+        // Rank 1 may have finished its part.
         let ended = divided.and_then(|()| engine.run(Request::barrier(), &mut || false));
         (ended.unwrap_err(), values)
     });
     assert_eq!(results[0].1, [0.0; 4]);
     for (error, _) in results {
-        // As the supervisor of these tests calls every difference between headers.
+        // The supervisor of these tests reports every difference between headers this way.
         assert!(matches!(error.kind, ErrorKind::Mismatch { .. }), "{error}");
         assert_eq!(error.blamed.unwrap().rank, 1);
     }
@@ -472,7 +472,7 @@ fn closing_ends_a_blocking_call_of_another_thread_and_returns() {
         move || {
             engine.run(request(&mut [1.0; 6], SUM), &mut || {
                 entered.send(()).unwrap();
-                // Long enough for the other thread to close the engine meanwhile.
+                // Leaves the other thread time to close the engine.
                 thread::sleep(Duration::from_millis(200));
                 false
             })
@@ -488,7 +488,7 @@ fn closing_ends_a_blocking_call_of_another_thread_and_returns() {
     assert!(blocked.join().unwrap().is_err());
 }
 
-/// What a signal handler of the program finds when it uses the engine in whose call it runs.
+/// Error of a blocking call during which a signal handler of the program uses the same engine.
 ///
 /// The call drives its collective itself, or waits for the progress thread if `behind` another one.
 fn from_a_handler(behind: bool, handler: impl Fn(&Engine)) -> Error {
@@ -627,7 +627,7 @@ fn a_wait_that_drives_returns_before_what_was_launched_later_is_over() {
         for _ in 0..20 {
             let (mut first, mut second) = (vec![1.0; 6], vec![1.0; 6]);
             let first = engine.start(request(&mut first, SUM)).unwrap();
-            // Rank 1 launches the second when rank 0 has come back from its wait for the first.
+            // Rank 1 launches the second one after rank 0 has returned from its wait for the first.
             if rank == 1 {
                 waited.wait();
             }
@@ -706,7 +706,7 @@ fn what_had_arrived_when_the_group_failed_ends_a_collective_well() {
     }
 }
 
-/// Fails in a way that nobody foresaw, whenever something is sent.
+/// A transport that panics whenever something is sent.
 struct Defective;
 
 impl Transport for Defective {
@@ -781,7 +781,8 @@ fn a_panic_fails_the_works_and_all_later_ones_but_not_the_process() {
             assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
             assert_eq!(error.blamed.as_ref().map(|blamed| blamed.rank), Some(0));
             assert!(error.to_string().contains("a defect of the transport"));
-            // Whether it failed the call or refused it, the error says in what and when.
+            // The error names the collective and the time, both if the call failed and if it was
+            // refused.
             assert!(error.collective.is_some() && error.sequence.is_some());
             assert!(error.elapsed.is_some(), "{error}");
         }
@@ -801,7 +802,8 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
         result.unwrap_err().kind,
         ErrorKind::CollectiveTimeout { .. }
     ));
-    // After 40, 80, ... 1280 ms; a rank that looks late warns once for all that is due.
+    // Warnings come after 40, 80, ... 1280 ms; a rank that looks late warns once for all that are
+    // due.
     let warnings = supervisor.warnings.lock().unwrap();
     assert!((2..=6).contains(&warnings.len()), "{warnings:?}");
     assert!(
@@ -811,11 +813,11 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
     );
 }
 
-/// Links that tell when their rank sleeps.
+/// Links that report when their rank sleeps.
 struct Watched {
     inner: Mesh,
     sleeps: mpsc::Sender<()>,
-    /// Whether its peer seems to share its core.
+    /// `true` if the peer seems to share this rank's core.
     is_crowded: bool,
 }
 
@@ -875,7 +877,7 @@ fn the_progress_thread_sleeps_unless_the_program_waits() {
         });
         asked.recv_timeout(PATIENT).unwrap();
         let _ = asleep.try_iter().count();
-        // From here on bytes arrive a few at a time, as pipes hold no more.
+        // Now bytes arrive a few at a time, since pipes hold no more.
         let mut theirs = vec![1.0; 10_000];
         other.run(request(&mut theirs, SUM), &mut || false).unwrap();
         assert_eq!(waiting.join().unwrap(), WaitOutcome::Ended(Ok(())));
@@ -907,7 +909,7 @@ fn a_rank_that_shares_a_core_with_the_peer_it_waits_for_sleeps_instead_of_spinni
     };
     thread::scope(|scope| {
         let first = scope.spawn(|| {
-            // So that no core to which it could move is idle.
+            // Leaves the thread no idle core to which it could move.
             let mut only = CpuSet::new();
             only.set(sched_getcpu());
             sched_setaffinity(None, &only).unwrap();
@@ -919,7 +921,7 @@ fn a_rank_that_shares_a_core_with_the_peer_it_waits_for_sleeps_instead_of_spinni
     });
 }
 
-/// Links of a rank that reaches rank 2 where it means rank 1, and the other way round.
+/// Links that lead to rank 2 instead of rank 1, and to rank 1 instead of rank 2.
 struct Crossed(Mesh);
 
 impl Crossed {
@@ -982,7 +984,7 @@ fn what_was_sent_to_another_rank_is_not_used() {
     }
 }
 
-/// A link that turns one bit of what arrives, and counts its bytes.
+/// A link that turns one bit of the bytes that arrive, and counts these bytes.
 struct Turning {
     inner: MemoryLink,
     bit: Option<usize>,
@@ -1019,8 +1021,8 @@ impl Link for Turning {
     }
 }
 
-/// What an all-reduce comes to on every rank if one bit on the way from rank 0 to rank 1 is turned,
-/// and how many bytes went that way.
+/// Runs an all-reduce with one bit turned on the way from rank 0 to rank 1. Returns the result of
+/// every rank, and the number of bytes that went that way.
 fn turned(
     bit: Option<usize>,
     checked: bool,
@@ -1043,7 +1045,7 @@ fn turned(
     });
     let links = links.into_iter().map(|mesh| Box::new(mesh) as _);
     let topology = Topology::one_host(world_size);
-    // Nobody leaves while others still need its links: this supervisor grants no grace.
+    // No rank leaves while others still need its links: this supervisor grants no grace.
     let ended = Barrier::new(world_size);
     let body = move |rank, engine: &Engine| {
         let mut values = contribution(rank, 5);
@@ -1072,11 +1074,11 @@ fn any_turned_bit_of_a_collective_is_an_error_and_never_a_wrong_sum() {
                     }
                 }
             }
-            // How the bytes are cut into segments, and so their number, depends on time.
+            // The cut of the bytes into segments, and so their number, depends on timing.
             let seen = outcomes[1].is_err();
             assert_eq!(seen, bit / 8 < arrived, "{algorithm}, bit {bit}");
         }
-        // So the same links do harm.
+        // Without checksums, the same links do harm.
         let (wrong, bytes) = turned(None, false, algorithm, world_size);
         assert!(wrong.iter().all(Result::is_ok));
         let (outcomes, _) = turned(Some(8 * bytes - 3), false, algorithm, world_size);

@@ -22,7 +22,7 @@ mod common;
 #[path = "common/descriptors.rs"]
 mod descriptors;
 
-/// A timeout that is waited for, and that threads of a busy machine need to find each other.
+/// A timeout that the tests wait for, long enough for threads of a busy machine to find each other.
 const SHORT: Duration = Duration::from_secs(4);
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
@@ -44,7 +44,7 @@ fn with(mut config: Config, change: impl FnOnce(&mut Settings)) -> Config {
     config
 }
 
-/// Connects as every config says, each in its own thread, and runs `body` on it.
+/// Connects each config in a thread of its own, and runs `body` on the result.
 fn members<T: Send + 'static>(
     configs: Vec<Config>,
     body: impl Fn(usize, Result<Arc<Communicator>, Error>) -> T + Send + Sync + 'static,
@@ -123,7 +123,7 @@ fn sixty_four_ranks_of_one_host_share_memory_within_its_bound() {
     assert!(shared[0].is_some_and(|bytes| bytes > 0 && bytes <= rings + counters));
 }
 
-/// What this process has mapped of the memory of its links, each file once.
+/// Bytes that this process has mapped of its links' shared memory; each file counts once.
 fn shared_memory_bytes() -> usize {
     let mut files = BTreeMap::new();
     for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines() {
@@ -200,13 +200,13 @@ fn impossible_numbers_of_streams_are_config_errors() {
 
 #[test]
 fn a_different_shape_blames_the_odd_rank_on_all() {
-    // Of five, the right ones are the majority even if one or two are late.
+    // The ranks that call the same are the majority of five, even if one or two of them are late.
     for odd in 0..5 {
         let failed = Barrier::new(5);
         let errors = group(5, move |rank, communicator| {
             let mut values = vec![1.0; if rank == odd { 7 } else { 6 }];
             let error = all_reduce(&communicator, &mut values).unwrap_err();
-            // The others still need this rank's voice.
+            // The others still need this rank's reports.
             failed.wait();
             error
         });
@@ -270,7 +270,7 @@ fn an_abort_reaches_all_ranks_with_its_reason() {
     }
 }
 
-/// Ranks of which `one` and `other` are reached at each other's address.
+/// Configs of ranks of which `one` and `other` announce each other's address.
 fn swapped(world_size: usize, one: usize, other: usize) -> Vec<Config> {
     let rendezvous = free_address();
     let listeners: Vec<_> = (0..world_size).map(|_| free_address()).collect();
@@ -399,7 +399,7 @@ fn a_late_rank_is_named_by_a_timeout_on_all() {
         let communicator = communicator.unwrap();
         if rank == 1 {
             failed.wait();
-            // All that this rank needs has arrived, so before the news it could still end well.
+            // All data for this rank has arrived, so before the abort it could still succeed.
             while !communicator.has_failed() {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -521,7 +521,7 @@ fn a_wrong_token_or_size_is_told_to_both_sides() {
     }
 }
 
-/// Answers a caller's greeting with one byte at a time, for as long as anybody listens.
+/// Answers greetings with one byte at a time, for as long as a peer receives them.
 fn dawdle(listener: TcpListener) {
     thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
@@ -542,7 +542,7 @@ fn a_stranger_at_the_rendezvous_who_talks_for_ever_holds_nobody_beyond_its_time(
     let config = config(1, 2, &address);
     let error = Communicator::connect(&config, &mut || false).err().unwrap();
     assert_eq!(blamed(&error), Some(0), "{error}");
-    // What it says ends it, and not the end of a time.
+    // The bytes received fail the handshake before any time limit.
     assert!(!error.to_string().contains("in time"), "{error}");
 }
 
@@ -600,7 +600,7 @@ fn a_rank_that_gives_up_while_others_are_missing_ends_the_group_for_all() {
     has_joined.store(true, Ordering::Relaxed);
     for thread in threads {
         let error = thread.join().unwrap();
-        // After the whole time it would be rank 2.
+        // After the whole timeout, rank 2 would be blamed.
         assert_eq!(blamed(&error), Some(1), "{error}");
     }
 }
@@ -665,7 +665,7 @@ fn a_rank_says_who_has_not_joined_while_the_group_forms() {
 fn a_rank_whose_listener_goes_from_one_group_to_the_next_is_asked_again() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    // Both connections end before they are answered, and then nobody listens.
+    // Both connections end before an answer, and then the port is closed.
     let groups = thread::spawn(move || {
         for _ in 0..2 {
             drop(listener.accept().unwrap());
@@ -689,7 +689,7 @@ fn a_rank_says_in_which_collective_it_is_and_for_whom_it_waits() {
             all_reduce(&communicator, &mut [1.0; 8]).unwrap();
             let mut states = None;
             if rank == 1 {
-                // Rank 0 enters the second one; this rank does something else meanwhile.
+                // Rank 0 enters the second collective; this rank does something else meanwhile.
                 entered.wait();
                 let awaits_this = |state: &State| {
                     let Phase::Formed { awaited, .. } = &state.phase else {
@@ -782,7 +782,7 @@ fn a_line_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
             communicator.log_line("first");
             communicator.log_line("second");
         }
-        // Twice here and twice on rank 0, whichever way round the ring was faster.
+        // Each line appears here and on rank 0, whichever direction of the ring was faster.
         let deadline = Instant::now() + Duration::from_secs(30);
         while HEARD.lock().unwrap().len() < 4 && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
@@ -807,7 +807,7 @@ fn groups_follow_each_other_at_one_address() {
         let first = first.unwrap();
         all_reduce(&first, &mut [1.0; 4]).unwrap();
         if rank == 0 {
-            // The other one calls again before this rank has closed it.
+            // The other rank connects again before this rank has closed its first group.
             thread::sleep(Duration::from_millis(300));
         }
         first.close();

@@ -1,5 +1,5 @@
-//! The crate as a program without Python uses it: by its public names, without what the feature
-//! `testing` adds.
+//! The crate as a program without Python uses it: only its public names, without the feature
+//! `testing`.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ mod common;
 #[expect(dead_code, reason = "nobody calls its `main`")]
 mod example;
 
-/// What each rank of a group makes of it.
+/// Runs `body` on each rank of a group, and returns the results.
 fn ranks<T: Send>(
     world_size: usize,
     body: impl Fn(Arc<Communicator>) -> T + Send + Sync,

@@ -1,6 +1,6 @@
-//! More ranks than this machine has room for as processes: threads of one process, each with the
-//! links, threads and sockets that a rank has. `RANKS=1024 cargo test --release --test many_ranks --
-//! --nocapture` tells what they take.
+//! More ranks than this machine could run as processes. They are threads of one process, each with
+//! the links, threads and sockets of a rank. `RANKS=1024 cargo test --release --test many_ranks --
+//! --nocapture` prints their cost.
 
 use std::fs;
 use std::sync::{Arc, Barrier, Mutex};
@@ -20,11 +20,11 @@ mod common;
 #[path = "common/descriptors.rs"]
 mod descriptors;
 
-/// More than are connected with one another.
+/// More ranks than connect in a full mesh.
 const RANKS: usize = 160;
-/// As many of which any two connect, for which a process has enough descriptors.
+/// Ranks of a full mesh for which a process has enough descriptors.
 const RANKS_IN_A_MESH: usize = 72;
-/// Elements that a rank has for another one.
+/// Elements that each rank sends to another one.
 const CHUNK: usize = 3;
 
 fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
@@ -40,7 +40,7 @@ fn config(rank: usize, world_size: usize, rendezvous: &str) -> Config {
     }
 }
 
-/// What has no call over slices.
+/// Runs a collective for which there is no method over slices.
 fn run(communicator: &Communicator, values: &mut [i64], collective: Collective) -> Result<()> {
     let slice = Slice {
         start: values.as_mut_ptr().cast(),
@@ -51,13 +51,14 @@ fn run(communicator: &Communicator, values: &mut [i64], collective: Collective) 
         // SAFETY: `run` ends before `values` is used again.
         buffer: unsafe { Buffer::new(DType::I64, [slice], Box::new(())) },
         name: "x".into(),
-        // What all ranks have alike, as the root of a gather or a scatter has more.
+        // The common part of the ranks' shapes: the root of a gather or a scatter has more
+        // elements.
         shapes: String::new(),
     };
     communicator.engine.run(request, &mut || false)
 }
 
-/// A number of /proc/self/status.
+/// Returns a number of /proc/self/status.
 fn status(name: &str) -> usize {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -68,7 +69,7 @@ fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Every collective that so many ranks have, checked element by element.
+/// Runs every collective that this many ranks support, and checks it element by element.
 fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
     let op = ReduceOp::Sum;
     let (of_all, last) = (world_size as i64, world_size - 1);
@@ -119,12 +120,12 @@ fn collectives(communicator: &Communicator, rank: usize, world_size: usize) {
     to_and_from_a_root(communicator, rank, world_size);
 }
 
-/// What `from` has for `to`.
+/// Elements that `from` sends to `to`.
 fn sent(from: usize, to: usize) -> [i64; CHUNK] {
     [(1000 * from + to) as i64; CHUNK]
 }
 
-/// Ranks connect lazily, when they first exchange something.
+/// Ranks connect lazily, when they first exchange data.
 fn to_and_from_a_root(communicator: &Communicator, rank: usize, world_size: usize) {
     let (root, chunk) = (world_size / 3, CHUNK);
     let mut gathered = sent(rank, 0).to_vec();
@@ -173,7 +174,7 @@ fn any_two_of_many_ranks_connect_when_they_have_something_to_say_to_each_other()
             thread::spawn(move || {
                 let communicator = Communicator::connect(&config, &mut || false).unwrap();
                 let mut token = [rank as f64];
-                // Neighbours are connected for collectives; this is beside.
+                // Neighbours are connected for collectives; these two ranks are not.
                 match rank {
                     0 => communicator.receive(&mut token, 50, "x").unwrap(),
                     50 => communicator.send(&mut token, 0, "x").unwrap(),

@@ -1,4 +1,5 @@
-//! Algorithms between which a size may decide freely, because their results are the same to the bit.
+//! Algorithms among which the size of a buffer may decide, because their results are the same to
+//! the bit.
 
 use std::thread;
 
@@ -14,10 +15,10 @@ use common::free_address;
 
 mod common;
 
-/// More than a tile, and no multiple of anything.
+/// More words than a tile holds, and a prime number.
 const WORDS: usize = 40_009;
 
-/// Any bits at all, half of them those of floats that are no numbers, of zeros, or at the extremes.
+/// Arbitrary bits. Half of them are those of NaNs, zeros, or extreme floats.
 fn words(rank: usize) -> Vec<u64> {
     let awkward = [
         0x7FC0_0001_FFC0_0002,
@@ -56,7 +57,7 @@ fn all_reduced(group: &Communicator, dtype: DType, op: ReduceOp) -> Vec<u64> {
     words
 }
 
-/// By rank, what `algorithm` makes of every dtype and op.
+/// Results of `algorithm` for every dtype and op, by rank.
 fn results(algorithm: Algorithm, world_size: usize) -> Vec<Vec<Vec<u64>>> {
     let address = &free_address();
     let run = |rank| {

@@ -1,4 +1,5 @@
-//! A transport that is not in the crate: Unix sockets, for ranks of one host. It shows what one needs.
+//! A transport outside of the crate: Unix sockets, for ranks of one host. It shows the parts of a
+//! transport.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::os::linux::net::SocketAddrExt as _;
@@ -51,8 +52,8 @@ fn moved(outcome: io::Result<usize>) -> Result<Option<usize>, Broken> {
     }
 }
 
-/// The initiator listens and tells the port of its connection, which names the socket; the other
-/// connects and says so.
+/// Connects two ranks. The initiator's port of their TCP connection names the Unix socket. The
+/// initiator listens and sends `come`; the other rank connects and answers `here`.
 fn link(introduction: &mut Introduction<'_>) -> io::Result<Result<Lanes, String>> {
     let Introduction {
         connections,
@@ -85,7 +86,7 @@ fn link(introduction: &mut Introduction<'_>) -> io::Result<Result<Lanes, String>
     Ok(Ok(vec![Box::new(UnixLink(stream))]))
 }
 
-/// The sum of what all ranks have, over Unix sockets.
+/// Sums the values of all ranks over Unix sockets.
 fn sum(rank: usize, world_size: usize, rendezvous: &str, checksum: bool) -> Vec<f32> {
     let config = Config {
         settings: Settings {

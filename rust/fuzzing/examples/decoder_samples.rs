@@ -1,5 +1,5 @@
-//! Writes what correct peers send as files, one directory per decoder, from which fuzzing starts:
-//! `cargo run --package gradring-core --example decoder_samples fuzz/corpus`.
+//! Writes messages of correct peers to files, in one directory for each decoder. Fuzzing starts
+//! from these: `cargo run --package gradring-fuzzing --example decoder_samples fuzz/corpus`.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

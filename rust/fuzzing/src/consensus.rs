@@ -1,4 +1,4 @@
-//! Messages of the consensus about the members of the next group.
+//! Decoder of consensus messages about the members of the next group.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use gradring_proto::consensus::quorum::{Ballot, Id, Peer, Roster};
 use gradring_proto::consensus::timing::Timing;
 use gradring_proto::wire::handshake;
 
-/// What can be read can be said again, and a process that is asked or answered that does not panic,
-/// whether its group connects, has failed, or is yet to be joined.
+/// A decoded message can be encoded again, and no receiver panics: neither a member whose group
+/// connects, nor one whose group has failed, nor one that joins.
 pub fn consensus(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<Envelope>(&mut bytes)
@@ -40,7 +40,7 @@ pub fn consensus(bytes: &[u8]) {
     }
 }
 
-/// One that connects, one whose group has failed and that proposes, and one that would join.
+/// A member that connects, one whose group has failed and that proposes, and one that joins.
 fn members(now: Instant) -> [Member; 3] {
     let connects = || Member::founding(peer(1), founders(), Timing::default(), 1..=4);
     let mut reforms = connects();

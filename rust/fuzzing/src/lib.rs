@@ -1,5 +1,5 @@
-//! Every decoder of what arrives from outside, as a function of bytes that panics if the decoder
-//! does what it must not. Driven by `tests/decoders.rs` and by the targets in `fuzz/`.
+//! Every decoder of bytes from outside, as a function that panics if the decoder breaks a promise.
+//! `tests/decoders.rs` and the targets in `fuzz/` call these functions.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
@@ -32,11 +32,11 @@ const TOKEN: &[u8] = b"what no input contains";
 
 /// A decoder.
 pub struct Decoder {
-    /// Its name, which is also that of its fuzz target.
+    /// Name of the decoder and of its fuzz target.
     pub name: &'static str,
-    /// Decodes; panics where a promise is broken.
+    /// Decodes bytes; panics if the decoder breaks a promise.
     pub run: fn(&[u8]),
-    /// What a correct peer sends.
+    /// Messages of a correct peer.
     pub samples: fn() -> Vec<Vec<u8>>,
 }
 
@@ -68,7 +68,7 @@ pub const DECODERS: [Decoder; 10] = [
     Decoder::new("parameters", parameters, parameters::samples),
 ];
 
-/// A header that is taken for one begins as ours do.
+/// Bytes that pass as a header begin with our magic number.
 pub fn contract_header(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return;
@@ -81,7 +81,7 @@ pub fn contract_header(bytes: &[u8]) {
     }
 }
 
-/// A frame that is taken for one is what a sender writes, and bounded.
+/// Bytes that pass as a frame are a frame of bounded length that a sender could have written.
 pub fn frame(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk() else {
         return;
@@ -92,7 +92,7 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// Messages are taken out of a stream whole, and mean what they say.
+/// Messages are taken out of a stream whole, and survive encoding and decoding.
 pub fn control_messages(bytes: &[u8]) {
     let (mut inbox, mut left) = (bytes.to_vec(), bytes.len());
     while let Ok(Some(message)) = control::decode(&mut inbox) {
@@ -100,14 +100,14 @@ pub fn control_messages(bytes: &[u8]) {
         left = inbox.len();
         if let Ok(again) = control::encode(&message) {
             let read = control::decode(&mut again.clone()).expect("what was written can be read");
-            // Compared as bytes, since a number that is none is not equal to itself.
+            // Compared as bytes, since NaN is not equal to itself.
             let written = control::encode(&read.expect("all of it is there"));
             assert_eq!(written, Ok(again));
         }
     }
 }
 
-/// A process that does not know the token does not pass for a responder.
+/// A process without the token does not pass as a responder.
 pub fn handshake_initiator(bytes: &[u8]) {
     let hello =
         Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
@@ -116,7 +116,7 @@ pub fn handshake_initiator(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
 
-/// A process that does not know the token does not pass for an initiator.
+/// A process without the token does not pass as an initiator.
 pub fn handshake_responder(bytes: &[u8]) {
     let check = |_: &Hello| panic!("a stranger was let in");
     let answered = handshake::respond(&mut Script::new(bytes), 0, TOKEN, check);
@@ -124,7 +124,7 @@ pub fn handshake_responder(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
 }
 
-/// A roster that can be read can be sent on; so can what those who get it report.
+/// A decoded roster can be encoded again, and so can the status reports of its receivers.
 pub fn roster(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<Status>(&mut bytes)
@@ -134,14 +134,14 @@ pub fn roster(bytes: &[u8]) {
     });
 }
 
-/// What a rank says of itself can be said again.
+/// A decoded state of a rank can be encoded again.
 pub fn state(bytes: &[u8]) {
     decode_alone(bytes, |mut bytes| {
         handshake::read_message::<State>(&mut bytes)
     });
 }
 
-/// What is said over shared memory is short, and what was heard can be said again.
+/// Decoded messages about shared memory are short, and can be encoded again.
 pub fn pairing(mut bytes: &[u8]) {
     let mut left = bytes.len();
     while let Ok(message) = wire_pairing::read(&mut bytes) {
@@ -152,7 +152,7 @@ pub fn pairing(mut bytes: &[u8]) {
     }
 }
 
-/// Decodes one message, given with and without its length.
+/// Decodes one message, with and without a length in front of it.
 fn decode_alone<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<T>)
 where
     T: Serialize + DeserializeOwned,
@@ -165,7 +165,7 @@ where
     let framed = [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat();
     for bytes in [bytes, &framed] {
         if let Ok(message) = decode(bytes) {
-            // Compared as bytes, since a number that is none is not equal to itself.
+            // Compared as bytes, since NaN is not equal to itself.
             let again = written(&message);
             let read = decode(&again).expect("what was written can be read");
             assert_eq!(written(&read), again);
@@ -173,7 +173,7 @@ where
     }
 }
 
-/// The other side of a conversation, which says the same whatever it hears.
+/// The other side of a conversation, which sends the same bytes whatever it receives.
 struct Script<'a> {
     says: &'a [u8],
     heard: usize,

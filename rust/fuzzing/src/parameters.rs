@@ -1,4 +1,4 @@
-//! The decoder of what workers and parameter servers send each other.
+//! Decoder of messages between workers and parameter servers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use gradring_proto::parameters::snapshot::Snapshot;
 use gradring_proto::parameters::worker::{Event, Worker};
 use gradring_servers::message::{Counted, Incoming, Message, Outgoing};
 
-/// Values for which a receiver would take memory.
+/// Most bytes of values for which a receiver would allocate memory.
 const VALUES_BYTES_MAX: u64 = 1 << 20;
 
-/// What can be read can be said again in the same bytes, and who hears it does not panic.
+/// A decoded message can be encoded again in the same bytes, and no receiver panics.
 pub fn parameters(bytes: &[u8]) {
     let (mut incoming, mut rest) = (Incoming::NEW, bytes);
     let mut jobs = Job::all();
@@ -77,7 +77,7 @@ impl Disk for Forgetful {
     fn forget_before(&mut self, _: Version) {}
 }
 
-/// A job of which worker 1 and all messages are here; those from outside come from the last server.
+/// A job with worker 1 and all messages. Messages from outside come from the last server.
 struct Job {
     keepers: Keepers,
     servers: Vec<Server<Forgetful>>,
@@ -87,7 +87,7 @@ struct Job {
 }
 
 impl Job {
-    /// In the first term.
+    /// Makes a job in its first term.
     fn new(keepers: Keepers) -> Self {
         let now = Instant::now();
         let mut job = Self {
@@ -105,8 +105,8 @@ impl Job {
         job
     }
 
-    /// Of two servers with copies, after a first update, when one of them has forgotten all: the others
-    /// are to give what they have.
+    /// Makes a job of two servers with copies after a first update. One server has lost all data,
+    /// and the others have been asked for theirs.
     fn restoring(lost: usize) -> Self {
         let keepers = Keepers {
             servers: 2,
@@ -140,7 +140,7 @@ impl Job {
         }
     }
 
-    /// What all jobs are that hear an input.
+    /// All jobs that receive an input.
     fn all() -> [Self; 3] {
         let one = Keepers {
             servers: 1,
@@ -168,7 +168,7 @@ impl Job {
         }
     }
 
-    /// What server 1 hears and says thereby.
+    /// Delivers an output. Returns the messages that server 1 receives and sends.
     fn deliver(&mut self, output: Output) -> Vec<Message> {
         match output {
             Output::Keeper(keeper, order) => {
@@ -191,7 +191,7 @@ impl Job {
         }
     }
 
-    /// What server 1 hears and says until all go on.
+    /// Restores the job. Returns the messages that server 1 receives and sends meanwhile.
     fn restore(mut self) -> Vec<Message> {
         let (mut messages, before) = (Vec::new(), self.sequencer.restored());
         while self.sequencer.restored() == before {
@@ -202,7 +202,8 @@ impl Job {
         messages
     }
 
-    /// A message from outside; what the sequencer has to say to others than its own server is lost.
+    /// Delivers a message from outside. Orders of the sequencer to other servers than its own are
+    /// lost.
     fn hear(&mut self, message: Message) {
         let (keepers, now) = (self.keepers, self.now);
         let from = |copy: usize| {

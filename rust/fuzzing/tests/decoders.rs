@@ -1,8 +1,7 @@
-//! Every decoder on what correct peers send, and on that with a few bytes changed: nothing panics,
-//! nothing is believed that must not be, and no announced length is allocated before its bytes are
-//! there.
+//! Every decoder on messages of correct peers, with up to four changes each. No decoder panics or
+//! accepts a forgery, and none allocates an announced length before its bytes have arrived.
 //!
-//! `GRADRING_FUZZ_SEED` and `GRADRING_FUZZ_EXECUTIONS` repeat a failure, or look further.
+//! `GRADRING_FUZZ_SEED` and `GRADRING_FUZZ_EXECUTIONS` repeat a failure, or search longer.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,17 +10,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gradring_fuzzing::{DECODERS, Decoder};
 
 const EXECUTIONS: u64 = 50_000;
-/// The bound on a message of a member, and a little for everything else.
+/// Bound on a message of a member, with a margin for everything else.
 const ALLOCATION_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
-/// The system's allocator, which remembers this thread's largest request.
+/// The system's allocator, which records this thread's largest allocation.
 struct Watchful;
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: all calls go to the system's allocator.
 unsafe impl GlobalAlloc for Watchful {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.set(LARGEST.get().max(layout.size()));

@@ -1,16 +1,18 @@
-//! Cost model of collectives: the plans of all ranks, in virtual time over links that are numbers,
-//! without bytes and threads.
+//! Cost model of collectives: executes the plans of all ranks in virtual time, over links given as
+//! numbers, without bytes and threads.
 //!
-//! *What is real.* The schedules, the blocks and what waits for what are those of the executor, as
-//! are the rules by which an algorithm is chosen. *What is modelled* is what a [`Network`] says:
+//! The schedules, the blocks and the dependencies between operations are *real*: they are those of
+//! the executor. So are the rules that choose an algorithm. The rates and delays of a [`Network`]
+//! are *modelled*:
 //!
-//! * a rank does one thing at a time: a piece that it sends, receives or folds takes its processor;
-//! * pieces between hosts take turns on the line of the host that sends, on the uplinks of racks, and
-//!   on the line of the host that receives; those inside a host on the ports of the two ranks. Each
-//!   piece passes on while it comes in, as packets do;
-//! * what has arrived waits at the receiver until its turn has come, in as much room as it needs.
+//! * A rank does one thing at a time: each piece that it sends, receives or folds takes its
+//!   processor.
+//! * Pieces between hosts take turns on the line of the sending host, on the uplinks of racks, and
+//!   on the line of the receiving host. Pieces inside a host take turns on the ports of the two
+//!   ranks. Each piece passes on while it comes in, as packets do.
+//! * A piece that has arrived waits at the receiver for its turn, in memory without a bound.
 //!
-//! Not modelled are losses, congestion, sockets that are full, and headers.
+//! Losses, congestion, full sockets and headers are not modelled.
 
 use std::time::Duration;
 
@@ -29,26 +31,26 @@ mod traffic;
 pub use network::{Network, Path, Uplink};
 pub use traffic::Traffic;
 
-/// What was found.
+/// Result of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// Until the last rank has its result.
+    /// Seconds until the last rank has its result.
     pub seconds: f64,
-    /// Until the first one has.
+    /// Seconds until the first rank has its result.
     pub first_seconds: f64,
-    /// How many pieces have travelled, between all ranks.
+    /// Number of pieces that travelled between all ranks.
     pub pieces: u64,
-    /// The part of the time in which the busiest line or port carries something.
+    /// Share of the time in which the busiest line or port carries bytes.
     pub busiest_line: f64,
-    /// The part of the time in which the busiest rank computes, copies or folds.
+    /// Share of the time in which the busiest rank computes, copies or folds.
     pub busiest_rank: f64,
 }
 
-/// How long a collective takes by `algorithm`.
+/// Simulates a collective by `algorithm`, and returns its time.
 ///
 /// # Errors
-/// `Config` for an algorithm that does not do it there and for one too large to be simulated, and what a
-/// caller that gives up gets.
+/// `Config` if the algorithm does not perform this collective there, or is too large to be
+/// simulated; the abort if the caller gives up.
 pub fn time(
     traffic: &Traffic,
     algorithm: Algorithm,
@@ -58,10 +60,11 @@ pub fn time(
     simulate::simulate(traffic, algorithm, network, interrupt)
 }
 
-/// How a group would choose on `network`: by `rules`, and by times as a new group measures them.
+/// Returns the policy of a group on `network`: its choice by `rules`, and by the costs that a new
+/// group would measure.
 ///
 /// # Errors
-/// As `time`.
+/// The same as `time`.
 pub fn policy(rules: Rules, network: &Network, interrupt: Interrupt<'_>) -> Result<Policy> {
     let mut policy = Policy {
         rules,

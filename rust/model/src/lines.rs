@@ -1,12 +1,12 @@
-//! Lines on which pieces take turns: lines of hosts, uplinks of racks, ports of ranks.
+//! Lines on which pieces take turns: lines of hosts, uplinks of racks, and ports of ranks.
 
 use super::network::{Network, TICKS_PER_SECOND, ticks};
 use super::rank::Distance;
 
-/// All that carries something, and until when it is taken.
+/// All lines, with the time at which each is next free.
 pub(super) struct Lines<'a> {
     network: &'a Network,
-    /// By kind and number: both directions of hosts' lines, of racks' uplinks, of ranks' ports.
+    /// Lines by kind, direction and number: those of hosts, uplinks of racks, ports of ranks.
     lines: Vec<Line>,
     hosts: usize,
     racks: usize,
@@ -20,7 +20,7 @@ struct Line {
     carried: u64,
 }
 
-/// A piece on its way.
+/// A piece in transit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Journey {
     pub(super) sender: u32,
@@ -28,9 +28,9 @@ pub(super) struct Journey {
     pub(super) pipe: u32,
     pub(super) bytes: u32,
     pub(super) distance: Distance,
-    /// How many lines it has come to.
+    /// Number of lines that its head has entered.
     stage: u8,
-    /// When its last byte leaves those.
+    /// Time at which its last byte leaves these lines.
     tail: u64,
 }
 
@@ -53,16 +53,16 @@ impl Journey {
     }
 }
 
-/// Where a piece is next.
+/// Next station of a piece.
 pub(super) enum Next {
-    /// At another line.
+    /// Another line, which its head reaches at this time.
     Line(u64, Journey),
-    /// At the receiver, as a whole.
+    /// The receiver, at which all of it has arrived at this time.
     Receiver(u64),
 }
 
 impl<'a> Lines<'a> {
-    /// Those of the first `ranks` ranks.
+    /// Lines of the first `ranks` ranks.
     pub(super) fn new(network: &'a Network, ranks: usize) -> Self {
         let hosts = ranks / network.ranks_per_host;
         let racks = network.rack(hosts - 1) + 1;
@@ -84,7 +84,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The head of a piece has come to the next of its lines.
+    /// Lets the head of a piece enter the next of its lines, and returns the station after that.
     pub(super) fn enter(&mut self, now: u64, mut journey: Journey, slowness: f64) -> Next {
         let last = match journey.distance {
             Distance::Host | Distance::Rack => 1,
@@ -132,7 +132,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// How long the busiest of them carries something.
+    /// Time in which the busiest line carries bytes.
     pub(super) fn busiest(&self) -> u64 {
         let carried = self.lines.iter().map(|line| line.carried);
         carried.max().unwrap_or(0)

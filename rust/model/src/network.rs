@@ -1,55 +1,55 @@
-//! Network between ranks, as numbers.
+//! Network between ranks, given as numbers.
 
 use super::traffic::Traffic;
 use gradring_proto::dtype::DType;
 use gradring_proto::schedule::topology::Topology;
 
-/// Units of virtual time in a second: a byte takes 80 of them at 100 Gbit/s.
+/// Units of virtual time in a second. At 100 Gbit/s a byte takes 80 of them.
 pub(super) const TICKS_PER_SECOND: f64 = 1e12;
-/// Virtual time that is not simulated any more: 213 days.
+/// End of virtual time: 213 days.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Equal hosts with equally many ranks, and what is between and in them.
+/// Equal hosts with equal numbers of ranks, and the lines between and inside them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
     /// Number of ranks: a multiple of `ranks_per_host`.
     pub world_size: usize,
     /// Ranks on each host, in a row.
     pub ranks_per_host: usize,
-    /// Between two hosts; the rate is that of each host's line in each direction.
+    /// Path between two hosts; the rate is that of each host's line in each direction.
     pub between: Path,
-    /// Between two ranks of a host; the rate is that of each rank in each direction.
+    /// Path between two ranks of a host; the rate is that of each rank's port in each direction.
     pub inside: Path,
-    /// What hosts of one rack share on their way to others, if anything does.
+    /// Link that the hosts of a rack share towards other racks, if it is limited.
     pub uplink: Option<Uplink>,
-    /// Processors of each host; without a number, as many as it has ranks.
+    /// Processors of each host; `None` means as many as it has ranks.
     pub cores: Option<usize>,
-    /// Seconds of a processor for each piece, to send or to receive it.
+    /// Processor seconds to send or to receive one piece.
     pub message_s: f64,
-    /// Seconds of a processor for each byte, to send or to receive it.
+    /// Processor seconds to send or to receive one byte.
     pub copy_s_per_byte: f64,
-    /// Seconds of a processor for each byte that is reduced, beside those to receive it.
+    /// Processor seconds to reduce one byte, besides those to receive it.
     pub fold_s_per_byte: f64,
-    /// Ranks that need so many times as long for everything: their processor and what they send and
-    /// receive.
+    /// Slow ranks with their factors: their processor and their transfers take so many times as
+    /// long.
     pub stragglers: Vec<(usize, f64)>,
 }
 
-/// A way between two ranks.
+/// A path between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
     /// Seconds until the first byte arrives.
     pub latency_s: f64,
-    /// Bytes for each second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
 }
 
-/// What the hosts of a rack share, in each direction.
+/// Link between a rack and the others, with this rate in each direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Uplink {
-    /// Hosts in a rack, in a row; the last rack may have fewer.
+    /// Hosts in a rack, by consecutive numbers; the last rack may have fewer.
     pub hosts: usize,
-    /// Bytes for each second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
 }
 
@@ -66,7 +66,7 @@ impl Network {
         rank / self.ranks_per_host
     }
 
-    /// The rack of a host.
+    /// Number of the rack of a host.
     pub(super) fn rack(&self, host: usize) -> usize {
         self.uplink.map_or(0, |uplink| host / uplink.hosts)
     }
@@ -75,20 +75,21 @@ impl Network {
         self.world_size / self.ranks_per_host
     }
 
-    /// How many times as long a rank needs.
+    /// Factor by which a rank is slower than others.
     pub(super) fn slowness(&self, rank: usize) -> f64 {
         let of_rank = self.stragglers.iter().filter(|(slow, _)| *slow == rank);
         of_rank.map(|(_, factor)| *factor).product()
     }
 
-    /// After how many ranks everything is as before, if ranks do the same but with others.
+    /// Number of ranks after which the network repeats itself. If all ranks do the same relative to
+    /// their position, so many stand for all.
     pub(super) fn period(&self) -> usize {
         let period = self.ranks_per_host * self.uplink.map_or(1, |uplink| uplink.hosts);
         let even = self.world_size.is_multiple_of(period) && self.stragglers.is_empty();
         if even { period } else { self.world_size }
     }
 
-    /// Seconds that the collective does not go below, because lines, uplinks and ports have to carry
+    /// Lower bound on the seconds of a collective, because lines, uplinks and ports have to carry
     /// its bytes.
     #[must_use]
     pub fn bandwidth_bound_s(&self, traffic: &Traffic) -> f64 {
@@ -98,8 +99,8 @@ impl Network {
         }
     }
 
-    /// Each line has to carry 2(H-1)/H of an all-reduce's bytes for H hosts, each uplink so for racks,
-    /// and each rank's port for the ranks of one host.
+    /// Seconds to carry an all-reduce. Each host's line carries 2(H-1)/H of its bytes for H hosts.
+    /// Each uplink does the same for racks, and, on a single host, each rank's port for ranks.
     fn sum_bound_s(&self, bytes: usize) -> f64 {
         let carried = |parts: usize| 2.0 * bytes as f64 * (parts - 1) as f64 / parts as f64;
         let hosts = self.hosts();
@@ -112,8 +113,9 @@ impl Network {
         uplinks.max(carried(hosts) / self.between.bytes_per_s)
     }
 
-    /// What each rank has for the others elsewhere has to leave its port, line and uplink, and what
-    /// they have for it has to come in. `parts` are the elements that each rank has for each.
+    /// Seconds to carry an all-to-all. All elements of a rank for ranks elsewhere leave by its
+    /// port, line and uplink, and all elements for it come in by them. `parts` are the elements
+    /// that each rank has for each.
     fn exchange_bound_s(&self, parts: &[usize]) -> f64 {
         let of_host = self.ranks_per_host;
         let inside = parts.chunks(of_host).map(|host| carried(host, 1));
@@ -125,8 +127,8 @@ impl Network {
         inside.max(between).max(uplinks)
     }
 
-    /// Seconds for the log2(N) steps that ranks need who talk to one other at a time: log2(H) between
-    /// hosts, and the rest inside them.
+    /// Seconds for the log2(N) steps of ranks that exchange data with one other at a time. log2(H)
+    /// steps are between hosts, and the rest inside them.
     #[must_use]
     pub fn latency_bound_s(&self) -> f64 {
         let steps = |parts: usize| f64::from(parts.next_power_of_two().ilog2());
@@ -136,8 +138,8 @@ impl Network {
     }
 }
 
-/// Most bytes that so many ranks in a row send to the others, or get from them, of those whose
-/// `parts` these are.
+/// Most bytes that a row of `in_a_row` ranks sends to the others or receives from them. `parts` are
+/// the elements for each rank.
 fn carried(parts: &[usize], in_a_row: usize) -> f64 {
     let sum = |parts: &[usize]| parts.iter().map(|part| *part as f64).sum::<f64>();
     let all = sum(parts);
@@ -148,7 +150,7 @@ fn carried(parts: &[usize], in_a_row: usize) -> f64 {
     of_some.fold(0.0, f64::max) * DType::F32.size_bytes() as f64
 }
 
-/// Virtual time for something.
+/// Converts seconds to virtual time.
 pub(super) fn ticks(seconds: f64) -> u64 {
     (seconds * TICKS_PER_SECOND).round() as u64
 }

@@ -1,42 +1,42 @@
-//! One rank of a simulated collective: which piece may move next.
+//! One rank of a simulated collective: selects the piece that may move next.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use gradring_core::executor::{Outline, Way};
 
-/// A rank, and how far it is.
+/// A rank and its progress.
 pub(super) struct Rank {
     pub(super) outline: Rc<Outline>,
-    /// Where outgoing pipes lead.
+    /// Ends of the outgoing pipes.
     pub(super) targets: Vec<Target>,
-    /// How many times as long it needs.
+    /// Factor by which the rank is slower than others.
     pub(super) slowness: f64,
     pipes: Vec<Head>,
     /// One bit for each piece that has moved.
     moved: Vec<u64>,
     left: usize,
-    /// Pipes whose next piece waits for another one, and for which.
+    /// Pipes whose next piece waits: the awaited piece, and the pipe.
     waiting: Vec<(u32, u32)>,
     /// Pipes whose next piece may move.
     ready: VecDeque<u32>,
     pub(super) is_busy: bool,
-    /// How long its processor has worked.
+    /// Time for which its processor has worked.
     pub(super) worked: u64,
     pub(super) finished: u64,
 }
 
-/// The other end of an outgoing pipe.
+/// End of an outgoing pipe.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
-    /// The rank there, among those that are simulated.
+    /// The receiving rank, among those that are simulated.
     pub(super) rank: u32,
-    /// Its pipe.
+    /// Number of the pipe at the receiver.
     pub(super) pipe: u32,
     pub(super) distance: Distance,
 }
 
-/// What is between two ranks.
+/// Position of two ranks relative to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Distance {
     Host,
@@ -47,7 +47,7 @@ pub(super) enum Distance {
 #[derive(Clone, Copy, Default)]
 struct Head {
     next: u32,
-    /// How many pieces have come.
+    /// Number of pieces that have arrived.
     arrived: u32,
 }
 
@@ -80,7 +80,7 @@ impl Rank {
         !self.ready.is_empty()
     }
 
-    /// The pipe whose turn it is, and its piece.
+    /// The pipe whose turn it is, and its next piece.
     pub(super) fn turn(&self) -> (u32, u32) {
         let pipe = self.ready[0];
         let head = self.pipes[pipe as usize].next;
@@ -90,7 +90,7 @@ impl Rank {
         )
     }
 
-    /// The piece whose turn it was has moved.
+    /// Records that the piece whose turn it was has moved.
     pub(super) fn pass(&mut self) {
         let (pipe, piece) = self.turn();
         self.ready.pop_front();
@@ -108,7 +108,7 @@ impl Rank {
         self.examine(pipe);
     }
 
-    /// A piece has come through a pipe.
+    /// Records that a piece has arrived through a pipe.
     pub(super) fn receive(&mut self, pipe: u32) {
         let head = &mut self.pipes[pipe as usize];
         head.arrived += 1;
@@ -117,7 +117,7 @@ impl Rank {
         }
     }
 
-    /// Sees whether the next piece of a pipe may move, or what it waits for.
+    /// Marks a pipe as ready if its next piece may move, or notes the piece that it waits for.
     fn examine(&mut self, pipe: u32) {
         let (route, head) = (
             &self.outline.pipes()[pipe as usize],

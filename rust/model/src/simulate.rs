@@ -1,4 +1,4 @@
-//! Simulation of all ranks: events in the order of their time.
+//! Simulation of all ranks, by events in the order of time.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,11 +16,11 @@ use gradring_proto::error::{Error, Result, Unusable};
 use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::symmetry::Symmetry;
 
-/// Most pieces that are simulated: a minute or two.
+/// Most pieces of a simulation, which takes a minute or two.
 const SIMULATED_MAX: usize = 1 << 28;
-/// Most pieces that are kept, about 25 bytes each.
+/// Most pieces kept in memory, about 25 bytes each.
 const KEPT_MAX: usize = 1 << 26;
-/// How many events pass before the caller is asked again.
+/// Number of events between two calls of the caller's interrupt.
 const EVENTS_UNASKED: u64 = 1 << 18;
 
 /// Simulates a collective by `algorithm` on `network`.
@@ -43,7 +43,7 @@ pub(super) fn simulate(
     simulate_as(traffic, algorithm, network, symmetry, interrupt)
 }
 
-/// The same where ranks are alike as `symmetry` says.
+/// Simulates a collective in which ranks have this symmetry.
 pub(super) fn simulate_as(
     traffic: &Traffic,
     algorithm: Algorithm,
@@ -65,7 +65,7 @@ pub(super) fn simulate_as(
         let call = traffic.call(rank, world_size);
         Rc::new(Outline::of(&call, algorithm, rank, &topology))
     };
-    // About as many as of any other rank, and with other parts about as many for all.
+    // Every other rank has about as many pieces, and uneven parts have about as many in total.
     let typical = of(&traffic.even(), 0).len();
     let kept = if symmetry == Symmetry::None {
         simulated
@@ -120,13 +120,13 @@ fn too_large(traffic: &Traffic, network: &Network, pieces: usize) -> Error {
     .into()
 }
 
-/// What is simulated.
+/// The simulated ranks and their network.
 struct Cluster<'a> {
     network: &'a Network,
     symmetry: Symmetry,
-    /// How many ranks stand for all.
+    /// Number of simulated ranks, which stand for all.
     simulated: usize,
-    /// Of each rank, or one for all.
+    /// Outlines of each rank, or one for all.
     outlines: Vec<Rc<Outline>>,
 }
 
@@ -143,7 +143,7 @@ impl Cluster<'_> {
         Rank::new(Rc::clone(outline), targets, self.network.slowness(rank))
     }
 
-    /// Where a pipe to `peer`, as the outline of `rank` calls it, leads.
+    /// Receiver and pipe at the other end of a pipe to `peer`, as the outline of `rank` numbers it.
     fn target(&self, rank: usize, peer: usize) -> Target {
         let (network, world_size) = (self.network, self.network.world_size);
         let peer = self.symmetry.peer(rank, peer, world_size);
@@ -165,7 +165,7 @@ impl Cluster<'_> {
     }
 }
 
-/// What happens, and when. What was foreseen first comes first.
+/// An event in time. At equal times, the event that was planned first comes first.
 struct Event {
     at: u64,
     order: u64,
@@ -173,11 +173,11 @@ struct Event {
 }
 
 enum What {
-    /// A rank has done what it was busy with.
+    /// A rank has finished its present work.
     Worked(u32),
-    /// A piece has come to a line.
+    /// A piece has reached a line.
     Travelled(Journey),
-    /// A piece has come to a rank, through a pipe.
+    /// A piece has reached a rank through a pipe.
     Arrived(u32, u32),
 }
 
@@ -206,17 +206,17 @@ struct Simulation<'a> {
     ranks: Vec<Rank>,
     lines: Lines<'a>,
     processors: Vec<Processors>,
-    /// The next one first.
+    /// Planned events, the next one on top.
     events: BinaryHeap<Event>,
     order: u64,
     now: u64,
     pieces: u64,
 }
 
-/// Those of a host.
+/// Processors of a host.
 struct Processors {
     idle: usize,
-    /// Ranks that want one.
+    /// Ranks that wait for a processor.
     queue: VecDeque<u32>,
 }
 
@@ -242,7 +242,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Until all ranks are done, or it is `NEVER`.
+    /// Runs until all ranks are done, or the time is `NEVER`.
     fn run(&mut self, asked: &mut impl FnMut() -> Result<()>) -> Result<()> {
         for rank in 0..self.ranks.len() as u32 {
             self.begin(rank);
@@ -280,7 +280,8 @@ impl<'a> Simulation<'a> {
         self.events.push(Event { at, order, what });
     }
 
-    /// A rank begins with what it can do, if it is idle and there is a processor.
+    /// Starts the next work of a rank if the rank is idle and ready; without a free processor it
+    /// queues for one.
     fn begin(&mut self, rank: u32) {
         let of_rank = &mut self.ranks[rank as usize];
         if of_rank.is_busy || !of_rank.is_ready() {
@@ -296,7 +297,7 @@ impl<'a> Simulation<'a> {
         self.work(rank);
     }
 
-    /// A rank that has a processor does what its turn is.
+    /// Lets a rank with a processor work on the piece whose turn it is.
     fn work(&mut self, rank: u32) {
         let of_rank = &mut self.ranks[rank as usize];
         let piece = of_rank.outline.piece(of_rank.turn().1);
@@ -313,7 +314,7 @@ impl<'a> Simulation<'a> {
         self.plan(self.now.saturating_add(taken), What::Worked(rank));
     }
 
-    /// A rank has done what its turn was.
+    /// Ends the work of a rank on the piece whose turn it was.
     fn end(&mut self, rank: u32) {
         let of_rank = &mut self.ranks[rank as usize];
         let (pipe, piece) = of_rank.turn();
@@ -338,7 +339,7 @@ impl<'a> Simulation<'a> {
         self.begin(rank);
     }
 
-    /// A piece has come to a line.
+    /// Lets a piece enter the next of its lines.
     fn travel(&mut self, journey: Journey) {
         let ends = [journey.sender, journey.receiver];
         let slowness = ends.map(|rank| self.ranks[rank as usize].slowness);
@@ -355,7 +356,7 @@ impl<'a> Simulation<'a> {
         let worked = self.ranks.iter().map(|rank| rank.worked).max().unwrap_or(0);
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let part = |ticks: u64| ticks as f64 / last.max(1) as f64;
-        // Those that are simulated stand for all.
+        // The simulated ranks stand for all.
         let each = (self.network.world_size / self.ranks.len()) as u64;
         Timing {
             seconds: seconds(last),

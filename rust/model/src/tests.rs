@@ -4,7 +4,7 @@ use gradring_core::executor::{Outline, Way};
 use gradring_proto::collective::Call;
 use gradring_proto::schedule::symmetry::Symmetry;
 
-/// One rank on each host, and nothing takes time but latency and lines.
+/// One rank on each host; only latency and lines take time.
 fn uniform(world_size: usize) -> Network {
     Network {
         world_size,
@@ -26,7 +26,7 @@ fn uniform(world_size: usize) -> Network {
     }
 }
 
-/// The same with processors that take time.
+/// The same network with processors that take time.
 fn with_processors(world_size: usize) -> Network {
     Network {
         message_s: 2e-6,
@@ -108,7 +108,7 @@ fn direct_takes_two_latencies_and_the_bytes_of_a_ring() {
     }
 }
 
-/// Networks that differ in all that can differ.
+/// Networks that differ in all properties.
 fn networks() -> impl Iterator<Item = Network> {
     [(2, 1), (6, 1), (8, 2), (12, 4), (16, 16), (24, 3)]
         .into_iter()
@@ -200,12 +200,12 @@ fn a_straggler_slows_every_step_of_a_ring_that_it_takes_part_in() {
         ..uniform(world_size)
     };
     let timing = timing(world_size * chunk, Algorithm::Ring, &slow);
-    // Every rank waits for chunks that have been through the straggler.
+    // Every rank waits for chunks that have passed the straggler.
     let step = |factor: f64| 10e-6 + factor * chunk as f64 / 1e9;
     let all_slow = 2.0 * (world_size - 1) as f64 * step(4.0);
     let none_slow = 2.0 * (world_size - 1) as f64 * step(1.0);
     assert!(timing.seconds > none_slow && timing.seconds <= all_slow + 1e-12);
-    // Its line alone carries all of its own chunks so slowly.
+    // The straggler's line alone carries all of its own chunks this slowly.
     let carried = 2.0 * (world_size - 1) as f64 * 4.0 * chunk as f64 / 1e9;
     assert!(timing.seconds >= carried);
 }
@@ -221,11 +221,11 @@ fn an_uplink_that_is_shared_bounds_what_crosses_it() {
         ..uniform(8)
     };
     let bytes = 8 * 4096;
-    // On a ring one chunk of each step crosses each uplink, and those before it do not wait.
+    // On a ring, one chunk of each step crosses each uplink, and no rank before it waits.
     let ring = timing(bytes, Algorithm::Ring, &network).seconds;
     assert!(ring >= 14.0 * 4096.0 / rate);
     assert!(ring <= 14.0 * (10e-6 + 4096.0 / rate) + 1e-12);
-    // All 16 pairs of the two racks cross it in each half of a direct one.
+    // In each half of a direct all-reduce, all 16 pairs of the two racks cross the uplink.
     let direct = timing(bytes, Algorithm::Direct, &network).seconds;
     assert!(direct >= 2.0 * 16.0 * 4096.0 / rate);
 }
@@ -321,7 +321,7 @@ fn the_rank_that_gets_everything_takes_the_bytes_of_all_others() {
     }
 }
 
-/// Splits of all kinds: equal ones, those that begin anew for further ranks, one for everything.
+/// Splits of all kinds: equal ones, some that repeat for further ranks, one for everything.
 const SPLITS: [&[u32]; 6] = [
     &[1],
     &[3, 1],
@@ -373,7 +373,7 @@ fn parts_are_in_relation_to_each_other_as_splits_say() {
     assert_eq!(parts(4 * 7, &[0, 0, 1], 5), [0, 0, 7, 0, 0]);
     assert_eq!(parts(usize::MAX, &[u32::MAX, 0], 2), [usize::MAX / 4, 0]);
     assert_eq!(parts(0, &[2, 1], 3), [0, 0, 0]);
-    // Only one of the first two could have something.
+    // Neither of the two ranks has a share.
     assert_eq!(parts(4 * 7, &[0, 0, 1], 2), [0, 0]);
 }
 

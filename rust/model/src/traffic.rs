@@ -1,29 +1,28 @@
-//! Bytes that ranks have for each other.
+//! Bytes that ranks exchange.
 
 use gradring_proto::collective::{Call, Collective};
 use gradring_proto::dtype::DType;
 
-/// A collective over float32, and how many bytes of them each rank brings.
+/// A collective over float32, with the bytes of each rank's buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Traffic {
     /// A sum.
     AllReduce {
-        /// Of each rank's buffer.
+        /// Bytes of each rank's buffer.
         bytes: usize,
     },
-    /// Every rank gets a part of each rank's buffer.
+    /// Every rank receives a part of each rank's buffer.
     AllToAll {
-        /// Of each rank's buffer, its part for itself among them.
+        /// Bytes of each rank's buffer, including the part for the rank itself.
         bytes: usize,
-        /// How large the parts are in relation to each other, in the order of their receivers, again
-        /// and again for more ranks; at least one is not 0. As `splits`, they are the same on all
-        /// ranks.
+        /// Relative chunk sizes in the order of their receivers, repeated for further ranks; at
+        /// least one is not 0. All ranks have the same `splits`.
         splits: Vec<u32>,
     },
 }
 
 impl Traffic {
-    /// The collective, for sentences.
+    /// Name of the collective in sentences.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::AllReduce { .. } => "an all-reduce",
@@ -31,7 +30,7 @@ impl Traffic {
         }
     }
 
-    /// Of each rank's buffer.
+    /// Bytes of each rank's buffer.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         match self {
@@ -39,7 +38,7 @@ impl Traffic {
         }
     }
 
-    /// The same bytes in parts that are as equal as they can be.
+    /// The same bytes in parts that are as equal as possible.
     pub(super) fn even(&self) -> Self {
         match self {
             Self::AllReduce { bytes } => Self::AllReduce { bytes: *bytes },
@@ -50,7 +49,7 @@ impl Traffic {
         }
     }
 
-    /// What `rank` calls in a group of `world_size` ranks.
+    /// Call of `rank` in a group of `world_size` ranks.
     #[must_use]
     pub fn call(&self, rank: usize, world_size: usize) -> Call {
         if let Self::AllReduce { bytes } = self {

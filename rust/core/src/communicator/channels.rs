@@ -1,13 +1,15 @@
-//! Point-to-point channels: of two ranks one sends and the other receives.
+//! Point-to-point channels, in which one rank sends and one receives.
 //!
-//! A channel leads from one rank to another. It is a group of two inside of the group, with a link and
-//! an engine of its own, so it has an order of its own: what goes to or comes from different ranks, and
-//! both ways between two, goes on at the same time, and beside the collectives of all. The first use
-//! makes it. Its failures are the group's: they raise the group's switch, and so do the group's its.
+//! A channel leads from one rank to another, and its first use makes it. It is a group of two
+//! inside the group, with a link, an engine and an order of its own. So transfers with different
+//! ranks, and both directions between two ranks, run at the same time, also beside collectives of
+//! all ranks. A failure of a channel raises the group's abort switch, and a failure of the group
+//! ends its channels.
 //!
-//! In it the sender is rank 0 and the receiver rank 1. Each sends the header of what it does, as in a
-//! collective, so a difference is an error on both, and a send ends no sooner than its `recv` has begun.
-//! Each tells of the difference in the same words, since the other one may not be there any more.
+//! Inside a channel the sender is rank 0 and the receiver rank 1. Both send the header of their
+//! call, as in a collective, so a difference is an error on both. A send does not end before its
+//! `recv` has begun. Both ranks report a difference in the same words, since the peer may already
+//! be gone.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -27,16 +29,16 @@ use gradring_proto::schedule::topology::Topology;
 
 /// The channels of one rank.
 pub(super) struct Channels {
-    /// None in a world of one.
+    /// `None` in a group of one rank.
     connector: Option<Arc<PeerConnector>>,
     spin_policy: SpinPolicy,
-    /// The group's, which knows those of the channels.
+    /// The group's recorder, which lists those of the channels.
     recorder: Arc<FlightRecorder>,
     /// `None` once the communicator is closed.
     open: Mutex<Option<Engines>>,
 }
 
-/// By the other rank, and whether this one sends.
+/// Engines by peer and direction: `true` if this rank sends.
 type Engines = BTreeMap<(usize, bool), Arc<Engine>>;
 
 impl Channels {
@@ -53,11 +55,11 @@ impl Channels {
         }
     }
 
-    /// The engine of the channel that a request is for.
+    /// Returns the engine of the channel for a request.
     ///
     /// # Errors
     /// `Config` if its partner is not another rank; `Aborted` if the communicator is closed;
-    /// `Exhausted` if there is no room for one more.
+    /// `Exhausted` if the system has no thread or descriptor left.
     pub(super) fn of(&self, request: &Request) -> Result<Arc<Engine>> {
         let (peer, sends) = match request.collective {
             Collective::Send { to } => (to, true),
@@ -87,7 +89,7 @@ impl Channels {
             return Ok(Arc::clone(engine));
         }
         let engine = self.make(connector, peer, sends).map_err(|error| {
-            // The partner may wait for this rank by now.
+            // The partner may already wait for this rank.
             let error = error.blaming(rank, connector.roster.host(rank));
             connector.supervisor.abort(error.clone());
             error
@@ -135,14 +137,14 @@ impl Channels {
         })
     }
 
-    /// Adds what went through the channels.
+    /// Adds the counters of all channels.
     pub(super) fn add_stats(&self, stats: &mut Stats) {
         for engine in lock(&self.open).iter().flat_map(Engines::values) {
             stats.add_beside(&engine.stats());
         }
     }
 
-    /// Ends all channels, and lets no other begin.
+    /// Closes all channels; no new one can open.
     pub(super) fn close(&self) {
         let open = lock(&self.open).take();
         for engine in open.into_iter().flat_map(Engines::into_values) {
@@ -154,12 +156,12 @@ impl Channels {
     }
 }
 
-/// Finds the causes of what goes wrong in a channel, for the whole group.
+/// Supervisor of a channel: hands suspicions to the group's supervisor, by the group's ranks.
 struct SupervisorOfTwo {
     connector: Arc<PeerConnector>,
-    /// The sender and the receiver, as they are called in the group.
+    /// Ranks of the sender and of the receiver in the group.
     ranks: [usize; 2],
-    /// The group's.
+    /// The group's recorder.
     recorder: Arc<FlightRecorder>,
 }
 
@@ -203,7 +205,7 @@ impl Supervisor for SupervisorOfTwo {
                 called,
                 own,
             } => {
-                // The lower one is taken to be right.
+                // The call of the lower rank is taken to be right.
                 let mut sides = [(self.own(), own), (ranks[peer], called)];
                 sides.sort_by_key(|(rank, _)| *rank);
                 let [(rank, own), (other, theirs)] = sides;
@@ -212,8 +214,8 @@ impl Supervisor for SupervisorOfTwo {
                 let error = Error::new(ErrorKind::Mismatch { theirs, others });
                 return self.blame(error.during(call, sequence), other);
             }
-            // The partner may be kept by somebody else: all ranks are asked how far they are, by the
-            // next place in their order.
+            // A third rank may keep the partner waiting. So all ranks are queried about the next
+            // ordinal of the group.
             Suspicion::Stalled { awaited, idle, .. } => Suspicion::Stalled {
                 awaited: awaited.iter().map(|&end| ranks[end]).collect(),
                 sequence: self.recorder.next_sequence(),

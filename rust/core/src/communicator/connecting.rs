@@ -1,4 +1,4 @@
-//! Connecting: a rank meets the others, watches over the group, agrees on links, and starts an engine.
+//! Connecting: a rank meets the others, starts its monitor, agrees on links, and starts an engine.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -34,11 +34,12 @@ use gradring_proto::kernel;
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::wire::handshake::GroupId;
 
-/// Below, half the bytes save no time, and losses, counts and statistics would be rounded.
+/// Smaller buffers are not narrowed: half the bytes save no time, and losses, counts and statistics
+/// would be rounded.
 const NARROWED_FROM_BYTES: usize = 64 << 10;
 
 impl Communicator {
-    /// As `connect`, over links of these kinds whatever the settings say.
+    /// Connects like `connect`, over links of these kinds whatever the settings say.
     ///
     /// # Errors
     /// As for `connect`.
@@ -91,14 +92,14 @@ impl Communicator {
     }
 }
 
-/// Connections of a rank that has met the others.
+/// Connections of a rank to the others, once all have met.
 #[derive(Default)]
 struct Connections {
     data: BTreeMap<usize, Vec<Connection>>,
     control: Vec<(usize, Connection)>,
 }
 
-/// What a rank has beside connections when it has met the others.
+/// Other state of a rank that has met the others.
 struct Met {
     listener: GroupListener,
     own_state: Arc<OwnState>,
@@ -134,7 +135,7 @@ fn meet(
     Ok((roster, Connections { data, control }, Some(met)))
 }
 
-/// A group whose failures are noticed.
+/// A group under failure monitoring.
 struct Watched<'a> {
     kinds: &'a [Kind],
     config: &'a Config,
@@ -173,7 +174,7 @@ impl<'a> Watched<'a> {
         })
     }
 
-    /// The links that the ranks agree on.
+    /// Agrees on links with the other ranks.
     fn agree(
         &self,
         connections: BTreeMap<usize, Vec<Connection>>,
@@ -208,13 +209,13 @@ impl<'a> Watched<'a> {
             };
             self.monitor.first_cause(error).after(started.elapsed())
         })?;
-        // Ranks of other hosts need no reason.
+        // Ranks on different hosts have no memory to share, so they need no reason.
         let refused = &mut agreed.refused;
         refused.retain(|&peer, _| self.roster.same_host(config.rank, peer));
         Ok(agreed)
     }
 
-    /// What makes links with further ranks, when they are needed.
+    /// Makes the connector that opens further links on demand.
     fn connector(&self, met: &Met) -> PeerConnector {
         PeerConnector {
             config: self.config.clone(),
@@ -233,7 +234,7 @@ impl<'a> Watched<'a> {
         SpinPolicy::of(self.roster.local_size(self.config.rank), cores)
     }
 
-    /// The engine over these links, and over further ones if all ranks can make them.
+    /// Makes the engine over these links. If all ranks offer TCP, it opens further ones on demand.
     fn engine(
         &self,
         mesh: Mesh,
@@ -271,7 +272,7 @@ impl<'a> Watched<'a> {
         engine.map_err(|error| self.monitor.first_cause(error))
     }
 
-    /// Lets those who ask at the listener know that the group has formed.
+    /// Publishes to inquiries that the group has formed.
     fn has_formed(&self, met: Met) -> GroupListener {
         let members = self.roster.members().iter();
         let members = members.map(|member| (member.address.clone(), member.host.clone()));
@@ -286,7 +287,7 @@ impl<'a> Watched<'a> {
 
 /// The error of a rank to which the system gives no thread, socket or descriptor.
 fn not_connected(config: &Config, error: &io::Error) -> Error {
-    // The only calls that would block if they could are those for threads.
+    // EAGAIN comes only from the creation of a thread.
     let thread = (error.kind() == ErrorKind::WouldBlock).then(|| Error::no_thread(error));
     thread
         .or_else(|| Error::out_of_resources(error, "cannot make its connections"))

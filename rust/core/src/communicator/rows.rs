@@ -1,16 +1,16 @@
-//! Rows that other ranks say they have for this one, before there is memory for them.
+//! Row counts that other ranks announce before this rank allocates memory for the rows.
 
 use super::Communicator;
 use crate::engine::Supervisor as _;
 use gradring_proto::error::{Breach, Error, Result};
 
 impl Communicator {
-    /// How many elements come from each rank in `call`, of which each has said how many `rows` it has
-    /// for this one, with so many `elements` of so many `bytes` each.
+    /// Converts the `rows` that each rank announced in `call` into elements. One row has `elements`
+    /// elements of `bytes` bytes each.
     ///
     /// # Errors
-    /// All ranks fail: with `Protocol`, for what no rank can have; with `Exhausted`, if this host has
-    /// less memory than all of it takes.
+    /// All ranks fail: with `Protocol` for an impossible number of rows; with `Exhausted` if the
+    /// rows need more memory than this host has.
     pub fn elements_of_rows(
         &self,
         rows: &[i64],
@@ -34,8 +34,8 @@ impl Communicator {
     }
 }
 
-/// The elements of so many `rows` each; or the first rank that cannot have so many rows: less than
-/// none, or with as many from all others more than there are addresses.
+/// Returns the elements in each of `rows`, or the first rank with an impossible number. A negative
+/// number is impossible, and one with which the rows of all ranks could exceed the address space.
 fn counted(rows: &[i64], elements: usize, bytes: usize) -> Result<Vec<usize>, usize> {
     let bytes_of_all = elements.max(1).saturating_mul(bytes.max(1));
     let most = isize::MAX.unsigned_abs() / bytes_of_all.saturating_mul(rows.len());
@@ -46,7 +46,7 @@ fn counted(rows: &[i64], elements: usize, bytes: usize) -> Result<Vec<usize>, us
     counted.collect()
 }
 
-/// Bytes of memory and swap that this host has.
+/// Bytes of memory and swap on this host.
 fn memory_of_host() -> usize {
     let host = rustix::system::sysinfo();
     let units = u128::from(host.totalram) + u128::from(host.totalswap);

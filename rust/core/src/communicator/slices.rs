@@ -1,4 +1,4 @@
-//! Collectives over slices, for programs in Rust that have their values in one piece.
+//! Collectives over slices, for Rust programs with contiguous values.
 
 use super::Communicator;
 use gradring_proto::buffer::Buffer;
@@ -6,8 +6,8 @@ use gradring_proto::collective::{Collective, Request, push_shape};
 use gradring_proto::dtype::{Element, ReduceOp};
 use gradring_proto::error::Result;
 
-/// Each waits for its end. All ranks call the same, in the same order, with as many elements of the
-/// same type and the same name, which may be empty. After an error, what `values` holds is undefined.
+/// Each call waits for its end. All ranks make the same calls in the same order, with equal counts,
+/// types and names. A name may be empty. An error leaves the contents of `values` undefined.
 impl Communicator {
     /// Reduces `values` over all ranks, in place; they end with the same bits on every rank.
     ///
@@ -25,8 +25,8 @@ impl Communicator {
         self.in_place(Collective::Broadcast { root }, values, name)
     }
 
-    /// Sends `values` to rank `to`, which receives them; returns once it has begun to. All other ranks
-    /// need not know of it.
+    /// Sends `values` to rank `to`; does not return before that rank has begun to receive. Other
+    /// ranks take no part.
     ///
     /// # Errors
     /// `Config` if `to` is not another rank; otherwise as for `all_reduce`.
@@ -34,7 +34,7 @@ impl Communicator {
         self.in_place(Collective::Send { to }, values, name)
     }
 
-    /// Overwrites `values` with what rank `from` sends.
+    /// Overwrites `values` with those that rank `from` sends.
     ///
     /// # Errors
     /// `Config` if `from` is not another rank; otherwise as for `all_reduce`.

@@ -1,4 +1,4 @@
-//! A collective with all that is known of it before it starts.
+//! A collective with everything that is known before its start.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::wire::contract::{Contract, Header};
 
-/// All that follows from a call and the policy.
+/// A call with everything that follows from it and from the policy.
 #[derive(Clone)]
 pub struct Prepared {
     /// The call.
@@ -23,7 +23,7 @@ pub struct Prepared {
 
 /// A collective with its place in the order.
 pub struct Launched {
-    /// What it is.
+    /// The call and its execution parameters.
     pub prepared: Prepared,
     pub(super) header: Header,
     /// Its ordinal.
@@ -31,7 +31,7 @@ pub struct Launched {
 }
 
 impl Prepared {
-    /// The call of `rank`, performed as `policy` says.
+    /// Prepares the call of `rank` under `policy`.
     ///
     /// # Errors
     /// `Misuse` for a call that makes no sense.
@@ -46,7 +46,7 @@ impl Prepared {
         })
     }
 
-    /// With the group's generation, its ordinal, and the step of the program that it belongs to.
+    /// Adds the group's generation, the collective's ordinal, and the step of the program.
     #[inline]
     #[must_use]
     pub fn launch(self, generation: u32, sequence: u64, step: u64) -> Launched {

@@ -1,28 +1,29 @@
-//! Memory that one collective after the other uses.
+//! Memory that successive collectives reuse.
 
 use super::Launched;
 use crate::executor::Scratch;
 use gradring_proto::buffer::Buffer;
 use gradring_proto::error::Error;
 
-/// Memory of the collectives of one rank.
+/// Reusable memory for the collectives of one rank.
 #[derive(Default)]
 pub struct Memory {
     scratch: Scratch,
-    /// Elements that travel in another type than their own.
+    /// Copies of elements that travel as another type.
     narrowed: Vec<u64>,
 }
 
-/// What one collective works on.
+/// Buffers and scratch memory of one collective.
 pub struct Operand<'m> {
     buffer: Buffer,
-    /// What travels in its place, if elements travel in another type than their own.
+    /// Buffer that travels in place of `buffer`, if elements travel as another type.
     narrow: Option<Buffer>,
     scratch: &'m mut Scratch,
 }
 
 impl Memory {
-    /// The buffer of a collective whose turn has come, as it travels.
+    /// Prepares the buffer of a collective whose turn has come, narrowed if it travels as another
+    /// type.
     ///
     /// # Errors
     /// `Exhausted` when there is no memory for it.
@@ -30,7 +31,7 @@ impl Memory {
     pub fn operand(&mut self, buffer: Buffer, launched: &Launched) -> Result<Operand<'_>, Error> {
         let Self { scratch, narrowed } = self;
         let narrow = launched.prepared.wire_dtype.map(|dtype| {
-            // SAFETY: nobody else has this memory as long as the operand is there.
+            // SAFETY: nothing else uses this memory while the operand exists.
             unsafe { buffer.narrowed(dtype, narrowed) }
         });
         Ok(Operand {

@@ -1,10 +1,11 @@
-//! One collective from its first byte to its end, as a function of what its links do and of time.
+//! One collective from its first byte to its end, as a function of link events and time.
 //!
-//! A [`Drive`] decides everything: what moves, when a stall is worth a warning or a suspicion, how
-//! long the cause of a suspicion is awaited, and when a collective has ended although the group has
-//! failed. It has no thread, never sleeps and owns no clock. The engine adds spinning, sleeping and
-//! signals; the simulation of `rust/simulation` adds a virtual clock. Both call `step` until it says
-//! `Blocked`, then `look` with the time, and then wait as long as that says.
+//! A [`Drive`] decides which bytes move, and when a stall deserves a warning or a suspicion. It
+//! also decides how long to wait for the cause of a suspicion, and whether a collective has ended
+//! although the group has failed. It has no thread, never sleeps and owns no clock. The engine adds
+//! spinning, sleeping and signals; the simulation of `rust/simulation` adds a virtual clock. Both
+//! call `step` until it returns `Blocked`, then `look` with the time, and then wait for at most the
+//! duration that it returns.
 
 use std::time::{Duration, Instant};
 
@@ -32,24 +33,24 @@ pub use waits::{Waiting, Waits};
 /// How long the supervisor may take to find the cause of a suspicion.
 const INVESTIGATION_LIMIT: Duration = Duration::from_secs(5);
 
-/// What all collectives of one rank have in common.
+/// Settings and services that all collectives of one rank share.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// The rank.
     pub rank: usize,
-    /// All ranks, and their hosts.
+    /// All ranks and their hosts.
     pub topology: &'a Topology,
     /// How long a collective may stall.
     pub limits: Limits,
     /// Raised when the group has failed.
     pub abort: &'a AbortSwitch,
-    /// Explains what this rank cannot explain alone.
+    /// Finds causes that this rank cannot find alone.
     pub supervisor: &'a dyn Supervisor,
-    /// Where it is noted for whom this rank waits.
+    /// Record of the ranks for which this rank waits.
     pub waits: &'a Waits,
 }
 
-/// What became of an attempt to go on.
+/// Outcome of one step.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -58,8 +59,8 @@ pub struct Context<'a> {
 pub enum Step {
     /// Something moved; more may move at once.
     Moved,
-    /// Nothing can move before one of the `interests` is served, the switch is raised, or it is
-    /// time for something: `look` says when.
+    /// Nothing can move until an interest is ready, the switch is raised, or the time that `look`
+    /// returns has passed.
     Blocked,
     /// The collective has ended on this rank.
     Done,
@@ -67,19 +68,19 @@ pub enum Step {
     Failed(Error),
 }
 
-/// How one collective went.
+/// Measurements of one collective.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
     /// Algorithm used.
     pub algorithm: &'static str,
     /// Bytes of payload that this rank sent.
     pub bytes_sent: u64,
-    /// When this rank started.
+    /// Start of the collective on this rank.
     pub started: Instant,
-    /// When the last of the peers that it listens to had entered, and who that was; nothing if it
-    /// receives from none.
+    /// Time at which the last of its senders had entered, with that sender's rank; `None` if it
+    /// receives from no rank.
     pub everyone_entered: Option<(Instant, usize)>,
-    /// When it had ended.
+    /// End of the collective on this rank.
     pub ended: Instant,
 }
 
@@ -90,17 +91,17 @@ pub struct Drive<'a> {
     execution: Execution<'a>,
     stall: StallDetector<'a>,
     started: Instant,
-    /// Whether something has moved since the clock was read last.
+    /// Set by a move; cleared when the clock is next read.
     moved: bool,
-    /// None if everything came at once.
+    /// Time at which the last peer had entered; stays `None` if the collective ends in one step.
     entered_at: Option<Instant>,
     investigation: Option<Investigation>,
 }
 
-/// What the supervisor was asked to explain.
+/// A suspicion under investigation by the supervisor.
 struct Investigation {
     suspicion: Suspicion,
-    /// None until the clock is read next.
+    /// Deadline for the cause; `None` until the clock is next read.
     until: Option<Instant>,
 }
 
@@ -135,7 +136,8 @@ impl<'a> Drive<'a> {
         })
     }
 
-    /// Moves what can be moved without waiting. Asks for the time once in a collective, at most.
+    /// Moves everything that can move without waiting. Reads the clock at most once in a
+    /// collective.
     #[inline]
     pub fn step(&mut self, transport: &mut dyn Transport, clock: impl FnOnce() -> Instant) -> Step {
         if self.investigation.is_some() {
@@ -164,7 +166,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// How long nothing has moved by `now`.
+    /// Returns how long nothing has moved by `now`.
     #[inline]
     pub fn idle(&mut self, now: Instant) -> Duration {
         if std::mem::take(&mut self.moved) {
@@ -173,8 +175,8 @@ impl<'a> Drive<'a> {
         self.stall.idle(now)
     }
 
-    /// Does what is due by `now`, where nothing can move; returns for how long to wait before the
-    /// next step, at most.
+    /// Does everything due by `now` while nothing can move. Returns the longest wait before the
+    /// next step.
     pub fn look(&mut self, now: Instant) -> Duration {
         let idle = self.idle(now);
         if let Some(Investigation { suspicion, until }) = &mut self.investigation {
@@ -198,7 +200,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// What to wait for after `Step::Blocked`, beside the switch.
+    /// Pipes to wait for after `Step::Blocked`, besides the abort switch.
     #[must_use]
     pub fn interests(&self) -> &[Interest] {
         match self.investigation {
@@ -207,7 +209,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// How it went, if it has ended.
+    /// Measurements of a collective that ended at `ended`.
     #[inline]
     #[must_use]
     pub fn measured(&self, ended: Instant) -> Measured {
@@ -221,13 +223,13 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// The supervisor's answer, once there is one.
+    /// Fails with the supervisor's cause, once there is one.
     fn answer(&self) -> Step {
         let cause = self.context.abort.cause();
         cause.map_or(Step::Blocked, Step::Failed)
     }
 
-    /// From here on, only the supervisor's word counts.
+    /// Reports a suspicion; afterwards only the supervisor's cause counts.
     fn investigate(&mut self, suspicion: Suspicion) {
         self.investigation = Some(Investigation {
             suspicion: suspicion.clone(),

@@ -1,5 +1,5 @@
-//! The stall detector, a function of time: a collective that does not move is first noted, then
-//! people are warned, at last a rank is suspected.
+//! Stall detector, a function of time: notes a stall first, then warns people, and finally suspects
+//! a rank.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +9,23 @@ use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_proto::error::{Garbled, Text};
 use gradring_proto::wire::contract;
 
-/// How long nothing has moved in one collective, and what was done about it.
+/// Duration of a stall in one collective, and the reactions so far.
 pub(super) struct StallDetector<'a> {
     launched: &'a Launched,
     limits: Limits,
     waits: &'a Waits,
     moved_at: Instant,
     noted: bool,
-    /// How long nothing will have moved when people are warned next.
+    /// Duration of a stall at which the next warning is due.
     next_warning: Duration,
 }
 
-/// How long a collective may stand still.
+/// Limits on the stall of a collective.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Until somebody is suspected.
+    /// Duration of a stall at which a rank is suspected.
     pub timeout: Duration,
-    /// Until people are warned first, and then each time that twice as much has gone by.
+    /// Duration of a stall at the first warning. Each further warning comes after twice as long.
     pub stall_warning: Duration,
 }
 
@@ -42,7 +42,7 @@ impl<'a> StallDetector<'a> {
         }
     }
 
-    /// Something has moved.
+    /// Records a move.
     #[inline]
     pub(super) fn moved(&mut self, now: Instant) {
         self.moved_at = now;
@@ -51,7 +51,7 @@ impl<'a> StallDetector<'a> {
         self.forget();
     }
 
-    /// Nobody waits any more.
+    /// Withdraws the note that this rank waits.
     #[inline]
     fn forget(&mut self) {
         if std::mem::take(&mut self.noted) {
@@ -65,10 +65,11 @@ impl<'a> StallDetector<'a> {
         now.saturating_duration_since(self.moved_at)
     }
 
-    /// Does what is due after so long; returns for how long to wait before the next look.
+    /// Does everything due after a stall of this length. Returns the longest wait before the next
+    /// look.
     ///
     /// # Errors
-    /// The suspicion, once nothing has moved for as long as the timeout allows.
+    /// The suspicion, once a stall has reached the timeout.
     pub(super) fn look(
         &mut self,
         execution: &Execution<'_>,
@@ -76,7 +77,7 @@ impl<'a> StallDetector<'a> {
         supervisor: &dyn Supervisor,
     ) -> Result<Duration, Suspicion> {
         let (timeout, sequence) = (self.limits.timeout, self.launched.sequence);
-        // Also if there was no look between the two limits.
+        // A warning comes even if no look fell between it and the timeout.
         if idle >= self.next_warning && self.next_warning < timeout {
             while self.next_warning <= idle {
                 self.next_warning *= 2;
@@ -91,7 +92,7 @@ impl<'a> StallDetector<'a> {
                 timeout,
             });
         }
-        // Others may still be in an earlier collective, and somebody moves there.
+        // A rank may still be in an earlier collective that moves.
         let elsewhere = (self.waits.earlier_moved())
             .map(|at| (self.moved_at + idle).saturating_duration_since(at));
         let stalled = elsewhere.map_or(idle, |elsewhere| elsewhere.min(idle));
@@ -112,7 +113,7 @@ impl<'a> StallDetector<'a> {
         Ok(INTERRUPT_INTERVAL.min(timeout - stalled))
     }
 
-    /// What a fault gives reason to suspect.
+    /// Converts a fault into a suspicion.
     pub(super) fn suspicion(&self, fault: Fault, execution: &Execution<'_>) -> Suspicion {
         let sequence = self.launched.sequence;
         match fault {
@@ -157,7 +158,7 @@ impl Drop for StallDetector<'_> {
     }
 }
 
-/// More than nothing, which no number of doublings would raise.
+/// At least 1 ms, because doubling zero never ends.
 fn first_warning(limits: Limits) -> Duration {
     limits.stall_warning.max(Duration::from_millis(1))
 }

@@ -1,4 +1,4 @@
-//! The interface to those who find the cause of what a drive notices.
+//! Interface to the supervisor, which finds the causes of a drive's suspicions.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use gradring_proto::error::{Error, Suspicion};
 
 /// Investigates suspicions for the whole group, and spreads aborts.
 pub trait Supervisor {
-    /// Has the cause found and the abort switch raised with it, on all ranks, in bounded time.
-    /// Does not wait for that.
+    /// Starts the search for a cause, and returns without waiting. In bounded time the abort switch
+    /// is raised with the cause on all ranks.
     fn investigate(&self, suspicion: Suspicion);
 
     /// Raises the abort switch on all ranks, unless it has been raised before.
     fn abort(&self, cause: Error);
 
-    /// Tells people about a collective that may be in trouble.
+    /// Warns people about a stall.
     fn warn(&self, stall: &Stall);
 
-    /// How a rank is called in the group whose failures these are.
+    /// Converts a rank of this engine into its rank in the group that fails with it.
     fn in_group(&self, rank: usize) -> usize {
         rank
     }
@@ -26,16 +26,16 @@ pub trait Supervisor {
 /// A collective in which nothing has moved for a while.
 #[derive(Debug)]
 pub struct Stall<'a> {
-    /// The ranks waited for.
+    /// The awaited ranks.
     pub awaited: Vec<usize>,
-    /// Whether those ranks have entered the collective.
+    /// `true` if those ranks have entered the collective.
     pub entered: bool,
     /// The collective.
     pub call: &'a Call,
     /// Its ordinal.
     pub sequence: u64,
-    /// How long nothing moved.
+    /// Duration of the stall.
     pub idle: Duration,
-    /// When it will fail, counted as `idle` is.
+    /// Duration of a stall at which the collective fails.
     pub timeout: Duration,
 }

@@ -17,12 +17,12 @@ const LIMITS: Limits = Limits {
     stall_warning: TIMEOUT,
 };
 
-/// Raises the switch when it is told to, and finds no causes.
+/// A supervisor that raises the switch on request, and finds no causes.
 #[derive(Default)]
 struct Clueless {
     abort: AbortSwitch,
     suspicions: RefCell<Vec<Suspicion>>,
-    /// After how long people were warned.
+    /// Durations of stalls at which it warned.
     warnings: RefCell<Vec<Duration>>,
 }
 
@@ -40,7 +40,7 @@ impl Supervisor for Clueless {
     }
 }
 
-/// Steps until a drive is done or blocked: whether anything has moved, and whether it is done.
+/// Steps until a drive is done or blocked. Returns whether anything moved, and whether it is done.
 fn go_on(drive: &mut Drive<'_>, links: &mut dyn Transport, now: Instant) -> (bool, bool) {
     let mut moved = false;
     loop {
@@ -299,8 +299,8 @@ fn when_the_last_peer_had_entered_is_noted_once() {
     panic!("it ends");
 }
 
-/// A send and its receive through pipes of so few bytes, under these names: which rank is done, and what
-/// each has suspected.
+/// Runs a send and its receive under these names through pipes of `pipe_bytes`. Returns which ranks
+/// are done, and the suspicion of each.
 fn of_two(pipe_bytes: usize, names: [&str; 2]) -> ([bool; 2], [Option<Suspicion>; 2]) {
     let topology = Topology::one_host(2);
     let supervisors = [Clueless::default(), Clueless::default()];
@@ -348,7 +348,7 @@ fn what_each_of_two_ranks_has_called_follows_its_header_in_whatever_pieces() {
             Some(Suspicion::HeadersDiffer { called, own, .. }) => Some((called, own)),
             _ => None,
         });
-        // Who notices first sends no more of its own.
+        // The rank that notices the difference first stops sending, so its peer may not notice it.
         let right = [(received, sent), (sent, received)];
         let right = right.map(|(called, own)| Some((Text::from(called), Text::from(own))));
         assert!(told.iter().any(Option::is_some) && done == [false; 2]);

@@ -1,4 +1,4 @@
-//! For whom a rank waits, for others to see; and whether those that it waits for still move.
+//! Waits of a rank, for other ranks to see, and signs that the awaited ranks still move.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +11,22 @@ use gradring_proto::lock::lock;
 pub struct Waiting {
     /// The ranks without which nothing moves.
     pub awaited: Vec<usize>,
-    /// When something moved last.
+    /// Time of the last move.
     pub since: Instant,
 }
 
-/// Where a drive notes that its rank has waited for a while; read by the failure monitor and by
-/// those who ask how the rank is.
+/// Record of a wait that lasts, read by the failure monitor and by inquiries.
 #[derive(Debug, Default)]
 pub struct Waits {
     waiting: Mutex<Option<Waiting>>,
-    /// Whether something has moved since the others were told last.
+    /// Set by every move; cleared when the others are informed of it.
     moved: AtomicBool,
-    /// When a rank has said last that something moves in an earlier collective.
+    /// Time at which a rank last reported a move in an earlier collective.
     earlier_moved: Mutex<Option<Instant>>,
 }
 
 impl Waits {
-    /// For whom this rank waits, if it has done so for a while.
+    /// The present wait, if it has lasted for a while.
     #[must_use]
     pub fn now(&self) -> Option<Waiting> {
         lock(&self.waiting).clone()
@@ -42,12 +41,12 @@ impl Waits {
         self.moved.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something has moved here since this was asked last.
+    /// Returns `true` if something has moved since the last call.
     pub(crate) fn take_moved(&self) -> bool {
         self.moved.swap(false, Ordering::Relaxed)
     }
 
-    /// Another rank moves in a collective that this one has ended.
+    /// Records that another rank moves in a collective that this one has ended.
     pub(crate) fn note_earlier_move(&self, now: Instant) {
         *lock(&self.earlier_moved) = Some(now);
     }

@@ -10,12 +10,12 @@ use gradring_proto::consensus::message::{Envelope, Outcome};
 use gradring_proto::error::{Breach, Error, ErrorKind, NotFormed, Result};
 use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
-/// Says something to other processes of the job.
+/// Sends requests to other processes of the job.
 pub(crate) struct MemberClient {
     pub(crate) credentials: Arc<Credentials>,
 }
 
-/// Whether another process has said that this one does not belong to its job.
+/// Returns `true` for errors by which another process rejects this one as a member of its job.
 fn turns_away(error: &Error) -> bool {
     matches!(
         error.kind,
@@ -27,8 +27,8 @@ fn turns_away(error: &Error) -> bool {
 }
 
 impl MemberClient {
-    /// Says something to the process at `host:port`, and tells what became of it. One that hands its
-    /// listener from a group to the next one is told again.
+    /// Sends a request to the process at `host:port` and returns the outcome. Retries while that
+    /// process hands its listener from one group to the next.
     pub(crate) fn call(&self, address: &str, envelope: &Envelope, limit: Duration) -> Outcome {
         let credentials = &*self.credentials;
         let retry = Retry::of_one_that_listens(limit);
@@ -72,7 +72,7 @@ mod tests {
     fn a_process_whose_listener_goes_from_one_group_to_the_next_is_told_again() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        // Both connections end before they are answered, and then nobody listens.
+        // Both connections end before an answer, and then the port is closed.
         let groups = thread::spawn(move || {
             for _ in 0..2 {
                 drop(listener.accept().unwrap());

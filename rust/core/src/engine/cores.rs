@@ -1,4 +1,4 @@
-//! Two ranks on one core, of which one waits for the other.
+//! Cores shared by two ranks of which one waits for the other.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,21 +7,23 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 
 use gradring_net::link::{Interest, Transport};
 
-/// Where threads run changes with every few milliseconds; moving takes up to 80 microseconds.
+/// Interval between attempts to move: the system moves threads every few milliseconds, and a move
+/// takes up to 80 microseconds.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Who else runs on the core of a thread that waits.
+/// Peer that shares the core of a waiting thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Company {
-    /// No peer for which it waits.
+    /// No awaited peer shares the core.
     Other,
-    /// A peer for which it waits, and some core is idle: one of the two moves there when it runs.
+    /// An awaited peer shares the core, and some core is idle: one of the two moves there when it
+    /// runs.
     Parting,
-    /// A peer for which it waits, and no core is idle.
+    /// An awaited peer shares the core, and no core is idle.
     Staying,
 }
 
-/// What a rank does about the core on which it waits.
+/// Detector of awaited peers on the core of this rank, which moves the rank away from them.
 pub(super) struct Cores {
     rank: usize,
     world_size: usize,
@@ -39,7 +41,7 @@ impl Cores {
         }
     }
 
-    /// Who runs on this core, after the calling thread may have moved to an idle one.
+    /// Finds the peer on this core. The calling thread may first have moved to an idle core.
     pub(super) fn company(
         &mut self,
         transport: &dyn Transport,
@@ -55,7 +57,7 @@ impl Cores {
             let peers = (0..self.world_size).filter_map(|peer| transport.core_of_peer(peer));
             let idle = idle_cores(core, peers).unwrap_or_default();
             self.is_any_idle = idle.is_some();
-            // If both moved they would meet again.
+            // Only the higher rank moves: if both moved, they would meet again.
             if let Some(idle) = idle
                 && peer < self.rank
                 && idle.enter().is_ok()
@@ -79,18 +81,18 @@ impl Cores {
     }
 }
 
-/// Where a thread may run, and where it had better.
+/// Cores on which a thread may run, and the better ones among them.
 struct Idle {
     usable: CpuSet,
     better: CpuSet,
 }
 
-/// The cores that the calling thread may use besides `core`, which it shares, and those of its
-/// `peers`; `None` if there are none, or all cores have something to do.
+/// Returns the cores that the calling thread may use, and among them those that neither it nor its
+/// `peers` run on. Returns `None` if there are none, or if all cores are busy.
 fn idle_cores(core: usize, peers: impl Iterator<Item = usize>) -> rustix::io::Result<Option<Idle>> {
     let usable = sched_getaffinity(None)?;
-    // All threads of the host, though the usable cores may be fewer: if these are enough for them,
-    // and this core has two, another one has none.
+    // `/proc/loadavg` counts all threads of the host, though the usable cores may be fewer. If
+    // these are enough for all threads, and this core has two, another core is idle.
     let threads = fs::read_to_string("/proc/loadavg").ok();
     let running = threads.as_deref().and_then(running);
     if running.is_none_or(|running| running > usable.count()) {
@@ -104,11 +106,11 @@ fn idle_cores(core: usize, peers: impl Iterator<Item = usize>) -> rustix::io::Re
 }
 
 impl Idle {
-    /// Moves the calling thread there. Where it may run is the same afterwards.
+    /// Moves the calling thread to a better core, and restores its set of usable cores.
     fn enter(self) -> rustix::io::Result<()> {
         sched_setaffinity(None, &self.better)?;
-        // First wherever this process may run at all: the set of the cores that are usable now would
-        // keep this thread from those that the process may be given later.
+        // First widens the set to every core on which this process may run. The set of now usable
+        // cores would keep this thread from cores that the process gets later.
         let mut all = CpuSet::new();
         (0..CpuSet::MAX_CPU).for_each(|core| all.set(core));
         let widened = sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None));
@@ -119,7 +121,7 @@ impl Idle {
     }
 }
 
-/// How many threads run or want to: `3` in `0.20 0.18 0.12 3/80 11206`.
+/// Number of threads that run or want to: `3` in `0.20 0.18 0.12 3/80 11206`.
 fn running(loadavg: &str) -> Option<u32> {
     let (running, _) = loadavg.split(' ').nth(3)?.split_once('/')?;
     running.parse().ok()
@@ -154,7 +156,7 @@ mod tests {
     fn neither_the_own_core_nor_one_of_a_peer_is_better() {
         let usable = sched_getaffinity(None).unwrap();
         let core = sched_getcpu();
-        // Nothing is idle where other tests keep all cores busy.
+        // No core is idle while other tests keep all of them busy.
         if let Some(idle) = idle_cores(core, [].into_iter()).unwrap() {
             assert_eq!(idle.usable, usable);
             assert!(!idle.better.is_set(core) && idle.better.count() == usable.count() - 1);

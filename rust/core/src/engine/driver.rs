@@ -1,4 +1,4 @@
-//! Driving one collective after the other: on the caller's thread if it blocks, or else on the
+//! Driving of collectives, one after the other: on a caller's thread that blocks, or else on the
 //! progress thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,36 +17,36 @@ use gradring_proto::buffer::Buffer;
 use gradring_proto::error::{Abort, Error, Result, message_of};
 use gradring_proto::lock::lock;
 
-/// How often a spinning caller looks at its links before it looks at the clock.
+/// Polls of the links between two readings of the clock, while a caller spins.
 const LOOKS_PER_CLOCK: u32 = 8;
 
-/// For a message of more bytes a peer on the same core works so long that handing the core to and fro
-/// costs more than to sleep.
+/// Largest message in bytes for which a waiting rank hands its core to a peer and back. A larger
+/// one keeps the peer busy so long that sleeping costs less.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// What it takes to drive a collective: the thread that drives one has it for that time.
+/// Links and memory for driving collectives. The driving thread owns them meanwhile.
 pub(super) struct Driver {
     pub(super) transport: Box<dyn Transport>,
     pub(super) memory: Memory,
     pub(super) cores: Cores,
 }
 
-/// On whose thread a collective is driven.
+/// Thread on which a collective is driven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum On {
-    /// That of the blocking call that launched it.
+    /// The thread of the blocking call that launched the collective.
     Call,
-    /// That of a wait for it, or for one launched later.
+    /// A thread that waits for the collective, or for a later one.
     Wait,
     /// The progress thread.
     Progress,
 }
 
 impl Shared {
-    /// Gives the driver back, or ends it if the engine has been closed meanwhile.
+    /// Returns the driver to the queue, or drops it if the engine was closed meanwhile.
     pub(super) fn stop_driving(&self, driver: Box<Driver>) {
         if !self.process.is_this() {
-            // Its threads and links are the parent's.
+            // Threads and links of a fork belong to the parent.
             std::mem::forget(driver);
             return;
         }
@@ -68,7 +68,7 @@ impl Shared {
         }
     }
 
-    /// The progress thread.
+    /// Runs the progress thread.
     pub(super) fn make_progress(&self) {
         loop {
             let mut queue = lock(&self.queue);
@@ -86,10 +86,10 @@ impl Shared {
         }
     }
 
-    /// Drives what is queued up to the collective `last`, as long as nobody else does.
+    /// Drives the queue up to the collective `last`, unless another thread drives.
     pub(super) fn drive_up_to(&self, last: u64, interrupt: Interrupt<'_>) {
         loop {
-            // In a statement of its own, so that the lock does not last.
+            // A statement of its own releases the lock before the collective is driven.
             let turn = lock(&self.queue).next(last);
             let Some(turn) = turn else { return };
             self.drive_queued(turn, On::Wait, interrupt);
@@ -105,8 +105,8 @@ impl Shared {
         self.stop_driving(driver);
     }
 
-    /// Who blocks spins at first. The progress thread sleeps, because the program's computation wants
-    /// the core, unless the program waits.
+    /// Spin policy on this thread. A blocked caller spins at first. The progress thread sleeps at
+    /// once, because the program computes on the core, unless the program waits.
     fn spin_policy_on(&self, on: On) -> SpinPolicy {
         match on {
             On::Progress if !self.recorder.is_awaited() => SpinPolicy::default(),
@@ -114,8 +114,8 @@ impl Shared {
         }
     }
 
-    /// Lets the program act, which may have something to say or even close this engine; whether it
-    /// asks to give up.
+    /// Lets the program act: it may run handlers, or even close this engine. Returns `true` if it
+    /// interrupts the collective.
     fn ask(&self, sequence: u64, interrupt: Interrupt<'_>) -> bool {
         let asking = |asking| {
             let mut queue = lock(&self.queue);
@@ -168,7 +168,7 @@ impl Shared {
         }
     }
 
-    /// Returns how it went; nothing in a world of one.
+    /// Drives a collective and returns its measurements; `None` in a group of one rank.
     fn drive(
         &self,
         driver: &mut Driver,
@@ -198,7 +198,8 @@ impl Shared {
         let mut operand = memory
             .operand(buffer, launched)
             .map_err(|error| self.fail(error))?;
-        // In a block: dropping the drive by a call would move it, and small messages would notice.
+        // A block ends the drive in place. Passing it to `drop` would move it, which slows small
+        // messages down.
         let measured = {
             let mut drive = Drive::new(context, launched, &mut operand, started)
                 .map_err(|error| self.fail(error))?;
@@ -228,7 +229,8 @@ impl Shared {
                 let idle = drive.idle(now);
                 patience.waits(idle);
                 if idle < patience.yielding(spin_policy) {
-                    // Where there are too few cores, all ranks of one get it when this one yields.
+                    // A rank that does not spin has too few cores: yielding hands this core to all
+                    // ranks on it, so no peer is looked for.
                     let company = match spins {
                         true => cores.company(&**transport, drive.interests(), now),
                         false => Company::Other,

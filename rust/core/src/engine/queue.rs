@@ -1,4 +1,4 @@
-//! The collectives that were launched, in their order, and what is known of the next one.
+//! Queue of launched collectives in order, and the state that determines the next one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,28 +12,29 @@ use gradring_proto::collective::Call;
 use gradring_proto::error::Result;
 use gradring_proto::schedule::choice::Policy;
 
-/// A collective that is queued, and what it works on.
+/// A queued collective with its buffer and work.
 type Waiting = (Launched, Buffer, Work);
-/// What it takes to drive the collective whose turn has come.
+/// The driver, with the collective whose turn has come.
 pub(super) type Turn = (Box<Driver>, Waiting);
 
-/// The order of collectives.
+/// Launched collectives in order.
 pub(super) struct Queue {
     pub(super) waiting: VecDeque<Waiting>,
-    /// None while somebody drives a collective, and once the engine is closed: with it go sockets,
-    /// mappings, descriptors and memory, however long somebody keeps the engine.
+    /// `None` while a thread drives a collective, and once the engine is closed. Dropping the
+    /// driver frees sockets, mappings, descriptors and memory, even if the program keeps the
+    /// engine.
     pub(super) driver: Option<Box<Driver>>,
-    /// Whether somebody drives a collective right now.
+    /// `true` while a thread drives a collective.
     pub(super) driving: bool,
-    /// Whether that one lets the program act at the moment, which may take its time.
+    /// `true` while that thread lets the program act, which may take long.
     pub(super) asking: bool,
-    /// The thread inside a blocking call; that call is the last one, since none may follow it.
+    /// Thread inside a blocking call. That call is the last one launched, since none may follow it.
     blocked: Option<Here>,
     pub(super) launched: u64,
     pub(super) steps: Steps,
     pub(super) closed: bool,
     pub(super) policy: Policy,
-    /// The last call, in case the next one is the same.
+    /// The last call, reused if the next one is equal.
     last: Option<Prepared>,
 }
 
@@ -41,7 +42,7 @@ thread_local! {
     static HERE: u8 = const { 0 };
 }
 
-/// A thread, as long as it lives: cheaper than its official number, which small messages notice.
+/// Identity of a living thread. It is cheaper than `ThreadId`, which slows small messages down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Here(usize);
 
@@ -67,8 +68,8 @@ impl Queue {
         }
     }
 
-    /// The next collective up to the ordinal `last`, for somebody who drives it now, if nobody else
-    /// does.
+    /// Takes the next collective up to the ordinal `last`, with the driver, unless another thread
+    /// drives.
     pub(super) fn next(&mut self, last: u64) -> Option<Turn> {
         self.waiting
             .front()
@@ -78,22 +79,22 @@ impl Queue {
         Some((driver, self.waiting.pop_front()?))
     }
 
-    /// Whether a collective launched now has its turn at once.
+    /// Returns `true` if a collective launched now starts at once.
     pub(super) fn is_idle(&self) -> bool {
         !self.driving && self.waiting.is_empty()
     }
 
-    /// This thread is inside a blocking call, the one prepared last.
+    /// Marks this thread as inside a blocking call, the one prepared last.
     pub(super) fn block(&mut self) {
         self.blocked = Some(Here::now());
     }
 
-    /// This thread's blocking call is over.
+    /// Ends the blocking call of this thread.
     pub(super) fn unblock(&mut self) {
         self.blocked.take_if(|thread| *thread == Here::now());
     }
 
-    /// The blocking call under way, if there is one, and whether it is this thread's.
+    /// The present blocking call, and whether this thread makes it.
     pub(super) fn blocking(&self) -> Option<(Arc<Call>, bool)> {
         let own = self.blocked? == Here::now();
         let call = &self.last.as_ref()?.call;
@@ -106,7 +107,8 @@ impl Queue {
         self.last = None;
     }
 
-    /// Small messages notice what preparing costs, and those who send many repeat themselves.
+    /// Prepares a call, or reuses the last one: preparing slows small messages down, and programs
+    /// that send many repeat them.
     pub(super) fn prepare(&mut self, rank: usize, call: Call) -> Result<Prepared> {
         if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
             return Ok(last.clone());

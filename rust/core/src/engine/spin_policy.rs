@@ -5,23 +5,23 @@ use std::time::Duration;
 /// How a blocked caller waits before it sleeps in the kernel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SpinPolicy {
-    /// At first it keeps its core to itself.
+    /// Time from the start of a wait during which the caller keeps its core.
     pub spinning: Duration,
-    /// Counted from the same moment, longer: then everything else that wants to run on its core
-    /// goes first.
+    /// Longer time from the start of a wait during which the caller yields after spinning: all
+    /// other threads that want to run on its core go first.
     pub yielding: Duration,
 }
 
-/// So many ranks may share a core that those which wait hand it round: with more, one that has
-/// something to do gets it sooner if the others sleep.
+/// Most ranks per core for which waiting ranks yield to each other. If there are more, a rank with
+/// work gets the core sooner if the others sleep.
 const YIELDING_RANKS_PER_CORE: usize = 2;
 
 impl SpinPolicy {
-    /// For this many ranks and cores of the host.
+    /// Policy of a host with this many ranks and cores.
     ///
-    /// A few times as long as waking a thread takes, where every rank of the host has a core.
-    /// Where they share cores, a rank that spins takes the core from those it waits for, and a rank
-    /// that sleeps is woken late: so it yields at once.
+    /// If every rank of the host has a core, spinning lasts a few times as long as waking a thread.
+    /// On a shared core, a spinning rank takes the core from those it waits for, and a sleeping
+    /// rank is woken late. There a rank yields at once.
     #[must_use]
     pub fn of(ranks: usize, cores: usize) -> Self {
         let (has_core, yields) = (ranks <= cores, ranks <= YIELDING_RANKS_PER_CORE * cores);
@@ -32,31 +32,32 @@ impl SpinPolicy {
     }
 }
 
-/// A wait as long as this costs little more if the caller sleeps meanwhile.
+/// Duration of a wait from which on sleeping costs little more than yielding.
 const LONG_WAIT: Duration = Duration::from_micros(100);
-/// One long wait is often for a rank that comes late, and the next ones are short.
+/// Consecutive long waits after which a caller no longer yields. A single long wait is often for a
+/// late rank, and the next waits are short.
 const LONG_WAITS: u32 = 2;
 
-/// What the waits of one collective so far tell about the next one: on a slow network all are long,
-/// and one that yields meanwhile takes its core from others for nothing.
+/// Prediction of the next wait from the previous ones in a collective. On a slow network all waits
+/// are long, and yielding then takes the core from other threads for nothing.
 ///
 /// See A. R. Karlin, K. Li, M. S. Manasse and S. Owicki, "Empirical studies of competitive spinning
 /// for a shared-memory multiprocessor", SOSP 1991.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
-    /// The present wait, as long as it is known to be.
+    /// Duration of the present wait so far.
     waited: Duration,
-    /// How many waits in a row were long.
+    /// Number of consecutive long waits.
     long_waits: u32,
 }
 
 impl Patience {
-    /// Nothing has moved for this long.
+    /// Records that nothing has moved for this long.
     pub(super) const fn waits(&mut self, idle: Duration) {
         self.waited = idle;
     }
 
-    /// Something has moved.
+    /// Records a move.
     pub(super) fn moved(&mut self) {
         if self.waited.is_zero() {
             return;
@@ -68,7 +69,7 @@ impl Patience {
         self.waited = Duration::ZERO;
     }
 
-    /// How long the present wait may take before the caller sleeps.
+    /// Longest time before the caller sleeps in the present wait.
     pub(super) const fn yielding(&self, policy: SpinPolicy) -> Duration {
         match self.long_waits < LONG_WAITS {
             true => policy.yielding,

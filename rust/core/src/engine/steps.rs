@@ -1,41 +1,42 @@
-//! To which step of the program a collective belongs.
+//! Steps of the program, to which collectives belong.
 //!
-//! Ranks compare this number. Names and shapes repeat in every step, so without it a rank that has
-//! left a step early would go on one step apart from the others without notice.
+//! Ranks compare the number of the step. Names and shapes are the same in every step. Without the
+//! number, a rank that left a step early would continue one step apart from the others without
+//! notice.
 //!
-//! A step counts from its first collective on, so a rank may do what it likes between collectives;
-//! a step that an exception ended before that counts too, since the others may not have left theirs.
-//! Collectives outside of steps belong to the one before them. 0 stands for none.
+//! A step counts from its first collective, so ranks may do anything between collectives. A step
+//! that an exception ended before its first collective counts too, since other ranks may still be
+//! in theirs. Collectives outside of steps belong to the previous step. Step 0 means none.
 
 /// Counts the steps of this rank.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     number: u64,
-    /// Whether the next collective is the first of a step.
+    /// `true` if the next collective is the first of a step.
     begins: bool,
     open: Option<Open>,
-    /// The execution of a graph that launched something last.
+    /// Execution of a graph that last launched a collective.
     execution: Option<i64>,
 }
 
-/// A step that the program is in, by its own words.
+/// A step that the program has marked and not ended.
 #[derive(Debug)]
 struct Open {
-    /// `Steps::begins` before it.
+    /// Value of `Steps::begins` before the step.
     begins: bool,
-    /// Collectives launched before it.
+    /// Number of collectives launched before the step.
     launched: u64,
     collective_exit: bool,
 }
 
 impl Steps {
-    /// The step of a collective that is launched now.
+    /// Returns the step of a collective that is launched now.
     pub(super) fn launch(&mut self) -> u64 {
         self.number += u64::from(std::mem::take(&mut self.begins));
         self.number
     }
 
-    /// The program begins a step, `launched` collectives after the start.
+    /// Begins a marked step after `launched` collectives.
     pub(super) fn begin(&mut self, launched: u64, collective_exit: bool) {
         self.open = Some(Open {
             begins: std::mem::replace(&mut self.begins, true),
@@ -44,8 +45,7 @@ impl Steps {
         });
     }
 
-    /// The program has ended its step, or left it early; returns its number, and how many
-    /// collectives it launched.
+    /// Ends the marked step. Returns its number, and how many collectives it launched.
     pub(super) fn end(&mut self, launched: u64, early: bool) -> (u64, u64) {
         let Some(open) = self.open.take() else {
             return (self.number, 0);
@@ -60,14 +60,14 @@ impl Steps {
         (self.number, launched)
     }
 
-    /// What is launched next belongs to this execution of a graph, which is a step unless the
-    /// program says what its steps are.
+    /// Assigns later collectives to this execution of a graph, which is a step unless the program
+    /// marks its steps.
     pub(super) fn execute(&mut self, execution: i64) {
         let is_new = self.execution.replace(execution) != Some(execution);
         self.begins |= is_new && self.open.is_none();
     }
 
-    /// Whether the program says that all ranks leave the current step early, or none.
+    /// Returns `true` if the program promised that all ranks leave the current step early, or none.
     pub(super) fn collective_exit(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.collective_exit)
     }

@@ -1,9 +1,9 @@
-//! Conflicts: the earlier operations that an operation has to follow, and on which elements.
+//! Conflicts of an operation: the earlier operations that it must follow, and on which elements.
 //!
-//! Only the nearest ones are kept: on every element the last operation that wrote it, or those that
-//! have read it since. Whatever came before them they follow themselves, and on the same elements,
-//! so an operation that never passes them never passes that either. An operation then has a few
-//! conflicts, however long the schedule is.
+//! Only the nearest conflicts are kept: on every element, the last operation that wrote it, or the
+//! operations that have read it since. These follow all earlier operations on the same elements. So
+//! an operation that never passes its nearest conflicts never passes any earlier operation. Each
+//! operation has a few conflicts, however long the schedule is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,15 +13,15 @@ use gradring_proto::schedule::{Access, Use};
 /// An earlier operation, and the elements on which it must stay ahead.
 pub(super) type Conflict = (usize, Range<usize>);
 
-/// The operations so far, by what they touched.
+/// Operations so far, by the memory that they touched.
 #[derive(Default)]
 pub(super) struct History {
     buffer: Touched,
     beside: Touched,
 }
 
-/// What was done to elements of one memory: disjoint ranges by their starts. Elements of which
-/// nothing is known were not touched.
+/// Accesses to one memory: disjoint ranges by their starts. Elements outside of all ranges were not
+/// touched.
 #[derive(Default)]
 struct Touched(BTreeMap<usize, Segment>);
 
@@ -29,13 +29,13 @@ struct Touched(BTreeMap<usize, Segment>);
 struct Segment {
     end: usize,
     writer: Option<usize>,
-    /// Since it was written.
+    /// Operations that have read it since it was written.
     readers: Vec<usize>,
 }
 
 impl History {
-    /// Adds operation `number` on `range` behind all others, and what it has to follow behind the
-    /// conflicts of the others; returns where.
+    /// Adds operation `number` on `range` after all others, and appends its conflicts to
+    /// `conflicts`. Returns their range.
     pub(super) fn add(
         &mut self,
         number: usize,
@@ -100,7 +100,7 @@ impl Touched {
         self.0.insert(range.start, segment);
     }
 
-    /// Makes segments begin and end where `range` does.
+    /// Splits segments at both ends of `range`.
     fn split(&mut self, range: &Range<usize>) {
         for at in [range.start, range.end] {
             if let Some((_, segment)) = self.0.range_mut(..at).next_back()
@@ -114,14 +114,14 @@ impl Touched {
     }
 }
 
-/// The conflicts of all operations, of which those from `first` on are the newest operation's.
+/// Conflicts of all operations; those from `first` on belong to the newest one.
 struct Found<'a> {
     conflicts: &'a mut Vec<Conflict>,
     first: usize,
 }
 
 impl Found<'_> {
-    /// Adds that `elements` follow these operations.
+    /// Adds conflicts on `elements` with these operations.
     fn follow(&mut self, earlier: impl IntoIterator<Item = usize>, elements: Range<usize>) {
         for number in earlier {
             match self.conflicts[self.first..].last_mut() {

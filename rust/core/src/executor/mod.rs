@@ -1,4 +1,5 @@
-//! Performs one schedule over links: the only place where bytes of buffers meet bytes of pipes.
+//! The executor performs one schedule over links. Only here do bytes move between buffers and
+//! pipes.
 //!
 //! Idea: a schedule is a list of operations (sends and receives) in program order. An operation
 //! may be at most as far along as the earlier operations that touch the same elements allow (its
@@ -32,8 +33,8 @@ use plan::{Operation, Plan, Plans};
 const TILE_BYTES: usize = 256 << 10;
 /// Bytes offered to a pipe at a time, so that receiving gets its turn.
 const SEGMENT_BYTES: usize = 1 << 20;
-/// Most bytes to be reduced that are received together with a header: where a call counts more than
-/// a copy.
+/// Largest payload to reduce that is received in one call with its header. At this size, a system
+/// call costs more than a copy.
 const ALONG_BYTES_MAX: usize = 4 << 10;
 /// Slices in one system call; buckets of more slices take several calls.
 const PARTS: usize = 64;
@@ -66,12 +67,12 @@ fn bytes_of(tile: &mut [u64]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(tile.as_mut_ptr().cast(), size_of_val(tile)) }
 }
 
-/// Why a collective cannot go on, as seen from here.
+/// Reason why a collective cannot continue, as seen by this rank.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// A pipe broke.
     Link { peer: usize, broken: Broken },
-    /// A peer started another collective than this rank did. The text behind the header may be missing.
+    /// A peer started another collective than this rank. The text behind the header may be missing.
     Header {
         peer: usize,
         received: Box<Header>,
@@ -79,14 +80,14 @@ pub(crate) enum Fault {
     },
 }
 
-/// What became of an attempt to go on.
+/// Outcome of one attempt to advance.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The collective has ended on this rank.
     Done,
     /// Something moved; try again.
     Moved,
-    /// Nothing can move before one of `interests` is served.
+    /// Nothing can move until one of `interests` is ready.
     Blocked,
 }
 
@@ -95,24 +96,24 @@ pub(crate) struct Execution<'a> {
     operands: Operands<'a>,
     rank: usize,
     call: &'a Call,
-    /// Without the way that it goes.
+    /// Header without sender and receiver, which [`contract::between`] adds.
     header: Header,
-    /// What follows it, if only two ranks do this.
+    /// Text behind the header, in collectives of two ranks.
     texts: Option<Box<Texts>>,
     plan: &'a mut Plan,
-    /// By outgoing pipe: how much of the header, and of the text behind it, has been sent.
+    /// Bytes of header and text sent so far, by outgoing pipe.
     headers_sent: &'a mut Vec<usize>,
-    /// By incoming pipe.
+    /// Headers and incomplete elements received so far, by incoming pipe.
     arrivals: &'a mut Vec<Arrival>,
     tile: &'a mut [u64],
     interests: &'a mut Vec<Interest>,
-    /// Whose header arrived last, once all have arrived: from then on no rank was late.
+    /// Peer whose header arrived last, once all headers have arrived.
     pub(crate) last_to_enter: Option<usize>,
     /// Bytes of payload sent so far.
     pub(crate) bytes_sent: u64,
 }
 
-/// What two ranks have called, as text.
+/// Descriptions of a call of two ranks: the own one and the peer's.
 struct Texts {
     own: Vec<u8>,
     received: Vec<u8>,
@@ -126,11 +127,11 @@ impl Texts {
     }
 }
 
-/// What has arrived through a pipe beside whole elements.
+/// Bytes received through a pipe that are no whole elements.
 #[derive(Clone)]
 struct Arrival {
     header: Header,
-    /// How much of the header, and of the text behind it, has not been received.
+    /// Bytes of header and text not yet received.
     header_left: usize,
     /// The first bytes of an element whose rest has not arrived.
     carry: [u8; 8],
@@ -138,7 +139,7 @@ struct Arrival {
 }
 
 impl Arrival {
-    /// Before anything, if so many bytes stand in front of the payload.
+    /// State before the first byte, with `header_left` bytes ahead of the payload.
     const fn nothing(header_left: usize) -> Self {
         Self {
             header: [0; HEADER_BYTES],
@@ -148,7 +149,7 @@ impl Arrival {
         }
     }
 
-    /// Whether the peer has entered this collective.
+    /// Returns `true` once the peer has entered this collective.
     const fn has_header(&self) -> bool {
         self.header_left == 0
     }
@@ -200,23 +201,23 @@ impl<'a> Execution<'a> {
         })
     }
 
-    /// Whose part it is.
+    /// Rank that performs this part.
     pub(crate) const fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The call as text, if it follows the header.
+    /// Description of the call, if it follows the header.
     pub(crate) fn text(&self) -> &[u8] {
         self.texts.as_ref().map_or(&[], |texts| &texts.own)
     }
 
-    /// What to wait for after `Progress::Blocked`.
+    /// Pipes to wait for after `Progress::Blocked`.
     pub(crate) fn interests(&self) -> &[Interest] {
         self.interests
     }
 
-    /// The peers without which nothing can move after `Progress::Blocked`: those from which
-    /// something is expected, and then those that have to make room.
+    /// Peers without which nothing can move after `Progress::Blocked`: first those that owe data,
+    /// then those whose pipes are full.
     pub(crate) fn awaited(&self) -> Vec<usize> {
         let mut interests = self.interests.clone();
         interests.sort_by_key(|interest| interest.direction == Direction::Send);
@@ -229,8 +230,8 @@ impl<'a> Execution<'a> {
         awaited
     }
 
-    /// Who keeps this collective waiting: the peers that have not entered it, or else those that
-    /// have but still owe something, and which of the two it is.
+    /// Peers that keep this collective waiting, and whether they have entered it. If some have not
+    /// entered, only these are returned; otherwise, the peers that still owe something.
     pub(crate) fn late(&self) -> (Vec<usize>, bool) {
         let pipes = self.plan.incoming.iter().zip(&*self.arrivals);
         let absent: Vec<usize> = pipes
@@ -244,7 +245,7 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// What stands in front of the payload.
+    /// Bytes ahead of the payload.
     fn header_bytes(&self) -> usize {
         HEADER_BYTES + self.text().len()
     }
@@ -264,14 +265,14 @@ impl<'a> Execution<'a> {
         pipes.all(|(pipe, arrival)| arrival.has_header() && pipe.head().is_none())
     }
 
-    /// Moves what can be moved without waiting.
+    /// Moves everything that can move without waiting.
     pub(crate) fn advance(&mut self, transport: &mut dyn Transport) -> Result<Progress, Fault> {
         self.interests.clear();
         let mut moved = false;
         for pipe in 0..self.plan.outgoing.len() {
             moved |= self.advance_outgoing(pipe, transport)?;
         }
-        // In between: a fold begins with this rank's own part, or waits for it.
+        // Own operations stand between: a fold begins with this rank's own part, or waits for it.
         moved |= self.advance_own();
         for pipe in 0..self.plan.incoming.len() {
             moved |= self.advance_incoming(pipe, transport)?;
@@ -284,9 +285,10 @@ impl<'a> Execution<'a> {
         })
     }
 
-    /// Whether what has arrived ends this collective, though the group has failed.
+    /// Tries to finish this collective with data that has already arrived, although the group has
+    /// failed.
     ///
-    /// The news of a rank's end may overtake what it sent before. Nothing more is sent.
+    /// News of a rank's end may overtake data that it sent before. Nothing more is sent.
     pub(crate) fn ends_all_the_same(&mut self, transport: &mut dyn Transport) -> bool {
         while self.has_sent_all() {
             match self.advance(transport) {
@@ -383,7 +385,7 @@ impl<'a> Execution<'a> {
         Ok(moved || received)
     }
 
-    /// Nothing is written to the buffer before the peer's header has been seen to be right.
+    /// Receives a header. Nothing is written to the buffer before the header has been checked.
     fn receive_header(
         &mut self,
         pipe: usize,
@@ -391,7 +393,7 @@ impl<'a> Execution<'a> {
     ) -> Result<bool, Fault> {
         let peer = self.plan.incoming[pipe].peer;
         let broken = |broken| Fault::Link { peer, broken };
-        // What lies in shared memory is reduced where it is.
+        // Elements in shared memory are reduced in place, not through the tile.
         let along = match transport.readable(peer).map_err(broken)? {
             Some(_) => 0,
             None => self.receivable_along(pipe),
@@ -401,7 +403,7 @@ impl<'a> Execution<'a> {
             header_left,
             ..
         } = &mut self.arrivals[pipe];
-        // What two ranks do alone reduces nothing.
+        // Collectives of two ranks reduce nothing: behind their header comes the text.
         let (behind, text_bytes, text_left) = match &mut self.texts {
             None => (&mut bytes_of(self.tile)[..along], 0, 0),
             Some(texts) => {
@@ -439,7 +441,7 @@ impl<'a> Execution<'a> {
         Ok(received.is_some())
     }
 
-    /// How many bytes a pipe may carry into the tile together with the header.
+    /// Bytes of payload that a pipe may carry into the tile together with the header.
     fn receivable_along(&self, pipe: usize) -> usize {
         let Some(number) = self.plan.incoming[pipe].head() else {
             return 0;
@@ -486,7 +488,7 @@ impl<'a> Execution<'a> {
             if let Some(bytes) = transport.readable(peer).map_err(broken)? {
                 let length = bytes.len().min(left).min(TILE_BYTES);
                 let whole = length - length % size;
-                // An element may also lie askew, or have arrived in part: then it is received.
+                // Unaligned or incomplete elements are received into the tile instead.
                 if whole > 0 && bytes.as_ptr().addr().is_multiple_of(size) {
                     let operation = &self.plan.operations[number];
                     let (first, action) = (operation.reached(), action_of(operation));
@@ -509,7 +511,7 @@ impl<'a> Execution<'a> {
         Ok(received.is_some())
     }
 
-    /// Reduces what the tile holds: what was carried over, and `received` bytes behind it.
+    /// Reduces the elements in the tile: bytes carried over, then `received` new bytes.
     fn reduce_tile(&mut self, pipe: usize, number: usize, received: usize) {
         let arrival = &mut self.arrivals[pipe];
         let tile = bytes_of(self.tile);
@@ -525,7 +527,7 @@ impl<'a> Execution<'a> {
         self.plan.pass_received(pipe, number);
     }
 
-    /// Folds a tile of this rank's own contribution, or reduces one that it has set aside, if its turn
+    /// Folds a tile of this rank's own contribution, or reduces one that was set aside, if its turn
     /// has come.
     fn advance_own(&mut self) -> bool {
         let Some(number) = self.plan.own.head() else {
@@ -551,7 +553,7 @@ impl<'a> Execution<'a> {
         true
     }
 
-    /// The bytes that a send may offer now.
+    /// Byte range that a send may offer now.
     fn sendable(&self, number: usize) -> Range<usize> {
         let operation = &self.plan.operations[number];
         let from = operation.position_bytes();

@@ -1,4 +1,4 @@
-//! Operands of one collective: the buffer, and what is kept beside it until it is final.
+//! Operands of one collective: the buffer, and memory beside it for values that are not final.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use gradring_proto::schedule::{Action, Contents, Turn};
 
 use super::plan::{Offsets, Plan};
 
-/// Bytes that are widened at a time, into memory that stays in L1 cache.
+/// Bytes widened at a time, into memory that stays in L1 cache.
 const WIDE_BYTES: usize = 16 << 10;
 const HAS_MEMORY: &str = "what is kept beside the buffer has memory";
 
-/// Reusable memory for what is kept beside the buffer.
+/// Reusable memory for values beside the buffer.
 #[derive(Default)]
 pub(super) struct BesideMemory {
-    /// Grows to what folds, or what was set aside, needed at most in a call.
+    /// Memory for folds and for values set aside; grows to the largest need of a call.
     beside: Vec<u64>,
     /// Grows to the largest accumulator.
     partials: Vec<u64>,
@@ -30,9 +30,9 @@ pub(super) struct Operands<'a> {
     buffer: &'a mut Buffer,
     op: Option<ReduceOp>,
     world_size: usize,
-    /// Where partial results are kept, if not in the buffer itself.
+    /// Memory of partial results, if the buffer does not hold them.
     accumulator: Option<Buffer>,
-    /// Where contributions are folded, or partial results are set aside, if the schedule does.
+    /// Memory of folds or of partial results set aside, if the schedule has any.
     beside: Option<Beside>,
     widened: &'a mut Vec<u64>,
 }
@@ -61,8 +61,8 @@ impl<'a> Operands<'a> {
                 let (dtype, count) = (buffer.dtype().accumulator(op), plan.offsets.count());
                 make_room(&mut memory.beside, count * dtype.size_bytes(), "results")?;
                 Some(Beside {
-                    // SAFETY: the memory is borrowed for as long as these operands live, and has
-                    // room for `count` elements; nothing else refers to it.
+                    // SAFETY: the memory is borrowed for as long as these operands live, and holds
+                    // `count` elements; nothing else refers to it.
                     results: unsafe {
                         Buffer::contiguous(dtype, memory.beside.as_mut_ptr().cast(), count)
                     },
@@ -82,12 +82,12 @@ impl<'a> Operands<'a> {
         })
     }
 
-    /// The buffer, for what goes straight into place.
+    /// Buffer of values that are received in place.
     pub(super) fn buffer_mut(&mut self) -> &mut Buffer {
         self.buffer
     }
 
-    /// Where such contents are sent from.
+    /// Buffer from which these contents are sent.
     pub(super) fn source(&self, contents: Contents) -> &Buffer {
         match contents {
             Contents::Partial => self.accumulator.as_ref().unwrap_or(self.buffer),
@@ -95,7 +95,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Combines what was received, whole and aligned elements, into those from `first` on.
+    /// Combines received bytes, whole aligned elements, into the elements from `first` on.
     pub(super) fn combine(&mut self, action: Action, first: usize, received: &[u8]) {
         let op = self.op.expect("only reductions combine");
         let element_bytes = self.source(action.contents()).dtype().size_bytes();
@@ -142,7 +142,7 @@ impl<'a> Operands<'a> {
         self.finish_fold(turn, op, range);
     }
 
-    /// Reduces what was set aside of `range`.
+    /// Reduces the values that were set aside for `range`.
     pub(super) fn reduce_set_aside(&mut self, action: Action, range: Range<usize>) {
         let op = self.op.expect("only reductions set aside");
         let Beside { results, offsets } = self.beside.as_ref().expect(HAS_MEMORY);
@@ -195,7 +195,7 @@ fn fold(
         for (number, block) in contribution.chunks(block_count * size).enumerate() {
             let count = block.len() / size;
             let wide = widened.as_mut_ptr().cast::<u8>();
-            // SAFETY: `widened` has room for `block_count` elements of the accumulator; `block`
+            // SAFETY: `widened` has memory for `block_count` elements of the accumulator; `block`
             // holds `count` aligned elements; they are disjoint.
             let wide = unsafe {
                 kernel::widen(dtype, accumulator, wide, block.as_ptr(), count);

@@ -1,5 +1,5 @@
-//! A plan without its memory: the pieces that a rank moves, and which of them wait for which. Enough
-//! to know how long a collective takes, and not what it yields.
+//! An outline is a plan without its memory: the pieces that a rank moves, and their dependencies.
+//! It is enough to simulate how long a collective takes, but not its result.
 
 use super::plan::{Pipe, Plan, block_elements};
 use gradring_proto::collective::Call;
@@ -7,16 +7,16 @@ pub(super) use gradring_proto::schedule::symmetry::Symmetry;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{Action, Algorithm};
 
-/// Most bytes that go on their way at once: what a system takes from a socket, give or take.
+/// Most bytes that move at once: about as much as a system takes from a socket.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What one rank moves in a collective.
+/// Pieces that one rank moves in a collective.
 pub struct Outline {
     pieces: Vec<Piece>,
-    /// Of all pieces, one after the other: the pieces that have to have moved before.
+    /// Predecessors of all pieces, one piece after the other.
     follows: Vec<u32>,
     pipes: Vec<Route>,
-    /// The incoming pipes, by the ranks that they come from.
+    /// Incoming pipes, sorted by peer.
     incoming: Vec<u32>,
 }
 
@@ -24,55 +24,56 @@ pub struct Outline {
 #[derive(Clone, Copy)]
 pub struct Piece {
     pub bytes: u32,
-    /// Where what it follows ends; it begins where that of the piece before ends.
+    /// End of this piece's section of `follows`, which begins where that of the previous piece
+    /// ends.
     follows_end: u32,
     pub work: Work,
 }
 
-/// What a rank does with a piece.
+/// Work of a rank on a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// It sends or receives it.
+    /// Sends or receives it.
     Move,
-    /// It receives it and reduces it.
+    /// Receives and reduces it.
     MoveAndFold,
-    /// It reduces what it has itself.
+    /// Reduces values of its own.
     Fold,
 }
 
-/// Pieces that keep their order.
+/// Pieces of a pipe, in order.
 pub struct Route {
     pub way: Way,
-    /// As `Symmetry` means it, if several ranks share an outline.
+    /// Peer, by the rules of `Symmetry` if several ranks share an outline.
     pub peer: usize,
     pub pieces: Vec<u32>,
 }
 
-/// Where the pieces of a pipe go.
+/// Direction of a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// To the peer.
+    /// Pieces go to the peer.
     Out,
-    /// From the peer.
+    /// Pieces come from the peer.
     In,
-    /// Nowhere.
+    /// Pieces stay in the rank.
     Own,
 }
 
 impl Outline {
-    /// Which ranks have the same outline in `call`.
+    /// Ranks that have equal outlines in `call`.
     pub fn symmetry(call: &Call, algorithm: Algorithm, topology: &Topology) -> Symmetry {
         let block = block_elements(call, call.dtype, topology);
         Symmetry::of(algorithm, &call.collective, topology, call.count, block)
     }
 
-    /// Into how many blocks `call` is cut.
+    /// Number of blocks of `call`.
     pub fn blocks(call: &Call, topology: &Topology) -> usize {
         let block = block_elements(call, call.dtype, topology);
         call.count.div_ceil(block).max(1)
     }
 
-    /// What `rank` moves in `call`.
+    /// Outline of `rank` in `call`.
     pub fn of(call: &Call, algorithm: Algorithm, rank: usize, topology: &Topology) -> Self {
         let plan = Plan::of(call, call.dtype, algorithm, rank, topology);
         let mut outline = Self {
@@ -87,7 +88,8 @@ impl Outline {
             let step = PIECE_BYTES / operation.element_bytes;
             for start in operation.range.clone().step_by(step) {
                 let end = operation.range.end.min(start + step);
-                // As a watermark: nothing passes what an earlier operation has not reached.
+                // The rule of `watermark`: nothing passes elements that an earlier operation has
+                // not reached.
                 for (earlier, common) in plan.conflicts(operation) {
                     if common.start < end {
                         let before = &plan.operations[*earlier];
@@ -152,7 +154,7 @@ impl Outline {
         self.pieces[number as usize]
     }
 
-    /// The pieces that have to have moved before piece `number` does.
+    /// Pieces that must have moved before piece `number` does.
     pub fn follows(&self, number: u32) -> &[u32] {
         let ends = |index: usize| self.pieces[index].follows_end as usize;
         let index = number as usize;
@@ -165,7 +167,7 @@ impl Outline {
         &self.pipes
     }
 
-    /// The number of the pipe that comes from `peer`, if one does.
+    /// Number of the pipe that comes from `peer`, if there is one.
     pub fn pipe_from(&self, peer: usize) -> Option<u32> {
         let peer_of = |&pipe: &u32| self.pipes[pipe as usize].peer;
         let place = self.incoming.binary_search_by_key(&peer, peer_of).ok()?;
@@ -173,7 +175,7 @@ impl Outline {
     }
 }
 
-/// A number that is as small as a bounded outline makes it.
+/// Converts a count to 32 bits, which are enough for a bounded outline.
 fn number(count: usize) -> u32 {
     u32::try_from(count).expect("an outline is bounded")
 }

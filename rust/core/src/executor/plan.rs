@@ -1,6 +1,6 @@
-//! A schedule prepared for execution: which operation follows which, on which pipe.
+//! A plan is a schedule prepared for execution: the order of operations, and their pipes.
 //!
-//! Training repeats the same collectives, so plans are kept: a repeated collective allocates
+//! Training repeats the same collectives. Plans are kept, so that a repeated collective allocates
 //! nothing.
 
 use std::collections::VecDeque;
@@ -13,22 +13,23 @@ use gradring_proto::dtype::DType;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{self, Access, Action, Algorithm, Contents, Schedule};
 
-/// How many plans are kept: more than a step of most models has buckets.
+/// Most plans kept, more than a step of most models has buckets.
 const PLANS_MAX: usize = 64;
-/// How many operations they may have together, about 150 bytes each; a larger plan is kept alone.
+/// Most operations of all kept plans, at about 150 bytes each; a larger plan is kept alone.
 const OPERATIONS_MAX: usize = 1 << 20;
 
-/// Bytes of an all-reduce that are under way at a time, give or take: they stay in cache.
+/// Approximate bytes of an all-reduce under way at a time. This much stays in cache.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Between hosts, what each rank has of them at least: more than arrives during a step's latency.
+/// Smallest part of each rank in these bytes between hosts: more than arrives within a step's
+/// latency.
 const CHUNK_BYTES_MIN: usize = 128 << 10;
 /// Bound on the number of blocks, and so on the length of a plan.
 const BLOCKS_MAX: usize = 256;
-/// Ranges of which something is kept beside the buffer at a time, more than blocks are under way: each
-/// takes the memory of an earlier one, which is still in cache.
+/// Most ranges kept beside the buffer at a time, more than blocks are under way. Each range takes
+/// the memory of an earlier one, which is still in cache.
 const KEPT_MAX: usize = 4;
 
-/// How many elements of an all-reduce are under way at a time, give or take.
+/// Approximate elements of an all-reduce under way at a time.
 pub(super) fn block_elements(call: &Call, dtype: DType, topology: &Topology) -> usize {
     let chunks = match topology.hosts().len() {
         1 => 0,
@@ -38,30 +39,30 @@ pub(super) fn block_elements(call: &Call, dtype: DType, topology: &Topology) -> 
     block / dtype.size_bytes()
 }
 
-/// The plan of one rank for one kind of collective, and how far it is.
+/// Plan of one rank for one kind of collective, and its progress.
 pub(super) struct Plan {
     pub(super) operations: Vec<Operation>,
-    /// Of all operations, one after the other.
+    /// Conflicts of all operations, one operation after the other.
     conflicts: Vec<Conflict>,
     /// Sends, by receiver.
     pub(super) outgoing: Vec<Pipe>,
     /// Receives, by sender.
     pub(super) incoming: Vec<Pipe>,
-    /// What this rank does with its own: with its contribution, or with what it has set aside.
+    /// Operations on this rank's own values: its contribution, or values that it has set aside.
     pub(super) own: Pipe,
-    /// Whether partial results travel.
+    /// `true` if partial results travel.
     pub(super) keeps_partials: bool,
     pub(super) offsets: Arc<Offsets>,
 }
 
-/// One send, receive, fold of an own contribution, or reduction of what was set aside.
+/// One send, receive, fold of an own contribution, or reduction of values set aside.
 pub(super) struct Operation {
     pub(super) range: Range<usize>,
     pub(super) element_bytes: usize,
     pub(super) moved_bytes: usize,
     pub(super) action: Option<Action>,
     pub(super) contents: Contents,
-    /// Which of the plan's conflicts are this one's: what it has to follow.
+    /// Range of this operation's conflicts in the plan: those that it must follow.
     conflicts: Range<usize>,
 }
 
@@ -81,17 +82,17 @@ impl Pipe {
         }
     }
 
-    /// All of its operations, in order.
+    /// All operations of the pipe, in order.
     pub(super) fn operations(&self) -> &[usize] {
         &self.operations
     }
 
-    /// The operation whose turn it is.
+    /// The operation whose turn has come.
     pub(super) fn head(&self) -> Option<usize> {
         self.operations.get(self.done).copied()
     }
 
-    /// Goes on to the next operation.
+    /// Moves on to the next operation.
     pub(super) const fn advance(&mut self) {
         self.done += 1;
     }
@@ -127,8 +128,8 @@ impl Plan {
         )
     }
 
-    /// Headers are exchanged with the peers in the schedule and with the neighbours on the ring,
-    /// even if no payload is.
+    /// Builds a plan. Headers are exchanged with the peers in the schedule and with the neighbours
+    /// on the ring, even if no payload is.
     fn new(
         schedule: Schedule,
         rank: usize,
@@ -148,8 +149,8 @@ impl Plan {
             own: Pipe::new(rank),
         };
         let mut history = History::default();
-        // What is kept beside the buffer, with the last operation on it so far: who takes its memory
-        // follows that.
+        // Ranges kept beside the buffer, each with its last operation so far. An operation that
+        // reuses the memory of a range must follow that operation.
         let mut kept: Vec<(Range<usize>, usize)> = Vec::new();
         for step in schedule {
             // A step's send and receive touch different elements, so their order is free.
@@ -214,7 +215,7 @@ impl Plan {
         Some(number)
     }
 
-    /// Lets operation `newest` wait until all of an earlier one, on lower elements, has moved.
+    /// Makes operation `newest` wait until all of an earlier one, on lower elements, has moved.
     fn follow(&mut self, newest: usize, earlier: usize) {
         let range = self.operations[earlier].range.clone();
         debug_assert!(range.end <= self.operations[newest].range.start);
@@ -222,12 +223,12 @@ impl Plan {
         self.operations[newest].conflicts.end = self.conflicts.len();
     }
 
-    /// What an operation has to follow, and on which elements.
+    /// Operations that an operation must follow, and on which elements.
     pub(super) fn conflicts(&self, operation: &Operation) -> &[Conflict] {
         &self.conflicts[operation.conflicts.clone()]
     }
 
-    /// Goes on behind an incoming operation, if all of it has arrived.
+    /// Moves on from an incoming operation once all of it has arrived.
     pub(super) fn pass_received(&mut self, pipe: usize, number: usize) {
         if self.operations[number].left_bytes() == 0 {
             self.incoming[pipe].advance();
@@ -244,7 +245,7 @@ impl Plan {
         }
     }
 
-    /// How many bytes of an operation may have moved, given how far earlier ones are.
+    /// Bytes of an operation that may have moved, given the progress of earlier ones.
     pub(super) fn watermark(&self, number: usize) -> usize {
         let operation = &self.operations[number];
         let mut end = operation.range.end;
@@ -274,7 +275,7 @@ impl Operation {
     }
 }
 
-/// The ranges of which `rank` keeps something beside the buffer, in order.
+/// Ranges of which `rank` keeps values beside the buffer, in order.
 fn ranges_beside(schedule: &Schedule, rank: usize) -> Vec<Range<usize>> {
     let receives = schedule.iter().filter_map(|step| step.receive.as_ref());
     let beside = receives
@@ -286,7 +287,7 @@ fn ranges_beside(schedule: &Schedule, rank: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The pipe of `peer`, which is added if it is new.
+/// Returns the pipe of `peer`, and adds it if it is new.
 fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
     let known = pipes.iter().position(|pipe| pipe.peer == peer);
     let index = known.unwrap_or_else(|| {
@@ -296,7 +297,7 @@ fn pipe(pipes: &mut Vec<Pipe>, peer: usize) -> &mut Pipe {
     &mut pipes[index]
 }
 
-/// Where something is kept beside the buffer for a while: in turn in one of a few places.
+/// Places of ranges beside the buffer, reused in turn.
 pub(super) struct Offsets {
     /// Each range's first element and its offset, in order.
     starts: Vec<(usize, usize)>,
@@ -314,12 +315,12 @@ impl Offsets {
         Self { starts, count }
     }
 
-    /// Number of elements that there has to be room for.
+    /// Number of elements that the memory must hold.
     pub(super) const fn count(&self) -> usize {
         self.count
     }
 
-    /// The offset of an element of which something is kept.
+    /// Offset of an element kept beside the buffer.
     pub(super) fn of(&self, element: usize) -> usize {
         let after = self.starts.partition_point(|&(start, _)| start <= element);
         let (start, offset) = self.starts[after - 1];
@@ -330,23 +331,24 @@ impl Offsets {
 /// The plans of one rank.
 #[derive(Default)]
 pub(super) struct Plans {
-    /// The oldest first.
+    /// Kept plans, oldest first.
     kept: VecDeque<(Key, Plan)>,
     operations: usize,
-    /// Of a call that is not likely to come again.
+    /// Plan of a call that will hardly be repeated.
     once: Option<Plan>,
 }
 
 struct Key {
     count: usize,
-    /// Of the elements, which says how many are under way at a time, and as what they travel.
+    /// Type of the elements, which determines how many are under way at a time, and the type as
+    /// which they travel.
     dtypes: (DType, DType),
     algorithm: Algorithm,
     collective: Collective,
 }
 
 impl Plans {
-    /// The plan for `call`, whose elements travel as `dtype`, at its start.
+    /// Returns the plan for `call`, whose elements travel as `dtype`, with all progress reset.
     pub(super) fn get(
         &mut self,
         call: &Call,
@@ -379,7 +381,7 @@ impl Plans {
         plan
     }
 
-    /// Keeps a plan in the place of the oldest, if there are too many; returns where.
+    /// Keeps a plan, and drops the oldest ones if there are too many. Returns its index.
     fn keep(&mut self, key: Key, plan: Plan) -> usize {
         self.operations += plan.operations.len();
         while self.kept.len() >= PLANS_MAX || self.operations > OPERATIONS_MAX {

@@ -1,5 +1,5 @@
-//! Decisions of the monitor: a function of messages, suspicions and time, with no socket, thread or
-//! clock in sight, so that it can be simulated.
+//! Decisions of the failure monitor: a function of messages, suspicions and time. It has no socket,
+//! thread or clock, so it can be simulated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,52 +16,54 @@ use gradring_proto::error::{Breach, Broken, Damage, Error, Lost, shortened};
 pub use gradring_proto::wire::control::{Entered, LogLine, Message, Report, Waits};
 use gradring_proto::wire::gossip::Tick;
 
-/// The first heartbeats follow each other faster, so that clocks can be compared soon.
+/// Number of first heartbeats, which come at shorter intervals so that clocks are soon compared.
 const FIRST_HEARTBEATS: u32 = 8;
 const FIRST_HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
-/// Messages about how ranks are doing that a rank passes on or sends in a second, at most: in larger
-/// groups they are rarer.
+/// Most messages about the status of ranks that a rank sends or forwards per second. In larger
+/// groups each rank's gossip is rarer.
 const GOSSIP_PER_SECOND: u32 = 64;
-/// A broken data connection blames its peer so much later for each rank above so many: the abort
-/// goes from neighbour to neighbour, and ranks may share a few cores.
+/// Number of ranks above which a broken data connection blames its peer later, by
+/// `LINK_GRACE_PER_RANK` for each further rank. The abort goes from neighbour to neighbour, and
+/// ranks may share a few cores.
 const LINK_GRACE_RANKS: usize = 16;
 const LINK_GRACE_PER_RANK: Duration = Duration::from_millis(10);
-/// How often the monitor looks whether a collective in question has been entered.
+/// Interval between calls of `keep_time` while a diagnosis is open or a data connection is broken.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Finds out what goes wrong in the group, on behalf of one rank.
+/// Finds failures in the group, on behalf of one rank.
 ///
-/// Raises the rank's abort switch. What neighbours are to be told is left in a queue.
+/// Raises the rank's abort switch. Messages to neighbours are left in a queue.
 pub(crate) struct Detector {
     journal: Arc<Journal>,
     abort: Arc<AbortSwitch>,
     neighbours: Vec<Neighbour>,
     to_tell: Vec<(Audience, Message)>,
     diagnosis: Option<Diagnosis>,
-    /// Whether this rank is to name the cause, because its engine waits for it.
+    /// `true` if this rank has to name the cause, because its engine waits for it.
     own_diagnosis: bool,
     diagnosis_until: Instant,
-    /// Until when to wait for this rank's own engine to enter the collective in question.
+    /// Time until which this rank's own engine may still enter the collective in question.
     report_due: Option<Instant>,
-    /// Peers whose data connection broke, how, and from when on they count as lost.
+    /// Peers whose data connection broke, with the breakage and the time from which they count as
+    /// lost.
     broken: Vec<(usize, Broken, Instant)>,
-    /// Which ranks have noticed that their data connection to which peer broke.
+    /// Pairs of a rank and the peer to which its data connection broke, as the rank noticed.
     broken_links: BTreeSet<(usize, usize)>,
     /// Neighbours that said goodbye.
     left: BTreeSet<usize>,
-    /// When time was kept last.
+    /// Time of the last `keep_time`.
     kept_at: Instant,
     beat_at: Instant,
     beats: u32,
     gossip_at: Instant,
     timing: Timing,
-    /// Shows people the lines for the log; on rank 0.
+    /// Shows a line of the log to people; used on rank 0.
     on_log_line: fn(String),
-    /// By rank, the number of its last line for the log.
+    /// Number of the last log line of each rank.
     log_lines: BTreeMap<usize, u64>,
 }
 
-/// Who is told something. Neighbours are numbered in the order in which the detector got them.
+/// Receivers of a message. Neighbours are numbered in the order in which the detector got them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Audience {
     Neighbour(usize),
@@ -70,14 +72,14 @@ pub(crate) enum Audience {
 
 struct Neighbour {
     rank: usize,
-    /// Whether its connection has ended.
+    /// `true` once its connection has ended.
     ended: bool,
     heard_at: Instant,
     clock: NeighbourClock,
 }
 
 impl Detector {
-    /// Over a rank whose neighbours on the ring are of these ranks.
+    /// Makes the detector of a rank whose neighbours on the ring have these ranks.
     pub(crate) fn new(
         journal: Arc<Journal>,
         abort: Arc<AbortSwitch>,
@@ -114,12 +116,12 @@ impl Detector {
         }
     }
 
-    /// What neighbours are to be told, in order.
+    /// Takes the queued messages to neighbours, in order.
     pub(crate) fn take_messages(&mut self) -> impl Iterator<Item = (Audience, Message)> {
         self.to_tell.drain(..)
     }
 
-    /// When to call `keep_time` again, at the latest.
+    /// Latest time of the next `keep_time`.
     pub(crate) fn next_look(&self, now: Instant) -> Instant {
         let urgent =
             self.diagnosis.is_some() || !self.broken.is_empty() || self.report_due.is_some();
@@ -130,12 +132,12 @@ impl Detector {
         }
     }
 
-    /// Everybody is to know that the group has failed.
+    /// Sends all ranks the cause of the group's failure.
     pub(crate) fn spread(&mut self, cause: Error) {
         self.flood(Message::abort(cause), None);
     }
 
-    /// Everybody is to know how this rank is doing.
+    /// Sends all ranks the status of this rank.
     pub(crate) fn gossip(&mut self, now: Instant) {
         self.gossip_at = now;
         let Journal {
@@ -151,7 +153,7 @@ impl Detector {
         self.flood(Message::Gossip(gossip), None);
     }
 
-    /// People are to read something, at rank 0.
+    /// Sends a log line to rank 0.
     pub(crate) fn log_line(&mut self, text: String) {
         let rank = self.journal.rank;
         let number = self.log_lines.entry(rank).or_default();
@@ -164,17 +166,18 @@ impl Detector {
         self.flood(Message::LogLine(log_line), None);
     }
 
-    /// This rank leaves in good order.
+    /// Says goodbye, because this rank leaves in good order.
     pub(crate) fn leave(&mut self) {
         self.flood(Message::Goodbye, None);
     }
 
-    /// This rank's engine has noticed something.
+    /// Handles a suspicion of this rank's engine.
     pub(crate) fn investigate(&mut self, suspicion: Suspicion, now: Instant) {
         match suspicion {
             Suspicion::LinkBroken { peer, broken } => {
-                // Of two ranks that lose each other, one speaks first, and the other hears it: the one
-                // that noticed first, or the lower one if both notice before they hear of it.
+                // If two ranks lose each other, one of them blames first and the other receives
+                // that. It is the rank that noticed first, or the lower rank if both notice before
+                // a message arrives.
                 let rank = self.journal.rank;
                 let many = self.journal.hosts.len().saturating_sub(LINK_GRACE_RANKS);
                 let base =
@@ -232,12 +235,12 @@ impl Detector {
         }
     }
 
-    /// Something has come from a neighbour, so it lives.
+    /// Records that something has arrived from a neighbour, so it is alive.
     pub(crate) fn sign_of_life(&mut self, from: usize, now: Instant) {
         self.neighbours[from].heard_at = now;
     }
 
-    /// A neighbour has told something.
+    /// Handles a message from a neighbour.
     pub(crate) fn hear(&mut self, message: Message, from: usize, now: Instant) {
         match message {
             Message::Heartbeat(tick) => self.compare_clocks(tick, from),
@@ -292,13 +295,14 @@ impl Detector {
         }
     }
 
-    /// A neighbour has sent what cannot be understood.
+    /// Fails the group because a neighbour has sent an undecodable message.
     pub(crate) fn garbled(&mut self, from: usize, error: Error) {
         let rank = self.neighbours[from].rank;
         self.fail(error.blaming(rank, self.host(rank)));
     }
 
-    /// The others will not hear something: they hear this instead, which is short.
+    /// Fails the group because a message could not be encoded. The others receive this error
+    /// instead, which is short.
     pub(crate) fn not_sent(&mut self, error: Error) {
         let rank = self.journal.rank;
         let cause = error.blaming(rank, self.host(rank));
@@ -306,7 +310,7 @@ impl Detector {
         self.spread(cause);
     }
 
-    /// The connection to a neighbour has ended.
+    /// Handles the end of the connection to a neighbour.
     pub(crate) fn ended(&mut self, neighbour: usize, how: Lost) {
         let Neighbour { rank, ended, .. } = &mut self.neighbours[neighbour];
         *ended = true;
@@ -316,7 +320,7 @@ impl Detector {
         }
     }
 
-    /// Whatever is due because time has passed.
+    /// Does everything that is due by `now`.
     pub(crate) fn keep_time(&mut self, now: Instant) {
         self.forgive_own_silence(now);
         if now >= self.next_beat() {
@@ -336,8 +340,9 @@ impl Detector {
         }
     }
 
-    /// Time in which this process was stopped, as by Ctrl-Z or with its machine, says nothing about
-    /// the others: it could not hear them, and the whole job may have been stopped.
+    /// Discounts time in which this process was stopped, by Ctrl-Z or with its machine. That time
+    /// proves nothing about the others: this process received nothing, and the whole job may have
+    /// been stopped.
     fn forgive_own_silence(&mut self, now: Instant) {
         let stopped = now.saturating_duration_since(self.kept_at);
         self.kept_at = now;
@@ -364,7 +369,7 @@ impl Detector {
             }
     }
 
-    /// Tells each neighbour that this rank is alive, and what its clock says.
+    /// Sends each neighbour a heartbeat with the time on this rank's clock.
     fn beat(&mut self, now: Instant) {
         let to_first = self.journal.clock();
         for (index, neighbour) in self.neighbours.iter().enumerate() {
@@ -383,7 +388,7 @@ impl Detector {
         let heard_ns = clock::unix_ns(neighbour.heard_at);
         neighbour.clock.hear(tick, heard_ns);
         let Journal { rank, hosts, .. } = &*self.journal;
-        // Clocks are compared along the ring, so a rank asks its predecessor.
+        // Clocks are compared along the ring, so a rank uses its predecessor's.
         let predecessor = (rank + hosts.len() - 1) % hosts.len();
         if *rank != 0
             && neighbour.rank == predecessor
@@ -393,7 +398,7 @@ impl Detector {
         }
     }
 
-    /// Whether a line for the log is a new one of another rank.
+    /// Returns `true` for a new log line of another rank.
     fn is_news(&mut self, log_line: &LogLine) -> bool {
         if log_line.rank == self.journal.rank || log_line.rank >= self.journal.hosts.len() {
             return false;
@@ -404,26 +409,26 @@ impl Detector {
         news
     }
 
-    /// Raises the switch here and tells everybody.
+    /// Raises the switch here, and sends the cause to all ranks.
     fn fail(&mut self, cause: Error) {
         if self.abort.raise(cause.clone()) {
             self.spread(cause);
         }
     }
 
-    /// Tells all neighbours but the one it came from.
+    /// Sends a message to all neighbours except the one it came from.
     fn flood(&mut self, message: Message, except: Option<usize>) {
         self.to_tell.push((Audience::AllBut(except), message));
     }
 
-    /// A rank has lost its data connection to another one: news that is passed on once.
+    /// Records that a rank has lost its data connection to a peer; forwards the news once.
     fn link_broken(&mut self, (rank, peer): (usize, usize), from: Option<usize>) {
         if self.broken_links.insert((rank, peer)) {
             self.flood(Message::LinkBroken { rank, peer }, from);
         }
     }
 
-    /// Asks on behalf of this rank's engine; nothing if an earlier position is in question.
+    /// Opens a diagnosis for this rank's engine; `None` if an earlier position is in question.
     fn open_own_diagnosis(&mut self, sequence: u64, now: Instant) -> Option<&mut Diagnosis> {
         self.open_diagnosis(sequence, None, now);
         self.own_diagnosis = true;
@@ -431,8 +436,9 @@ impl Detector {
         diagnosis.filter(|diagnosis| diagnosis.sequence == sequence)
     }
 
-    /// One diagnosis is enough for a group. If ranks that stand at different positions ask at the
-    /// same time, the question about the earliest is the one that everybody answers.
+    /// Opens a diagnosis unless one for the same or an earlier position is open. One is enough for
+    /// a group: if ranks at different positions query at the same time, all ranks report on the
+    /// earliest.
     fn open_diagnosis(&mut self, sequence: u64, from: Option<usize>, now: Instant) {
         let open = self.diagnosis.as_ref();
         if open.is_some_and(|diagnosis| diagnosis.sequence <= sequence) {
@@ -452,7 +458,7 @@ impl Detector {
         Error::from(how).blaming(rank, self.host(rank))
     }
 
-    /// The loss of a peer that is certain by now.
+    /// Returns the loss of a peer that is certain by now.
     fn lost_by(&self, now: Instant) -> Option<Error> {
         let silent = self.neighbours.iter().find(|neighbour| {
             !neighbour.ended
@@ -475,7 +481,7 @@ impl Detector {
         Some(self.lost(*peer, how))
     }
 
-    /// What the diagnosis has found, if it is over and this rank is to say so.
+    /// Returns the cause found by the diagnosis, once it is over and if this rank has to name it.
     fn diagnosed(&mut self, now: Instant) -> Option<Error> {
         self.report(now);
         let diagnosis = self.diagnosis.as_ref().filter(|_| self.own_diagnosis)?;
@@ -483,7 +489,7 @@ impl Detector {
             .then(|| diagnosis.cause(&self.journal.hosts))
     }
 
-    /// Says what this rank did at the position in question, as soon as there is something to say.
+    /// Reports on this rank at the position in question, once it has entered or its grace is over.
     fn report(&mut self, now: Instant) {
         let (Some(diagnosis), Some(due)) = (&mut self.diagnosis, self.report_due) else {
             return;
@@ -493,7 +499,7 @@ impl Detector {
         if entry.is_none() && now < due {
             return;
         }
-        // Who is past this position waits for those who are not.
+        // A rank past this position waits for ranks that are not, so its wait explains nothing.
         let (running, _) = recorder.now();
         let running = running.filter(|running| running.sequence <= diagnosis.sequence);
         let here = running.and_then(|running| Some((running, recorder.waits.now()?)));

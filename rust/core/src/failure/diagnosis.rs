@@ -1,4 +1,4 @@
-//! Diagnosis: the rank to blame, from what all ranks say they did at one position.
+//! Diagnosis: the rank to blame, by the reports of all ranks about one position.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,31 +9,31 @@ use gradring_proto::names::named;
 use gradring_proto::wire::control::{Entered, Report, Waits};
 
 named! {
-    /// What can be wrong at one position.
+    /// Problems at one position.
     pub enum Problem {
         /// The ranks called different collectives.
         Different: "different",
-        /// All called the same, so a header changed on its way.
+        /// All ranks made the same call, so a header was changed on its way.
         Changed: "changed",
         /// A rank has not entered.
         Late: "late",
-        /// A rank has said nothing.
+        /// A rank has sent no report.
         Silent: "silent",
         /// All have entered, but one sends nothing.
         Stuck: "stuck",
     }
 }
 
-/// What one rank says of itself to an observer from outside, who asks about no position.
+/// Description of one rank for an observer outside of the group, about no particular position.
 #[derive(Debug, Clone)]
 pub struct Statement {
-    /// Which rank it is.
+    /// The rank.
     pub rank: usize,
-    /// What it has entered, as far as it remembers.
+    /// Collectives that it has entered, as far as it remembers.
     pub collectives: Vec<Known>,
-    /// The ranks for which it waits in the first collective that is not done,
+    /// Ranks that it waits for in the first collective that is not done.
     pub awaited: Vec<usize>,
-    /// and for how long.
+    /// Duration of that wait.
     pub idle: Duration,
 }
 
@@ -44,20 +44,20 @@ pub struct Known {
     pub sequence: u64,
     /// The call and its step, if calls are to be compared.
     pub call: Option<(String, u64)>,
-    /// Whether the rank has left it.
+    /// `true` once the rank has left it.
     pub done: bool,
 }
 
-/// What `diagnose` has found.
+/// Result of `diagnose`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Findings {
     /// The position in question: the first collective that a rank has entered and not left.
     pub sequence: u64,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
-    /// The rank to blame, as far as there is one.
+    /// The rank to blame, if there is one.
     pub blamed: Option<usize>,
-    /// What was called there, and by which ranks.
+    /// Calls at that position, each with the ranks that made it.
     pub calls: Vec<(String, Vec<usize>)>,
     /// All ranks that have not entered it.
     pub late: Vec<usize>,
@@ -102,7 +102,8 @@ pub fn diagnose(world_size: usize, statements: &[Statement]) -> Option<Findings>
 }
 
 impl Statement {
-    /// The same as a report about one position. Of what is past, a rank may have forgotten the call.
+    /// Converts the statement into a report about one position. A rank may have forgotten the call
+    /// of a past position.
     fn about(&self, sequence: u64) -> Report {
         let known = self
             .collectives
@@ -128,7 +129,7 @@ impl Statement {
                 step,
                 left: None,
             }),
-            // Who has not come so far may be kept by what it does with one other rank.
+            // A rank that has not come so far may be kept by a call with one other rank.
             waits: (match known {
                 Some(known) => !known.done,
                 None => !past && !self.awaited.is_empty(),
@@ -143,16 +144,15 @@ impl Statement {
     }
 }
 
-/// The facts collected about one position.
+/// Facts about one position.
 #[derive(Debug)]
 pub(crate) struct Diagnosis {
     pub sequence: u64,
-    /// By rank; `None` while a rank has said nothing.
+    /// Reports by rank; `None` until a rank reports.
     reports: Vec<Option<Report>>,
-    /// If the diagnosis is about a collective that does not move: the ranks this rank waits for,
-    /// and for how long.
+    /// For a stall: the ranks that this rank waits for, and for how long.
     stalled: Option<(Vec<usize>, Duration)>,
-    /// If it is about a header that differs: the rank it came from, and what it says.
+    /// For a header that differs: the rank that sent it, and the call in it.
     suspect: Option<(usize, Text)>,
 }
 
@@ -174,7 +174,7 @@ impl Diagnosis {
         self.suspect = Some((peer, called));
     }
 
-    /// Adds what a rank says; `false` if that is known already or about something else.
+    /// Adds a report. Returns `false` if it is known already or about another position.
     pub(crate) fn hear(&mut self, report: Report) -> bool {
         let slot = self.reports.get_mut(report.rank);
         match slot {
@@ -186,24 +186,29 @@ impl Diagnosis {
         }
     }
 
-    /// Whether all ranks have reported.
+    /// Returns `true` once all ranks have reported.
     pub(crate) fn complete(&self) -> bool {
         self.reports.iter().all(Option::is_some)
     }
 
-    /// What is wrong by what is known now, and the rank to blame.
+    /// Returns the problem by the reports so far, and the rank to blame.
     ///
-    /// Calls that differ outweigh everything: the ranks outside the largest group of equal calls
-    /// are wrong, and of groups of one size the one with the lowest rank is taken to be right.
-    /// Otherwise a rank that has not entered is late, unless it waits in an earlier collective or for
-    /// one other rank alone; a silent one is lost; of two that wait for each other, one in the
-    /// collective and one beside it, the latter is late; and else one for which others wait is at fault.
+    /// Different calls outweigh everything: the ranks outside the largest group of equal calls are
+    /// wrong. Among groups of equal size, the one with the lowest rank is taken to be right.
+    /// Otherwise these rules apply, in order:
+    ///
+    /// * A rank that has not entered is late, unless it waits in an earlier collective or for one
+    ///   other rank.
+    /// * A rank without a report is lost.
+    /// * If two ranks wait for each other, one in the collective and one beside it, the latter is
+    ///   late.
+    /// * A rank for which others wait is at fault.
     fn problem(&self) -> (Problem, Option<usize>) {
         if let Some((_, odd)) = self.mismatch() {
             return (Problem::Different, Some(odd[0].0));
         }
         match self.suspect {
-            // Of a suspect that does not answer, its header is all that is known.
+            // The header is all that is known of a suspect that does not answer.
             Some((rank, _)) if self.has_entered(rank).is_none() => {
                 return (Problem::Different, Some(rank));
             }
@@ -214,7 +219,7 @@ impl Diagnosis {
         }
         let silent = (0..self.reports.len()).filter(|&rank| self.has_entered(rank).is_none());
         let silent = silent.max_by_key(|&rank| (self.waiting_for(rank), Reverse(rank)));
-        // Who is nobody's partner may do something of its own.
+        // A late rank for which nobody waits may be busy in a call of its own.
         let late = (self.late()).max_by_key(|&rank| (self.waiting_for(rank).0 > 0, Reverse(rank)));
         match (late, silent, self.waiting_pair(), self.starving()) {
             (Some(rank), _, _, _) => (Problem::Late, Some(rank)),
@@ -228,7 +233,7 @@ impl Diagnosis {
         }
     }
 
-    /// The same as an error.
+    /// Converts the problem into an error.
     pub(crate) fn cause(&self, hosts: &[String]) -> Error {
         let (problem, rank) = self.problem();
         let entered = rank.and_then(|rank| self.has_entered(rank)) == Some(true);
@@ -274,19 +279,19 @@ impl Diagnosis {
         error
     }
 
-    /// The ranks that have not entered, and that no earlier collective keeps from it.
+    /// Ranks that have not entered, although no earlier collective keeps them from it.
     fn late(&self) -> impl Iterator<Item = usize> {
         let ranks = 0..self.reports.len();
         ranks.filter(|&rank| self.has_entered(rank) == Some(false) && !self.waits(rank))
     }
 
-    /// Whether a rank has entered the collective, if it has said so.
+    /// Returns whether a rank has entered the collective; `None` until it reports.
     fn has_entered(&self, rank: usize) -> Option<bool> {
         let report = self.reports[rank].as_ref()?;
         Some(report.entered.is_some())
     }
 
-    /// What a rank does with one other alone, if that keeps it from the collective.
+    /// Call with one other rank that keeps a rank from the collective, if there is one.
     fn beside(&self, rank: usize) -> Option<&str> {
         self.reports[rank]
             .as_ref()?
@@ -296,8 +301,10 @@ impl Diagnosis {
             .as_deref()
     }
 
-    /// Of two that wait for each other, because one does something with the other alone, which has entered
-    /// the collective: the one to blame. Who has entered in advance may still come to the first.
+    /// Finds two ranks that wait for each other: one in the collective, and one in a call with the
+    /// first alone. Returns the problem and the rank to blame, usually the latter. If the former
+    /// began the collective in advance, its program may still reach that call, so it is blamed
+    /// instead.
     fn waiting_pair(&self) -> Option<(Problem, usize)> {
         let waits = |rank: usize| self.reports.get(rank)?.as_ref()?.waits.as_ref();
         let kept = (0..self.reports.len())
@@ -314,8 +321,8 @@ impl Diagnosis {
         pairs.max_by_key(|&(_, rank)| (self.waiting_for(rank), Reverse(rank)))
     }
 
-    /// The rank for which others wait in vain: rather one that waits for no rank itself, the one for
-    /// which most wait, or for longest.
+    /// Returns the rank for which others wait in vain: preferably one that waits for nobody, then
+    /// the one with most waiting ranks, then the one with the longest wait.
     fn starving(&self) -> Option<usize> {
         let awaited = (0..self.reports.len()).filter(|&rank| self.waiting_for(rank).0 > 0);
         let blamed =
@@ -323,7 +330,8 @@ impl Diagnosis {
         blamed.or_else(|| self.stalled.as_ref()?.0.first().copied())
     }
 
-    /// The ranks that wait for each other, from one on: those that each waits for first.
+    /// Returns a circle of ranks that wait for each other. The search starts at `from` and follows
+    /// the first rank that each waits for.
     fn circle(&self, from: usize) -> Vec<usize> {
         let next = |rank: &usize| {
             let report = self.reports[*rank].as_ref()?;
@@ -333,7 +341,7 @@ impl Diagnosis {
         let way: Vec<usize> = std::iter::successors(Some(from), next)
             .take(self.reports.len() + 1)
             .collect();
-        // The way into the circle is no part of it.
+        // The way into the circle is not part of it.
         let entry = way.last().copied().unwrap_or(from);
         let mut circle: Vec<usize> = way.into_iter().rev().skip(1).collect();
         let end = circle.iter().position(|&rank| rank == entry);
@@ -352,7 +360,7 @@ impl Diagnosis {
         reports.filter_map(|report| report.waits.as_ref())
     }
 
-    /// How many ranks wait for this one, and the longest time that one of them has.
+    /// Returns how many ranks wait for this one, and the longest of their waits.
     fn waiting_for(&self, rank: usize) -> (usize, Duration) {
         let waits = self.all_waits().filter(|w| w.awaited.contains(&rank));
         waits.fold((0, Duration::ZERO), |(count, longest), waits| {
@@ -367,7 +375,7 @@ impl Diagnosis {
             .filter_map(|report| Some((report.rank, report.entered.as_ref()?)))
     }
 
-    /// The ranks that say what they called, by the call, in the order of ranks.
+    /// Ranks that report their call, grouped by call, in the order of ranks.
     fn sides(&self) -> Vec<Side<'_>> {
         let mut sides: BTreeMap<&[u8], Side<'_>> = BTreeMap::new();
         for (rank, entered) in self
@@ -384,7 +392,7 @@ impl Diagnosis {
         sides
     }
 
-    /// If calls differ: the side that is taken to be right, and the first of the others.
+    /// If calls differ, returns the side taken to be right, and the first of the others.
     fn mismatch(&self) -> Option<(Side<'_>, Side<'_>)> {
         let mut sides = self.sides();
         let right = (0..sides.len()).max_by_key(|&side| (sides[side].len(), Reverse(side)))?;
@@ -393,10 +401,10 @@ impl Diagnosis {
     }
 }
 
-/// Ranks that called alike, and how.
+/// Ranks with equal calls.
 type Side<'a> = Vec<(usize, &'a Entered)>;
 
-/// What a side called; with its step, if that is another one than elsewhere.
+/// Describes the call of a side; with its step, if that differs from the other side's.
 fn describe_call(side: &Side<'_>, other: &Side<'_>) -> String {
     let (entered, elsewhere) = (side[0].1, other[0].1);
     match entered.step == elsewhere.step {

@@ -1,8 +1,8 @@
-//! The failure monitor: one sleeping thread per communicator that notices what goes wrong in the group.
+//! The failure monitor: one sleeping thread per communicator that notices failures in the group.
 //!
-//! It owns a control connection to each neighbour on the ring. Over these go a heartbeat per
-//! second, questions and reports (see `diagnosis`), and aborts, which every rank passes on, so
-//! they reach all ranks around either side of a lost one.
+//! It owns a control connection to each neighbour on the ring. These carry one heartbeat per
+//! second, queries and reports (see `diagnosis`), and aborts. Every rank forwards aborts, so they
+//! reach all ranks around either side of a lost one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// Starts, over `neighbours`, given as (rank, control connection).
+    /// Starts the monitor over `neighbours`, given as (rank, control connection).
     pub(crate) fn start(
         journal: Arc<Journal>,
         neighbours: Vec<(usize, Connection)>,
@@ -82,8 +82,8 @@ impl Monitor {
         })
     }
 
-    /// Ends the group for all on account of `error`, unless what made this rank fail turns out to
-    /// be another's failure; returns the cause.
+    /// Ends the group for all ranks because of `error`, unless another rank's failure turns out to
+    /// be the reason. Returns the cause.
     pub(crate) fn first_cause(&self, error: Error) -> Error {
         let earlier = self.requests.abort.wait(self.link_grace);
         earlier.unwrap_or_else(|| {
@@ -92,7 +92,7 @@ impl Monitor {
         })
     }
 
-    /// Tells everybody how this rank is doing, now.
+    /// Sends all ranks the status of this rank, now.
     pub(crate) fn gossip(&self) {
         self.requests.request(Request::Gossip);
     }
@@ -109,7 +109,7 @@ impl Monitor {
     pub(crate) fn close(&self) {
         self.requests.request(Request::Close);
         if let Some(thread) = lock::take(&self.thread) {
-            // A thread that panicked has nothing left to say.
+            // `guarded` has handled a panic of the thread.
             let _ = thread.join();
         }
         self.requests.shut();

@@ -1,4 +1,4 @@
-//! The control connection to one neighbour: messages in, messages out, never a wait.
+//! Control connection to one neighbour: sends and receives messages, and never waits.
 
 use std::io::{ErrorKind, Read, Write};
 
@@ -9,18 +9,18 @@ pub(super) use gradring_proto::wire::control::{self, Message};
 pub(super) struct Neighbour<S> {
     /// `None` once the connection has ended in both directions.
     stream: Option<S>,
-    /// Whether nothing more comes. What this rank has to say of that still goes, since the other
+    /// `true` once nothing more arrives. Messages about it are still sent, since the other
     /// direction may be open.
     ended: bool,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// Whether it has sent what cannot be understood: what follows means nothing, but it still
-    /// has to be told the cause.
+    /// `true` after an undecodable message. Later bytes mean nothing, but the neighbour still has
+    /// to receive the cause.
     garbled: bool,
 }
 
 impl<S: Read + Write> Neighbour<S> {
-    /// Over a stream that does not block.
+    /// Makes a neighbour over a non-blocking stream.
     pub(super) const fn new(stream: S) -> Self {
         Self {
             stream: Some(stream),
@@ -31,7 +31,7 @@ impl<S: Read + Write> Neighbour<S> {
         }
     }
 
-    /// The connection, if something may still come.
+    /// The connection, if something may still arrive.
     pub(super) fn incoming(&self) -> Option<&S> {
         self.stream.as_ref().filter(|_| !self.ended)
     }
@@ -41,14 +41,15 @@ impl<S: Read + Write> Neighbour<S> {
         self.stream.as_ref().filter(|_| !self.outbox.is_empty())
     }
 
-    /// Leaves an encoded message for `flush`.
+    /// Queues an encoded message for `flush`.
     pub(super) fn tell(&mut self, message: &[u8]) {
         if self.stream.is_some() {
             self.outbox.extend_from_slice(message);
         }
     }
 
-    /// Sends what the connection takes; lets go of it if nothing comes, and all is sent.
+    /// Sends as much as the connection takes. Drops the connection if nothing arrives any more and
+    /// all is sent.
     pub(super) fn flush(&mut self) {
         while let (Some(stream), false) = (&mut self.stream, self.outbox.is_empty()) {
             match stream.write(&self.outbox) {
@@ -64,7 +65,7 @@ impl<S: Read + Write> Neighbour<S> {
         }
     }
 
-    /// Takes in what has arrived. Tells `on_arrival` whenever something has; returns how the
+    /// Reads everything that has arrived, and calls `on_arrival` for each part. Returns how the
     /// connection ended, if it did.
     pub(super) fn receive(&mut self, mut on_arrival: impl FnMut()) -> Option<Lost> {
         let mut bytes = [0; 4096];
@@ -92,10 +93,10 @@ impl<S: Read + Write> Neighbour<S> {
         None
     }
 
-    /// The next message that has arrived completely.
+    /// Returns the next message that has arrived completely.
     ///
     /// # Errors
-    /// `Protocol`, once, when it cannot be understood.
+    /// `Protocol`, once, for an undecodable message.
     pub(super) fn next_message(&mut self) -> Result<Option<Message>, Error> {
         if self.garbled {
             return Ok(None);

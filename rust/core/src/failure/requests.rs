@@ -1,4 +1,4 @@
-//! Requests that other threads leave for the monitor.
+//! Requests of other threads to the monitor.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,31 +7,31 @@ use gradring_net::abort::{AbortSwitch, Waker};
 use gradring_proto::error::Error;
 use gradring_proto::lock::lock;
 
-/// The requests that the monitor has not seen yet, and the switch that it raises.
+/// Requests that the monitor has not taken yet, and the switch that it raises.
 pub struct Requests {
     requests: Mutex<Vec<Request>>,
-    /// Ends the monitor's sleep; None when the monitor has ended.
+    /// Ends the monitor's sleep; `None` once the monitor has ended.
     wake: Mutex<Option<Waker>>,
-    /// The group's switch on this rank.
+    /// The group's abort switch on this rank.
     pub abort: Arc<AbortSwitch>,
 }
 
-/// What other threads want of the monitor.
+/// A request of another thread to the monitor.
 pub enum Request {
-    /// To find the cause of what the engine has noticed.
+    /// Find the cause of a suspicion of the engine.
     Investigate(Suspicion),
-    /// To tell everybody that the group has failed.
+    /// Send all ranks the cause of the group's failure.
     Spread(Error),
-    /// To tell everybody how this rank is doing.
+    /// Send all ranks the status of this rank.
     Gossip,
-    /// To add a line to the log of rank 0.
+    /// Add a line to the log of rank 0.
     LogLine(String),
-    /// To say goodbye.
+    /// Say goodbye.
     Close,
 }
 
 impl Requests {
-    /// No requests yet; `wake` ends the monitor's sleep.
+    /// Makes an empty queue; `wake` ends the monitor's sleep.
     pub fn new(abort: Arc<AbortSwitch>, wake: Waker) -> Self {
         Self {
             requests: Mutex::default(),
@@ -40,7 +40,7 @@ impl Requests {
         }
     }
 
-    /// Leaves a request, unless the monitor that would take it has ended.
+    /// Adds a request, unless the monitor has ended.
     pub fn request(&self, request: Request) {
         if let Some(wake) = &*lock(&self.wake) {
             lock(&self.requests).push(request);
@@ -52,15 +52,16 @@ impl Requests {
         std::mem::take(&mut *lock(&self.requests))
     }
 
-    /// The monitor has ended: lets go of what would wake it.
+    /// Drops the waker of a monitor that has ended.
     pub(crate) fn shut(&self) {
         drop(lock(&self.wake).take());
     }
 
-    /// Ends the group for all, unless it has ended before.
+    /// Ends the group for all ranks, unless it has ended before.
     pub fn abort(&self, cause: Error) {
         let (wake, mut requests) = (lock(&self.wake), lock(&self.requests));
-        // Who is told may close at once: that request has to come behind this one.
+        // A thread that sees the switch raised may close at once; the locks keep its request behind
+        // this one.
         if self.abort.raise(cause.clone())
             && let Some(wake) = &*wake
         {
@@ -83,7 +84,7 @@ mod tests {
         let (raised, was_raised) = mpsc::channel();
         let (closed, was_closed) = mpsc::channel();
         let was_closed = Mutex::new(was_closed);
-        // Gives the close time to overtake: it comes after the abort all the same.
+        // Gives the close time to overtake; it must still come after the abort.
         requests.abort.wake_with(Box::new(move || {
             raised.send(()).unwrap();
             let _ = lock(&was_closed).recv_timeout(Duration::from_millis(100));

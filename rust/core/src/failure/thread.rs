@@ -1,5 +1,5 @@
-//! The monitor's thread: carries messages between the detector and the control connections, and keeps
-//! its time.
+//! The monitor's thread: carries messages between the detector and the control connections, and
+//! calls the detector when time is due.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use gradring_net::link::poll::{self, WakeUp};
 use gradring_net::link::tcp::connection::Connection;
 use gradring_proto::wire::control;
 
-/// Bound on sending the last messages.
+/// Time limit for sending the last messages.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of the monitor's thread, over control connections of any kind.
@@ -25,16 +25,16 @@ pub struct MonitorThread<S> {
     neighbours: Vec<Neighbour<S>>,
     requests: Arc<Requests>,
     journal: Arc<Journal>,
-    /// Whether the record was written because the group has failed.
+    /// `true` once the record was written because of the group's failure.
     written: bool,
-    /// How often the process had been asked for its record when this monitor last looked.
+    /// Number of requests for a record (SIGUSR2) that this monitor has seen.
     asked: u64,
-    /// The thread that writes what was asked for.
+    /// Thread that writes a requested record.
     writing: Option<JoinHandle<()>>,
 }
 
 impl<S: Read + Write> MonitorThread<S> {
-    /// Over `neighbours`, given as (rank, control connection that does not block).
+    /// Makes the monitor over `neighbours`, given as (rank, non-blocking control connection).
     pub fn new(
         journal: Arc<Journal>,
         requests: Arc<Requests>,
@@ -64,7 +64,7 @@ impl<S: Read + Write> MonitorThread<S> {
         }
     }
 
-    /// Does everything that can be done now; `false` once this rank is to leave.
+    /// Does everything that can be done now. Returns `false` once this rank leaves.
     pub fn turn(&mut self, clock: impl Fn() -> Instant) -> bool {
         for request in self.requests.take() {
             match request {
@@ -86,18 +86,18 @@ impl<S: Read + Write> MonitorThread<S> {
         }
         self.detector.keep_time(clock());
         self.hand_out();
-        // A disk may be slow, and the others are to hear first.
+        // The disk may be slow, so messages go first.
         self.flush();
         self.write_record();
         true
     }
 
-    /// When the next turn is due, if nothing happens before.
+    /// Time of the next turn, if nothing happens before.
     pub fn next_turn(&self, now: Instant) -> Instant {
         self.detector.next_look(now)
     }
 
-    /// Sends what the connections take; whether there is more.
+    /// Sends as much as the connections take. Returns `true` if there is more.
     pub fn flush(&mut self) -> bool {
         self.neighbours.iter_mut().for_each(Neighbour::flush);
         let mut neighbours = self.neighbours.iter();
@@ -119,7 +119,7 @@ impl<S: Read + Write> MonitorThread<S> {
         }
     }
 
-    /// Leaves what the detector has to say with the neighbours it is for.
+    /// Hands the detector's messages to the neighbours that they are for.
     fn hand_out(&mut self) {
         let mut not_sent = None;
         for (audience, message) in self.detector.take_messages() {
@@ -146,14 +146,14 @@ impl<S: Read + Write> MonitorThread<S> {
         }
     }
 
-    /// Writes the flight record when the group has failed, once, and whenever somebody asks.
+    /// Writes the flight record once when the group has failed, and after every request.
     fn write_record(&mut self) {
         let asked = signals::asked();
         let cause = self.requests.abort.cause();
         let is_writing = self.writing.as_ref().is_some_and(|it| !it.is_finished());
         if self.asked != asked && !is_writing {
             self.asked = asked;
-            // A slow disk must not silence a rank that is well.
+            // A slow disk must not silence a healthy rank, so another thread writes.
             let (journal, cause) = (Arc::clone(&self.journal), cause.clone());
             let write = move || record::write_down(&journal, cause.as_ref(), "SIGUSR2");
             let thread = thread::Builder::new().name("gradring-record".into());

@@ -1,7 +1,7 @@
-//! Connections that other ranks have made after the group had formed, until this one wants them.
+//! Connections that other ranks made after the group had formed, until this rank takes them.
 //!
-//! Only members of the group get in here, and each replaces its own earlier connection for the same
-//! purpose, so there are at most so many as all of them may make.
+//! Only members of the group get in here. Each replaces its own earlier connection for the same
+//! purpose, so the number of connections is bounded.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,14 +17,14 @@ use gradring_proto::wire::handshake::{Hello, Purpose, Traffic};
 
 /// Connections that wait for this rank.
 pub(crate) struct AcceptedConnections {
-    /// `None` once nobody will want them any more.
+    /// `None` once this rank takes no more connections.
     connections: Mutex<Option<Connections>>,
     arrived: Condvar,
-    /// Of those who do not wait inside of `wait`.
+    /// Wakers of threads that do not block in `wait`.
     wakers: Mutex<Vec<Arc<Waker>>>,
 }
 
-/// By who made them, what they are for, and the stream.
+/// Connections by initiator, traffic and stream.
 type Connections = BTreeMap<(usize, Traffic, usize), Connection>;
 
 impl Default for AcceptedConnections {
@@ -38,12 +38,12 @@ impl Default for AcceptedConnections {
 }
 
 impl AcceptedConnections {
-    /// Has `waker` called whenever a connection has come.
+    /// Calls `waker` whenever a connection has arrived.
     pub(crate) fn wake_with(&self, waker: Arc<Waker>) {
         lock(&self.wakers).push(waker);
     }
 
-    /// Lets a connection of `rank` in.
+    /// Stores a connection of `rank`.
     pub(crate) fn enter(
         &self,
         rank: usize,
@@ -60,7 +60,7 @@ impl AcceptedConnections {
         }
     }
 
-    /// The connections of `rank` in the order of streams, once all are here.
+    /// Takes the connections of `rank` in the order of streams, once all have arrived.
     pub(crate) fn take(
         &self,
         rank: usize,
@@ -70,7 +70,7 @@ impl AcceptedConnections {
         self.wait(rank, traffic, streams, Duration::ZERO)
     }
 
-    /// As `take`, but waits for them, at most for `limit`.
+    /// Takes connections like `take`, but waits for them, at most for `limit`.
     pub(crate) fn wait(
         &self,
         rank: usize,
@@ -92,7 +92,7 @@ impl AcceptedConnections {
         (0..streams).map(connection).collect()
     }
 
-    /// Lets go of all that is here, and of what comes.
+    /// Drops all connections, including those that arrive later.
     pub(crate) fn close(&self) {
         lock(&self.connections).take();
         lock(&self.wakers).clear();
@@ -100,7 +100,7 @@ impl AcceptedConnections {
     }
 }
 
-/// Lets members in that connect later.
+/// Service for members that connect after the group has formed.
 pub(crate) struct OnDemand {
     pub(crate) access: Arc<GroupAccess>,
     pub(crate) accepted: Arc<AcceptedConnections>,

@@ -1,8 +1,8 @@
-//! Access to a rank: whom it lets in while its group forms, once it has formed, and without a group.
+//! Access to a rank while its group forms, after the group has formed, and between groups.
 //!
-//! A job that runs has few slots, and takes its time after a stranger, so a flood costs it next to
-//! nothing. The listener of a formed group gives way to that of the next one, and asks initiators who
-//! want to join to come again.
+//! A running job has few slots and pauses after each stranger, so a flood costs it next to nothing.
+//! The listener of a formed group yields to that of the next one, and asks initiators that want to
+//! join to retry.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,20 +17,20 @@ use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{Breach, Error, NotFormed, Result};
 use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
-/// Those of a formed group, where people ask and a few members connect at a time. Handshakes of
-/// strangers, with TLS up to a millisecond of computing each, take little of what the job could use.
+/// Limits of a formed group, for inquiries and a few members at a time. Handshakes of strangers,
+/// with TLS up to a millisecond of computing each, take little of the job's time.
 pub(crate) const FORMED: Limits = Limits {
     slots: 16,
     pause: Duration::from_millis(20),
     ..Limits::USUAL
 };
 
-/// Whom a rank lets in.
+/// Access policy of a rank.
 pub(crate) struct GroupAccess {
     pub(crate) config: Config,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) own_state: Arc<OwnState>,
-    /// All others, while the group forms.
+    /// Initiators that were turned away while the group forms.
     pub(crate) turned_away: TurnedAway,
 }
 
@@ -50,7 +50,7 @@ impl AccessPolicy for GroupAccess {
     }
 
     fn turned_away(&self, initiator: &Initiator, error: &Error) {
-        // Only a forming group reads this; once it has failed, nothing does.
+        // Only a forming group reads these. Later initiators are not noted.
         if !self.lets_members_in() {
             return;
         }
@@ -79,12 +79,13 @@ impl GroupAccess {
         })
     }
 
-    /// Whether a group forms here.
+    /// Returns `true` while a group forms here.
     pub(crate) fn lets_members_in(&self) -> bool {
         !self.own_state.is_formed()
     }
 
-    /// Whether an authenticated initiator that says it is a rank has business here.
+    /// Checks that an authenticated initiator may connect as the rank and for the purpose that it
+    /// claims.
     pub(crate) fn check(&self, hello: &Hello, deadline: Instant) -> Result<()> {
         let Config {
             rank,
@@ -92,12 +93,12 @@ impl GroupAccess {
             ref settings,
             ..
         } = self.config;
-        // Other ranks may be through with forming the group before this one is.
+        // Other ranks may have finished forming the group before this one.
         let in_time = match hello.purpose {
             Purpose::OnDemand { .. } => !self.own_state.is_between_groups(),
             _ => self.lets_members_in(),
         };
-        // One of a newer generation has heard sooner that this group has ended.
+        // An initiator of a newer generation learned sooner that this group has ended.
         if !in_time || hello.generation > self.config.generation {
             return Err(NotFormed::Busy.into());
         }
@@ -138,7 +139,7 @@ impl GroupAccess {
                 *stream < settings.streams && initiates(hello.rank, rank, world_size)
             }
             Purpose::Control => (hello.rank + 1) % world_size == rank,
-            // Services of their own let others in.
+            // Other purposes have services of their own.
             _ => false,
         };
         if !welcome {
@@ -152,7 +153,7 @@ impl GroupAccess {
         if matches!(hello.purpose, Purpose::Join(_)) {
             return Ok(());
         }
-        // Its roster may have overtaken that of this rank.
+        // The initiator's roster may have arrived before this rank's.
         let limit = deadline.saturating_duration_since(Instant::now());
         match self.own_state.group(limit) {
             Some(group) if group == hello.group => Ok(()),
@@ -173,7 +174,7 @@ mod tests {
 
     const RANKS: usize = 4;
 
-    /// What rank 2 of four in generation 1 answers to who says this.
+    /// Answer of rank 2 of four in generation 1 to this greeting.
     fn answer(hello: Hello, has_group: bool) -> String {
         let config = Config {
             generation: 1,
@@ -191,7 +192,7 @@ mod tests {
         }
     }
 
-    /// What its predecessor says.
+    /// Greeting of its predecessor.
     fn predecessor() -> Hello {
         Hello {
             responder: 2,

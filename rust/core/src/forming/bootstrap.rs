@@ -1,8 +1,9 @@
-//! The connections between rank 0, the coordinator, and all other ranks while the group forms.
+//! Connections between rank 0, the coordinator, and all other ranks while the group forms.
 //!
-//! A rank that fails, or ends, before the group is complete makes it fail for all: rank 0 hears of it
-//! over the connection on which that rank joined, and tells all ranks the same first cause. No rank
-//! leaves before that, so no rank is blamed for leaving after another one has failed.
+//! A rank that fails or ends before the group is complete makes it fail for all ranks. Rank 0
+//! notices this on the connection on which that rank joined, and sends all ranks the same first
+//! cause. No rank leaves before that, so no rank is blamed for leaving after another one has
+//! failed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,44 +16,44 @@ use gradring_proto::wire::handshake::{self, GroupId, Member};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What rank 0 tells those who joined.
+/// Messages of rank 0 to the members that have joined.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// All have joined, as this group; connect with them.
+    /// All ranks have joined and form this group; connect with them.
     Formed {
         group: GroupId,
         members: Vec<Member>,
     },
-    /// All are connected.
+    /// All ranks are connected.
     Complete,
     /// The group does not form.
     Failed(Error),
 }
 
-/// What those who joined tell rank 0.
+/// Messages of members to rank 0.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[expect(
     clippy::large_enum_variant,
     reason = "there is one failure, at the end"
 )]
 pub enum Status {
-    /// This rank is connected with all.
+    /// This rank is connected with all others.
     Ready,
-    /// This rank cannot go on.
+    /// This rank cannot continue.
     Failed(Error),
 }
 
-/// One rank's side of these connections.
+/// One rank's end of these connections.
 pub(crate) enum Bootstrap {
-    /// Rank 0's, with everybody who has joined, by rank.
+    /// Rank 0, with all members that have joined, by rank.
     Coordinator(BTreeMap<usize, Joined>),
-    /// Another rank's.
+    /// Another rank.
     Member(Coordinator),
-    /// That of a rank that has not joined yet.
+    /// A rank that has not joined yet.
     Outside,
 }
 
-/// A rank that has joined, as rank 0 sees it.
+/// A member that has joined, as rank 0 sees it.
 pub(crate) struct Joined {
     pub member: Member,
     line: Line,
@@ -62,7 +63,7 @@ pub(crate) struct Joined {
 /// A connection with rank 0.
 struct Line {
     stream: Connection,
-    /// How long one message may take.
+    /// Time limit of one message.
     conversation_limit: Duration,
 }
 
@@ -71,7 +72,7 @@ pub(crate) struct Coordinator {
     line: Line,
     name: String,
     complete: bool,
-    /// Whether what made this rank fail was rank 0's word.
+    /// `true` once rank 0 has sent the failure, or has ended.
     told: bool,
 }
 
@@ -128,7 +129,7 @@ impl Coordinator {
 }
 
 impl Bootstrap {
-    /// Takes in what has been said; fails with the first cause if somebody has failed or ended.
+    /// Reads messages that have arrived. Fails with the first cause if a rank has failed or ended.
     pub(crate) fn look(&mut self) -> Result<()> {
         match self {
             Self::Outside => Ok(()),
@@ -151,20 +152,20 @@ impl Bootstrap {
         }
     }
 
-    /// Sends everybody who has joined the roster.
+    /// Sends the roster to all members that have joined.
     pub(crate) fn announce(&mut self, group: GroupId, members: Vec<Member>) {
         self.tell_joined(&Answer::Formed { group, members });
     }
 
-    /// Says that this rank is connected with all.
+    /// Reports to rank 0 that this rank is connected with all others.
     pub(crate) fn be_ready(&mut self) {
         if let Self::Member(coordinator) = self {
-            // If rank 0 has gone, the next look tells.
+            // If rank 0 has ended, the next look notices.
             let _ = coordinator.line.say(&Status::Ready);
         }
     }
 
-    /// Whether all ranks are connected, of which rank 0 informs the others.
+    /// Returns `true` once all ranks are connected. Rank 0 informs the others of it.
     pub(crate) fn is_complete(&mut self) -> bool {
         match self {
             Self::Coordinator(joined) => {
@@ -179,7 +180,7 @@ impl Bootstrap {
         }
     }
 
-    /// The error for a group whose time is over before it is complete.
+    /// Error for a group that is not complete in time.
     pub(crate) fn late(&self) -> Error {
         let (rank, name) = match self {
             Self::Coordinator(joined) => joined
@@ -192,13 +193,13 @@ impl Bootstrap {
         Error::from(NotFormed::NotFinished).blaming(rank, name)
     }
 
-    /// Makes the group fail for all; returns the first cause.
+    /// Makes the group fail for all ranks. Returns the first cause.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         if let Self::Member(coordinator) = self
             && !coordinator.told
         {
             let status = Status::Failed(error.clone());
-            // Rank 0's word on the cause takes it milliseconds.
+            // Rank 0 answers with the cause within milliseconds.
             let until = Instant::now() + coordinator.line.conversation_limit;
             if coordinator.line.say(&status).is_err() {
                 return error;
@@ -218,7 +219,7 @@ impl Bootstrap {
         error
     }
 
-    /// Sleeps until somebody says something, at most for `limit`.
+    /// Sleeps until a message arrives, at most for `limit`.
     pub(crate) fn wait(&self, limit: Duration) {
         let streams: Vec<&Connection> = match self {
             Self::Coordinator(joined) => joined.values().map(|peer| &peer.line.stream).collect(),
@@ -234,7 +235,7 @@ impl Bootstrap {
     fn tell_joined(&mut self, answer: &Answer) {
         if let Self::Coordinator(joined) = self {
             for peer in joined.values_mut() {
-                // A rank that has gone meanwhile is noticed by the next look, or needs no answer.
+                // The next look notices a rank that has ended, or the rank needs no answer.
                 let _ = peer.line.say(answer);
             }
         }

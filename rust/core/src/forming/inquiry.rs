@@ -1,4 +1,5 @@
-//! Inquiries: asking a rank of a running job how it is, from outside of the job, and the answers.
+//! Inquiries about the state of a rank of a running job, from outside of the job, and their
+//! answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +15,13 @@ use gradring_proto::error::{Abort, Result};
 use gradring_proto::wire::handshake::{self, Hello, Purpose};
 use gradring_proto::wire::state::State;
 
-/// Asks the rank that listens at `host:port`, inside TLS if its job uses it. One that hands its
-/// listener from a group to the next one is asked again.
+/// Requests the state of the rank that listens at `host:port`, inside TLS if its job uses it.
+/// Retries while that process hands its listener from one group to the next.
 ///
 /// # Errors
-/// `Rendezvous` when no process answers within `limit`; `Authentication` when the token is not that of
-/// the job, or either side's certificate is not accepted; `Protocol` when what answers is no rank of this version.
+/// `Rendezvous` if no process answers within `limit`. `Authentication` if the token is not the
+/// job's, or either side's certificate is not accepted. `Protocol` if the answer is not from a rank
+/// of this version.
 pub fn inquire(
     address: &str,
     token: &[u8],
@@ -30,7 +32,7 @@ pub fn inquire(
     inquire_while(address, &credentials, limit, &|| true).map_err(|failure| failure.error(address))
 }
 
-/// As `inquire`, as long as `goes_on`.
+/// Inquires like `inquire`, for as long as `goes_on` returns `true`.
 pub(super) fn inquire_while(
     address: &str,
     credentials: &Credentials,
@@ -40,14 +42,14 @@ pub(super) fn inquire_while(
     let retry = Retry::of_one_that_listens(limit);
     let asked = Connector::new(address, credentials, retry).connect(
         &mut || check(goes_on),
-        // The process that asks has no rank in the group.
+        // The requesting process has no rank in the group.
         |_, _| Hello::new((0, 0), 0, Purpose::Inquiry),
         |stream| handshake::read_message(stream),
     );
     asked.map(|(_, state)| state)
 }
 
-/// Answers those who ask how the rank is.
+/// Service that answers inquiries.
 pub(super) struct Inquiries(pub(super) Arc<OwnState>);
 
 impl Service for Inquiries {
@@ -61,13 +63,13 @@ impl Service for Inquiries {
 
     fn serve(&self, _hello: Hello, mut connection: Connection, deadline: Instant) -> Result<()> {
         let mut stream = DeadlineStream::new(&mut connection, deadline);
-        // The process that asked may have gone.
+        // The requester may be gone.
         let _ = handshake::write_message(&mut stream, &self.0.state());
         Ok(())
     }
 }
 
-/// Fails when there is nobody any more for whom to go on.
+/// Fails once nobody wants the result any more.
 pub(super) fn check(goes_on: &dyn Fn() -> bool) -> Result<()> {
     match goes_on() {
         true => Ok(()),

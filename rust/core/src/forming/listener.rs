@@ -1,5 +1,6 @@
-//! The listener of a rank: lets members in while the group forms, keeps what others connect on demand,
-//! and tells those who know the token how the rank is, or what it says of the next group.
+//! Listener of a rank. It lets members in while the group forms, and keeps connections made on
+//! demand. It also answers inquiries, and requests about the next group, for processes that know
+//! the token.
 
 use std::collections::HashSet;
 use std::io;
@@ -19,21 +20,21 @@ use gradring_proto::error::{NotFormed, NotServed, Result};
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{Hello, Purpose};
 
-/// An initiator that is a member, and what it said.
+/// Greeting and connection of a member.
 type Member = (Hello, Connection);
 
 /// The open port of a rank. Closes when dropped.
 pub(crate) struct GroupListener {
     pub(crate) port: Listener,
-    /// Members that proved to be such.
+    /// Authenticated members of the forming group.
     pub(crate) members: Receiver<Member>,
-    /// Members that connect later.
+    /// Connections that members make later.
     pub(crate) accepted: Arc<AcceptedConnections>,
     pub(crate) access: Arc<GroupAccess>,
 }
 
 impl GroupListener {
-    /// Listens at `host:port`, with what was found for its name.
+    /// Listens at `host:port`, whose name has resolved to these addresses.
     pub(crate) fn open(
         address: &str,
         resolved: io::Result<Vec<SocketAddr>>,
@@ -43,7 +44,7 @@ impl GroupListener {
         Self::listen(access, |options| Listener::on(socket, address, options))
     }
 
-    /// Listens where this process listens already; what listened there before gives way.
+    /// Listens on a socket of this process; the listener that used the socket yields.
     pub(crate) fn reopen(socket: &TcpListener, access: Arc<GroupAccess>) -> Result<Self> {
         Self::listen(access, |options| Listener::reopen(socket, options))
     }
@@ -82,14 +83,14 @@ impl GroupListener {
     }
 }
 
-/// Hands members over to the rank whose group forms.
+/// Service that hands members to the thread that forms the group.
 struct Members {
     access: Arc<GroupAccess>,
     sender: Sender<Member>,
     admitted: Mutex<HashSet<Place>>,
 }
 
-/// The rank, purpose and stream of a connection, of which there is one.
+/// Rank, purpose and stream of a connection; each is admitted once.
 type Place = (usize, Discriminant<Purpose>, usize);
 
 fn place(hello: &Hello) -> Place {

@@ -1,7 +1,7 @@
-//! Answers to what other processes say about the members of the next group.
+//! Answers to requests of other processes about the members of the next group.
 //!
-//! Every listener of a process takes it, whatever group it is for: one that is told of a new group
-//! may still be in the old one, and one that wants to join has none.
+//! Every listener of a process takes these requests, whatever group it is for. A process that
+//! learns of a new group may still be in the old one, and a process that wants to join has none.
 
 use std::io::{Read, Write};
 use std::sync::{Arc, Weak};
@@ -16,25 +16,25 @@ use gradring_proto::consensus::message::{Envelope, Reply};
 use gradring_proto::error::Result;
 use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
-/// Answers for this process in one job.
+/// Answers requests for this process in one job.
 pub(crate) trait Answers: Send + Sync {
-    /// Which job.
+    /// Name of the job.
     fn job(&self) -> &str;
 
-    /// What it says; without waiting.
+    /// Returns the answer without waiting.
     fn answer(&self, envelope: &Envelope) -> Reply;
 }
 
 static ANSWERERS: PerProcess<Vec<Weak<dyn Answers>>> = PerProcess::new();
 
-/// From now on, as long as it exists, it is asked.
+/// Lets `answers` receive requests for as long as it exists.
 pub(crate) fn register(answers: &Arc<dyn Answers>) {
     let mut all = ANSWERERS.lock();
     all.retain(|other| other.strong_count() > 0);
     all.push(Arc::downgrade(answers));
 }
 
-/// Answers processes of the job.
+/// Service for processes of the job.
 pub(super) struct Membership(pub(super) Arc<GroupAccess>);
 
 impl Service for Membership {
@@ -60,7 +60,7 @@ impl Service for Membership {
     }
 }
 
-/// Answers an authenticated process that has connected to say something of this job.
+/// Answers the request of an authenticated process of this job.
 fn answer(stream: &mut (impl Read + Write), job: &str) -> Result<()> {
     let envelope = handshake::read_message(stream)?;
     let all: Vec<_> = ANSWERERS.lock().iter().filter_map(Weak::upgrade).collect();
@@ -68,7 +68,7 @@ fn answer(stream: &mut (impl Read + Write), job: &str) -> Result<()> {
         .iter()
         .filter(|answers| answers.job() == job)
         .map(|answers| answers.answer(&envelope));
-    // A process may have been in the job before, and come back.
+    // A process may have left the job and come back, so it can have several answers.
     let reply = replies
         .reduce(|one, other| match one {
             Reply::OtherProcess => other,

@@ -1,7 +1,7 @@
 //! Forming a group: ranks find each other and connect.
 //!
-//! `rendezvous` is one rank's way from its settings to connections with all others: it opens a
-//! `listener`, joins rank 0 (`bootstrap`), gets the `roster`, and connects to those that `peers` says.
+//! `rendezvous` leads one rank from its settings to connections with all others. It opens a
+//! `listener`, joins rank 0 (`bootstrap`), receives the `roster`, and connects to its `peers`.
 //! Ranks that need a connection later make it lazily (`on_demand`).
 
 pub(crate) mod accepted;

@@ -1,13 +1,14 @@
-//! Links between ranks of a formed group that connect lazily, when they first need one.
+//! Links between ranks of a formed group that connect lazily, at their first use.
 //!
-//! Both ranks want the link at the same place of their programs, sooner or later. One connects
-//! (`peers::initiates`), and the other's listener lets it in whatever its program is doing, so the
-//! first may go on until it needs an answer; the second finds the connection in `accepted`.
+//! Both ranks want the link at the same place of their programs, sooner or later. One of them
+//! connects (`peers::initiates`), and the other's listener accepts, whatever its program is doing.
+//! So the first may continue until it needs an answer; the second finds the connection in
+//! `accepted`.
 //!
-//! A collective of many ranks may want a link with each: one thread connects to one rank after the
-//! other, over TCP alone, for which the two need not be there together. What two ranks send each other
-//! alone (`communicator/channels.rs`) may travel through shared memory, about which they agree once both
-//! are there, in a thread for each.
+//! A collective of many ranks may need a link with each rank. One thread connects to one rank after
+//! the other, over TCP alone, which does not need both programs at the same time. Calls of two
+//! ranks (`communicator/channels.rs`) may use shared memory. The two ranks agree on it once both
+//! want the link, in a thread for each channel.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -41,16 +42,17 @@ mod connectors;
 
 use connectors::{ForCollectives, ForTwo};
 
-/// How long a listener may take to let a rank in: one that nobody answers for is found by others.
+/// Time limit of a listener to let a rank in. Neighbours notice earlier that a rank is dead.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
-/// For how long a listener may refuse connections: it is open by then, and closes at the end only.
+/// Longest time for which a refused connection is retried: the listener is open by then, and closes
+/// only at the end.
 const REFUSED_AT_MOST: Duration = Duration::from_millis(500);
-/// How long two ranks that are both there may take to agree on a link.
+/// Time limit for two ranks to agree on a link, once both want it.
 const AGREEMENT_LIMIT: Duration = Duration::from_secs(30);
-/// After how long a rank that is to connect is looked at, and then at the latest after how long again.
+/// Time until an expected rank is probed, and the longest interval between later probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(30);
-/// How long it may take to answer: as long as a neighbour may be silent.
+/// Time limit of the answer to a probe: as long as a neighbour may be silent.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Connects this rank with others of its group.
@@ -61,7 +63,7 @@ pub(crate) struct PeerConnector {
     pub group: GroupId,
     pub roster: Roster,
     pub accepted: Arc<AcceptedConnections>,
-    /// The group's.
+    /// The group's abort switch.
     pub abort: Arc<AbortSwitch>,
     pub supervisor: Arc<dyn Supervisor + Send + Sync>,
 }
@@ -74,8 +76,8 @@ impl PeerConnector {
         Box::new(ForCollectives::new(Arc::clone(self), waker))
     }
 
-    /// Makes the link through which this rank sends to `peer`, or receives from it if it does not
-    /// `send`. Its other end may ring `doorbell`.
+    /// Makes the link on which this rank sends to `peer`, or receives from it unless it `sends`.
+    /// The peer may ring `doorbell`.
     pub(crate) fn for_two(
         self: &Arc<Self>,
         peer: usize,
@@ -90,7 +92,7 @@ impl PeerConnector {
         initiates(self.config.rank, peer, self.config.world_size)
     }
 
-    /// Connects to a rank, once for each stream.
+    /// Connects to a rank once for each stream.
     fn connect(
         &self,
         peer: usize,
@@ -124,8 +126,8 @@ impl PeerConnector {
         (0..config.settings.streams).map(connect).collect()
     }
 
-    /// The link that this rank and `peer` agree on, once both want it; `None` if nobody wants it any
-    /// more.
+    /// Agrees on a link with `peer`, once both want it. Returns `None` if this rank no longer wants
+    /// it.
     fn agree(
         &self,
         peer: usize,
@@ -176,8 +178,8 @@ impl PeerConnector {
         }
     }
 
-    /// Ends the group on account of what keeps this rank from a link with `peer`, if somebody still
-    /// wants it.
+    /// Ends the group because this rank has no link with `peer`, unless nobody wants the link any
+    /// more.
     fn report(&self, peer: usize, trouble: Trouble, goes_on: GoesOn<'_>) {
         if !goes_on() {
             return;
@@ -201,7 +203,7 @@ impl PeerConnector {
     }
 }
 
-/// What it means that a rank of a formed group, whose listener is open by that, is not found.
+/// Explains a failed connection to a rank of a formed group, whose listener should be open.
 fn unreachable(failure: &Failure, address: &str) -> Trouble {
     if let Some(error) = failure.shortage() {
         return Trouble::Own(error);
@@ -217,13 +219,13 @@ fn unreachable(failure: &Failure, address: &str) -> Trouble {
     }
 }
 
-/// What keeps a rank from a link.
+/// Reason why a rank has no link.
 enum Trouble {
-    /// It lacks something itself.
+    /// This rank lacks a resource.
     Own(Error),
-    /// No connection, or it broke.
+    /// The connection failed or broke.
     Link(Text),
-    /// Nothing that both offer works.
+    /// No kind of link that both ranks offer works.
     Kinds(Text),
 }
 
@@ -236,7 +238,7 @@ impl From<std::io::Error> for Trouble {
     }
 }
 
-/// Whether anybody still wants what a thread does.
+/// Returns `true` while the work of a thread is wanted.
 type GoesOn<'a> = &'a dyn Fn() -> bool;
 
 fn configure(connections: &[Connection]) -> std::io::Result<()> {
@@ -246,7 +248,7 @@ fn configure(connections: &[Connection]) -> std::io::Result<()> {
 
 /// Returns when both ranks have called it.
 fn meet(connection: &mut Connection, go_on: GoOn<'_>) -> std::io::Result<()> {
-    // A peer that lives may take its time; one that does not ends the group.
+    // A living peer may take arbitrarily long; a dead one ends the group.
     let deadline = Instant::now() + Duration::from_secs(365 * 86_400);
     let mut stream = DeadlineStream::cancellable(connection, deadline, go_on);
     stream.write_all(&[1])?;
@@ -254,8 +256,8 @@ fn meet(connection: &mut Connection, go_on: GoOn<'_>) -> std::io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-/// Looks now and then whether a rank that is to connect is still there. It may have left, which only
-/// its neighbours are told, or be lost after these have left.
+/// Periodic check that a rank that has to connect still exists. It may have left, which only its
+/// neighbours learn, or be lost after its neighbours have left.
 #[derive(Clone)]
 struct Probe {
     peer: usize,

@@ -1,4 +1,4 @@
-//! Pairs of ranks that connect, and which of the two begins.
+//! Pairs of ranks that connect, and the initiator of each pair.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +22,10 @@ pub(crate) fn accepts_from(rank: usize, topology: &Topology) -> Vec<usize> {
     partners
 }
 
-/// Whether of two ranks it is `initiator` that connects, if they need a connection:
-/// to the half that stands before it.
+/// Returns `true` if `initiator` connects to `responder` when they need a connection. Every rank
+/// connects to the half of the ranks before it.
 pub(crate) const fn initiates(initiator: usize, responder: usize, world_size: usize) -> bool {
-    // Opposite ranks would connect to each other.
+    // Without this, opposite ranks would connect to each other.
     let distances = match initiator < world_size.div_ceil(2) {
         true => (world_size - 1) / 2,
         false => world_size / 2,

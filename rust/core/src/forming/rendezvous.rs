@@ -1,10 +1,10 @@
-//! Rendezvous: N processes become a group, within a deadline.
+//! Rendezvous: N processes form a group within a deadline.
 //!
-//! Rank 0 listens at the rendezvous address. Every other rank opens its own listener, joins at rank
-//! 0 with the address of that listener, and gets the roster when all have joined. Then every rank
-//! connects for data to its share of the others (see `peers`), once for each stream, and for control
-//! to its successor on the ring, and waits for those of which it is the share. The connections to
-//! rank 0 last until all are connected (see `bootstrap`).
+//! Rank 0 listens at the rendezvous address. Every other rank opens its own listener, announces its
+//! address to rank 0, and receives the roster when all have joined. Then every rank opens data
+//! connections to half of its peers (see `peers`), one for each stream, and accepts from the other
+//! half. It opens one control connection to its ring successor. The connections to rank 0 last
+//! until all ranks are connected (see `bootstrap`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -36,24 +36,24 @@ use gradring_proto::wire::handshake::{self, GroupId, Hello, Member, Purpose, WOR
 mod connect;
 mod missing;
 
-/// How much longer than the timeout rank 0 waits for the others' word on who is late.
+/// Time after the timeout in which the others can still report to rank 0 which rank is late.
 const READY_GRACE: Duration = Duration::from_secs(1);
 
-/// A formed group, as seen by one rank of several.
+/// A formed group, as seen by one of several ranks.
 pub(crate) struct Formed {
     pub roster: Roster,
     pub group: GroupId,
     pub credentials: Arc<Credentials>,
-    /// By rank: connections for payload, one per stream.
+    /// Payload connections by rank, one per stream.
     pub data: BTreeMap<usize, Vec<Connection>>,
     /// Connections to the neighbours on the ring, with their ranks.
     pub control: Vec<(usize, Connection)>,
-    /// Stays open for those who ask how the rank is.
+    /// Stays open for inquiries.
     pub listener: GroupListener,
     pub own_state: Arc<OwnState>,
 }
 
-/// Forms the group; for world sizes above one. A panic makes it fail, never the process.
+/// Forms a group of several ranks. A panic makes the group fail, never the process.
 pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) -> Result<Formed> {
     if config.world_size > WORLD_SIZE_MAX {
         let (world_size, most) = (config.world_size, WORLD_SIZE_MAX);
@@ -69,7 +69,7 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
             Err(Error::panicked("forming the group", what).blaming(config.rank, host_name()))
         })
         .map_err(|error| match error.kind {
-            // The rank that noticed it is the one that lacks it.
+            // The rank that noticed the shortage is the one with it.
             ErrorKind::Exhausted { .. } if error.blamed.is_none() => {
                 error.blaming(config.rank, host_name())
             }
@@ -80,19 +80,19 @@ pub(crate) fn form(config: &Config, kinds: &[Kind], interrupt: Interrupt<'_>) ->
 
 struct Forming<'a> {
     config: &'a Config,
-    /// What it offers to make links of.
+    /// Kinds of links that this rank offers.
     kinds: &'a [Kind],
     credentials: Arc<Credentials>,
     deadline: Instant,
     resolve: Resolve,
     interrupt: Interrupt<'a>,
     bootstrap: Bootstrap,
-    /// Once all have joined.
+    /// Identity of the group, once all have joined.
     group: GroupId,
-    /// The first reason to give up.
+    /// First reason to give up.
     given_up: Option<Error>,
     started: Instant,
-    /// When people are told the next time that it takes long, and how long that is after `started`.
+    /// Time after `started` at which people are next warned of the wait.
     warn_after: Duration,
     own_state: Arc<OwnState>,
 }
@@ -169,7 +169,8 @@ impl<'a> Forming<'a> {
                     data.insert((hello.rank, stream), connection);
                 }
                 Purpose::Control => control_from_predecessor = Some((predecessor, connection)),
-                // The listener knows no racks, and so not all partners.
+                // The listener does not know racks, so it admits connections that this rank does
+                // not use.
                 _ => {}
             }
         }
@@ -187,7 +188,8 @@ impl<'a> Forming<'a> {
         })
     }
 
-    /// All ranks see the same roster, and come to the same conclusion.
+    /// Compares the members' settings and transports. All ranks see the same roster, and come to
+    /// the same conclusion.
     fn check_settings(&self, roster: &Roster) -> Result<()> {
         let settings = &roster.members()[0].settings;
         let mut others = (1..).zip(&roster.members()[1..]);
@@ -217,7 +219,7 @@ impl<'a> Forming<'a> {
         Ok(())
     }
 
-    /// Rank 0: waits for everybody and sends the roster.
+    /// Waits for all members and sends the roster, on rank 0.
     fn gather(&mut self) -> Result<(GroupListener, Roster)> {
         let Config {
             world_size,
@@ -230,7 +232,7 @@ impl<'a> Forming<'a> {
             let Some((hello, stream)) = self.next_member(&listener)? else {
                 return Err(self.missing(&listener)?);
             };
-            // No rank connects to a neighbour before it has the roster.
+            // Only joins arrive here: no rank connects to a neighbour before it has the roster.
             if let (Purpose::Join(member), Bootstrap::Coordinator(joined)) =
                 (hello.purpose, &mut self.bootstrap)
             {
@@ -239,7 +241,7 @@ impl<'a> Forming<'a> {
                 joined.insert(hello.rank, Joined::new(member, stream, conversation_limit));
             }
         }
-        // The others know where they met it.
+        // The others know the address at which they reached rank 0.
         let announced = self.config.announce.clone().unwrap_or_default();
         let mut members = vec![this_member(
             announced,
@@ -254,10 +256,10 @@ impl<'a> Forming<'a> {
         Ok((listener, self.roster(members)))
     }
 
-    /// Everybody else: opens a listener, announces it to rank 0, and waits for the roster.
+    /// Opens a listener, announces it to rank 0, and waits for the roster, on all other ranks.
     fn join(&mut self) -> Result<(GroupListener, Roster)> {
         let rendezvous = &self.config.rendezvous;
-        // An address of another host is known at once; a port that is taken may be free in time.
+        // The address of another host fails at once; a port in use may become free in time.
         let mut listener = match self.config.listen.as_ref().map(|at| self.open_listener(at)) {
             Some(Err(error)) if matches!(error.kind, ErrorKind::Config(_)) => return Err(error),
             opened => opened.and_then(Result::ok),
@@ -281,7 +283,7 @@ impl<'a> Forming<'a> {
             )))
         })?;
         let listener = listener.expect("no rank joins without a listener");
-        // Rank 0 gives up at about the same time, and knows better who is missing.
+        // Rank 0 gives up at about the same time, and knows better which ranks are missing.
         let conversation_limit = self.config.conversation_limit();
         let limit = self.deadline + conversation_limit;
         let mut go_on = || self.check().is_ok();
@@ -320,7 +322,7 @@ impl<'a> Forming<'a> {
         Roster::new(members)
     }
 
-    /// Waits until all ranks are connected with all.
+    /// Waits until all ranks are connected with each other.
     fn await_others(&mut self) -> Result<()> {
         let conversation_limit = match self.bootstrap {
             Bootstrap::Coordinator(_) => READY_GRACE,
@@ -357,7 +359,7 @@ impl<'a> Forming<'a> {
         GroupListener::open(&address, resolved, self.access())
     }
 
-    /// Listens at the first port that is free of those allowed, on the chosen interface or `ip`.
+    /// Listens at the first free port of those allowed, on the chosen interface or else on `ip`.
     fn open_listener_at(&self, ip: IpAddr) -> Result<GroupListener> {
         let ip = self.config.interface.unwrap_or(ip);
         let (first, last) = self.config.ports.unwrap_or((0, 0));
@@ -369,7 +371,7 @@ impl<'a> Forming<'a> {
         GroupListener::open(&words, Ok(addresses.collect()), self.access())
     }
 
-    /// `host:port`, with the chosen interface for the host if there is one.
+    /// Replaces the host in `host:port` by the chosen interface, if there is one.
     fn on_interface(&self, address: &str) -> String {
         let port = address
             .rsplit_once(':')
@@ -380,8 +382,8 @@ impl<'a> Forming<'a> {
         }
     }
 
-    /// The address that others should use for a listener: the one that the user gave for it, if one
-    /// was given. Certificates are for names: with TLS the name at which it listens will do, too.
+    /// Address that others should use for a listener: the one that the user announces, if there is
+    /// one. Certificates are for names, so with TLS the name in `listen` will do, too.
     fn announced(&self, listener: SocketAddr, own_ip: IpAddr) -> String {
         let Config {
             listen,
@@ -413,7 +415,7 @@ impl<'a> Forming<'a> {
         GroupAccess::new(self.config, &self.credentials, &self.own_state)
     }
 
-    /// The next member that connects, or `None` when the time is over.
+    /// Returns the next member that connects, or `None` after the deadline.
     fn next_member(&mut self, listener: &GroupListener) -> Result<Option<(Hello, Connection)>> {
         loop {
             match listener.members.recv_timeout(INTERRUPT_INTERVAL) {
@@ -429,7 +431,7 @@ impl<'a> Forming<'a> {
         }
     }
 
-    /// Tells people that it takes long, after `stall_warning`, twice that, four times and so on.
+    /// Warns people of a long wait, after `stall_warning`, twice that, four times and so on.
     fn warn_of_long_wait(&mut self) {
         let waited = self.started.elapsed();
         if waited < self.warn_after {
@@ -480,7 +482,7 @@ impl Owner for Forming<'_> {
     }
 }
 
-/// Of two texts of settings, those that differ.
+/// Returns the settings in which two texts differ, from each text.
 fn what_differs(theirs: &str, ours: &str) -> (String, String) {
     let (theirs, ours): (Vec<_>, Vec<_>) =
         (theirs.split(", ").collect(), ours.split(", ").collect());
@@ -491,12 +493,13 @@ fn what_differs(theirs: &str, ours: &str) -> (String, String) {
     (without(&theirs, &ours), without(&ours, &theirs))
 }
 
-/// What ends the start when somebody wants this rank to stop.
+/// Error of a rank that was interrupted while its group forms.
 pub(crate) fn interrupted(rank: usize) -> Error {
     Error::from(Abort::InterruptedForming).blaming(rank, host_name())
 }
 
-/// Nobody can be waited for at a loopback address whose interface is down, as in a new namespace.
+/// Checks that the interface of a loopback address is up. In a new namespace it is down, and no
+/// rank can connect.
 pub fn check_loopback(address: &str) -> Result<()> {
     let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let name = address.strip_prefix("localhost:");
@@ -504,7 +507,7 @@ pub fn check_loopback(address: &str) -> Result<()> {
     let Some(at) = named.or(address.parse().ok()) else {
         return Ok(());
     };
-    // Sends nothing: asks for the way.
+    // `connect` on a UDP socket sends no packet; it only checks that a route exists.
     match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| socket.connect(at)) {
         Err(error)
             if at.ip() == Ipv4Addr::LOCALHOST

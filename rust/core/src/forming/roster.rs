@@ -1,4 +1,4 @@
-//! The agreed list of members, and what follows from it.
+//! The agreed list of members, and facts that follow from it.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use gradring_net::link::kind::Kind;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::wire::handshake::Member;
 
-/// Who is in the group, by rank.
+/// Members of the group, by rank.
 #[derive(Debug, Clone)]
 pub struct Roster {
     members: Vec<Member>,
@@ -29,27 +29,28 @@ impl Roster {
         &self.members[rank].host
     }
 
-    /// Which ranks share a host, and which hosts a rack.
+    /// Ranks grouped by host, and hosts by rack.
     #[must_use]
     pub(crate) fn topology(&self) -> Topology {
         let hosts = self.members.iter().map(|member| &member.host_id);
         Topology::by_host(hosts).in_racks(|rank| &self.members[rank].rack)
     }
 
-    /// What each rank says of the versions that it runs, by rank.
+    /// Versions that each rank runs, by its own report, in the order of ranks.
     pub fn versions(&self) -> impl Iterator<Item = &str> {
         self.members.iter().map(|member| member.versions.as_str())
     }
 
     /// The ranks to which processes of other hosts can connect.
     ///
-    /// Each rank tells what its own socket is bound to: addresses that are configured do not say it.
+    /// Each rank reports the address that its socket is bound to, which configured addresses do not
+    /// show.
     pub fn reachable_from_other_hosts(&self) -> impl Iterator<Item = usize> {
         let members = self.members.iter().enumerate();
         members.filter_map(|(rank, member)| (!member.loopback_only).then_some(rank))
     }
 
-    /// Whether two ranks say that they run on the same host.
+    /// Returns `true` if two ranks report the same host.
     #[must_use]
     pub fn same_host(&self, one: usize, other: usize) -> bool {
         self.members[one].host_id == self.members[other].host_id
@@ -69,7 +70,8 @@ impl Roster {
     }
 }
 
-/// This process as a member that is reached at `address`; its socket, if any, is bound to `bound`.
+/// Describes this process as a member reachable at `address`; its socket, if any, is bound to
+/// `bound`.
 pub(crate) fn this_member(
     address: String,
     bound: Option<SocketAddr>,

@@ -1,7 +1,8 @@
-//! The board: what ranks tell each other about how they are doing, in their own time.
+//! The board: status messages that ranks exchange outside of collectives.
 //!
-//! Each rank's *gossip* goes around the ring about once a second over the control connections, so
-//! that every rank knows who keeps whom waiting, without a collective and also while one hangs.
+//! The *gossip* of each rank goes around the ring about once a second, over the control
+//! connections. So every rank knows which ranks keep others waiting, without a collective and even
+//! while one hangs.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,9 +12,9 @@ use crate::observe::stats::Stats;
 use gradring_proto::lock::lock;
 use gradring_proto::wire::gossip::{Gossip, Late};
 
-/// Bound on what a program may add to its gossip.
+/// Most bytes that a program may add to its gossip.
 pub const NOTE_BYTES_MAX: usize = 1024;
-/// A gossip names this many of the peers that were waited for, those waited for longest.
+/// Most awaited peers in one gossip: those with the longest waits.
 const LATE_MAX: usize = 8;
 
 /// The last gossip of every rank.
@@ -70,7 +71,7 @@ impl Board {
         gossip
     }
 
-    /// Takes a rank's gossip; `false` if it is known already, or says too much.
+    /// Stores a rank's gossip. Returns `false` if it is known already or too large.
     pub fn hear(&self, gossip: Gossip) -> bool {
         let mut posted = lock(&self.posted);
         let known = posted.heard.get(&gossip.rank);
@@ -84,7 +85,7 @@ impl Board {
         true
     }
 
-    /// The last gossip of every rank that has been heard.
+    /// Last gossip of every rank that has sent one, this rank included.
     #[must_use]
     pub fn gossip(&self) -> Vec<Gossip> {
         lock(&self.posted).heard.values().cloned().collect()

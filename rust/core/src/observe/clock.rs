@@ -1,12 +1,12 @@
-//! One clock for everything that is written down: nanoseconds since 1970, without jumps.
+//! One clock for all records: nanoseconds since 1970, without jumps.
 //!
-//! Ranks of one host share it to within a microsecond, because all of them start from the same
-//! clock of the system; `neighbour_clock.rs` estimates how far apart hosts are.
+//! Ranks of one host agree on it to within a microsecond, because all of them start from the same
+//! system clock. `neighbour_clock.rs` estimates the difference between hosts.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A moment on both clocks, read when the first of them was needed.
+/// One moment on both clocks, read at the first use.
 static ANCHOR: LazyLock<(Instant, Duration)> = LazyLock::new(|| {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     (Instant::now(), since_1970.unwrap_or_default())

@@ -1,8 +1,8 @@
-//! The time in which somebody stood still for communication.
+//! Exposed time, in which communication blocked the program.
 
 use std::time::{Duration, Instant};
 
-/// The time in which at least one thread was blocked; several at once count once.
+/// Time in which at least one thread was blocked; several threads at once count once.
 #[derive(Debug, Default)]
 pub struct Exposure {
     threads: usize,
@@ -11,13 +11,13 @@ pub struct Exposure {
 }
 
 impl Exposure {
-    /// A thread is blocked from now on.
+    /// Records that a thread is blocked from now on.
     pub fn enter(&mut self, now: Instant) {
         self.threads += 1;
         self.since.get_or_insert(now);
     }
 
-    /// A thread goes on.
+    /// Records that a thread continues.
     pub fn leave(&mut self, now: Instant) {
         self.threads = self.threads.saturating_sub(1);
         if self.threads == 0
@@ -27,7 +27,7 @@ impl Exposure {
         }
     }
 
-    /// A thread was blocked, and goes on now; there was no need to tell before.
+    /// Adds a wait of one thread that is over now, and that nothing had to know of before.
     pub fn add(&mut self, from: Instant, to: Instant) {
         match &mut self.since {
             // The others began later, so the time before them is this thread's alone.
@@ -36,13 +36,13 @@ impl Exposure {
         }
     }
 
-    /// Whether a thread is blocked.
+    /// Returns `true` while a thread is blocked.
     #[must_use]
     pub const fn is_any(&self) -> bool {
         self.threads > 0
     }
 
-    /// The sum, of the stretches that have ended.
+    /// Sum of the periods that have ended.
     #[must_use]
     pub const fn total(&self) -> Duration {
         self.total

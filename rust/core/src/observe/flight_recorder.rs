@@ -1,7 +1,7 @@
-//! The last collectives that this rank entered, and the counters over all of them.
+//! Flight recorder: the last collectives that this rank entered, and counters over all of them.
 //!
-//! Both change at the end of a collective, so they share one lock: recording costs a collective no
-//! lock that counting would not have cost already.
+//! Both change at the end of a collective, so they share one lock: recording takes no lock that
+//! counting would not take anyway.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -17,19 +17,19 @@ use gradring_proto::names::named;
 use gradring_proto::schedule::Algorithm;
 use gradring_proto::wire::contract::{Contract, Header};
 
-/// How many collectives are remembered by default: a few seconds of training.
+/// Number of collectives kept by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
 
 /// The last collectives that this rank entered.
 #[derive(Debug, Default)]
 pub struct FlightRecorder {
-    /// The group's.
+    /// Generation of the group.
     pub generation: u32,
     memory: Mutex<Memory>,
-    /// For whom this rank waits.
+    /// Ranks for which this rank waits.
     pub waits: Waits,
     left_step: Mutex<Option<(u64, String)>>,
-    /// Those of what this rank does with one other alone, and that rank.
+    /// Recorders of this rank's channels, each with the other rank.
     beside: Mutex<Vec<(usize, Arc<Self>)>>,
 }
 
@@ -45,36 +45,36 @@ struct Memory {
 /// One collective that this rank entered.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// That of its group.
+    /// Generation of its group.
     pub generation: u32,
     /// Ordinal of the collective.
     pub sequence: u64,
     /// The step of the program that it belongs to; 0 for none.
     pub step: u64,
-    /// What was called.
+    /// The call.
     pub call: Arc<Call>,
     /// How it is performed.
     pub algorithm: Algorithm,
-    /// How far it has come.
+    /// Progress on this rank.
     pub state: State,
-    /// The peer that entered last of those this rank listens to.
+    /// Last to enter of the peers from which this rank receives.
     pub last: Option<u32>,
-    /// When it was called.
+    /// Time of the call.
     pub launched: Instant,
-    /// When its turn came on this rank.
+    /// Time at which its turn came on this rank.
     pub started: Option<Instant>,
-    /// When all peers that this rank listens to had entered.
+    /// Time at which all peers from which this rank receives had entered.
     pub entered: Option<Instant>,
-    /// When it ended, well or badly.
+    /// End, with or without success.
     pub ended: Option<Instant>,
-    /// The last wait for it by the program, if it was not over at once.
+    /// Last wait of the program for it, unless it was over at once.
     pub awaited: Option<(Instant, Instant)>,
-    /// Where the program waits for it, if that took a while.
+    /// Place in the program that waits for it, if the wait took a while.
     pub place: Option<Arc<str>>,
 }
 
 named! {
-    /// How far a collective has come on this rank.
+    /// Progress of a collective on this rank.
     pub enum State {
         /// It waits for its turn.
         Queued: "queued",
@@ -113,7 +113,7 @@ impl FlightRecorder {
         self.generation
     }
 
-    /// That of a group of this generation.
+    /// Makes the recorder of a group of this generation.
     #[must_use]
     pub fn new(generation: u32) -> Self {
         Self {
@@ -122,8 +122,8 @@ impl FlightRecorder {
         }
     }
 
-    /// A collective has got its place in the order and its step, and with `at_once` also its turn; the oldest
-    /// are forgotten if there are too many.
+    /// Records a collective that has got its place in the order and its step, and with `at_once`
+    /// also its turn. Drops the oldest entries if there are too many.
     pub fn launched(
         &self,
         (sequence, step): (u64, u64),
@@ -158,8 +158,8 @@ impl FlightRecorder {
         });
     }
 
-    /// Notes where the program waits for a collective; asks only once, and without the lock, since
-    /// the answer may take its time.
+    /// Records where the program waits for a collective. Calls `caller` only once, and without the
+    /// lock, since the answer may take long.
     pub fn locate(&self, sequence: u64, caller: &mut dyn Caller) {
         if self
             .find(sequence)
@@ -175,18 +175,18 @@ impl FlightRecorder {
         }
     }
 
-    /// Remembers which step the program left early last, and by what.
+    /// Records the step that the program last left early, and the reason.
     pub fn left_step(&self, step: u64, by: String) {
         *lock(&self.left_step) = Some((step, by));
     }
 
-    /// The step that the program left early last, and by what.
+    /// Step that the program last left early, with the reason.
     #[must_use]
     pub fn last_left_step(&self) -> Option<(u64, String)> {
         lock(&self.left_step).clone()
     }
 
-    /// The ordinal of the collective that this rank launches next.
+    /// Ordinal of the collective that this rank launches next.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         lock(&self.memory)
@@ -195,7 +195,7 @@ impl FlightRecorder {
             .map_or(1, |entry| entry.sequence + 1)
     }
 
-    /// The collective under way, if there is one, and the one that ended last.
+    /// The running collective, if there is one, and the one that ended last.
     #[must_use]
     pub fn now(&self) -> (Option<Entry>, Option<Entry>) {
         let memory = lock(&self.memory);
@@ -206,13 +206,13 @@ impl FlightRecorder {
         )
     }
 
-    /// What this rank does with `partner` alone is in another recorder.
+    /// Adds the recorder of a channel with `partner`.
     pub fn add_beside(&self, partner: usize, recorder: Arc<Self>) {
         recorder.keep(lock(&self.memory).capacity);
         lock(&self.beside).push((partner, recorder));
     }
 
-    /// What this rank does with one other alone: that rank, and what was done.
+    /// Entries of this rank's channels, each with the other rank.
     #[must_use]
     pub fn beside(&self) -> Vec<(usize, Vec<Entry>)> {
         let beside = lock(&self.beside);
@@ -220,8 +220,8 @@ impl FlightRecorder {
         beside.iter().map(entries).collect()
     }
 
-    /// What keeps the program beside the collectives of all ranks, if anything has for a while, and
-    /// for whom it waits there.
+    /// Call in a channel that has blocked the program for a while, if there is one, and the rank
+    /// that it waits for.
     #[must_use]
     pub fn stuck_beside(&self) -> Option<(Entry, Waiting)> {
         lock(&self.beside).iter().find_map(|(partner, recorder)| {
@@ -234,14 +234,14 @@ impl FlightRecorder {
         })
     }
 
-    /// Whether the program stands still for a collective under way; otherwise it has begun it in
-    /// advance. Who finds nothing under way, and begins at once, waits for the end.
+    /// Returns `true` if the program is blocked by a running collective; otherwise it has begun it
+    /// in advance. A call that starts at once blocks its caller to the end.
     #[must_use]
     pub fn keeps(&self, running: &Entry) -> bool {
         running.started == Some(running.launched) || self.is_awaited()
     }
 
-    /// The turn of a collective that was queued has come.
+    /// Records that the turn of a queued collective has come.
     pub fn started(&self, sequence: u64, at: Instant) {
         if let Some(entry) = lock(&self.memory).entry(sequence) {
             entry.state = State::Running;
@@ -249,7 +249,7 @@ impl FlightRecorder {
         }
     }
 
-    /// A collective has ended; `blocking` if the program stood still for all of it.
+    /// Records the success of a collective; `blocking` if the program was blocked all the time.
     pub fn ended(&self, sequence: u64, call: &Call, measured: &Measured, blocking: bool) {
         let mut memory = lock(&self.memory);
         memory.stats.add(call, measured);
@@ -267,7 +267,7 @@ impl FlightRecorder {
         }
     }
 
-    /// A collective has ended without anything to count: badly, or in a world of one.
+    /// Records the end of a collective without measurements: a failure, or a group of one rank.
     pub fn over(&self, sequence: u64, state: State, started: Instant) {
         if let Some(entry) = lock(&self.memory).entry(sequence) {
             entry.state = state;
@@ -276,12 +276,12 @@ impl FlightRecorder {
         }
     }
 
-    /// The program begins to wait for an asynchronous collective.
+    /// Records that the program begins to wait for an asynchronous collective.
     pub fn wait_begins(&self, at: Instant) {
         lock(&self.memory).exposure.enter(at);
     }
 
-    /// The program goes on.
+    /// Records that the program continues after a wait.
     pub fn wait_ends(&self, sequence: u64, from: Instant, to: Instant) {
         let mut memory = lock(&self.memory);
         memory.exposure.leave(to);
@@ -290,7 +290,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Whether the program waits for an asynchronous collective at the moment.
+    /// Returns `true` while the program waits for an asynchronous collective.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         lock(&self.memory).exposure.is_any()
@@ -306,7 +306,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Remembers so many collectives from now on.
+    /// Keeps this many collectives from now on.
     pub fn keep(&self, capacity: usize) {
         let mut memory = lock(&self.memory);
         memory.capacity = capacity.max(1);
@@ -321,14 +321,14 @@ impl FlightRecorder {
         }
     }
 
-    /// What is remembered, oldest first, and how many more there were.
+    /// Kept entries, oldest first, and the number of dropped ones.
     #[must_use]
     pub fn entries(&self) -> (Vec<Entry>, u64) {
         let memory = lock(&self.memory);
         (memory.entries.iter().cloned().collect(), memory.forgotten)
     }
 
-    /// Forgets everything, and counts from zero.
+    /// Drops all entries, and counts from zero.
     pub fn forget(&self) {
         let mut memory = lock(&self.memory);
         let capacity = memory.capacity;
@@ -338,7 +338,7 @@ impl FlightRecorder {
         };
     }
 
-    /// The collective of this ordinal, if it was entered and is still remembered.
+    /// The collective of this ordinal, if it was entered and is still kept.
     #[must_use]
     pub fn find(&self, sequence: u64) -> Option<Entry> {
         lock(&self.memory).entry(sequence).cloned()

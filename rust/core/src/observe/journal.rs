@@ -1,4 +1,4 @@
-//! Everything that one rank writes down, and where.
+//! The journal: all records of one rank, and their directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use crate::observe::flight_recorder::FlightRecorder;
 use gradring_proto::lock::lock;
 use gradring_proto::wire::gossip::ClockOffset;
 
-/// Everything that one rank writes down.
+/// All records of one rank.
 pub struct Journal {
     /// The rank.
     pub rank: usize,
@@ -16,7 +16,7 @@ pub struct Journal {
     pub hosts: Vec<String>,
     /// The last collectives.
     pub recorder: Arc<FlightRecorder>,
-    /// How the ranks are doing.
+    /// Status of all ranks.
     pub board: Board,
     clock: Mutex<Option<ClockOffset>>,
     directory: Mutex<Option<PathBuf>>,
@@ -26,7 +26,7 @@ impl Journal {
     /// An empty journal.
     #[must_use]
     pub fn new(rank: usize, hosts: Vec<String>, recorder: Arc<FlightRecorder>) -> Self {
-        // Rank 0's clock is the one that counts.
+        // The clock of rank 0 is the reference.
         let own = (rank == 0).then_some(ClockOffset {
             ns: 0,
             within_ns: 0,
@@ -41,7 +41,7 @@ impl Journal {
         }
     }
 
-    /// This rank's clock against that of rank 0, as far as it is known.
+    /// Offset from this rank's clock to that of rank 0, if it is known.
     #[must_use]
     pub fn clock(&self) -> Option<ClockOffset> {
         *lock(&self.clock)
@@ -51,10 +51,10 @@ impl Journal {
         *lock(&self.clock) = Some(offset);
     }
 
-    /// Records are written to `directory` from now on, when the group fails or somebody asks.
+    /// Sets the directory for records, which are written when the group fails and on request.
     pub fn write_to(&self, directory: &Path) {
         *lock(&self.directory) = Some(directory.into());
-        // What an earlier run has left there is not about this one.
+        // An earlier run may have left its record there.
         let _ = std::fs::remove_file(path_in(directory, self.rank));
     }
 

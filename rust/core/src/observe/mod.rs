@@ -1,4 +1,4 @@
-//! Records of what happened, for statistics, timelines, error messages and questions from outside.
+//! Records of past events, for statistics, timelines, error messages and inquiries.
 
 pub mod board;
 pub mod clock;

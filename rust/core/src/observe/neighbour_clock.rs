@@ -1,19 +1,19 @@
-//! The difference of two neighbours' clocks, from the heartbeats between them.
+//! Difference between the clocks of two neighbours, from the heartbeats between them.
 //!
-//! A heartbeat says when it was sent, by the sender's clock, and the smallest *lag* (time of
-//! arrival minus time of sending, by two different clocks) that the sender has seen of late. If
-//! both directions take equally long, half of the difference of the two lags is the difference of
-//! the clocks, and half of their sum is the time on the way, which bounds the error (D. Mills,
-//! RFC 5905). The smallest of several lags is the one that met no queue.
+//! A heartbeat carries its time of sending, by the sender's clock, and the smallest *lag* that the
+//! sender has seen of late. A lag is the time of arrival minus the time of sending, by two
+//! different clocks. If both directions take equally long, half of the difference of the two lags
+//! is the difference of the clocks. Half of their sum is the time on the way, which bounds the
+//! error (D. Mills, RFC 5905). The smallest of several lags is the one that met no queue.
 
 use std::collections::VecDeque;
 
 use gradring_proto::wire::gossip::{ClockOffset, Tick};
 
-/// Lags of this many heartbeats count, so that a drift of the clocks shows.
+/// Number of heartbeats whose lags count, so few that a drift of the clocks shows.
 const LAGS: usize = 16;
 
-/// What is known about the clock of one neighbour.
+/// Facts about the clock of one neighbour.
 #[derive(Debug, Default)]
 pub(crate) struct NeighbourClock {
     lags_ns: VecDeque<i64>,
@@ -22,7 +22,7 @@ pub(crate) struct NeighbourClock {
 }
 
 impl NeighbourClock {
-    /// A heartbeat has arrived, at `now_ns` by this rank's clock.
+    /// Records a heartbeat that arrived at `now_ns` by this rank's clock.
     pub(crate) fn hear(&mut self, tick: Tick, now_ns: u64) {
         if self.lags_ns.len() == LAGS {
             self.lags_ns.pop_front();
@@ -32,12 +32,12 @@ impl NeighbourClock {
         self.to_first = tick.to_first.or(self.to_first);
     }
 
-    /// The smallest lag of late.
+    /// Smallest lag of late.
     pub(crate) fn lag_ns(&self) -> Option<i64> {
         self.lags_ns.iter().min().copied()
     }
 
-    /// This rank's clock against that of rank 0, by way of this neighbour.
+    /// Offset from this rank's clock to that of rank 0, by way of this neighbour.
     pub(crate) fn to_first(&self) -> Option<ClockOffset> {
         let (first, step) = (self.to_first?, self.offset()?);
         Some(ClockOffset {
@@ -46,12 +46,12 @@ impl NeighbourClock {
         })
     }
 
-    /// What to add to this rank's clock to get the neighbour's.
+    /// Offset from this rank's clock to the neighbour's.
     fn offset(&self) -> Option<ClockOffset> {
         let (own, theirs) = (self.lag_ns()?, self.their_lag_ns?);
         let ns = theirs.saturating_sub(own) / 2;
         let within_ns = theirs.saturating_add(own).unsigned_abs() / 2;
-        // Clocks that may be equal are taken to be: those of one host are.
+        // Clocks that may be equal count as equal: those of one host are.
         let ns = if ns.unsigned_abs() <= within_ns {
             0
         } else {

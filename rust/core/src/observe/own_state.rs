@@ -1,4 +1,4 @@
-//! A rank's own state, ready for those who ask at its listener.
+//! State of a rank, for inquiries at its listener.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -12,8 +12,8 @@ use gradring_proto::lock::{self, lock};
 use gradring_proto::wire::handshake::GroupId;
 use gradring_proto::wire::state::{Collective, Phase, State};
 
-/// One rank from outside. It is asked by threads of the listener, never by the engine, so it answers
-/// also while Python is stuck.
+/// State of one rank, for observers outside. Threads of the listener read it, never the engine, so
+/// it is available even while Python is stuck.
 pub(crate) struct OwnState {
     rank: usize,
     world_size: usize,
@@ -22,16 +22,16 @@ pub(crate) struct OwnState {
     agreed: Mutex<Agreed>,
     agreement: Condvar,
     formed: OnceLock<Formed>,
-    /// That of a process of an elastic job while it has no group.
+    /// Phase of a process of an elastic job while it has no group.
     between: Option<Phase>,
 }
 
-/// What is known of the group's identity.
+/// Knowledge of the group's identity.
 #[derive(Clone, Copy)]
 enum Agreed {
     NotYet,
     On(GroupId),
-    /// The listener has closed before.
+    /// The listener closed before the group was known.
     Never,
 }
 
@@ -56,8 +56,8 @@ impl OwnState {
         }
     }
 
-    /// That of a process of an elastic job, or outside of it, that has no group at the moment, and lets
-    /// no member in.
+    /// State of a process without a group that admits no members. It is in an elastic job, or waits
+    /// outside of one.
     pub(crate) fn between_groups(is_outside: bool) -> Self {
         Self {
             between: Some(Phase::Between { is_outside }),
@@ -65,23 +65,23 @@ impl OwnState {
         }
     }
 
-    /// A rank has joined; told to rank 0 only.
+    /// Records a rank that has joined; on rank 0 only.
     pub(crate) fn has_joined(&self, rank: usize) {
         lock(&self.joined).insert(rank);
     }
 
-    /// All have joined, as this group.
+    /// Records the group that all ranks have joined.
     pub(crate) fn has_agreed(&self, group: GroupId) {
         self.settle(Agreed::On(group));
     }
 
-    /// No thread needs to wait for the group's identity any more.
+    /// Releases the threads that wait for the group's identity.
     pub(crate) fn gives_up(&self) {
         self.settle(Agreed::Never);
     }
 
-    /// The identity of the group, once it is known. Members that have it connect to those that
-    /// do not have it yet.
+    /// Waits for the identity of the group, at most for `limit`. Members that have it connect to
+    /// those that do not have it yet.
     pub(crate) fn group(&self, limit: Duration) -> Option<GroupId> {
         let not_yet = |agreed: &mut Agreed| matches!(agreed, Agreed::NotYet);
         let agreed = *lock::wait_while(&self.agreement, lock(&self.agreed), limit, not_yet);
@@ -100,7 +100,7 @@ impl OwnState {
         self.agreement.notify_all();
     }
 
-    /// The group has formed: from now on the engine is what matters.
+    /// Records that the group has formed: later answers come from its flight recorder.
     pub(crate) fn has_formed(
         &self,
         members: Vec<(String, String)>,
@@ -116,12 +116,12 @@ impl OwnState {
         });
     }
 
-    /// Whether this is a process of an elastic job that has no group.
+    /// Returns `true` for a process of an elastic job that has no group.
     pub(crate) const fn is_between_groups(&self) -> bool {
         self.between.is_some()
     }
 
-    /// Whether no member can come in any more.
+    /// Returns `true` once no member is let in any more.
     pub(crate) fn is_formed(&self) -> bool {
         self.between.is_some() || self.formed.get().is_some()
     }

@@ -1,5 +1,4 @@
-//! The record of one rank's last collectives, as a file: read by `gradring explain`, and the raw
-//! material of a timeline.
+//! Record of one rank's last collectives as a file, for `gradring explain` and for timelines.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,9 +11,9 @@ use crate::observe::journal::{Journal, path_in};
 use gradring_proto::error::Error;
 use gradring_proto::wire::gossip::ClockOffset;
 
-/// Grows with every incompatible change of the file.
+/// Version of the file format, which grows with every incompatible change.
 const FORMAT: u32 = 1;
-/// A description is cut after so many characters; a bucket can have hundreds of names.
+/// Longest description in characters; a bucket can have hundreds of names.
 const CALL_CHARS_MAX: usize = 300;
 
 #[derive(Serialize)]
@@ -22,7 +21,7 @@ struct File<'a> {
     format: u32,
     rank: usize,
     world_size: usize,
-    /// How many groups of an elastic job there were before.
+    /// Number of earlier groups of an elastic job.
     generation: u32,
     host: &'a str,
     pid: u32,
@@ -30,14 +29,14 @@ struct File<'a> {
     written_ns: u64,
     clock: Option<ClockOffset>,
     failure: Option<Failure>,
-    /// Collectives older than those listed.
+    /// Number of older collectives that are not listed.
     forgotten: u64,
     collectives: Vec<Line>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     channels: Vec<Channel>,
 }
 
-/// What went through one channel.
+/// Calls in one channel.
 #[derive(Serialize)]
 struct Channel {
     partner: usize,
@@ -104,7 +103,7 @@ const fn is_zero(step: &u64) -> bool {
     *step == 0
 }
 
-/// What `journal` remembers since `since_ns`, as JSON.
+/// Entries of `journal` since `since_ns`, as JSON.
 #[must_use]
 pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_ns: u64) -> Vec<u8> {
     let (entries, forgotten) = journal.recorder.entries();
@@ -141,8 +140,8 @@ pub fn to_json(journal: &Journal, failure: Option<&Error>, reason: &str, since_n
     serde_json::to_vec(&file).expect("numbers and strings can be written as JSON")
 }
 
-/// Writes what `journal` remembers, if a directory for it was named. There is nobody to tell if that
-/// fails but the person at the terminal.
+/// Writes the record of `journal`, if a directory for it was named. A failure is reported on
+/// standard error only: nobody but the person at the terminal could react.
 pub(crate) fn write_down(journal: &Journal, failure: Option<&Error>, reason: &str) {
     let Some(directory) = journal.directory() else {
         return;
@@ -161,8 +160,8 @@ pub(crate) fn write_down(journal: &Journal, failure: Option<&Error>, reason: &st
     }
 }
 
-/// Writes `json` to the rank's file in `directory`, which is made if it is missing; a reader of
-/// the file finds the old contents or the new ones, never half of them.
+/// Writes `json` to the rank's file in `directory`, which is made if it is missing. A reader of the
+/// file finds the old contents or the new ones, never half of them.
 ///
 /// # Errors
 /// The directory or the file cannot be written.

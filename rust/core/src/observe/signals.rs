@@ -1,20 +1,20 @@
-//! SIGUSR2 asks every communicator of the process to write its flight record down.
+//! SIGUSR2 makes every communicator of the process write its flight record.
 //!
-//! The handler only counts, which is all that a signal handler may safely do; the monitors look at
-//! the count. A Python handler would not do: Python runs it between two of its own instructions,
-//! and a program that hangs inside TensorFlow never gets there.
+//! The handler only counts, which is safe in a signal handler; the monitors read the count. A
+//! Python handler would not work: Python runs it between two of its own instructions, and a program
+//! that hangs inside TensorFlow never reaches one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
-/// How often the process was asked.
+/// Number of signals so far.
 #[must_use]
 pub fn asked() -> u64 {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// Listens to SIGUSR2 from now on, unless the program handles or ignores it itself.
+/// Handles SIGUSR2 from now on, unless the program handles or ignores it itself.
 pub fn listen() {
     // SAFETY: all-zero bytes are a valid sigaction, and both pointers are alive during the calls.
     unsafe {

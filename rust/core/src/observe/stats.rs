@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 use crate::drive::Measured;
 use gradring_proto::collective::Call;
 
-/// Half of the time that counts as recent.
+/// Half of the period that counts as recent.
 const RECENT_HALF: Duration = Duration::from_secs(5);
 
-/// What a communicator has done so far.
+/// Counters of a communicator.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
     /// Totals of all collectives.
     pub all: Totals,
     /// Totals of each kind of collective, by its name.
     pub collectives: BTreeMap<&'static str, Totals>,
-    /// How much each algorithm was used, by its name.
+    /// Use of each algorithm, by its name.
     pub algorithms: BTreeMap<&'static str, Used>,
-    /// For each peer: how long it kept this rank waiting at the start of collectives because it
-    /// was the last to enter of those that this rank listens to.
+    /// Time that each peer kept this rank waiting at the start of collectives. The peer was the
+    /// last to enter of those from which this rank receives.
     pub lateness: BTreeMap<usize, Lateness>,
-    /// Exposed time: in which the program stood still for collectives.
+    /// Exposed time, in which collectives blocked the program.
     pub exposed: Duration,
 }
 
@@ -30,31 +30,31 @@ pub struct Stats {
 pub struct Totals {
     /// Number of collectives that ended well.
     pub count: u64,
-    /// Bytes of the buffers they worked on.
+    /// Bytes of their buffers.
     pub bytes: u64,
     /// Bytes of payload that this rank sent.
     pub bytes_sent: u64,
-    /// Waiting: from the start on this rank until the peers it listens to had entered as well.
+    /// Time from the start on this rank until all peers from which it receives had entered.
     pub waiting: Duration,
-    /// Communication: from then on to the end.
+    /// Time from then to the end.
     pub moving: Duration,
     /// The algorithm that was used last.
     pub algorithm: &'static str,
 }
 
-/// How much one algorithm was used.
+/// Use of one algorithm.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Used {
     /// Number of collectives that ended well.
     pub count: u64,
-    /// Bytes of the buffers they worked on.
+    /// Bytes of their buffers.
     pub bytes: u64,
 }
 
-/// How long a peer was waited for.
+/// Time for which this rank waited for a peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Lateness {
-    /// Since the communicator was made.
+    /// Total since the communicator was made.
     pub total: Duration,
     half_ends: Option<Instant>,
     this_half: Duration,
@@ -86,8 +86,8 @@ impl Stats {
         }
     }
 
-    /// Adds what was done beside, in groups of two ranks. Who was waited for there does not count: to
-    /// wait for each other may be the way in which the program works.
+    /// Adds the counters of a channel, except lateness: its two ranks may wait for each other by
+    /// design of the program.
     pub fn add_beside(&mut self, other: &Self) {
         self.all.add(&other.all);
         for (name, totals) in &other.collectives {
@@ -122,7 +122,7 @@ impl Lateness {
         self.this_half += waiting;
     }
 
-    /// In the last 5 to 10 seconds before `now`.
+    /// Waiting time in the last 5 to 10 seconds before `now`.
     #[must_use]
     pub fn recent(mut self, now: Instant) -> Duration {
         self.turn(now);

@@ -1,8 +1,8 @@
-//! For tests whose ranks are threads of one process.
+//! File descriptors for tests whose ranks are threads of one process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lets this process open as many descriptors as the system allows.
+/// Raises the limit on this process's descriptors to its maximum.
 pub(crate) fn allow_most() {
     let all = getrlimit(Resource::Nofile).maximum;
     let limit = Rlimit {

@@ -6,7 +6,7 @@ use gradring_proto::dtype::ReduceOp;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{self, Algorithm, Step};
 
-/// What the operations of a schedule touch, in order.
+/// Elements and accesses of a schedule's operations, in order.
 fn operations(rank: usize, steps: Vec<Step>) -> Vec<(Range<usize>, Access)> {
     let of_step = |step: Step| {
         let send = step.send.map(|send| (send.range, Access::SEND));
@@ -32,7 +32,7 @@ fn conflicts_of(operations: &[(Range<usize>, Access)]) -> Vec<Vec<Conflict>> {
         .collect()
 }
 
-/// The operations that come before `number` on `element`, directly or by way of others.
+/// Operations that precede `number` on `element`, directly or through others.
 fn before(conflicts: &[Vec<Conflict>], number: usize, element: usize) -> BTreeSet<usize> {
     let (mut found, mut to_visit) = (BTreeSet::new(), vec![number]);
     while let Some(number) = to_visit.pop() {

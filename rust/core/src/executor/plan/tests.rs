@@ -17,7 +17,7 @@ fn all_reduce(dtype: DType, count: usize) -> Call {
     }
 }
 
-/// The plan of rank 1 for an all-reduce of so many bytes.
+/// Plan of rank 1 for an all-reduce of `bytes`, with the numbers of its operations and conflicts.
 fn plan(world_size: usize, bytes: usize, algorithm: Algorithm) -> (Plans, usize, usize) {
     let call = all_reduce(DType::F32, bytes / 4);
     let mut plans = Plans::default();
@@ -41,8 +41,8 @@ fn an_operation_has_few_conflicts_however_long_the_plan_is() {
     }
 }
 
-/// The plans of all ranks for all-reduces that keep something beside the buffer, in one block and in
-/// many, of which some have no elements for some ranks.
+/// Plans of all ranks for all-reduces that keep values beside the buffer, in one block and in many.
+/// In some blocks, some ranks have no elements.
 fn plans_that_keep() -> Vec<Plan> {
     let collective = Collective::AllReduce { op: ReduceOp::Sum };
     let mut all = Vec::new();
@@ -69,7 +69,7 @@ fn plans_that_keep() -> Vec<Plan> {
 #[test]
 fn what_is_kept_takes_memory_that_nothing_else_needs_in_whatever_order_bytes_move() {
     for (seed, mut plan) in plans_that_keep().into_iter().enumerate() {
-        // By place in the memory: the element whose result is there.
+        // Element whose result occupies each place of the memory.
         let mut results = vec![None; plan.offsets.count()];
         let mut random = seed;
         let mut done = 0;
@@ -88,7 +88,7 @@ fn what_is_kept_takes_memory_that_nothing_else_needs_in_whatever_order_bytes_mov
             // A few elements, of one byte each.
             let moved = end.min(operation.moved_bytes + 1 + (random >> 40) % 8);
             let is_own = plan.own.head() == Some(number);
-            // Whether something is kept before and after.
+            // Presence of a kept value before and after the move.
             let kept = match operation.action {
                 Some(Action::Fold(turn)) => Some((turn != Turn::First, turn != Turn::Last)),
                 Some(Action::SetAside) => Some((false, true)),
@@ -125,14 +125,14 @@ fn memory_of_folds_does_not_grow_with_the_number_of_blocks() {
         assert_eq!(room(4, MIB, algorithm), folded);
     }
     assert_eq!(room(4, 64 * MIB, Algorithm::Direct), KEPT_MAX * MIB / 4);
-    // Blocks are larger where there would be too many.
+    // Blocks grow where there would be too many.
     assert_eq!(room(4, 1024 * MIB, Algorithm::Direct), KEPT_MAX * MIB);
 }
 
 #[test]
 fn arrays_that_travel_as_another_type_have_a_plan_of_their_own() {
     let (mut plans, topology) = (Plans::default(), Topology::one_host(2));
-    // Blocks are a part of what the program has, and not of what travels.
+    // The block size depends on the program's type, not on the type that travels.
     let operations = [DType::F32, DType::Bf16].map(|dtype| {
         let call = all_reduce(dtype, 128 * MIB);
         let plan = plans.get(&call, DType::Bf16, Algorithm::Ring, 1, &topology);

@@ -75,7 +75,7 @@ fn a_rank_that_has_not_entered_is_late() {
     assert!(matches!(error.kind, ErrorKind::CollectiveTimeout { .. }));
 }
 
-/// The cause of a stall that all have reported on, given what each rank says.
+/// Cause of a stall on which all ranks have reported these entries and waits.
 fn diagnose_waits(entered: &[bool], waits: &[Option<Waits>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, entered.len());
     for (rank, (&entered, waits)) in entered.iter().zip(waits).enumerate() {
@@ -113,7 +113,7 @@ fn a_rank_that_has_only_just_entered_is_blamed_by_all_that_waited_for_it() {
     assert_eq!(error.elapsed, Some(Duration::from_secs(31)));
 }
 
-/// Waits for one rank, with which it does something alone.
+/// A wait for one rank in a call with that rank alone.
 fn beside(partner: usize, seconds: u64) -> Waits {
     Waits {
         beside: Some(format!("send(dest={partner}) float64[3]")),
@@ -123,7 +123,7 @@ fn beside(partner: usize, seconds: u64) -> Waits {
 
 #[test]
 fn of_a_rank_in_the_collective_and_one_beside_it_that_wait_for_each_other_the_latter_is_to_blame() {
-    // It makes no difference who has waited longer.
+    // The longer wait makes no difference.
     for seconds in [29, 31] {
         let reported = [Some(waits(&[1], 30)), Some(beside(0, seconds))];
         let error = diagnose_waits(&[true, false], &reported);
@@ -131,7 +131,7 @@ fn of_a_rank_in_the_collective_and_one_beside_it_that_wait_for_each_other_the_la
         let told = "is in send(dest=0) float64[3] and has not entered this collective";
         assert!(error.to_string().contains(told), "{error}");
     }
-    // At the end of a chain, too.
+    // The same holds at the end of a chain.
     let reported = [
         Some(waits(&[1], 30)),
         Some(beside(2, 31)),
@@ -225,7 +225,7 @@ fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
     let mut diagnosis = Diagnosis::new(4, 3);
     diagnosis.about_header(2, "changed".into());
     for rank in 0..3 {
-        // Rank 1 has not come so far; that is not what went wrong.
+        // Rank 1 has not come so far, which is not the failure.
         let entered = (rank != 1).then(|| Entered {
             header: b"a".into(),
             call: "a".into(),
@@ -244,7 +244,7 @@ fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
     assert!(matches!(error.kind, ErrorKind::Protocol { .. }));
 }
 
-/// A statement of a rank that has left and entered these collectives.
+/// Statement of a rank that has ended collective `done` and is in `under_way`.
 fn states(rank: usize, done: Option<u64>, under_way: Option<u64>, call: &str) -> Statement {
     let known = |sequence, done| Known {
         sequence,

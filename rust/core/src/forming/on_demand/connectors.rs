@@ -1,4 +1,4 @@
-//! Those who ask for links, each with a thread that makes them.
+//! Connectors, which make links on request in threads of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use gradring_proto::error::Error;
 use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::Traffic;
 
-/// A thread that connects; it is told to end, and has ended, when this is dropped.
+/// A connecting thread. Dropping the worker stops the thread, and waits for its end.
 struct Worker<T> {
     made: Receiver<T>,
     over: Arc<AtomicBool>,
@@ -25,8 +25,8 @@ struct Worker<T> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// A thread that goes on as long as the group does and nobody ends it; `None` if there is no room
-    /// for it, which ends the group.
+    /// Starts a thread that works until the group fails or the worker is dropped. Returns `None` if
+    /// the system has no thread left, which ends the group.
     fn spawn(
         connector: &Arc<PeerConnector>,
         waker: Arc<Waker>,
@@ -38,7 +38,7 @@ impl<T: Send + 'static> Worker<T> {
         let work = move || {
             let goes_on = || !ended.load(Ordering::Acquire) && of_thread.abort.cause().is_none();
             let hand_over = |link| {
-                // Nobody may want it any more.
+                // The receiver may be gone.
                 let _ = to_asker.send(link);
                 waker();
             };
@@ -68,7 +68,7 @@ impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // One that panicked has ended, too.
+            // A thread that panicked has ended, too.
             let _ = thread.join();
         }
     }
@@ -78,13 +78,13 @@ impl<T> Drop for Worker<T> {
 pub(super) struct ForCollectives {
     connector: Arc<PeerConnector>,
     waker: Arc<Waker>,
-    /// Ranks that the thread was told of.
+    /// Ranks that the thread was asked to connect with.
     asked: BTreeSet<usize>,
-    /// Of these, those that are to connect and have not.
+    /// Those of `asked` that have to connect to this rank, and have not yet.
     expected: Arc<Mutex<BTreeMap<usize, Probe>>>,
     here: BTreeMap<usize, Vec<Connection>>,
     to_worker: Option<Sender<usize>>,
-    /// Dropped after what it waits for.
+    /// Dropped after the sender on which its thread waits.
     worker: Option<Worker<(usize, Vec<Connection>)>>,
 }
 
@@ -101,7 +101,7 @@ impl ForCollectives {
         }
     }
 
-    /// Has a link with a rank begun.
+    /// Requests a link with a rank.
     fn ask(&mut self, peer: usize) {
         let to_worker = self.to_worker.get_or_insert_with(|| {
             let (to_worker, asked) = channel();
@@ -118,11 +118,11 @@ impl ForCollectives {
         if !self.connector.initiates(peer) {
             lock(&self.expected).insert(peer, Probe::new(peer));
         }
-        // A thread that has ended has ended the group.
+        // A thread that has ended has also ended the group.
         let _ = to_worker.send(peer);
     }
 
-    /// The connections with a rank, once they are there.
+    /// Returns the connections with a rank, once they are complete.
     fn connections(&mut self, peer: usize) -> Option<Vec<Connection>> {
         if self.asked.insert(peer) {
             self.ask(peer);
@@ -140,8 +140,7 @@ impl ForCollectives {
     }
 }
 
-/// Connects to those that are `asked` for, or looks at them as long as they are `expected`; sleeps
-/// when there is neither.
+/// Connects to the `asked` ranks, and probes the `expected` ones. Sleeps when there are neither.
 fn connect_each(
     connector: &PeerConnector,
     asked: &Receiver<usize>,
@@ -150,7 +149,7 @@ fn connect_each(
     hand_over: &dyn Fn((usize, Vec<Connection>)),
 ) {
     loop {
-        // In a statement of its own, so that the lock does not last.
+        // A statement of its own releases the lock before the wait.
         let expects_nobody = lock(expected).is_empty();
         let next = match expects_nobody {
             true => asked.recv().map_err(RecvTimeoutError::from),
@@ -173,7 +172,7 @@ fn connect_each(
         if let Err(trouble) = probe.look(connector, goes_on) {
             return connector.report(probe.peer, trouble, goes_on);
         }
-        // It may have come meanwhile.
+        // The rank may have connected meanwhile.
         lock(expected)
             .entry(probe.peer)
             .and_modify(|known| *known = probe);
@@ -201,7 +200,7 @@ pub(super) struct ForTwo {
     sends: bool,
     doorbell: Arc<WakeUp>,
     waker: Arc<Waker>,
-    /// Once it was asked for; `None` in it if that has failed.
+    /// Set by the first request; contains `None` if the thread could not start.
     worker: Option<Option<Worker<Box<dyn Link>>>>,
 }
 

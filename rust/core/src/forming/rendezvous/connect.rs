@@ -25,8 +25,8 @@ impl Forming<'_> {
         })
     }
 
-    /// Connects to a rank and proves to be a member, trying again until the deadline: the other
-    /// side may start later, or be besieged by strangers.
+    /// Connects to a rank and proves to be a member. Retries until the deadline, because the other
+    /// side may start later, or be busy with strangers.
     pub(super) fn meet(
         &mut self,
         rank: usize,
@@ -34,7 +34,7 @@ impl Forming<'_> {
         address: &str,
         mut purpose: impl FnMut(&mut Self, &TcpStream) -> Result<Purpose>,
     ) -> Result<Connection> {
-        // One that is silent is stopped, or cut off: to try again would only tell later.
+        // A silent peer is stopped or cut off; a retry would only delay the error.
         let again = |failure: &Failure, _| match failure {
             Failure::Unreachable(_) => failure.shortage().is_none(),
             _ => failure.is_passing(),

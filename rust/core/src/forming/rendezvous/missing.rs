@@ -1,4 +1,4 @@
-//! Ranks that did not join, and what is found at their addresses.
+//! Ranks that did not join, and the state of their addresses.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -11,20 +11,20 @@ use gradring_net::config::Config;
 use gradring_net::session::connect::{LOOK_UP_GOES_ON, Resolve, connect};
 use gradring_proto::error::{Error, Missing, NotFormed, Result, Text};
 
-/// Bound on a look at the address of a rank that did not join.
+/// Time limit of a look at the address of a rank that did not join.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Ranks that did not join and are named; each of them takes a thread to look at its address.
+/// Most ranks that an error names; each takes a thread to look at its address.
 pub(super) const NAMED_MAX: usize = 32;
 
 impl Forming<'_> {
-    /// The ranks that have not joined rank 0, which this one is.
+    /// Ranks that have not joined; for rank 0.
     pub(super) fn late(&self) -> Vec<usize> {
         let joined = self.joined();
         let others = 1..self.config.world_size;
         others.filter(|rank| !joined.contains_key(rank)).collect()
     }
 
-    /// The error for the ranks that did not join.
+    /// Error for the ranks that did not join.
     pub(super) fn missing(&mut self, listener: &GroupListener) -> Result<Error> {
         let Config {
             world_size,
@@ -54,8 +54,8 @@ impl Forming<'_> {
         Ok(Error::from(fact).blaming(missing[0], host))
     }
 
-    /// What is found where these ranks should listen, for those with an address. Every look has a
-    /// thread, which may stay for longer than anybody waits for it.
+    /// State of these ranks' addresses, for those that have one. Each look has a thread, which may
+    /// outlive the wait for it.
     fn look_at(&mut self, ranks: &[usize]) -> Result<BTreeMap<usize, String>> {
         let until = Instant::now() + LOOK_LIMIT;
         let (sender, news) = channel();
@@ -66,7 +66,7 @@ impl Forming<'_> {
             };
             found.insert(rank, LOOK_UP_GOES_ON.to_owned());
             let (resolve, sender) = (self.resolve, sender.clone());
-            // The receiver may have gone.
+            // The receiver may be gone.
             let tell = move |look: &str| drop(sender.send((rank, look.to_owned())));
             let look = move || look_at(&address, resolve, until, tell);
             if let Err(error) = std::thread::Builder::new().spawn(look) {
@@ -81,13 +81,13 @@ impl Forming<'_> {
                 Err(RecvTimeoutError::Timeout) => self.go_on_or_abort()?,
             }
         }
-        // What came in time counts, however late it is read.
+        // Looks that arrived in time count, however late they are read.
         found.extend(news.try_iter());
         Ok(found)
     }
 }
 
-/// Tells what is known of an address, each time that it is more.
+/// Reports the state of an address, and reports again when more is known.
 fn look_at(address: &str, resolve: Resolve, until: Instant, tell: impl Fn(&str)) {
     let addresses = match resolve(address) {
         Ok(addresses) => addresses,

@@ -34,8 +34,8 @@ fn forming<'a>(config: &'a Config, interrupt: Interrupt<'a>) -> Forming<'a> {
     Forming::new(config, KINDS, credentials, own_state, interrupt)
 }
 
-/// Lets rank 1 join rank 0 as it should, and then open connections for these streams alone;
-/// returns what rank 0 made of it and how rank 1's last connection was answered.
+/// Lets rank 1 join rank 0, and then open connections for these streams alone. Returns rank 0's
+/// result, and the answer to rank 1's last connection.
 fn connect_streams(streams: &[usize]) -> (Result<Formed>, Result<Connection>) {
     let address = free_address();
     let rank_0 = thread::spawn({
@@ -92,7 +92,7 @@ fn a_stream_beyond_the_agreed_number_is_turned_away() {
     }
 }
 
-/// As a resolver that does not answer, for every name but those of this host.
+/// A resolver that does not answer for `slow.invalid`.
 fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
     if address.starts_with("slow.invalid") {
         thread::sleep(Duration::from_secs(30));
@@ -100,14 +100,15 @@ fn resolve_slowly(address: &str) -> std::io::Result<Vec<SocketAddr>> {
     resolve(address)
 }
 
-/// What becomes of a rank whose resolver is slow.
+/// Error of a rank whose resolver is slow.
 fn form_slowly(config: &Config, resolve: Resolve, interrupt: Interrupt<'_>) -> Error {
     let mut forming = forming(config, interrupt);
     forming.resolve = resolve;
     forming.run().err().expect("nobody else comes")
 }
 
-/// Ranks for which a slow name is another rank's, the rendezvous, and where to listen.
+/// Ranks for which the slow name is another rank's address, the rendezvous, and the listening
+/// address.
 fn slow_ranks() -> [Config; 3] {
     let settings = Settings {
         timeout: Duration::from_millis(200),
