@@ -1,15 +1,16 @@
 """Keras' own tests, as users run them: plain, and by ``gradring run --with-strategy -m pytest``.
 
 ``python -m conformance.keras CHECKOUT [file or folder...]`` takes the tests from a checkout of
-Keras at the installed version, and runs them against the installed package. Each file is run in one
-process, on one rank and on two. A test that passes in one process must pass on ranks, or be in the
-table of `keras_left`. Ranks run the same tests in the same order. After a failure the tests that
-follow run in a new group.
+Keras at the installed version, and runs them against the installed package: in one process, on one
+rank and on two. The files of a folder share a group. A test that passes in one process must pass on
+ranks, or be in the table of `keras_left`. Ranks run the same tests in the same order. After a
+failure the tests that follow run in a new group.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -35,6 +36,8 @@ TEST_S = 120.0
 """How long a test may take; most take less than one second."""
 STALL_S = 20.0
 """How long a rank waits for a collective that the others do not begin."""
+FILES = 20
+"""How many files share a process: graphs stay in its memory."""
 _PYTEST = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--tb=native")
 _SOURCES = Path("keras/src")
 
@@ -56,8 +59,8 @@ def main() -> int:
         }
     with tempfile.TemporaryDirectory(prefix="keras-tests-") as directory:
         copied = Path(directory)
-        for file in copy_tests(options.checkout, copied, options.places):
-            results[file] = run_file(copied, file, options.select, options.ranks)
+        for files in by_folder(copy_tests(options.checkout, copied, options.places)):
+            results |= run_files(copied, files, options.select, options.ranks)
             if options.output:
                 options.output.write_text(json.dumps(results, indent=1, default=asdict))
     print(table(results))
@@ -89,35 +92,55 @@ def copy_tests(checkout: Path, target: Path, places: Sequence[str]) -> list[str]
     return found
 
 
-def run_file(
-    directory: Path, file: str, select: str, ranks: Sequence[int]
-) -> dict[str, list[Verdict]]:
-    """The verdicts of a file: plain, and by number of ranks of the tests that pass plain."""
-    plain = _run(directory, file, select, 0, [])
-    passed = [verdict.test for verdict in plain if verdict.status == "passed"]
-    found = {"plain": plain}
-    _print(file, "plain", plain)
+def by_folder(files: Sequence[str]) -> list[list[str]]:
+    """The files that one process runs in turn, since starting it takes longer than a test."""
+    grouped = itertools.groupby(files, lambda file: Path(file).parent)
+    return [
+        those[begin : begin + FILES]
+        for those in (list(each) for _, each in grouped)
+        for begin in range(0, len(those), FILES)
+    ]
+
+
+def run_files(
+    directory: Path, files: Sequence[str], select: str, ranks: Sequence[int]
+) -> dict[str, dict[str, list[Verdict]]]:
+    """The verdicts by file: plain, and by number of ranks of the tests that pass plain."""
+    found = {"plain": _run(directory, files, select, 0, [])}
+    passed = [verdict.test for verdict in found["plain"] if verdict.status == "passed"]
+    _print(files, "plain", found["plain"])
     for count in ranks if passed else ():
         verdicts: dict[str, Verdict] = {}
         left = passed
         while left:
-            verdicts |= {each.test: each for each in _run(directory, file, select, count, left)}
+            verdicts |= {each.test: each for each in _run(directory, files, select, count, left)}
             left = [test for test in left if test not in verdicts]
         found[str(count)] = list(verdicts.values())
-        _print(file, f"{count} ranks" if count > 1 else "1 rank", found[str(count)])
-    return found
+        _print(files, f"{count} ranks" if count > 1 else "1 rank", found[str(count)])
+    return {
+        file: {
+            kind: [each for each in those if each.test.partition("::")[0] == file]
+            for kind, those in found.items()
+        }
+        for file in files
+    }
 
 
-def _run(directory: Path, file: str, select: str, ranks: int, tests: list[str]) -> list[Verdict]:
+def _run(
+    directory: Path, files: Sequence[str], select: str, ranks: int, tests: list[str]
+) -> list[Verdict]:
     """Runs tests until one spoils the group; at least one has a verdict."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as meetings:
         group = _Group(Path(meetings), ranks, tests)
-        group.run(directory, [file, *_PYTEST, *(["-k", select] if select else [])])
+        chosen = list(dict.fromkeys(test.partition("::")[0] for test in tests)) or files
+        group.run(directory, [*chosen, *_PYTEST, *(["-k", select] if select else [])])
         verdicts = group.verdicts()
         if group.is_complete or (verdicts and verdicts[-1].status == "failed"):
             return verdicts
+        if not tests and len(files) > 1:
+            return [each for file in files for each in _run(directory, [file], select, 0, [])]
         if not tests:
-            return [*verdicts, Verdict(f"{file}::all", "failed", group.output())]
+            return [*verdicts, Verdict(f"{files[0]}::all", "failed", group.output())]
         done = {verdict.test for verdict in verdicts}
         begun = next((test for test in tests if test not in done), None)
         return verdicts if begun is None else [*verdicts, Verdict(begun, "failed", group.output())]
@@ -217,10 +240,11 @@ def table(results: dict[str, dict[str, list[Verdict]]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _print(file: str, kind: str, verdicts: Sequence[Verdict]) -> None:
+def _print(files: Sequence[str], kind: str, verdicts: Sequence[Verdict]) -> None:
     counts = Counter(verdict.status for verdict in verdicts)
     said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    print(f"{file}: {kind}: {said}", flush=True)
+    place = files[0] if len(files) == 1 else f"{Path(files[0]).parent}, {len(files)} files"
+    print(f"{place}: {kind}: {said}", flush=True)
     for verdict in verdicts:
         if verdict.status == "failed":
             print(f"    {verdict.test}  {verdict.headline[:200]}", flush=True)
