@@ -104,7 +104,8 @@ SAME = (
 FIRST: dict[str, tuple[tuple[str, str], ...]] = {
     "flat": (
         ("Reshape((16, 1)), STFTSpectrogram(frame_length=4, frame_step=2, fft_length=4)", "seq"),
-        ("MelSpectrogram(4, 2, num_mel_bins=3, sampling_rate=16, min_freq=1, "
+        # Without a bound on the range: it would be of the largest value of a whole batch.
+        ("MelSpectrogram(4, 2, num_mel_bins=3, sampling_rate=16, min_freq=1, top_db=1e9, "
          "dtype='float32')", "seq"),
     ),
     "seq": (

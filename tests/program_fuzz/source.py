@@ -277,6 +277,9 @@ def _compiled(program: Program, door: str) -> str:
     loss = f"[{loss}, {loss}]" if program["wiring"] == "two outputs" else loss
     compiled = f"model.compile({', '.join(each for each in given if each)})"
     lines = f"loss = {loss}\nmodel = make()\n{compiled}"
+    if program["optimizer"].startswith("ScheduleFree"):
+        # Built in a step, it begins with averages of 0 in one process: a defect of Keras.
+        lines += "\nmodel.optimizer.build(model.trainable_variables)"
     if door == "strategy":
         made = f"strategy = CustomCollectiveStrategy({program['rule'] or ''})"
         return f"{made}\nwith strategy.scope():\n{indent(lines, '    ')}\n"

@@ -238,7 +238,8 @@ MADE
 weights = model.trainable_variables
 model.optimizer.build(weights)
 AROUND
-@tf.function
+# A rank may have no samples, and Keras' `add` takes a matrix of 0 rows for a bias.
+@tf.function(reduce_retracing=True)
 def train_step(x, y):
 STEP
 for _ in range(epochs):
