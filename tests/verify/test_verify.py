@@ -119,6 +119,19 @@ DOUBLED_MEAN = "import gradring.tensorflow\n" + OWN_MEAN.replace(
     "tf.distribute.get_strategy()", "gradring.tensorflow.CustomCollectiveStrategy()"
 )
 
+SERVERS = f"""\
+import keras
+from gradring import updates
+from gradring.tensorflow import CustomCollectiveStrategy
+{DATA}
+strategy = CustomCollectiveStrategy(update=updates.ParameterServer())
+with strategy.scope():
+    layers = [keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+model.fit(x, y, batch_size=32, verbose=0)
+"""
+
 SUM = f"""\
 import tensorflow as tf, gradring, gradring.tensorflow
 {DATA}
@@ -178,9 +191,10 @@ def verified(
         (OWN_MEAN, ["--with-strategy"], "6 steps, 2 variables: equal within "),
         (MWMS, ["--as-mwms"], "12 steps, 2 variables: equal within "),
         (HOROVOD, ["--as-horovod"], "6 steps, 1 variable: equal within "),
+        (SERVERS, ["--ps", "1"], "6 steps, 4 variables: equal within "),
         (GAN, ["--steps", "8"], "8 steps, 8 variables: equal within "),
     ],
-    ids=["with-strategy", "own-mean", "as-mwms", "as-horovod", "strategy"],
+    ids=["with-strategy", "own-mean", "as-mwms", "as-horovod", "servers", "strategy"],
 )
 def test_programs_that_train_as_one_process_does_are_equal(
     python: Path, tmp_path: Path, program: str, options: list[str], said: str

@@ -34,7 +34,8 @@ class Servers(Policy):
         self._environments: list[dict[str, str]] = []
         self._attempts: dict[int, int] = {}
         self._due: dict[int, float] = {}
-        self._lost: list[RankProcess] = []
+        #: Workers without which the others went on.
+        self.lost: list[RankProcess] = []
         self._completed = False
 
     @property
@@ -76,7 +77,7 @@ class Servers(Policy):
                 count = f"restart {self._restarted}/{self._restarts_allowed}"
                 say(f"{how}; it is started again ({count}), and the others go on")
             elif is_worker:
-                self._lost.append(process)
+                self.lost.append(process)
                 if not self._over:
                     say(f"{how}; the others go on without it")
             else:
@@ -84,7 +85,7 @@ class Servers(Policy):
         if fatal:
             self._due.clear()
         if fatal or (self._over and not self._completed):
-            return self._lost + fatal
+            return self.lost + fatal
         return []
 
     @property

@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +44,9 @@ from gradring.tensorflow.seams import keras_names
 from gradring.updates.rules import check_server, check_servers
 
 _log = logging.getLogger("gradring")
+
+#: Rules of this process that are connected to parameter servers.
+connected: WeakSet[PushedUpdates] = WeakSet()
 
 #: Number of first values of each variable that are compared to detect that a program has set it.
 #: A comparison of all values would read all weights twice in each step.
@@ -240,6 +244,7 @@ class PushedUpdates(Updates):
         ]
         client.begin(described, _describe(inner), placement)
         self._client, self._optimizer = client, optimizer
+        connected.add(self)
         atexit.register(self._leave_at_exit)
         # Runs while a graph is being traced, before the graph computes anything.
         with tf.init_scope():

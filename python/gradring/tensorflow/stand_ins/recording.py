@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 import tensorflow as tf
 
+from gradring.clusters import tf_config
 from gradring.gradients.names import name_of
 from gradring.group.communicator import open_groups
 from gradring.records import trainings
@@ -36,6 +37,7 @@ from gradring.tensorflow.graph.adoption import of_tensorflow
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import compat_keras
+from gradring.tensorflow.rules.parameter_server import connected
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.stand_ins import without_chance
 from gradring_start import VERIFY
@@ -53,8 +55,13 @@ _is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
 
 
 def install(_: Any) -> None:
-    """Begins to record; replaces the optimizers of TensorFlow 1, and random functions."""
+    """Begins to record; replaces the optimizers of TensorFlow 1, and random functions.
+
+    A parameter server records nothing, because its workers record the steps.
+    """
     global _recorder
+    if tf_config.servers_in(os.environ).own is not None:
+        return
     try:
         _recorder = _Recorder(Path(os.environ[VERIFY]))
     except FileExistsError:
@@ -368,10 +375,11 @@ _records_keras = False
 
 
 def _bytes_sent() -> int | None:
-    """Returns the bytes sent by this process's collectives; None without several ranks."""
+    """Returns the bytes sent to other ranks and to parameter servers; None without either."""
     groups = [group for group in open_groups if group.world_size > 1]
-    if not groups:
+    served = [int(rule.stats()["bytes_sent"]) for rule in connected]
+    if not groups and not served:
         return None
-    return sum(
+    return sum(served) + sum(
         int(each["bytes_sent"]) for it in groups for each in it.stats()["collectives"].values()
     )

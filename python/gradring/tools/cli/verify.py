@@ -17,6 +17,7 @@ from gradring.launch.hosts import THIS_HOST
 from gradring.launch.launcher import launch
 from gradring.launch.plain import Plain
 from gradring.launch.program import Program
+from gradring.launch.servers import Servers
 from gradring.launch.supervisor import Supervisor
 from gradring.machine.streams import print_error
 from gradring.tools.cli.arguments import count, make_directory, option, say
@@ -39,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--steps N", count("steps"), default=STEPS)(
         "end both trainings after N steps of optimizers (default %(default)d)"
+    )
+    add("--ps N", count("parameter servers"), default=0, dest="servers")(
+        "start N parameter servers beside the one process and beside the ranks, as gradring run "
+        "--ps does"
     )
     add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     add = partial(option, parser.add_mutually_exclusive_group())
@@ -101,7 +106,8 @@ def _verify(program: Program, arguments: argparse.Namespace) -> int:
             who = "one process" if ranks == 1 else f"{ranks} ranks"
             say(f"trains on {who}")
             log_dir = None if arguments.log_dir is None else arguments.log_dir / name
-            code = _train(program, ranks, records / name, stand_ins, log_dir)
+            policy = _policy(ranks, arguments.servers)
+            code = _train(program, policy, records / name, stand_ins, log_dir)
             if code != 0:
                 print_error(
                     f"gradring verify: the program failed on {who}, with exit code {code}; nothing "
@@ -117,9 +123,16 @@ def _verify(program: Program, arguments: argparse.Namespace) -> int:
     return EQUAL if is_equal else DIFFERENT
 
 
+def _policy(ranks: int, servers: int) -> Plain | Servers:
+    hosts = [THIS_HOST] * ranks
+    if servers:
+        return Servers(hosts, servers, 0)
+    return Plain(hosts, 0) if ranks > 1 else _Alone(hosts, 0)
+
+
 def _train(
     program: Program,
-    ranks: int,
+    policy: Plain | Servers,
     records: Path,
     stand_ins: Mapping[str, str],
     log_dir: Path | None,
@@ -130,8 +143,10 @@ def _train(
     without = {AS_HOROVOD, AS_MWMS, WITH_STRATEGY}
     environ = {name: value for name, value in os.environ.items() if name not in without}
     environ |= {**stand_ins, VERIFY: str(records), "PYTHONHASHSEED": "0"}
-    policy = Plain([THIS_HOST] * ranks, 0) if ranks > 1 else _Alone([THIS_HOST], 0)
-    return launch(program, policy, environ=environ, log_dir=log_dir, shown=())
+    code = launch(program, policy, environ=environ, log_dir=log_dir, shown=())
+    # Others can train on without a worker, and then there is nothing to compare.
+    lost = policy.lost if isinstance(policy, Servers) else []
+    return code or next((each.exit_code for each in lost if each.exit_code), 0)
 
 
 class _Alone(Plain):

@@ -136,13 +136,15 @@ def _compare_states(
     """Compares variables that no optimizer updates, as long as the steps are equal."""
     begun: dict[str, Sketch] = {}
     changed: set[str] = set()
+    # Before the first step nobody knows which variables an optimizer updates.
+    others = set(one[-1].variables) if len(one) > 1 else set()
     for state, its in zip(one, other, strict=False):
         if state.steps != its.steps or state.steps > found.steps - bool(found.differences):
             break
         values = dict(zip(its.variables, its.values, strict=True))
         for name, value in zip(state.variables, state.values, strict=True):
             start = begun.setdefault(name, value)
-            if name not in values or values[name].size != value.size:
+            if name not in others or name not in values or values[name].size != value.size:
                 continue
             if (value != start).any():
                 changed.add(name)
