@@ -276,8 +276,8 @@ impl Config {
     /// any free port, [`Settings::default`], and warnings on standard error. Environment variables
     /// are not read.
     ///
-    /// Without a `token`, every process that reaches the port of a rank may join: give all ranks the
-    /// same one wherever others share the machine or the network. A world of one needs no
+    /// Without a `token`, every process that reaches the port of a rank may join. Give all ranks
+    /// the same token if others share the machine or the network. A world of one needs no
     /// rendezvous.
     #[must_use]
     pub fn new(rank: usize, world_size: usize, rendezvous: impl Into<String>) -> Self {

@@ -4,7 +4,7 @@
 //! thread is between two instructions of Python. Inside TensorFlow that is when the op returns, and
 //! an op that waits for a late rank returns after its timeout. So:
 //!
-//! 1. a handler in front of Python's counts the signals and wakes a thread, and does nothing else;
+//! 1. a handler in front of Python's calls that one, counts the signal, and wakes a thread;
 //! 2. the thread checks that Python's handler is the default one, and registers a call that Python
 //!    makes when the main thread is back;
 //! 3. a blocked Wait polls `outstanding` and fails, the op returns, and Python raises;
