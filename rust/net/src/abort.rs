@@ -1,4 +1,4 @@
-//! The switch that ends everything: raised once, with the first cause, and seen by every wait.
+//! The abort switch of a communicator: raised once, with the first cause; it ends every wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,15 +14,15 @@ pub struct AbortSwitch {
     cause: Mutex<Option<Error>>,
     changed: Condvar,
     wakers: Mutex<Vec<Waker>>,
-    /// What the group is of the world, for its cause.
+    /// The part of the world that the group consists of, for its cause; `None` for the whole world.
     part: Option<Arc<Part>>,
 }
 
-/// Ends a wait of somebody who watches the switch.
+/// Ends the wait of a thread that watches the switch.
 pub type Waker = Box<dyn Fn() + Send + Sync>;
 
 impl AbortSwitch {
-    /// The switch of a group that is this part of the world, if it is not all of it.
+    /// Creates the switch of a group. `part` is set for a group of some ranks of another.
     #[must_use]
     pub fn of(part: Option<Arc<Part>>) -> Self {
         Self {
@@ -31,17 +31,17 @@ impl AbortSwitch {
         }
     }
 
-    /// Has `waker` called when the switch is raised.
+    /// Registers `waker`, which is called when the switch is raised.
     pub fn wake_with(&self, waker: Waker) {
         lock(&self.wakers).push(waker);
     }
 
-    /// Lets go of all wakers, when those whom they wake wait no more.
+    /// Drops all wakers, once the threads that they wake have ended their waits.
     pub fn forget_wakers(&self) {
         lock(&self.wakers).clear();
     }
 
-    /// Raises the switch; `false` if it had been raised before, and `cause` was not taken.
+    /// Raises the switch. Returns `false` if it had been raised before; then `cause` is dropped.
     pub fn raise(&self, cause: Error) -> bool {
         let mut slot = lock(&self.cause);
         if slot.is_some() {
@@ -57,7 +57,7 @@ impl AbortSwitch {
         true
     }
 
-    /// Why it was raised, if it was. Cheap while it is not.
+    /// Returns the cause if the switch was raised; otherwise it costs one atomic load.
     #[must_use]
     #[inline]
     pub fn cause(&self) -> Option<Error> {
@@ -67,7 +67,7 @@ impl AbortSwitch {
         lock(&self.cause).clone()
     }
 
-    /// Waits for the switch to be raised, at most for `timeout`.
+    /// Waits at most `timeout` for the switch to be raised, and returns the cause if it was.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> Option<Error> {
         lock::wait_while(&self.changed, lock(&self.cause), timeout, |cause| {

@@ -1,14 +1,14 @@
-//! The program behind a call that waits.
+//! The program that makes a blocking call.
 
 use std::time::Duration;
 
-/// The program behind a call that waits. A closure is one whose place is not known.
+/// The program that makes a blocking call. A closure implements it without a place.
 pub trait Caller {
-    /// Called about ten times a second while the call waits; `true` asks it to give up.
+    /// Called about ten times a second while the call waits; `true` cancels the call.
     fn interrupts(&mut self) -> bool;
 
-    /// Where in the program the call is, such as `train.py:31`; not called before the call has
-    /// waited for a while.
+    /// Returns the place of the call in the program, such as `train.py:31`. Called only after the
+    /// call has waited for a while.
     fn place(&mut self) -> Option<String> {
         None
     }
@@ -20,8 +20,8 @@ impl<F: FnMut() -> bool> Caller for F {
     }
 }
 
-/// The caller, who may give up.
+/// Reference to the caller of a blocking function, which may cancel it.
 pub type Interrupt<'a> = &'a mut dyn Caller;
 
-/// How long a wait may last before its `Interrupt` is asked again.
+/// Longest time between two polls of an `Interrupt` during a wait.
 pub const INTERRUPT_INTERVAL: Duration = Duration::from_millis(100);

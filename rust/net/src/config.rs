@@ -1,8 +1,8 @@
-//! Every setting, in one table, and how a rank joins its group.
+//! The table of all settings, and the configuration with which a rank joins its group.
 //!
-//! A row of [`GROUP`] becomes a field of [`Settings`]. Everything else follows from the rows too: the
-//! variables, the arguments of `init()` and `Communicator()`, the stub, the table of
-//! docs/command-line.md, and the text that ranks compare when they meet.
+//! A row of [`GROUP`] becomes a field of [`Settings`]. Everything else follows from the rows too:
+//! the variables, the arguments of `init()` and `Communicator()`, the stub, the table of
+//! docs/command-line.md, and the text that ranks compare during rendezvous.
 
 use std::io::Write as _;
 use std::net::{IpAddr, TcpListener};
@@ -15,37 +15,37 @@ use gradring_proto::error::{Part, Result, Unusable};
 use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::MESH_RANKS_MAX;
 
-/// Most TCP connections to each peer in each direction.
+/// Largest number of TCP connections to each peer in each direction.
 pub const STREAMS_MAX: usize = 16;
-/// How long one conversation may take while a group forms, at least, and the part of the time for
-/// forming that it may take if that is more.
+/// Lower bound on the time limit of one conversation while a group forms. The limit is `timeout /
+/// CONVERSATION_PART` if that is longer.
 const CONVERSATION_LIMIT: Duration = Duration::from_secs(5);
 const CONVERSATION_PART: u32 = 20;
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
-    /// What the code calls it; the argument of `init()` if there is one.
+    /// Name of the setting, and of its argument of `init()` if it has one.
     pub name: &'static str,
-    /// The variable that says it.
+    /// Environment variable that sets it.
     pub variable: &'static str,
-    /// What its value is, in words of docs/command-line.md; says how Python reads it.
+    /// Kind of value, in the words of docs/command-line.md. Python chooses the parser by this text.
     pub kind: &'static str,
-    /// The values that can be chosen, or the least and the greatest number; empty for any.
+    /// Allowed values, or the smallest and the largest number; empty for any.
     pub choices: &'static [&'static str],
-    /// What counts when neither argument nor variable says anything; empty for nothing.
+    /// Default value as text; empty for none.
     pub default: &'static str,
-    /// Whether it is an argument of `init()`, too.
+    /// `true` if `init()` has an argument for it.
     pub argument: bool,
-    /// Whether all ranks need the same value.
+    /// `true` if all ranks must have the same value.
     pub agreed: bool,
-    /// Who reads the variable.
+    /// Code that reads the variable.
     pub reader: Reader,
-    /// What it does, in a few words.
+    /// Effect of the setting, in a few words.
     pub meaning: &'static str,
 }
 
-/// Who reads a variable.
+/// Code that reads an environment variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
     /// The detection of clusters.
@@ -54,7 +54,7 @@ pub enum Reader {
     Group,
     /// `gradring.config.values.Settings`, for Python's own use.
     Program,
-    /// The code that uses it, whatever group it is for.
+    /// The code that uses the setting, independent of any group.
     User,
 }
 
@@ -66,7 +66,7 @@ use gradring_proto::settings::{Value, table, wrong};
 use gradring_proto::wire::handshake::RACK_BYTES_MAX;
 use timing::Timing;
 
-/// Whether all ranks need the same value, or each may have its own.
+/// Values of `agreed`: all ranks must have the same value, or each may have its own.
 const ALL: bool = true;
 const EACH: bool = false;
 
@@ -103,7 +103,8 @@ impl Setting {
     }
 }
 
-/// Where a rank is, and who may join. A token and a job that differ are found by the handshake.
+/// Settings for a rank's place in its group, and for access to the group. The handshake detects a
+/// different token or job id.
 #[rustfmt::skip]
 pub const PLACE: &[Setting] = &[
     row("rank", "GRADRING_RANK", "number", "this process's index", Clusters).argument(EACH),
@@ -121,7 +122,7 @@ pub const PLACE: &[Setting] = &[
     row("tls", "GRADRING_TLS_KEY", "PEM file", "its private key", Program).argument(EACH),
 ];
 
-/// What a process does, in whatever group it is.
+/// Settings of a process, independent of its group.
 #[rustfmt::skip]
 pub const PROCESS: &[Setting] = &[
     row("tcp_congestion", "GRADRING_TCP_CONGESTION", "name", "congestion control of TCP, or `system`", User),
@@ -146,11 +147,12 @@ pub const PROCESS: &[Setting] = &[
     row("input_service", "GRADRING_INPUT_SERVICE", "address", "set by `gradring run`: tf.data service, of `--input-workers`", User),
 ];
 
-/// Makes the rows of [`GROUP`], and of each a field of [`Settings`] with its type.
+/// Generates the rows of [`GROUP`], and for each row a field of [`Settings`] with its type.
 macro_rules! settings {
     ($($name:ident: $type:ty = $default:literal, $variable:literal, $kind:literal $choices:expr,
         $agreed:ident, $meaning:literal;)*) => {
-        /// How a rank talks to the others. Each is an argument of `init()` and `Communicator()`.
+        /// Settings for the communication between ranks. Each is an argument of `init()` and
+        /// `Communicator()`.
         pub const GROUP: &[Setting] = &[$(Setting {
             name: stringify!($name),
             variable: $variable,
@@ -164,7 +166,7 @@ macro_rules! settings {
         }),*];
 
         table! {
-            /// How a rank talks to the others: a field for each row of [`GROUP`].
+            /// Settings for the communication between ranks: a field for each row of [`GROUP`].
             pub struct Settings {
                 $($name: $type = $default, $agreed, $meaning;)*
             }
@@ -192,7 +194,7 @@ settings! {
         "stall that is logged";
 }
 
-/// What the hosts of one rack call it, or nothing.
+/// Name of a rack, equal on all of its hosts; empty for none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rack(pub String);
 
@@ -209,18 +211,18 @@ impl Value for Rack {
     }
 }
 
-/// Where a rank finds what it needs for TLS: PEM files.
+/// Paths of the PEM files that a rank needs for TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates of the authorities whose certificates are accepted.
+    /// Certificates of the authorities that may issue a peer's certificate.
     pub ca: PathBuf,
-    /// This rank's certificate, followed by those that lead to an authority.
+    /// This rank's certificate, followed by the intermediate certificates.
     pub certificate: PathBuf,
     /// The private key of this rank's certificate.
     pub key: PathBuf,
 }
 
-/// How a rank joins its group. Holds a secret, so it is never printed.
+/// Configuration with which a rank joins its group. It holds a secret, so it is never printed.
 #[derive(Clone)]
 pub struct Config {
     /// This process's index.
@@ -232,49 +234,50 @@ pub struct Config {
     /// `host:port` at which this rank listens; by default a free port on the interface that
     /// reaches the rendezvous.
     pub listen: Option<String>,
-    /// First and last of the ports of which this rank takes a free one, where nothing says its
-    /// address: for firewalls.
+    /// First and last port of the range in which this rank listens if no address is given, for
+    /// hosts behind firewalls.
     pub ports: Option<(u16, u16)>,
-    /// Address at which this rank listens, whatever `rendezvous` and `listen` say; they still say
-    /// the port. For hosts with several networks.
+    /// IP address at which this rank listens, for hosts with several networks. It replaces the host
+    /// of `rendezvous` and `listen`; their port remains.
     pub interface: Option<IpAddr>,
-    /// `host:port` by which others reach this rank, where that is not the address it listens at:
+    /// `host:port` at which others reach this rank, if it differs from the listening address, as
     /// behind a forwarded port.
     pub announce: Option<String>,
-    /// Where each rank listens, by rank, if that is known beforehand; for messages only.
+    /// Listening addresses, indexed by rank, if they are known beforehand; for messages only.
     pub addresses: Vec<String>,
-    /// What tells the job from others that may use the same addresses; must be the same on all
-    /// ranks. Empty if nothing does.
+    /// Job id, which separates jobs that use the same addresses; equal on all ranks. Empty for
+    /// none.
     pub job: String,
-    /// Versions of what computes beside gradring, which the ranks tell each other; empty for none.
+    /// Versions of the other libraries that compute, exchanged between ranks; empty for none.
     pub versions: String,
     /// Shared secret of the job; empty for none.
     pub token: Vec<u8>,
-    /// Certificates, if everything that travels over TCP is to be inside TLS.
+    /// Files for TLS, if all connections are to be encrypted.
     pub tls: Option<TlsFiles>,
-    /// The socket at which this process listens already, whatever the others say of its address.
+    /// Socket on which this process listens already; used instead of binding an address.
     pub socket: Option<Arc<TcpListener>>,
-    /// How often the processes of an elastic job have agreed on their group; 0 in any other job.
+    /// Number of groups that the processes of an elastic job have agreed on; 0 in any other job.
     pub generation: u32,
-    /// The number of the communicator that this one follows in its process, if it follows one.
+    /// Number of the communicator that this one replaces in its process; the new one takes it over.
     pub id: Option<u64>,
-    /// What the group is of the world, if it is not all of it; for messages only.
+    /// The part of the world that the group consists of; `None` for all of it. For messages only.
     pub part: Option<Arc<Part>>,
-    /// How to talk to the others.
+    /// Settings for the communication between ranks.
     pub settings: Settings,
-    /// After how long others count as lost; for tests.
+    /// Time limits of failure detection; only tests change them.
     #[doc(hidden)]
     pub timing: Timing,
-    /// Shows people a warning; called on threads that must not wait.
+    /// Shows a warning to the user; called on threads that must not block.
     pub on_warning: fn(String),
 }
 
 impl Config {
-    /// The place of a process, and defaults for everything else: no token, no TLS, any free port,
-    /// [`Settings::default`], and warnings that go to the standard error. No variable changes them.
+    /// Creates the configuration of one rank, with defaults for everything else: no token, no TLS,
+    /// any free port, [`Settings::default`], and warnings on standard error. Environment variables
+    /// are not read.
     ///
-    /// Without a `token`, every process that reaches the port of a rank may join: give all ranks the
-    /// same one wherever others share the machine or the network. A world of one needs no
+    /// Without a `token`, every process that reaches the port of a rank may join. Give all ranks
+    /// the same token if others share the machine or the network. A world of one needs no
     /// rendezvous.
     #[must_use]
     pub fn new(rank: usize, world_size: usize, rendezvous: impl Into<String>) -> Self {
@@ -297,15 +300,15 @@ impl Config {
             part: None,
             settings: Settings::default(),
             timing: Timing::USUAL,
-            // A full disk must not end what warns.
+            // A failed write, as to a full disk, must not end the thread that warns.
             on_warning: |warning| drop(writeln!(std::io::stderr(), "gradring: {warning}")),
         }
     }
 
-    /// Whether a group can form by it.
+    /// Checks that a group can form with this configuration.
     ///
     /// # Errors
-    /// `Config` for what cannot be used.
+    /// `Config` for a value that cannot be used.
     pub fn validate(&self) -> Result<()> {
         let (settings, rank, world_size) = (&self.settings, self.rank, self.world_size);
         if rank >= world_size {
@@ -335,9 +338,9 @@ impl Config {
         Ok(())
     }
 
-    /// How long one conversation of two ranks may take while the group forms. It takes
-    /// milliseconds; who is silent for longer is stopped or cut off, or one of very many on a
-    /// machine.
+    /// Returns the time limit of one conversation between two ranks while the group forms. A
+    /// conversation takes milliseconds, unless the peer is stopped, unreachable, or one of very
+    /// many processes on its machine.
     pub fn conversation_limit(&self) -> Duration {
         CONVERSATION_LIMIT.max(self.settings.timeout / CONVERSATION_PART)
     }

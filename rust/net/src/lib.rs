@@ -1,6 +1,6 @@
-//! Links and sessions between gradring's processes: a [`link`] carries the bytes of collectives and
-//! messages, a [`session`] finds, proves and lets in who is at its ends. [`config`] is what all of it is
-//! told, and an [`abort`] switch or the [`caller`] ends every wait.
+//! Links and sessions between gradring's processes. A [`link`] carries the bytes of collectives and
+//! messages. A [`session`] connects, authenticates and admits the processes at its ends. [`config`]
+//! holds the settings of both. An [`abort`] switch or the [`caller`] ends every wait.
 
 pub mod abort;
 pub mod caller;

@@ -17,21 +17,22 @@ use smallvec::SmallVec;
 
 use crate::dlpack::{Lent, refused, unsupported};
 
-/// Room for the shapes of one array, made at once: small messages notice a text that grows.
+/// Initial capacity for the text of an array's shape, because growing the text would slow small
+/// messages down.
 const SHAPES_BYTES: usize = 16;
 
-/// Memory of the program's arrays, of one element type: what one collective works on.
+/// The program's arrays for one collective, all of one element type.
 pub(crate) struct Bucket {
     dtype: Option<DType>,
     slices: SmallVec<[Slice; 1]>,
-    /// Such as `[3,4] [7]`.
+    /// Shapes of the arrays, such as `[3,4] [7]`.
     shapes: String,
     owners: Owners,
-    /// Whether the collective writes to the memory.
+    /// `true` if the collective writes to the memory.
     writes: bool,
 }
 
-/// What keeps the arrays' memory alive.
+/// Objects that keep the arrays' memory alive.
 pub(crate) type Owners = SmallVec<[Py<PyAny>; 1]>;
 
 impl Bucket {
@@ -39,8 +40,8 @@ impl Bucket {
     /// does not.
     ///
     /// An array is one of numpy's, or has the buffer protocol or `__dlpack__`. Raises `TypeError`
-    /// for something else, for an element type that is not supported, or for several; `ValueError`
-    /// for arrays that are read-only, not C-contiguous, not aligned, or that overlap.
+    /// for other objects, for an unsupported element type, or for several types; `ValueError` for
+    /// arrays that are read-only, not C-contiguous, not aligned, or that overlap.
     pub(crate) fn parse(arrays: &Bound<'_, PyAny>, writes: bool) -> PyResult<Self> {
         let mut bucket = Self {
             dtype: None,
@@ -64,7 +65,7 @@ impl Bucket {
         Ok(bucket)
     }
 
-    /// Of the elements; of none it does not matter.
+    /// Returns the element type; any type if there are no arrays.
     fn dtype(&self) -> DType {
         self.dtype.unwrap_or(DType::F32)
     }
@@ -84,8 +85,8 @@ impl Bucket {
                 let array = py.import("numpy")?.call_method1("asarray", (view,))?;
                 return self.add_numpy(array.cast()?);
             }
-            // An array of jax or TensorFlow, whose buffers have no bfloat16: an old capsule could not
-            // say that it never changes.
+            // An array of jax or TensorFlow, whose buffers do not support bfloat16. DLPack is not
+            // tried, because an unversioned capsule has no flag for read-only memory.
             Err(error) if !error.is_instance_of::<PyTypeError>(py) => {
                 return Err(refused(object, error));
             }
@@ -159,8 +160,8 @@ impl Bucket {
         )))
     }
 
-    /// Claims the arrays' memory: nothing that writes to it may be launched before the claim is
-    /// dropped, and if this collective writes, nothing at all.
+    /// Claims the arrays' memory. No collective that writes to it may be launched before the claim
+    /// is dropped. If this collective writes, none that reads it may be launched either.
     pub(crate) fn claim(&self) -> Claim {
         let ranges = ranges(&self.slices, self.dtype().size_bytes());
         let mut claimed = CLAIMED.lock();
@@ -177,12 +178,12 @@ impl Bucket {
         }
     }
 
-    /// What keeps the memory alive; from now on it is the one who takes it that does.
+    /// Hands over the objects that keep the memory alive; from now on the caller must hold them.
     pub(crate) fn take_owners(&mut self) -> Owners {
         std::mem::take(&mut self.owners)
     }
 
-    /// Makes this the shape that ranks compare, instead of those of the arrays.
+    /// Sets the shape that ranks compare in place of the arrays' own, if one is given.
     pub(crate) fn agree_on(&mut self, shape: Option<&[usize]>) {
         if let Some(shape) = shape {
             self.shapes.clear();
@@ -190,7 +191,7 @@ impl Bucket {
         }
     }
 
-    /// The collective over the arrays' memory.
+    /// Returns the request for a collective over the arrays' memory.
     ///
     /// # Safety
     /// The bucket's owners must live until `keepalive` is dropped, and the program must leave the
@@ -211,8 +212,7 @@ impl Bucket {
     }
 }
 
-/// What objects say about their numbers that their memory does not: by which attribute, what would be
-/// lost, and what helps.
+/// Attributes that give the numbers in memory another meaning: name, problem and cure.
 const MEANINGS: [(&str, &str, &str); 6] = [
     (
         "is_neg",
@@ -236,7 +236,7 @@ const MEANINGS: [(&str, &str, &str); 6] = [
 const UNIT_LOST: &str = "its unit would be ignored";
 const NUMBERS_ONLY: &str = "pass its numbers, of the same unit on every rank";
 
-/// Raises `TypeError` if an object is more than the numbers in its memory.
+/// Raises `TypeError` if memory alone does not give an object's numbers, as with a mask.
 #[pyfunction]
 pub(crate) fn check_plain(object: &Bound<'_, PyAny>) -> PyResult<()> {
     for (name, problem, cure) in MEANINGS {
@@ -284,7 +284,7 @@ fn check_disjoint(slices: &[Slice], element_bytes: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// First and last address of each slice that has elements.
+/// Returns the first address and the end of each slice that has elements.
 fn ranges(slices: &[Slice], element_bytes: usize) -> Vec<(usize, usize)> {
     slices
         .iter()
@@ -296,23 +296,24 @@ fn ranges(slices: &[Slice], element_bytes: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The memory of asynchronous collectives under way, of any communicator.
+/// Memory of the asynchronous collectives under way on all communicators.
 static CLAIMED: PerProcess<Claimed> = PerProcess::new();
-/// How many ranges that are; small messages notice a lock.
+/// Number of claimed ranges. While it is 0, small messages are spared the lock.
 static CLAIMS: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Default)]
 struct Claimed {
-    /// From the first address to the last; these overlap with nothing.
+    /// Ends of written ranges, by first address. They overlap with no other range.
     written: BTreeMap<usize, usize>,
-    /// The same of what is only read, and how often, because it may be sent several times.
+    /// Number of claims of each range that is only read, because several collectives may send it.
     read: BTreeMap<(usize, usize), usize>,
 }
 
 impl Claimed {
-    /// Whether a collective must not work on this memory.
+    /// Returns `true` if a new collective must not use this memory.
     fn forbids(&self, (start, end): (usize, usize), writes: bool) -> bool {
-        // Of those that do not overlap, only the last one that begins before the end can.
+        // Written ranges do not overlap, so only the last one that begins before `end` can reach
+        // `start`.
         let before = self.written.range(..end).next_back();
         if before.is_some_and(|(_, written_end)| *written_end > start) {
             return true;
@@ -364,13 +365,14 @@ fn under_way() -> PyErr {
     )
 }
 
-/// Whether a collective that writes into `arrays` could begin now.
+/// Raises an exception if a collective that writes into `arrays` could not begin now.
 #[pyfunction]
 pub(crate) fn check_unused(arrays: &Bound<'_, PyAny>) -> PyResult<()> {
     Bucket::parse(arrays, true).map(drop)
 }
 
-/// numpy's number of ml_dtypes' bfloat16 once seen; types from outside get theirs at run time.
+/// numpy's number of ml_dtypes' bfloat16, once it is known. numpy numbers types of other packages
+/// at run time.
 static BFLOAT16_NUMBER: AtomicI32 = AtomicI32::new(-1);
 
 /// Raises `TypeError` if arrays of this element type are not supported.
@@ -379,7 +381,7 @@ pub(crate) fn check_dtype(descriptor: &Bound<'_, PyArrayDescr>) -> PyResult<()> 
     dtype_of(descriptor).map(drop)
 }
 
-/// Whether an array of any element type could be copied now.
+/// Checks that an array of any element type can be copied now.
 ///
 /// Raises `ValueError` if an asynchronous collective that is under way writes to its memory.
 #[pyfunction]
@@ -396,7 +398,7 @@ pub(crate) fn check_readable(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> 
         .zip(array.strides().iter().copied());
     let mut view = View {
         start,
-        // A broadcast axis has its elements at one place.
+        // All elements of a broadcast axis are at one address.
         axes: axes
             .filter(|&(length, stride)| length == 0 || stride != 0)
             .collect(),
@@ -414,13 +416,13 @@ pub(crate) fn check_readable(array: &Bound<'_, PyUntypedArray>) -> PyResult<()> 
 /// Memory of an array whose elements may have gaps between them.
 struct View {
     start: usize,
-    /// How many elements, and bytes from one to the next; the longest steps come last.
+    /// Length and stride in bytes of each axis; the longest stride is last.
     axes: SmallVec<[(usize, isize); 4]>,
     element_bytes: usize,
 }
 
 impl View {
-    /// Whether a collective under way writes to one of the elements.
+    /// Returns `true` if a collective under way writes to one of the elements.
     fn may_be_written(mut self, claimed: &Claimed) -> bool {
         if self.axes.iter().any(|&(length, _)| length == 0) {
             return false;

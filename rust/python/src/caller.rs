@@ -1,4 +1,5 @@
-//! The Python program behind a call that waits: its signal handlers, its log, and where it is.
+//! The Python program that makes a blocking call: its signal handlers, its log, and the place of
+//! the call.
 
 use std::path::Path;
 
@@ -11,13 +12,14 @@ use pyo3::types::PyString;
 use crate::entry::{self, attached, detached};
 use crate::errors::to_python;
 
-/// Longer names of files lose their beginning: thousands of records are kept.
+/// Largest length of a file's name. Longer names lose their beginning, because thousands of records
+/// are kept.
 const FILE_BYTES_MAX: usize = 100;
 
-/// Lets Python's signal handlers run while the core waits, and keeps what they raised.
+/// Lets Python's signal handlers run while the core waits, and keeps their exceptions.
 #[derive(Default)]
 pub(crate) struct Program {
-    /// What a handler raised: Ctrl-C does.
+    /// Exception that a handler raised, as for Ctrl-C.
     pub(crate) exception: Option<PyErr>,
 }
 
@@ -42,12 +44,12 @@ impl Caller for Program {
 
     fn place(&mut self) -> Option<String> {
         entry::stay_away_once_gone();
-        // An interpreter that hides its frames knows no place.
+        // An interpreter that hides its frames gives no place.
         Python::attach(place).ok().flatten()
     }
 }
 
-/// Runs `body` without the interpreter; a signal handler's exception wins over its error.
+/// Runs `body` without the interpreter; a signal handler's exception has priority over its error.
 pub(crate) fn guarded<T: Send>(
     py: Python<'_>,
     body: impl FnOnce(&mut Program) -> Result<T, Error> + Send,
@@ -60,8 +62,8 @@ pub(crate) fn guarded<T: Send>(
     }
 }
 
-/// Hands a warning to Python's logging, on a thread of its own: no thread of the core ever waits
-/// for the interpreter.
+/// Hands a warning to Python's logging on a new thread, because no thread of the core may wait for
+/// the interpreter.
 pub(crate) fn log_warning(warning: String) {
     let log = move || {
         let logged = attached(|py| {
@@ -70,15 +72,16 @@ pub(crate) fn log_warning(warning: String) {
                 .call_method1("getLogger", ("gradring",))?;
             logger.call_method1("warning", ("%s", warning)).map(drop)
         });
-        // An interpreter that ends has no thread left to warn, and a broken handler is its owner's.
+        // During shutdown nobody reads the warning, and errors of a logging handler are the
+        // program's.
         drop(logged);
     };
-    // Without room for a thread, the warning is the least of all problems.
+    // If the system has no thread left, the warning is dropped.
     drop(std::thread::Builder::new().spawn(log));
 }
 
-/// File and line of this thread's innermost frame outside this package. Runs no code in Python,
-/// where a signal handler might raise.
+/// Returns file and line of this thread's innermost frame outside this package. Runs no code in
+/// Python, in which a signal handler could raise.
 fn place(py: Python<'_>) -> PyResult<Option<String>> {
     let mut frame = py.import("sys")?.call_method0("_getframe")?;
     while !frame.is_none() {
@@ -95,7 +98,7 @@ fn place(py: Python<'_>) -> PyResult<Option<String>> {
     Ok(None)
 }
 
-/// A file as seen from the working directory, or the end of its name.
+/// Returns a file's path from the working directory, cut to its end if it is too long.
 fn shortened(file: &str) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     let seen = Path::new(file).strip_prefix(here).ok();

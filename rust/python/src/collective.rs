@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// What a collective does, without the arrays that it works on.
+/// A collective with its parameters, but without its arrays.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Collective(pub(crate) collective::Collective);
 
@@ -71,7 +71,7 @@ impl Collective {
     }
 }
 
-/// The reduce op of this name.
+/// Returns the reduce op of this name.
 pub(crate) fn reduce_op(name: &Bound<'_, PyString>) -> PyResult<ReduceOp> {
     let name = name.to_string_lossy();
     ReduceOp::from_name(&name).ok_or_else(|| {

@@ -160,8 +160,9 @@ impl Communicator {
         self.run_over(py, arrays, None, name, AllReduce { op })
     }
 
-    /// Runs a collective over `arrays`. All ranks must have arrays of the same shapes, or say the same
-    /// `shape`.
+    /// Runs a collective over `arrays`.
+    ///
+    /// All ranks must have arrays of the same shapes, or pass the same `shape`.
     #[pyo3(signature = (collective, arrays, name, shape=None))]
     fn run(
         &self,
@@ -174,7 +175,9 @@ impl Communicator {
         self.run_over(py, arrays, shape.as_deref(), name, collective.0.clone())
     }
 
-    /// As `run`, but returns at once.
+    /// Starts a collective over `arrays`, and returns its work at once.
+    ///
+    /// Arguments are those of `run`.
     #[pyo3(signature = (collective, arrays, name, shape=None))]
     fn start(
         &self,
@@ -283,8 +286,10 @@ impl Communicator {
         Err(to_python(py, &error))
     }
 
-    /// The elements that come from each rank in `call`, by the rows that it has told, each of so many
-    /// `elements` of so many bytes.
+    /// Returns the number of elements that arrive from each rank in `call`.
+    ///
+    /// `rows` are the numbers that the ranks have announced; a row has `elements` of `bytes` each.
+    /// Impossible or too large numbers fail every rank.
     fn elements_of_rows(
         &self,
         py: Python<'_>,
@@ -305,7 +310,7 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Does something without the interpreter that does not wait for peers.
+    /// Runs `body` without the interpreter. `body` must not wait for peers.
     fn outside<T: Send>(
         &self,
         py: Python<'_>,
@@ -331,7 +336,7 @@ impl Communicator {
         collective: collective::Collective,
     ) -> PyResult<()> {
         enter(py, || {
-            // One that quotes the name of a file may be no UTF-8.
+            // A name that quotes a file's name may be invalid UTF-8.
             let name = &name.to_string_lossy();
             let writes = collective.writes(self.inner.rank);
             let mut bucket = Bucket::parse(arrays, writes)?;

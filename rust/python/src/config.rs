@@ -1,4 +1,4 @@
-//! `_native.Config`: how a process takes part in groups, read and checked once.
+//! `_native.Config`: a process's configuration for its groups, read and checked once.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub(crate) struct TlsPaths {
     key: PathBuf,
 }
 
-/// The settings of a process, where it listens, and what proves that it belongs to the job.
+/// The settings of a process, its listening address, and its credentials.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Config {
     pub(crate) inner: config::Config,
@@ -48,7 +48,7 @@ impl Config {
         }
         let unusable = |error| to_python(settings.py(), &error);
         let interface: Option<String> = value("interface")?.extract()?;
-        // Python knows addresses with a zone, too.
+        // Python also accepts addresses with a zone, which Rust does not parse.
         let interface = interface.map(|text| {
             let address = text.parse();
             address.map_err(|_| unusable(wrong("interface", &text, "an IP address")))
@@ -104,7 +104,7 @@ impl Config {
     }
 }
 
-/// For tests of this package alone: after how many seconds of silence a rank is lost.
+/// Seconds of silence after which a rank is lost; only for tests of this package.
 const SILENCE_VARIABLE: &str = "_GRADRING_SILENCE_S";
 
 fn timing() -> Timing {
@@ -122,7 +122,7 @@ pub(crate) fn tls_files(paths: TlsPaths) -> TlsFiles {
     }
 }
 
-/// The table of settings, as `gradring.config.settings.Setting` has its rows.
+/// Returns the table of settings, with rows for `gradring.config.settings.Setting`.
 #[pyfunction]
 pub(crate) fn settings(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     let row = |setting: &Setting| {

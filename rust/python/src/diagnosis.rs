@@ -1,4 +1,4 @@
-//! `_native.diagnose`: who is to blame, from what ranks say or have left behind.
+//! `_native.diagnose`: ranks to blame, found from the reports or flight records of ranks.
 
 use std::time::Duration;
 
@@ -7,10 +7,13 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Ordinal, call (`None`: not to be compared), step, and whether the rank has left it.
+/// Ordinal, call (`None` if it is not to be compared), step, and `true` if the rank has left it.
 type Collective = (u64, Option<String>, u64, bool);
 
-/// Each statement is a rank, its collectives, and for which ranks it waits, for how many seconds.
+/// Finds the ranks to blame.
+///
+/// A statement is a rank, its collectives, the ranks for which it waits, and the seconds for which
+/// it has waited.
 #[pyfunction]
 #[pyo3(name = "diagnose")]
 pub(crate) fn ask<'py>(

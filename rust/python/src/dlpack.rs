@@ -1,7 +1,7 @@
 //! Memory that another library lends by DLPack: the one place that reads its structures.
 //!
-//! The layout is that of `dlpack.h`, version 1. A capsule lends once: who takes the memory renames it,
-//! and calls the deleter in the end.
+//! The layout is that of `dlpack.h`, version 1. A capsule lends its memory once. The borrower
+//! renames the capsule, and calls the deleter at the end.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -14,9 +14,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use smallvec::SmallVec;
 
-/// `kDLCPU`, `kDLCUDAHost` and `kDLROCMHost`: memory that a processor reads and writes.
+/// `kDLCPU`, `kDLCUDAHost` and `kDLROCMHost`: memory that the CPU can access.
 const HOST_DEVICES: [i32; 3] = [1, 3, 11];
-/// What capsules are called that have lent nothing yet, and afterwards.
+/// Names of a capsule before and after it has lent its memory.
 const VERSIONED: [&CStr; 2] = [c"dltensor_versioned", c"used_dltensor_versioned"];
 const UNVERSIONED: [&CStr; 2] = [c"dltensor", c"used_dltensor"];
 const BORROWED: &CStr = c"gradring._native.borrowed";
@@ -60,7 +60,7 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// What a capsule has lent; gives it back at the end.
+/// Memory borrowed from a capsule; given back when dropped.
 struct Borrowed {
     managed: NonNull<c_void>,
     deleter: Deleter,
@@ -78,25 +78,25 @@ impl Drop for Borrowed {
     }
 }
 
-/// Lent memory.
+/// Memory that an object of another library lends.
 pub(crate) struct Lent<'py> {
-    /// Lends as long as it lives.
+    /// Object that keeps the memory alive.
     pub(crate) owner: Bound<'py, PyAny>,
     pub(crate) start: *mut u8,
-    /// Of an element, as numpy calls it; any text where numpy has no such type.
+    /// numpy's name of the element type; any text if numpy does not have the type.
     type_name: String,
     pub(crate) shape: SmallVec<[usize; 4]>,
-    /// In elements; `None` where they follow from the shape.
+    /// Strides in elements; `None` if they follow from the shape.
     strides: Option<SmallVec<[i64; 4]>>,
     pub(crate) is_writable: bool,
     is_copied: bool,
     pub(crate) is_contiguous: bool,
 }
 
-/// What lends memory, the name of its type, and the rest in the words of numpy's array interface.
+/// Owner of the memory, name of its element type, and the entries of numpy's array interface.
 type Readable<'py> = (Bound<'py, PyAny>, &'static str, Bound<'py, PyDict>);
 
-/// Memory that `object` lends, to read; None for an object without DLPack.
+/// Borrows the memory of `object` for reading; None for an object without DLPack.
 #[pyfunction]
 pub(crate) fn lent<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Readable<'py>>> {
     if !object.hasattr("__dlpack_device__")? {
@@ -119,7 +119,7 @@ pub(crate) fn lent<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Readable<
 impl<'py> Lent<'py> {
     /// Borrows the memory of an object to write to it.
     ///
-    /// Raises `ValueError` for a copy, and what `from` raises.
+    /// Raises `ValueError` if the object lends a copy, and the exceptions of `from`.
     pub(crate) fn in_place(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let lent = Self::from(object)?;
         if lent.is_copied {
@@ -133,7 +133,7 @@ impl<'py> Lent<'py> {
 
     /// Borrows the memory of an object that has `__dlpack__`.
     ///
-    /// Raises `TypeError` for what is not in the host's memory, and `ValueError` if the object does
+    /// Raises `TypeError` if it is not in the host's memory, and `ValueError` if the object does
     /// not lend it.
     fn from(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
@@ -163,7 +163,7 @@ impl<'py> Lent<'py> {
         })
     }
 
-    /// Of the elements; raises `TypeError` if it is not supported.
+    /// Returns the element type; raises `TypeError` if it is not supported.
     pub(crate) fn dtype(&self) -> PyResult<DType> {
         DType::from_name(&self.type_name).ok_or_else(|| unsupported(&self.type_name))
     }
@@ -179,7 +179,7 @@ fn check_device(object: &Bound<'_, PyAny>, device: i32) -> PyResult<()> {
     )))
 }
 
-/// Takes the memory out of the capsule; it is given back when what this returns is collected.
+/// Takes the memory out of the capsule. Python gives it back when it collects the returned object.
 fn borrow<'py>(capsule: &Bound<'py, PyCapsule>) -> PyResult<Bound<'py, PyAny>> {
     let py = capsule.py();
     let Contents {
@@ -196,7 +196,8 @@ fn borrow<'py>(capsule: &Bound<'py, PyCapsule>) -> PyResult<Bound<'py, PyAny>> {
     Ok(PyCapsule::new_with_value(py, borrowed, BORROWED)?.into_any())
 }
 
-/// What the object exports; old ones know no versions, and cannot say that they are read-only.
+/// Returns the object's capsule. Older libraries have no versions, and no flag for read-only
+/// memory.
 fn capsule_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     let options = PyDict::new(py);
@@ -207,7 +208,8 @@ fn capsule_of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     }
 }
 
-/// What an error means of an object that was asked for its memory.
+/// Turns an object's refusal to lend its memory into a `ValueError`; returns other errors
+/// unchanged.
 pub(crate) fn refused(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = object.py();
     let is_refusal = error.is_instance_of::<PyBufferError>(py)
@@ -224,21 +226,21 @@ pub(crate) fn refused(object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     problem
 }
 
-/// What a capsule holds that has lent nothing yet.
+/// Contents of a capsule that has not lent its memory yet.
 struct Contents<'a> {
     tensor: &'a Tensor,
     flags: u64,
     managed: NonNull<c_void>,
     deleter: Deleter,
-    /// What the capsule is called once it has lent.
+    /// Name of the capsule once it has lent its memory.
     used: &'static CStr,
 }
 
 fn contents<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<Contents<'a>> {
     let [name, used] = VERSIONED;
     if let Ok(managed) = capsule.pointer_checked(Some(name)) {
-        // SAFETY: what a capsule of this name points to begins so in every version, and lives as
-        // long as the capsule.
+        // SAFETY: in every version, a capsule of this name points to a structure that begins with
+        // this number and lives as long as the capsule.
         let major = unsafe { managed.cast::<u32>().read() };
         if major != MAJOR_VERSION {
             let problem = format!("DLPack {major} is unknown; pass a numpy array");
@@ -261,7 +263,7 @@ fn contents<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<Contents<'a>> {
              export the memory anew",
         )
     })?;
-    // SAFETY: what a capsule of this name points to lives as long as the capsule.
+    // SAFETY: a capsule of this name points to this structure, which lives as long as the capsule.
     let unversioned = unsafe { managed.cast::<Unversioned>().as_ref() };
     Ok(Contents {
         tensor: &unversioned.tensor,
@@ -272,7 +274,7 @@ fn contents<'a>(capsule: &'a Bound<'_, PyCapsule>) -> PyResult<Contents<'a>> {
     })
 }
 
-/// Says which types are supported.
+/// Returns the exception for an unsupported type, which names the supported ones.
 pub(crate) fn unsupported(kind: &str) -> PyErr {
     let known = DType::ALL.map(DType::name).join(", ");
     PyTypeError::new_err(format!(
@@ -281,7 +283,7 @@ pub(crate) fn unsupported(kind: &str) -> PyErr {
 }
 
 impl Tensor {
-    /// Such as `float32`.
+    /// Returns the name of the element type, such as `float32`.
     fn type_name(&self) -> String {
         let kind = match self.type_code {
             0 => "int",
@@ -296,7 +298,7 @@ impl Tensor {
         format!("{kind}{}{lanes}", self.bits)
     }
 
-    /// Where the first element is; not null where there is none.
+    /// Returns the address of the first element; dangling, but not null, if there is no memory.
     fn start(&self) -> *mut u8 {
         if self.data.is_null() {
             return std::ptr::dangling_mut::<u64>().cast();
@@ -305,7 +307,7 @@ impl Tensor {
         self.data.wrapping_add(offset)
     }
 
-    /// None if no memory has it.
+    /// Returns the shape; `None` if it is impossible.
     ///
     /// # Safety
     /// `shape` must be null or point to as many numbers as there are dimensions.
@@ -334,7 +336,7 @@ impl Tensor {
         (!self.strides.is_null()).then(|| strides().into())
     }
 
-    /// Whether the elements lie in memory as they are counted, the last axis first.
+    /// Returns `true` if the elements are in C order without gaps.
     ///
     /// # Safety
     /// `shape`, and `strides` unless null, must point to as many numbers as there are dimensions.

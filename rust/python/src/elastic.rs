@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::entry::{detached, enter, stay_away_once_gone};
 use crate::errors::{tell_of_group, to_python};
 
-/// Who a process is, and where it listens.
+/// Id and listening address of a process.
 type PeerTuple = ([u8; 16], String);
 
 /// This process in an elastic job.
@@ -24,7 +24,7 @@ pub(crate) struct Participant {
     inner: elastic::Participant,
 }
 
-/// The program that waits for the next group, and its object that follows the way there.
+/// The program that waits for the next group, and its object that receives the events until then.
 struct Owner<'a> {
     program: &'a mut Program,
     progress: &'a Py<PyAny>,
@@ -37,7 +37,7 @@ impl Caller for Owner<'_> {
 }
 
 impl elastic::Owner for Owner<'_> {
-    /// Calls a method of the object; what it raises gives up.
+    /// Calls the object's method for the event; an exception cancels the wait.
     fn hears(&mut self, event: Event<'_>) -> bool {
         stay_away_once_gone();
         if self.program.exception.is_none() {
@@ -109,7 +109,10 @@ impl Participant {
         self.inner.found(peers.collect(), generation);
     }
 
-    /// Returns the group, and where its first rank listens.
+    /// Forms the next group.
+    ///
+    /// Returns it with the address at which its first rank listens, or None if all processes have
+    /// finished the training.
     fn next_group(
         &self,
         py: Python<'_>,

@@ -1,10 +1,10 @@
-//! The way in from Python and back: lets no panic out, and keeps threads away from an interpreter
-//! that ends.
+//! Entry and exit of calls from Python: turns panics into exceptions, and keeps threads away from
+//! an interpreter that is shutting down.
 //!
-//! Before Python 3.14, a thread that wants the interpreter while it ends is ended itself, by
-//! unwinding, which aborts the process if it comes through frames of Rust. Daemon threads may be
-//! inside a collective at that time. So the thread that ends the interpreter first keeps others from coming
-//! in, and waits until those inside have left.
+//! Before Python 3.14, a thread that attaches to the interpreter during its shutdown is ended by
+//! unwinding, which aborts the process if it passes through frames of Rust. Daemon threads may be
+//! inside a collective at that time. So the thread that shuts the interpreter down first has calls
+//! of other threads refused, and waits until calls under way have returned.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,25 +19,25 @@ use pyo3::prelude::*;
 
 use crate::errors::to_python;
 
-/// No thread stays inside for longer, once all communicators are closed.
+/// Longest time for which calls stay under way once all communicators are closed.
 const LEAVING_LIMIT: Duration = Duration::from_secs(10);
-/// How often to look whether all have left.
+/// Interval between two checks for calls under way.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How many calls are under way.
+/// Number of calls under way.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
-/// How far the end of the interpreter has come.
+/// Phase of the interpreter's shutdown.
 static PHASE: AtomicU8 = AtomicU8::new(RUNNING);
 const RUNNING: u8 = 0;
-/// Only the thread that ends the interpreter may come in.
+/// Only the thread that shuts the interpreter down may begin a call.
 const LEAVING: u8 = 1;
-/// No other thread may have the interpreter any more.
+/// No other thread may attach to the interpreter any more.
 const GONE: u8 = 2;
-/// What others are told then. Made before, because to make it runs code in Python.
+/// Exception for refused calls. It is made in advance, because making it runs code in Python.
 static REFUSAL: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
 
 thread_local! {
-    /// How many of the calls are this thread's: signal handlers may be at work.
+    /// Number of this thread's calls under way: a signal handler may make a call inside another.
     static OWN: Cell<usize> = const { Cell::new(0) };
     static ENDS_THE_INTERPRETER: Cell<bool> = const { Cell::new(false) };
 }
@@ -60,9 +60,10 @@ impl Drop for Inside {
     }
 }
 
-/// Does what Python has called for; a panic becomes a `ProtocolError`.
+/// Runs the body of a call from Python; a panic becomes a `ProtocolError`.
 ///
-/// Inline, so that it is where its caller is, however the compiler divides the crate.
+/// Inline, so that it is compiled with each caller, even if the compiler splits the crate between
+/// them.
 #[inline]
 pub(crate) fn enter<T>(py: Python<'_>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     if let Some(refusal) = refusal(py) {
@@ -75,7 +76,7 @@ pub(crate) fn enter<T>(py: Python<'_>, body: impl FnOnce() -> PyResult<T>) -> Py
     })
 }
 
-/// Runs `body` without the interpreter; inside `enter`.
+/// Runs `body` without the interpreter. Call it only inside `enter`.
 pub(crate) fn detached<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) -> T {
     py.detach(|| {
         let result = body();
@@ -84,7 +85,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send)
     })
 }
 
-/// Runs `body` with the interpreter, in a thread that is none of Python's; not once it ends.
+/// Runs `body` with the interpreter, in a thread that Python has not created. Returns `None` during
+/// shutdown.
 pub(crate) fn attached<T>(body: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     let _inside = Inside::begin();
     if PHASE.load(Ordering::SeqCst) != RUNNING {
@@ -93,7 +95,8 @@ pub(crate) fn attached<T>(body: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     Python::try_attach(body)
 }
 
-/// What this thread is told if it has to leave because the interpreter ends.
+/// Returns the exception for this thread if it must return because the interpreter is shutting
+/// down.
 pub(crate) fn refusal(py: Python<'_>) -> Option<PyErr> {
     if PHASE.load(Ordering::SeqCst) == RUNNING || ENDS_THE_INTERPRETER.get() {
         return None;
@@ -105,14 +108,14 @@ pub(crate) fn refusal(py: Python<'_>) -> Option<PyErr> {
     })
 }
 
-/// Parks for ever a thread that has come too late to get the interpreter.
+/// Parks this thread for ever if it can no longer attach to the interpreter.
 pub(crate) fn stay_away_once_gone() {
     while PHASE.load(Ordering::SeqCst) == GONE && !ENDS_THE_INTERPRETER.get() {
         std::thread::park();
     }
 }
 
-/// The interpreter ends: from now on, all threads but this one are refused with `exception`.
+/// Begins the shutdown: from now on, calls of all other threads fail with `exception`.
 #[pyfunction]
 pub(crate) fn refuse_others(exception: Py<PyAny>) {
     *lock(&REFUSAL) = Some(exception);
@@ -120,7 +123,9 @@ pub(crate) fn refuse_others(exception: Py<PyAny>) {
     PHASE.store(LEAVING, Ordering::SeqCst);
 }
 
-/// Waits until no other thread is inside, which the end of all communicators brings about.
+/// Waits until the calls of all other threads have returned.
+///
+/// They return once all communicators are closed. The wait has a limit of ten seconds.
 #[pyfunction]
 pub(crate) fn await_others(py: Python<'_>) {
     let own = OWN.get();
@@ -133,7 +138,7 @@ pub(crate) fn await_others(py: Python<'_>) {
     });
 }
 
-/// In a fork there are no other threads.
+/// Called in a fork, which has no other threads: forgets their calls.
 pub(crate) fn forget_others() {
     INSIDE.store(OWN.get(), Ordering::SeqCst);
 }

@@ -8,15 +8,16 @@ use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Names the file for `leave_for_launcher`.
+/// Variable with the path of the file that `leave_for_launcher` writes.
 const FAILURE_VARIABLE: &str = "GRADRING_FAILURE_FILE";
 
-/// That file, in the process that is the rank.
+/// Path of that file, set only in the process that is the rank.
 static FAILURE_FILE: PerProcess<Option<PathBuf>> = PerProcess::new();
 
-/// The exception that stands for an error: an instance of a class in `gradring.errors`.
+/// Returns the exception for an error: an instance of a class in `gradring.errors`.
 ///
-/// What a signal handler raises wins: Ctrl-C often comes to all ranks, and a peer's abort with it.
+/// The exception of a signal handler has priority, because Ctrl-C often reaches all ranks, and a
+/// peer's abort arrives with it.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     if let Err(raised) = py.check_signals() {
         return raised;
@@ -26,8 +27,9 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     exception_of(py, error)
 }
 
-/// This process forms a group, so it is the rank that the launcher has started. The programs that it
-/// starts are not, so they do not get the variable.
+/// Takes the path out of the environment. A process that forms a group is the rank that the
+/// launcher has started. The programs that it starts are not, so they must not inherit the
+/// variable.
 pub(crate) fn take_failure_file(py: Python<'_>) -> PyResult<()> {
     let environ = py.import("os")?.getattr("environ")?;
     let file = environ.call_method1("pop", (FAILURE_VARIABLE, py.None()))?;
@@ -37,23 +39,24 @@ pub(crate) fn take_failure_file(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// `gradring run` sees that a rank ends, and learns here what has happened and which rank is blamed.
+/// Writes the kind of error and the blamed rank to the file, for `gradring run`.
 fn leave_for_launcher(error: &Error) {
     if let Some(file) = &*FAILURE_FILE.lock() {
         let rank = error.blamed_of_world();
         let rank = rank.map_or("null".into(), |rank| rank.to_string());
         let kind = error.kind.exception();
-        // To write into a pipe would block.
+        // Writing into a pipe would block.
         if file.metadata().is_ok_and(|found| !found.is_file()) {
             return;
         }
-        // The directory is gone with the launcher.
+        // A launcher that has ended has removed the directory.
         let _ = std::fs::write(file, format!(r#"{{"kind": "{kind}", "rank": {rank}}}"#));
     }
 }
 
-/// A new group has formed: what happened before did not end this rank. The launcher sees by the file
-/// that this rank has been in a group, or that it is alone in its first, as before it joins others.
+/// Overwrites the file when a group has formed, because earlier errors did not end this rank. The
+/// file shows the launcher that this rank has been in a group, or that it is alone in its first
+/// one, as before it joins others.
 pub(crate) fn tell_of_group(is_alone: bool) {
     if let Some(file) = &*FAILURE_FILE.lock()
         && file.metadata().map_or(true, |found| found.is_file())
@@ -63,7 +66,7 @@ pub(crate) fn tell_of_group(is_alone: bool) {
     }
 }
 
-/// The same, of an error that need not be remembered.
+/// Returns the exception for an error, without a record for TensorFlow or the launcher.
 pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).unwrap_or_else(|failure| {
         if !failure.is_instance_of::<PyException>(py) {

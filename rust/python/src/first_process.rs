@@ -1,11 +1,10 @@
-//! SIGTERM in the first process of a container, for which Linux drops what has no handler.
+//! SIGTERM in the first process of a container, where Linux drops signals without a handler.
 
 use std::ffi::c_int;
 
 use pyo3::prelude::*;
 
-/// In a process whose number is 1, lets SIGTERM end it, as it does any other process, unless the
-/// program handles or ignores it.
+/// Lets SIGTERM end a process with the number 1, unless the program handles or ignores it.
 #[pyfunction]
 pub(crate) fn end_by_sigterm() {
     if std::process::id() != 1 {
@@ -23,15 +22,15 @@ pub(crate) fn end_by_sigterm() {
     }
 }
 
-/// Ends the process at once, also while it waits inside of TensorFlow or of ours; a fork of it as
-/// the system does.
+/// Ends the process at once, even while it waits inside TensorFlow or gradring. A fork ends by the
+/// system's default action.
 extern "C" fn end(signal: c_int) {
     // SAFETY: all of these are allowed in a signal handler, and take no pointer.
     unsafe {
         if libc::getpid() == 1 {
             libc::_exit(128 + signal);
         }
-        // Comes when this function is over.
+        // The signal is delivered when this function returns.
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
     }

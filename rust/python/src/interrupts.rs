@@ -1,4 +1,4 @@
-//! Makes Ctrl-C end what TensorFlow waits for: see [`gradring_tensorflow::interrupts`].
+//! Ctrl-C ends a Wait inside TensorFlow: see [`gradring_tensorflow::interrupts`].
 
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
@@ -11,18 +11,18 @@ use pyo3::prelude::*;
 
 use crate::entry::attached;
 
-/// How long the main thread may take to handle Ctrl-C by itself, before an op is made to fail for
-/// it: longer than Python needs between two instructions.
+/// Time for the main thread to handle Ctrl-C by itself, before a blocked op is made to fail. Python
+/// needs less time between two instructions.
 const GRACE: Duration = Duration::from_millis(200);
-/// The same for an op that goes on: longer than most steps take, so that weights are those of whole
-/// steps where a program saves them after Ctrl-C.
+/// The same before an op that does not block is made to fail. Most steps take less time, so a
+/// program that saves weights after Ctrl-C saves those of whole steps.
 const GRACE_OF_STEPS: Duration = Duration::from_millis(1200);
 
-/// Watches for SIGINT from now on, in a thread that sleeps.
+/// Starts a thread that sleeps until a SIGINT arrives.
 pub(crate) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Without room for a descriptor or a thread, Ctrl-C waits until the op returns.
+        // If the system has no descriptor or thread left, Ctrl-C takes effect when the op returns.
         if interrupts::start().is_ok() {
             let thread = std::thread::Builder::new().name("gradring-ctrl-c".into());
             drop(thread.spawn(|| {
@@ -34,14 +34,15 @@ pub(crate) fn watch() {
     });
 }
 
-/// Decides about the SIGINTs up to `arrived`.
+/// Makes ops fail for the SIGINTs up to number `arrived`, unless Python handles these first.
 fn consider(arrived: u64) {
     let number = usize::try_from(arrived).unwrap_or(usize::MAX);
-    // SAFETY: the function may be called from any thread, without the interpreter too, and is given
-    // a number, not a pointer. Python calls back on its main thread, after the handlers of signals
-    // that came before.
+    // SAFETY: the function may be called from any thread, also without the interpreter, and gets a
+    // number, not a pointer. Python calls back on its main thread, after the handlers of earlier
+    // signals.
     let asked = unsafe { ffi::Py_AddPendingCall(Some(back), number as *mut c_void) };
-    // Only now: to wait for the interpreter may take until the main thread is inside an op again.
+    // The check comes second, because the thread may get the interpreter only when the main thread
+    // is inside an op again.
     if asked == 0 && attached(raises_keyboard_interrupt) == Some(true) {
         std::thread::sleep(GRACE);
         interrupts::interrupt(arrived);
@@ -50,7 +51,8 @@ fn consider(arrived: u64) {
     }
 }
 
-/// Whether Ctrl-C has its usual meaning; what a handler of the program would do is not known.
+/// Returns `true` if Python's default handler is installed; the effect of a program's own handler
+/// is unknown.
 fn raises_keyboard_interrupt(py: Python<'_>) -> bool {
     let usual = || -> PyResult<bool> {
         let signal = py.import("signal")?;
@@ -60,7 +62,7 @@ fn raises_keyboard_interrupt(py: Python<'_>) -> bool {
     usual().unwrap_or(false)
 }
 
-/// The main thread is between two instructions of Python.
+/// Called by Python on the main thread, between two instructions.
 extern "C" fn back(arrived: *mut c_void) -> c_int {
     interrupts::handled(arrived as u64);
     Python::attach(|py| {
@@ -72,11 +74,11 @@ extern "C" fn back(arrived: *mut c_void) -> c_int {
     })
 }
 
-/// Whether the exception under way has taken the place of a `KeyboardInterrupt`.
+/// Returns `true` if the exception being handled has replaced a `KeyboardInterrupt`.
 ///
-/// The op has failed, so TensorFlow makes an exception of its own, in Python. That is the first
-/// instruction that the main thread comes to, so Python raises there, and the library between
-/// TensorFlow and Python (pybind11) answers with a `RuntimeError` that names both.
+/// After the op has failed, TensorFlow makes an exception of its own in Python. Those are the first
+/// instructions of the main thread, so Python raises the `KeyboardInterrupt` there. pybind11, the
+/// library between TensorFlow and Python, then raises a `RuntimeError` that names both.
 fn was_replaced(py: Python<'_>) -> PyResult<bool> {
     let exception = py.import("sys")?.call_method0("exc_info")?.get_item(1)?;
     Ok(exception.is_instance_of::<PyRuntimeError>()

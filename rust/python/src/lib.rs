@@ -1,5 +1,5 @@
-//! The extension module `gradring._native`: one file per Python class. Parse, release the
-//! interpreter, delegate to the core.
+//! The extension module `gradring._native`: one file for each Python class. Functions parse their
+//! arguments, release the interpreter, and delegate to the core.
 
 use gradring_net::link::forks;
 use gradring_proto::error::SURVIVABLE;
@@ -27,7 +27,7 @@ mod tensorflow;
 mod timing;
 mod work;
 
-/// How this module was built, so that a benchmark can refuse a debug build.
+/// Returns version and kind of build, so that a benchmark can refuse a debug build.
 #[pyfunction]
 fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let info = PyDict::new(py);
@@ -37,22 +37,22 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
-/// Leaves communicators to the process from which this one was forked: their threads are there.
+/// Called in a fork: leaves communicators to the parent process, where their threads are.
 #[pyfunction]
 fn leave_to_parent(communicators: Vec<Py<communicator::Communicator>>) {
     forks::end_in_child();
     entry::forget_others();
-    // To drop one would wait for its threads.
+    // Dropping one would wait for its threads.
     std::mem::forget(communicators);
 }
 
-/// This thread is about to fork the process.
+/// Called by a thread before it forks the process.
 #[pyfunction]
 fn before_fork() {
     forks::begin();
 }
 
-/// This thread has forked the process, and is not in the fork.
+/// Called in the parent by the thread that has forked the process.
 #[pyfunction]
 fn after_fork() {
     forks::end_in_parent();

@@ -22,13 +22,13 @@ use crate::config::Config;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
-/// One server of parameters.
+/// One parameter server.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct ParameterServer {
     inner: Server,
 }
 
-/// One worker's way to all servers.
+/// Connections of one worker to all servers.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct ParameterClient {
     inner: Worker,
@@ -237,7 +237,7 @@ impl ParameterClient {
     }
 }
 
-/// `GradientCounts` of the stub.
+/// Adds the fields of the stub's `GradientCounts` to `result`.
 fn set_counted(result: &Bound<'_, PyDict>, counted: Counted) -> PyResult<()> {
     let counts = counted.counts;
     result.set_item("queue", counted.queue)?;
@@ -281,7 +281,7 @@ impl<'py> Taken<'py> {
     }
 }
 
-/// What the program has for each variable, with the variable's shape and words for messages.
+/// Pairs the program's item for each variable with the variable's shape and its name in messages.
 fn named<'a, 'py>(
     items: &'a [Bound<'py, PyAny>],
     model: &'a Model,
@@ -305,7 +305,7 @@ fn named<'a, 'py>(
         .map(|(item, (shape, what))| (item, shape, what)))
 }
 
-/// Row numbers of a sparse gradient.
+/// Returns the row numbers of a sparse gradient.
 fn rows_of(rows: &Bound<'_, PyAny>, what: &str, count: usize) -> PyResult<Vec<usize>> {
     let numbers: Vec<i64> = if let Ok(rows) = rows.cast::<PyArrayDyn<i64>>() {
         rows.readonly().as_array().iter().copied().collect()
@@ -331,7 +331,7 @@ fn rows_of(rows: &Bound<'_, PyAny>, what: &str, count: usize) -> PyResult<Vec<us
     numbers.into_iter().map(row).collect()
 }
 
-/// An array of numbers of this shape, as they lie in memory.
+/// Checks that an array is C-contiguous, of float32 and of this shape.
 fn floats<'a, 'py>(
     array: &'a Bound<'py, PyAny>,
     shape: &[usize],

@@ -1,4 +1,4 @@
-//! `_native.inquire`: how a rank of a running job is.
+//! `_native.inquire`: the state of a rank of a running job.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::config::{TlsPaths, tls_files};
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
-/// Asks the rank that listens at `host:port`; `timeout` in seconds.
+/// Returns the state of the rank that listens at `host:port`; `timeout` is in seconds.
 #[pyfunction]
 #[pyo3(name = "inquire")]
 pub(crate) fn ask<'py>(
@@ -76,7 +76,7 @@ fn state_to_python(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyDict>> 
     Ok(result)
 }
 
-/// Ordinal, call, and age in seconds.
+/// Returns ordinal, call, and age in seconds.
 fn collective(collective: Collective) -> (u64, String, f64) {
     let Collective {
         sequence,

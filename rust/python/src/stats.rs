@@ -9,7 +9,7 @@ use gradring_proto::schedule::Algorithm;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Everything that `Communicator.stats()` returns.
+/// Returns the dictionary of `Communicator.stats()`.
 pub(crate) fn to_python<'py>(
     py: Python<'py>,
     communicator: &Communicator,
@@ -49,7 +49,7 @@ pub(crate) fn to_python<'py>(
     Ok(result)
 }
 
-/// What is known of each algorithm that was used, measured, chosen or wished for.
+/// Returns the statistics of each algorithm that was used, measured, chosen or set by the user.
 fn algorithms<'py>(
     py: Python<'py>,
     communicator: &Communicator,

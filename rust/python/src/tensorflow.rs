@@ -1,4 +1,4 @@
-//! TensorFlow's ops: registration, and what they have done so far.
+//! TensorFlow's ops: registration, counters and errors.
 
 use gradring_tensorflow::{RegisterError, counters, failures};
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
@@ -16,7 +16,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensorflow_failure, module)?)
 }
 
-/// Registers gradring's ops with the TensorFlow that this process has imported; once.
+/// Registers gradring's ops with the imported TensorFlow. Further calls do nothing.
 #[pyfunction]
 fn tensorflow_register(py: Python<'_>) -> PyResult<()> {
     enter(py, || {
@@ -30,13 +30,13 @@ fn tensorflow_register(py: Python<'_>) -> PyResult<()> {
     })
 }
 
-/// Sums over the ops that have run in this process, as a dict of ints.
+/// Returns the counters of the ops that have run in this process, as a dict of ints.
 #[pyfunction]
 fn tensorflow_counters(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     counters::read().into_py_dict(py)
 }
 
-/// The exception behind the message of a failed op, or None if it is none of gradring's.
+/// Returns the exception behind the message of a failed op, or None if it is not gradring's.
 #[pyfunction]
 fn tensorflow_failure(py: Python<'_>, message: &str) -> Option<Py<PyAny>> {
     let error = failures::find(message)?;

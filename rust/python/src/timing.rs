@@ -1,4 +1,4 @@
-//! `_native.time_collective`: how long a collective would take.
+//! `_native.time_collective`: predicted times of collectives.
 
 use gradring_model::{Network, Path, Timing, Traffic, Uplink};
 use gradring_proto::error::Result;
@@ -11,7 +11,7 @@ use crate::caller::Program;
 use crate::entry::{detached, enter};
 use crate::errors::to_python;
 
-/// A network of equal hosts, as Python describes it.
+/// A network of equal hosts, as passed from Python.
 #[derive(FromPyObject)]
 pub(crate) struct Described {
     world_size: usize,
@@ -51,9 +51,11 @@ impl From<Described> for Network {
     }
 }
 
-/// Times of float32 sums of `sizes` bytes on a network, by the algorithms that a group there would
-/// choose with the option `algorithm`, or by one that does it whatever a group would choose. With
-/// `splits`, which are parts in relation to each other, of an all-to-all in place of a sum.
+/// Predicts the times of float32 sums of `sizes` bytes on a network.
+///
+/// If `algorithm` names one algorithm, that one is timed. Otherwise it is the option with which a
+/// group would choose. `splits` are relative chunk sizes of an all-to-all, which is then timed in
+/// place of a sum.
 #[pyfunction]
 #[pyo3(signature = (network, sizes, algorithm, splits=None))]
 pub(crate) fn time_collective<'py>(

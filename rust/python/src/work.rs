@@ -16,7 +16,7 @@ use crate::errors::to_python;
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct Work {
     work: gradring_core::work::Work,
-    /// The one whose threads end it.
+    /// Process whose threads complete it.
     process: Process,
 }
 
@@ -47,7 +47,7 @@ impl Work {
                 let problem = format!("timeout={seconds} is not a number of seconds from 0 up");
                 return Err(PyValueError::new_err(problem));
             }
-            // What is too long for a duration, such as infinity, is no limit.
+            // A time that no `Duration` can hold, such as infinity, means no limit.
             seconds => seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         };
         self.enter(py, || {

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// Why the ops could not be registered.
+/// Reason why the ops could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// The framework library is not in this process.
@@ -28,7 +28,7 @@ pub enum RegisterError {
     Refused {
         /// The op or kernel.
         what: String,
-        /// TensorFlow's words.
+        /// TensorFlow's message.
         message: String,
     },
 }
@@ -71,7 +71,7 @@ pub(crate) type Create = unsafe extern "C" fn(*mut RawConstruction) -> *mut c_vo
 pub(crate) type Compute = unsafe extern "C" fn(*mut c_void, *mut RawContext);
 /// Called when a node is destroyed.
 pub(crate) type Delete = unsafe extern "C" fn(*mut c_void);
-/// Gives back the memory of a tensor: its address, its length and an argument.
+/// Frees the memory of a tensor; gets its address, its length and an argument.
 pub(crate) type Deallocate = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 /// Reads a number among the attributes of a node.
 pub(crate) type ReadAttr<T> =
@@ -175,7 +175,7 @@ functions! {
 }
 
 impl Api {
-    /// The table for the TensorFlow in this process; looked up once.
+    /// Returns the table of the TensorFlow in this process, which is looked up once.
     pub(crate) fn get() -> Result<&'static Self, RegisterError> {
         static API: OnceLock<Api> = OnceLock::new();
         if let Some(api) = API.get() {

@@ -1,7 +1,8 @@
-//! Looking for gradients that are not finite, on the rank that has computed them.
+//! The search for gradients that are not finite, on the rank that has computed them.
 //!
-//! After a reduction all ranks have the same NaN, and none can tell whose it was. So a Start that is
-//! asked to looks at what it is about to hand over, while it is likely to be in cache still.
+//! After a reduction all ranks have the same NaN, and its origin is lost. So a Start with the
+//! attribute `check` reads its tensors before it hands them to the engine; they are probably still
+//! in cache then.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -19,23 +20,23 @@ use crate::ops::attr;
 use crate::status::{Code, Failure};
 use crate::tensor::Tensor;
 
-/// Between two lines of the log about one communicator: a training that has gone wrong has
-/// something to say in every step.
+/// Shortest time between two log lines about one communicator, because a training that has gone
+/// wrong finds NaNs in every step.
 const QUIET: Duration = Duration::from_secs(60);
-/// So many variables are named in one message.
+/// Largest number of variables named in one message.
 const NAMED_MAX: usize = 3;
 
-/// What a Start does about gradients that are not finite.
+/// Check of a Start's gradients for values that are not finite.
 pub(crate) struct Check {
     action: Action,
-    /// Of the tensors, in order.
+    /// Names of the tensors' variables, in order.
     variables: Vec<String>,
-    /// How often these gradients have been started, by any node of any graph.
+    /// Number of times that any node of any graph has started these gradients.
     steps: Arc<AtomicU64>,
     limit: Arc<Mutex<LogLimit>>,
 }
 
-/// What the nodes of one key share: it is gone with the last of them.
+/// Values shared by all nodes with the same key; dropped with the last of these nodes.
 struct Shared<K, V>(LazyLock<Mutex<HashMap<K, Weak<V>>>>);
 
 impl<K: Eq + Hash, V: Default> Shared<K, V> {
@@ -55,9 +56,9 @@ impl<K: Eq + Hash, V: Default> Shared<K, V> {
     }
 }
 
-/// By the number of a communicator, and the names of variables.
+/// Steps, by number of the communicator and names of the variables.
 static STEPS: Shared<(i64, String), AtomicU64> = Shared::new();
-/// By the number of a communicator.
+/// Log limits, by number of the communicator.
 static LIMITS: Shared<i64, Mutex<LogLimit>> = Shared::new();
 
 #[derive(Clone, Copy)]
@@ -66,7 +67,7 @@ enum Action {
     Raise,
 }
 
-/// Of one communicator: when the last line was, and how many were swallowed since.
+/// Limit for log lines about one communicator: time of the last line, and number of findings since.
 #[derive(Default)]
 struct LogLimit {
     at: Option<Instant>,
@@ -74,7 +75,7 @@ struct LogLimit {
 }
 
 impl Check {
-    /// What the node asks for; `None` if nothing.
+    /// Reads the check from a node's attributes; `None` if it has none.
     pub(crate) fn of(node: &Construction) -> Result<Option<Self>, Failure> {
         let action = match node.string(attr::CHECK)?.as_str() {
             "" => return Ok(None),
@@ -95,7 +96,8 @@ impl Check {
         }))
     }
 
-    /// Looks at what is about to be started; warns, or ends the group.
+    /// Checks tensors that are about to be started. Logs a warning or aborts the group if it finds
+    /// something.
     pub(crate) fn look(&self, communicator: &Communicator, dtype: DType, tensors: &[Tensor]) {
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         let found: Vec<(usize, Found)> = tensors
@@ -138,7 +140,7 @@ impl Check {
 }
 
 impl LogLimit {
-    /// What to add to the line that is due now; `None` if none is.
+    /// Returns the text to append to a line now; `None` if no line is due.
     fn now(&mut self, now: Instant) -> Option<String> {
         if self.at.is_some_and(|at| now < at + QUIET) {
             self.swallowed += 1;
@@ -154,7 +156,7 @@ impl LogLimit {
     }
 }
 
-/// Values of one tensor that are not finite: how many of how many.
+/// Number of values in one tensor that are not finite, and number of all.
 struct Found {
     count: usize,
     of: usize,

@@ -1,4 +1,4 @@
-//! Views of what TensorFlow hands to a kernel: its attributes, inputs and outputs.
+//! Views of the objects that TensorFlow hands to a kernel: its attributes, inputs and outputs.
 
 use std::ffi::{CStr, c_int};
 use std::ptr::{self, NonNull};
@@ -38,7 +38,7 @@ impl Construction {
         }
         status.check()?;
         let mut bytes = vec![0_u8; usize::try_from(length).unwrap_or(0)];
-        // SAFETY: the buffer has as many bytes as are said to be writable.
+        // SAFETY: the buffer has as many bytes as the length that is passed.
         unsafe {
             (self.api.attr_string)(
                 self.raw,
@@ -100,14 +100,14 @@ impl Context {
         unsafe { (self.api.num_inputs)(self.raw) }
     }
 
-    /// Number of the execution that this is part of: that of a graph, with all functions that are
-    /// inlined into it, or of this op alone when executing eagerly.
+    /// Number of the execution to which this call belongs. That is a run of a graph with all
+    /// inlined functions, or of this op alone in eager mode.
     pub(crate) fn execution(&self) -> i64 {
         // SAFETY: the context is alive.
         unsafe { (self.api.step_id)(self.raw) }
     }
 
-    /// A reference to input `index`.
+    /// Returns a reference to input `index`.
     pub(crate) fn input(&self, index: c_int) -> Result<Tensor, Failure> {
         let status = Status::new(self.api);
         let mut tensor = ptr::null_mut();
@@ -116,10 +116,11 @@ impl Context {
         self.owned(tensor, &status)
     }
 
-    /// Output `output` with the contents of input `input`, in memory that nothing else uses: the
-    /// input's own when this op is its last reader, a copy otherwise.
+    /// Makes output `output` with the contents of input `input`, in memory that nothing else uses.
+    /// That is the input's own memory if this op is its last reader, otherwise a copy.
     pub(crate) fn take_over(&self, input: c_int, output: c_int) -> Result<Tensor, Failure> {
-        // TensorFlow forwards only what has a single reference, so ours has to go first.
+        // TensorFlow forwards only tensors with a single reference, so ours has to be dropped
+        // first.
         let dims = self.input(input)?.dims();
         let status = Status::new(self.api);
         let mut forwarded: c_int = -1;
@@ -148,7 +149,7 @@ impl Context {
         Ok(tensor)
     }
 
-    /// Fresh memory for output `output`.
+    /// Allocates memory for output `output`.
     pub(crate) fn allocate(
         &self,
         output: c_int,

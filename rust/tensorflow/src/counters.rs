@@ -1,4 +1,4 @@
-//! Counters of what the ops have done in this process, for reports and for tests.
+//! Counters of the ops of this process, for reports and for tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $counter:ident: $name:literal;)*) => {
         $($(#[$doc])* pub(crate) static $counter: Counter = Counter(AtomicU64::new(0));)*
 
-        /// The sums so far, by their names.
+        /// Returns the names and values of all counters.
         #[must_use]
         pub fn read() -> Vec<(&'static str, u64)> {
             vec![$(($name, $counter.0.load(Ordering::Relaxed))),*]
@@ -26,11 +26,11 @@ macro_rules! counters {
 counters! {
     /// Start ops that handed a bucket to the engine.
     STARTS: "starts";
-    /// Wait ops that came to an end.
+    /// Wait ops that have ended.
     WAITS: "waits";
     /// Tensors whose memory the engine worked on in place.
     FORWARDED_TENSORS: "forwarded_tensors";
-    /// Tensors that were copied because somebody else still needed them.
+    /// Tensors that were copied because another op still needed them.
     COPIED_TENSORS: "copied_tensors";
     /// Bytes of those copies.
     COPIED_BYTES: "copied_bytes";

@@ -1,26 +1,29 @@
-//! Executions of graphs with collectives in flight: one at a time, or their order is chance.
+//! Executions of graphs with collectives in flight: one at a time, because otherwise their order
+//! could differ from rank to rank.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Executions remembered per communicator: more than a process has threads that run graphs.
+/// Number of executions remembered for each communicator: more than the threads of a process that
+/// run graphs.
 const RECENT: usize = 64;
 
-/// Of a graph, on a communicator.
+/// An execution of a graph with collectives on a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Execution {
     pub(crate) communicator: u64,
-    /// Of the communicator's group.
+    /// Generation of the communicator's group.
     pub(crate) generation: u32,
-    /// TensorFlow's, by chance.
+    /// Step id, which TensorFlow draws at random.
     pub(crate) number: i64,
 }
 
-/// What is in flight, and who was.
+/// Collectives in flight, and recent executions.
 #[derive(Debug)]
 pub(crate) struct Executions {
-    /// By handle: until its Wait has ended. What no op waits for stays, until the next execution.
+    /// Executions and names of collectives, by handle, until their Wait has ended. An entry without
+    /// a Wait stays until the next execution.
     in_flight: BTreeMap<i64, (Execution, String)>,
-    /// By communicator: the last executions that started something, the newest last.
+    /// Last executions that started a collective, by communicator, the newest last.
     recent: BTreeMap<u64, VecDeque<i64>>,
 }
 
@@ -32,12 +35,12 @@ impl Executions {
         }
     }
 
-    /// `execution` starts `name`.
+    /// Records that `execution` starts the collective `name`.
     ///
     /// # Errors
-    /// The reason to end the group: another execution has something in flight, or has started
-    /// something since this one did. Both run at the same time, or one has failed and is a step
-    /// that this rank left early.
+    /// A reason to abort the group: another execution has a collective in flight, or has started
+    /// one since this execution did. Either both run at the same time, or one has failed and this
+    /// rank has left its step early.
     pub(crate) fn enter(&mut self, execution: Execution, name: &str) -> Result<(), String> {
         let recent = self.recent.entry(execution.communicator).or_default();
         if recent.back() == Some(&execution.number) {
@@ -56,7 +59,8 @@ impl Executions {
                     == (execution.communicator, execution.generation)
             })
             .cloned();
-        // If there is one, the group ends with that. What an earlier group has left ended with it.
+        // If another has a collective in flight, the group is aborted. Collectives of an earlier
+        // group ended with that group. So no entry of this communicator is needed any more.
         self.in_flight
             .retain(|_, (other, _)| other.communicator != execution.communicator);
         match other {
@@ -79,7 +83,7 @@ impl Executions {
         self.in_flight.insert(handle, (execution, name.to_owned()));
     }
 
-    /// No op waits for what has this handle any more.
+    /// Forgets a collective whose Wait has ended.
     pub(crate) fn ended(&mut self, handle: i64) {
         self.in_flight.remove(&handle);
     }

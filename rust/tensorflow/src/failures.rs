@@ -1,4 +1,4 @@
-//! From the message of a failed op back to the error.
+//! The error behind the message of a failed op.
 //!
 //! TensorFlow carries a failure as a code and a message, and adds words of its own before and
 //! after the message. So the errors behind the last messages are remembered here.
@@ -9,12 +9,12 @@ use std::sync::Mutex;
 use gradring_proto::error::Error;
 use gradring_proto::lock::lock;
 
-/// Errors remembered: more than the buckets of a step that fail together.
+/// Number of errors remembered: more than the buckets of a step that fail together.
 const CAPACITY: usize = 256;
 
 static REMEMBERED: Mutex<VecDeque<Error>> = Mutex::new(VecDeque::new());
 
-/// The newest error whose text is part of `message`.
+/// Returns the newest error whose text is part of `message`.
 #[must_use]
 pub fn find(message: &str) -> Option<Error> {
     let remembered = lock(&REMEMBERED);
@@ -24,13 +24,14 @@ pub fn find(message: &str) -> Option<Error> {
         .cloned()
 }
 
-/// What TensorFlow's message says of `error`: first the name of its Python exception.
+/// Returns the message of an op that failed by `error`.
 pub(crate) fn text(error: &Error) -> String {
     format!("gradring {}", words(error))
 }
 
-/// What every message says of `error`: also that of an exception that Python code raised inside an
-/// op, such as a generator of data.
+/// Returns the part that every message about `error` contains: the name of its Python exception,
+/// and its text. Python code inside an op, such as a generator of data, raises it with the same
+/// part.
 fn words(error: &Error) -> String {
     format!("{}: {error}", error.kind.exception()).replace('\0', " ")
 }

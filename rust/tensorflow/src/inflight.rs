@@ -1,8 +1,8 @@
-//! Collectives between Start and Wait, found by the handle that travels through the graph.
+//! Collectives between Start and Wait, by the handle that travels through the graph.
 //!
-//! The memory belongs to the entry here, not to the graph: a Wait returns what its entry holds,
-//! whatever tensors it is handed. An entry lives until its Wait takes it, or else as long as its
-//! handle: a step that fails in between drops its tensors, and the entry goes with the handle.
+//! The memory belongs to the entry here, not to the graph: a Wait returns the tensors of its entry,
+//! whatever tensors it is handed. An entry lives until its Wait takes it, or as long as its handle.
+//! If a step fails in between, it drops its tensors, and the entry is dropped with the handle.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,22 +22,22 @@ use crate::tensor::Tensor;
 static TABLE: Mutex<Table<InFlight>> = Mutex::new(Table::new());
 static EXECUTIONS: Mutex<Executions> = Mutex::new(Executions::new());
 
-/// A collective that a Start has started.
+/// A collective that a Start op has launched.
 pub(crate) struct InFlight {
     work: Work,
-    /// Where it runs.
+    /// Communicator on which it runs.
     communicator: Weak<Communicator>,
-    /// What it works on; the engine has the other reference.
+    /// Tensors that it works on; the engine holds another reference.
     tensors: Arc<[Tensor]>,
 }
 
 impl InFlight {
-    /// What the collective works on: to be read when it has ended.
+    /// Returns the tensors that the collective works on, which may be read only after its end.
     pub(crate) fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
 
-    /// Waits for its end; Ctrl-C ends it, on all ranks.
+    /// Waits for the end of the collective. Ctrl-C aborts it on all ranks.
     pub(crate) fn wait(&self, number: i64) -> Result<(), Error> {
         let result = self.wait_for_work();
         lock(&EXECUTIONS).ended(number);
@@ -56,30 +56,30 @@ impl InFlight {
             WaitOutcome::Ended(result) => result,
             WaitOutcome::Interrupted | WaitOutcome::TimedOut(_) => {
                 engine.interrupt();
-                // The memory is TensorFlow's again only when the engine has let go of it.
+                // The memory must not return to TensorFlow before the engine has dropped it.
                 self.work.wait_forever()
             }
         }
     }
 }
 
-/// What executes an op.
+/// Origin of an op's execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Python itself.
+    /// Eager mode.
     Eager,
     /// A `tf.function`.
     Function,
-    /// A loop over a dataset in a `tf.function`: an execution for each element, inside that of the
+    /// A loop over a dataset in a `tf.function`. Each element is an execution inside that of the
     /// function.
     Dataset,
 }
 
-/// Starts `request`, over `tensors`, for an op in this execution of a graph; keeps the work until
-/// [`take`] asks for it or the handle that is returned is gone.
+/// Starts `request` over `tensors` for an op in this execution of a graph. The entry is kept until
+/// [`take`] removes it or the returned handle is dropped.
 ///
-/// To the communicator, executions are steps. One of a function that comes between the parts of
-/// another ends the group.
+/// The communicator counts executions as steps. A function that starts a collective in the middle
+/// of another function's execution aborts the group.
 pub(crate) fn start(
     api: &'static Api,
     communicator: &Arc<Communicator>,
@@ -94,9 +94,9 @@ pub(crate) fn start(
         generation: communicator.generation,
         number,
     };
-    // From here on no other thread comes in between.
+    // The lock keeps the check, the start and the record together.
     let mut executions = lock(&EXECUTIONS);
-    // In a world of one there is no other order.
+    // A single rank has no other rank whose order could differ.
     let looked_at = origin == Origin::Function
         && communicator.world_size() > 1
         && !communicator.engine.collective_exit();
@@ -118,7 +118,7 @@ pub(crate) fn start(
     Tensor::scalar(api, Number(number))
 }
 
-/// What was started with the handle of this number, once.
+/// Removes and returns the collective with this handle; fails the second time.
 pub(crate) fn take(number: i64) -> Result<InFlight, Failure> {
     lock(&TABLE).take(number).ok_or_else(|| {
         Failure::new(
@@ -131,19 +131,19 @@ pub(crate) fn take(number: i64) -> Result<InFlight, Failure> {
     })
 }
 
-/// The number in a handle.
+/// The number in a handle, whose entry is dropped with it.
 #[repr(transparent)]
 pub(crate) struct Number(pub(crate) i64);
 
 impl Drop for Number {
     fn drop(&mut self) {
-        // In two statements, so that the entry is dropped after the lock.
+        // Two statements, so that the entry is dropped after the lock.
         let forgotten = lock(&TABLE).take(self.0);
         drop(forgotten);
     }
 }
 
-/// Numbers grow and are never used again.
+/// Entries by number. Numbers grow and are never reused.
 struct Table<T> {
     last: i64,
     entries: BTreeMap<i64, T>,

@@ -1,16 +1,15 @@
 //! Ctrl-C while TensorFlow runs.
 //!
-//! Python's own handler for SIGINT only notes the signal; the exception is raised when the main
-//! thread is back between two instructions of Python. While it is inside TensorFlow, that is when
-//! the op returns, and an op that waits for a late rank returns when its time is over. So:
+//! Python's own handler for SIGINT only records the signal; the exception is raised when the main
+//! thread is between two instructions of Python. Inside TensorFlow that is when the op returns, and
+//! an op that waits for a late rank returns after its timeout. So:
 //!
-//! 1. a handler in front of Python's counts the signals and wakes a thread, and does nothing else;
-//! 2. the thread asks Python whether Ctrl-C means what it usually means, and asks to be told when
-//!    the main thread is back;
-//! 3. a Wait that is blocked looks whether it has to be: see `outstanding`. It then fails, the
-//!    op returns, and Python raises;
-//! 4. when that takes long, as in a function of many steps, the next Wait fails too, though it need
-//!    not wait: see `overdue`.
+//! 1. a handler in front of Python's calls that one, counts the signal, and wakes a thread;
+//! 2. the thread checks that Python's handler is the default one, and registers a call that Python
+//!    makes when the main thread is back;
+//! 3. a blocked Wait polls `outstanding` and fails, the op returns, and Python raises;
+//! 4. if that takes long, as in a function of many steps, the next Wait fails even if it would not
+//!    block: see `overdue`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -18,51 +17,52 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use libc::{sigaction, siginfo_t};
 
-/// What Ctrl-C sends.
+/// Signal that Ctrl-C sends.
 pub const SIGNAL: c_int = libc::SIGINT;
 
-/// How many SIGINTs have come.
+/// Number of SIGINTs that have arrived.
 static ARRIVED: AtomicU64 = AtomicU64::new(0);
-/// How many of them are to end what TensorFlow waits for.
+/// Number of the last SIGINT that fails a Wait that blocks.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
-/// How many of them end it although nothing keeps it waiting.
+/// Number of the last SIGINT that also fails a Wait that does not block.
 static INSISTING: AtomicU64 = AtomicU64::new(0);
-/// How many of them Python has handled.
+/// Number of the last SIGINT that Python has handled.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
-/// Wakes the thread: an eventfd.
+/// Eventfd that wakes the thread.
 static DOORBELL: OnceLock<c_int> = OnceLock::new();
-/// The handler that was there, and is called: as a number, 0 for none.
+/// Address of the previous handler, which ours calls; 0 for none.
 static PREVIOUS: AtomicUsize = AtomicUsize::new(0);
 static PREVIOUS_FLAGS: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether the main thread would handle Ctrl-C if it came back from TensorFlow.
+/// Returns `true` if a blocked Wait must fail so that the main thread can handle Ctrl-C.
 pub(crate) fn outstanding() -> bool {
     listen();
     INTERRUPTING.load(Ordering::Acquire) > HANDLED.load(Ordering::Acquire)
 }
 
-/// Whether the main thread has been inside TensorFlow for long since Ctrl-C.
+/// Returns `true` if the main thread has been inside TensorFlow for long since Ctrl-C.
 pub(crate) fn overdue() -> bool {
     INSISTING.load(Ordering::Acquire) > HANDLED.load(Ordering::Acquire)
 }
 
-/// A SIGINT that ends what TensorFlow does when it comes to the next collective, likewise.
+/// Lets SIGINTs up to number `arrived` fail the next Wait, even if it does not block, unless Python
+/// has handled them.
 pub fn insist(arrived: u64) {
     INSISTING.fetch_max(arrived, Ordering::AcqRel);
 }
 
-/// A SIGINT that ends what TensorFlow waits for, unless Python has handled it.
+/// Lets SIGINTs up to number `arrived` fail a Wait that blocks, unless Python has handled them.
 pub fn interrupt(arrived: u64) {
     INTERRUPTING.fetch_max(arrived, Ordering::AcqRel);
 }
 
-/// Python has handled all SIGINTs up to this one.
+/// Records that Python has handled all SIGINTs up to number `arrived`.
 pub fn handled(arrived: u64) {
     HANDLED.fetch_max(arrived, Ordering::AcqRel);
 }
 
-/// Begins to listen for [`next`]; to be called once.
+/// Installs the signal handler, so that [`next`] can wait for signals. Call it once.
 ///
 /// # Errors
 /// When the system has no descriptor left.
@@ -77,21 +77,23 @@ pub fn start() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits for a SIGINT; returns how many have come.
+/// Waits for a SIGINT; returns the number of all that have arrived.
 #[must_use]
 pub fn next() -> u64 {
     let mut rung = 0_u64;
     if let Some(&doorbell) = DOORBELL.get() {
-        // SAFETY: reads at most the eight bytes of `rung`. A read that fails only comes back early.
+        // SAFETY: reads at most the eight bytes of `rung`. If the read fails, the function only
+        // returns early.
         unsafe { libc::read(doorbell, (&raw mut rung).cast(), size_of::<u64>()) };
     }
     ARRIVED.load(Ordering::Acquire)
 }
 
-/// Puts our handler in front of Python's, again if Python has put its own back since.
+/// Puts our handler in front of Python's, and again if Python has reinstalled its own.
 ///
-/// A signal that is ignored or ends the process stays so. A handler that another library has put in
-/// front of ours stays there: it calls ours, so one more in front of it would go in circles.
+/// A signal that is ignored or ends the process is left as it is. A handler that another library
+/// has put in front of ours also stays: it calls ours, and putting ours in front of it would make a
+/// cycle.
 fn listen() {
     // SAFETY: all-zero bytes are a valid sigaction, and the pointers are alive during the calls.
     unsafe {
@@ -119,7 +121,8 @@ fn ours() -> usize {
     arrive as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as libc::sighandler_t
 }
 
-/// Counts, rings, and calls the handler that was there; all of it is allowed in a signal handler.
+/// Calls the previous handler, counts the signal, and wakes the thread. All of that is allowed in a
+/// signal handler.
 extern "C" fn arrive(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.load(Ordering::Acquire);
     let flags = PREVIOUS_FLAGS.load(Ordering::Acquire);

@@ -2,8 +2,8 @@
 //!
 //! All kernels are synchronous: completing an asynchronous kernel of the C API from another thread
 //! crashes, because TensorFlow frees its callback as soon as the compute function returns. A Start
-//! never blocks; a Wait blocks one thread of TensorFlow's pool, for as long as the engine's own
-//! deadlines allow. No pool size can deadlock: whatever a Wait waits for was started before it.
+//! never blocks; a Wait blocks one thread of TensorFlow's pool, within the engine's own deadlines.
+//! A pool of any size is free of deadlocks, because the collective of a Wait was started before it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,11 +39,11 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
 trait Kernel: Sized {
     /// Reads the attributes.
     fn create(node: &Construction) -> Result<Self, Failure>;
-    /// Runs the node once; several threads may be doing so.
+    /// Runs the node once; several threads may call it at the same time.
     fn compute(&self, context: &Context) -> Result<(), Failure>;
 }
 
-/// What every Start has.
+/// Attributes of every Start.
 struct Bucket {
     dtype: DType,
     name: Name,
@@ -66,7 +66,7 @@ impl Bucket {
         })
     }
 
-    /// Looks for values that are not finite, if the node is to.
+    /// Checks for values that are not finite, if the node asks for it.
     fn look(&self, communicator: &Communicator, tensors: &[Tensor]) {
         if let Some(check) = &self.check {
             check.look(communicator, self.dtype, tensors);
@@ -88,9 +88,9 @@ impl Bucket {
         }
         let tensors: Arc<[Tensor]> = tensors.into();
         let slices = tensors.iter().filter_map(|tensor| tensor.slice(self.dtype));
-        // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap;
-        // results come from Wait alone, after the engine has dropped the buffer; the buffer holds
-        // its own references, so the memory outlives a step that fails in between.
+        // SAFETY: each tensor is an output that this op took over or allocated, so no two overlap.
+        // Only Wait returns results, after the engine has dropped the buffer. The buffer holds its
+        // own references, so the memory outlives a step that fails in between.
         let buffer = unsafe { Buffer::new(self.dtype, slices, Box::new(Arc::clone(&tensors))) };
         let request = Request {
             collective,
@@ -117,9 +117,9 @@ impl Bucket {
     }
 }
 
-/// Starts a collective of a bucket, whose tensors keep their shapes.
+/// Starts a collective over a bucket, whose tensors keep their shapes.
 struct Start {
-    /// Without the counts of a reduce-scatter, which depend on the tensor.
+    /// The collective; the counts of a reduce-scatter are empty, because they depend on the tensor.
     collective: Collective,
     bucket: Bucket,
 }
@@ -149,7 +149,7 @@ impl Kernel for Start {
     }
 }
 
-/// How many elements each rank gets of tensors whose first dimensions are divided.
+/// Returns the number of elements for each rank if rows are divided among the ranks.
 fn counts_of_rows(tensors: &[Tensor], world_size: usize) -> Vec<usize> {
     let dims = tensors.iter().flat_map(Tensor::dims);
     let mut dims = dims.map(|dim| usize::try_from(dim).unwrap_or(0));
@@ -190,14 +190,14 @@ impl Kernel for AllGatherStart {
     }
 }
 
-/// Where each rank's rows go in the gathered tensor.
+/// Positions of the ranks' rows in the gathered tensor.
 #[derive(Debug, PartialEq)]
 struct GatherLayout {
     /// Shape of the gathered tensor.
     dims: Vec<i64>,
-    /// Elements of each rank.
+    /// Number of elements of each rank.
     counts: Vec<usize>,
-    /// Element at which this rank's own begin.
+    /// Index of this rank's first element.
     offset: usize,
 }
 
@@ -262,7 +262,7 @@ impl Kernel for AllToAllVStart {
         let size = bucket.dtype.size_bytes();
         let rows = received.iter().copied();
         let received = communicator.elements_of_rows(&received, (row, size), &call)?;
-        // What this rank sends is as long as a tensor that is there.
+        // The sent rows are those of an existing tensor, so these numbers cannot overflow.
         let sent: Vec<usize> = sent.iter().map(|rows| *rows as usize * row).collect();
         let mut dims = source.dims();
         dims[0] = rows.sum();
@@ -282,8 +282,8 @@ impl Kernel for AllToAllVStart {
         let slices = slices.into_iter().flatten();
         let target: Arc<[Tensor]> = Arc::new([target]);
         let keepalive = Box::new((source, Arc::clone(&target)));
-        // SAFETY: what is sent is only read, and TensorFlow changes no memory that others refer to;
-        // the target is as in `launch`; the buffer holds references to both.
+        // SAFETY: the source is only read, and TensorFlow changes no memory to which others refer.
+        // The target is as in `launch`. The buffer holds references to both.
         let buffer = unsafe { Buffer::new(bucket.dtype, slices, keepalive) };
         let request = Request {
             collective: Collective::AllToAllV { sent, received },
@@ -295,8 +295,8 @@ impl Kernel for AllToAllVStart {
     }
 }
 
-/// How many elements a row has of a tensor whose rows are `sent` to all ranks, which this rank keeps
-/// its own part of.
+/// Returns the number of elements of a row, or the problem with the splits. This rank's own part
+/// stays here, so its size must be equal in both lists.
 fn sent_row(
     sent: &[i64],
     received: &[i64],
@@ -327,7 +327,7 @@ fn sent_row(
     Ok(rest.iter().map(|dim| *dim as usize).product())
 }
 
-/// Waits for what a Start has started.
+/// Waits for the collective of a Start, and returns its tensors.
 struct Wait;
 
 impl Kernel for Wait {
@@ -357,8 +357,8 @@ impl Kernel for Wait {
         let ended = started.wait(handle);
         counters::WAITS.add(1);
         ended?;
-        // The engine has let go of the memory, so it is passed on as it is: that of the entry,
-        // since only there it is certain to be what the collective has worked on.
+        // The engine has dropped the memory, so it is passed on without a copy. The entry's tensors
+        // are used, because only they are certain to be those of the collective.
         (0..handle_input)
             .zip(started.tensors())
             .try_for_each(|(index, tensor)| context.set_output(index, tensor))
@@ -374,17 +374,17 @@ impl Kernel for Gate {
     }
 
     fn compute(&self, context: &Context) -> Result<(), Failure> {
-        // The handle is there, so its Start has run.
+        // The handle is an input, so its Start has run.
         context.set_output(0, &context.input(0)?)
     }
 }
 
-/// Element type and shape.
+/// Returns the element type and the shape.
 fn kind(tensor: &Tensor) -> (DataType, Vec<i64>) {
     (tensor.data_type(), tensor.dims())
 }
 
-/// A communicator by the number that the graph holds.
+/// Number of a communicator, as stored in the graph.
 struct CommunicatorId(u64);
 
 impl CommunicatorId {
@@ -460,7 +460,7 @@ fn register_kernel<K: Kernel>(api: &'static Api, op: &CStr) -> Result<(), Regist
 }
 
 unsafe extern "C" fn create<K: Kernel>(raw: *mut RawConstruction) -> *mut c_void {
-    // The table exists: this function was registered by it.
+    // The table exists, because this function was registered through it.
     let Ok(api) = Api::get() else {
         return std::ptr::null_mut();
     };
@@ -479,7 +479,7 @@ unsafe extern "C" fn compute<K: Kernel>(kernel: *mut c_void, raw: *mut RawContex
     let Ok(api) = Api::get() else { return };
     // SAFETY: TensorFlow keeps the context alive during this call.
     let context = unsafe { Context::new(api, raw) };
-    // SAFETY: null, or what `create` returned; only shared references are made of it.
+    // SAFETY: the pointer is null or comes from `create`; only shared references to it are made.
     let kernel = unsafe { kernel.cast::<K>().as_ref() };
     let outcome = kernel.map_or_else(
         || Err(Failure::new(Code::Internal, "this node was never created")),
@@ -497,7 +497,7 @@ unsafe extern "C" fn delete<K: Kernel>(kernel: *mut c_void) {
     }
 }
 
-/// Turns a panic into a failure: it must not unwind into TensorFlow.
+/// Turns a panic into a failure, because it must not unwind into TensorFlow.
 fn guarded<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         Err(Failure::new(

@@ -1,20 +1,20 @@
 //! gradring's TensorFlow ops, registered through TensorFlow's C API at run time.
 //!
-//! Neither TensorFlow's headers nor its libraries are needed to build this crate: the symbols are
-//! looked up in the framework library that `import tensorflow` has already loaded, so that one
-//! build serves many versions. All code that is unsafe because of TensorFlow is in this crate.
+//! This crate is built without TensorFlow's headers and libraries. It looks up the symbols in the
+//! framework library that `import tensorflow` has already loaded, so one build serves many
+//! versions. All code that is unsafe because of TensorFlow is in this crate.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `api` | the table of C functions |
 //! | `status`, `tensor`, `context` | safe owners and views of TensorFlow's objects |
 //! | `ops` | names, attributes and shapes of the ops |
-//! | `kernels` | what the ops do |
-//! | `check` | looking for gradients that are not finite |
-//! | `inflight` | the works between a Start and its Wait |
-//! | `interrupts` | whether Ctrl-C waits for an op to return |
-//! | `failures` | from the message of a failed op back to the error |
-//! | `counters` | what has happened so far in this process |
+//! | `kernels` | code of the ops |
+//! | `check` | the search for gradients that are not finite |
+//! | `inflight` | collectives between a Start and its Wait |
+//! | `interrupts` | Ctrl-C while an op waits |
+//! | `failures` | the error behind the message of a failed op |
+//! | `counters` | numbers of ops, tensors and bytes in this process |
 
 mod api;
 mod check;
@@ -35,7 +35,7 @@ pub use api::RegisterError;
 
 /// Registers the ops and their kernels with the TensorFlow that this process has imported.
 ///
-/// Does nothing when they are registered already.
+/// Further calls do nothing.
 ///
 /// # Errors
 /// [`RegisterError`] when TensorFlow is not loaded, is too old, or refuses an op.

@@ -1,12 +1,13 @@
 //! Names, attributes and shapes of the ops.
 //!
-//! `GradringStart`, `GradringAllGatherStart` and `GradringAllToAllVStart` hand tensors to the engine
-//! and return at once; `GradringWait` blocks until the engine has finished with them. The `token` is a scalar resource
-//! variable: every Start writes to it as far as TensorFlow knows, which keeps Starts in program
-//! order even across `tf.cond` and `tf.while_loop`. The tensors named `inflight` lead shapes and
-//! gradients through the graph. Their contents mean nothing: the engine is at work on them, and a
-//! Wait returns the memory that `inflight.rs` keeps, not the tensors that it is handed.
-//! `GradringGate` passes a tensor on once a Start has run: what takes the tensor from it runs later.
+//! `GradringStart`, `GradringAllGatherStart` and `GradringAllToAllVStart` hand tensors to the
+//! engine and return at once; `GradringWait` blocks until the engine has finished with them. The
+//! `token` is a scalar resource variable. TensorFlow takes every Start for a write to it, which
+//! keeps Starts in program order even across `tf.cond` and `tf.while_loop`. The tensors named
+//! `inflight` carry shapes and gradients through the graph. Their contents are undefined while the
+//! engine works on them, and a Wait returns the memory that `inflight.rs` keeps, not its input
+//! tensors. `GradringGate` passes a tensor on once a Start has run, so that ops which read its
+//! output run later.
 
 use std::ffi::{CStr, c_int};
 
@@ -27,19 +28,20 @@ pub(crate) mod attr {
     pub(crate) const COLLECTIVE: &CStr = c"collective";
     /// Name of the reduce op; empty where nothing is reduced.
     pub(crate) const REDUCE_OP: &CStr = c"reduce_op";
-    /// The rank whose contents win in a broadcast, or which gets the result of a reduce.
+    /// Rank that sends its contents in a broadcast, or gets the result of a reduce.
     pub(crate) const ROOT: &CStr = c"root";
     /// Name of the bucket in messages. (A node has a `name` of its own.)
     pub(crate) const LABEL: &CStr = c"label";
-    /// Name of the bucket in the contract check.
+    /// Name of the bucket that ranks compare.
     pub(crate) const IDENTITY: &CStr = c"identity";
     /// `Communicator::id`.
     pub(crate) const COMMUNICATOR: &CStr = c"communicator";
-    /// What to do about tensors that are not finite: nothing if empty, `warn` or `raise`.
+    /// Reaction to values that are not finite: empty for none, `warn` or `raise`.
     pub(crate) const CHECK: &CStr = c"check";
-    /// What the tensors are the gradients of, one a line, for that message.
+    /// Names of the variables of which the tensors are gradients, one a line, for messages of the
+    /// check.
     pub(crate) const VARIABLES: &CStr = c"variables";
-    /// What executes the op: see [`crate::inflight::Origin`].
+    /// Origin of the op's execution: see [`crate::inflight::Origin`].
     pub(crate) const ORIGIN: &CStr = c"origin";
     /// Element type of all tensors.
     pub(crate) const T: &CStr = c"T";
@@ -48,7 +50,7 @@ pub(crate) mod attr {
 const ELEMENT_TYPES: &CStr = c"T: {float, double, half, bfloat16, int32, int64, uint8}";
 const LENGTH: &CStr = c"N: int >= 1";
 
-/// What every Start has, beside its tensors.
+/// Attributes of every Start besides those of its tensors.
 const START_ATTRS: [&CStr; 7] = [
     ELEMENT_TYPES,
     c"label: string",
@@ -139,8 +141,8 @@ impl Op<'_> {
             (api.op_add_output, self.outputs),
             (api.op_add_attr, self.attrs),
         ];
-        // SAFETY: all strings are C strings, which are copied; the builder is alive until the last
-        // call consumes it; the shape function is a static of this library, which Python never
+        // SAFETY: all strings are C strings, which are copied. The builder is alive until the last
+        // call consumes it. The shape function is a static of this library, which Python never
         // unloads.
         unsafe {
             let builder = (api.new_op)(self.name.as_ptr());
@@ -158,7 +160,7 @@ impl Op<'_> {
     }
 }
 
-/// What registering a part of an op has reported.
+/// Returns the result of registering an op or its kernel.
 pub(crate) fn accepted(status: &Status, part: &str, op: &CStr) -> Result<(), RegisterError> {
     status.check().map_err(|failure| RegisterError::Refused {
         what: format!("the {part} {}", op.to_string_lossy()),
@@ -193,7 +195,7 @@ unsafe extern "C" fn passed_on_shapes(context: *mut ShapeContext, status: *mut R
     }
 }
 
-/// The size of the gathered dimension is known when the counts are, which is not in the graph.
+/// The size of the gathered dimension depends on the counts, which are not known in the graph.
 unsafe extern "C" fn unknown_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
     // SAFETY: TensorFlow passes live objects.
     unsafe {
@@ -214,7 +216,7 @@ unsafe fn infer(
     status: *mut RawStatus,
     body: impl FnOnce(&Shapes) -> Result<(), Failure>,
 ) {
-    // The table exists: this function was registered by it.
+    // The table exists, because this function was registered through it.
     let Ok(api) = Api::get() else { return };
     let shapes = Shapes {
         api,

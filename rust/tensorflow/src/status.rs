@@ -1,4 +1,4 @@
-//! TensorFlow's status object, and failures on their way into one.
+//! TensorFlow's status object, and failures that are written into it.
 
 use std::ffi::{CStr, CString, c_int};
 
@@ -22,7 +22,7 @@ pub(crate) enum Code {
     Internal = 13,
 }
 
-/// Why a kernel cannot go on; becomes the op's status.
+/// Reason why a kernel cannot continue; becomes the op's status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     code: c_int,
@@ -43,7 +43,7 @@ impl Failure {
 }
 
 impl From<Error> for Failure {
-    /// By the message, Python finds its way back to the error: see [`failures::find`].
+    /// Remembers the error, so that Python can find it by the message: see [`failures::find`].
     fn from(error: Error) -> Self {
         let code = match error.kind {
             ErrorKind::CollectiveTimeout { .. } => Code::DeadlineExceeded,
@@ -68,19 +68,19 @@ impl Status {
         Self { api, raw }
     }
 
-    /// A status that carries `failure`.
+    /// Creates a status that carries `failure`.
     pub(crate) fn of(api: &'static Api, failure: &Failure) -> Self {
         let status = Self::new(api);
         set(api, status.raw, failure);
         status
     }
 
-    /// For functions that report into a status.
+    /// Returns the pointer, for functions that report into a status.
     pub(crate) fn as_ptr(&self) -> *mut RawStatus {
         self.raw
     }
 
-    /// What the last function reported.
+    /// Returns the result that the last function reported.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         // SAFETY: the status is alive.
         let code = unsafe { (self.api.get_code)(self.raw) };

@@ -10,7 +10,7 @@ use gradring_proto::dtype::DType;
 use crate::api::{Api, DataType, RawTensor};
 use crate::status::{Code, Failure};
 
-/// TensorFlow's number and gradring's type for every element type of the ops.
+/// TensorFlow's number and gradring's type of every element type of the ops.
 const TYPES: [(DataType, DType); 7] = [
     (1, DType::F32),
     (2, DType::F64),
@@ -24,7 +24,7 @@ const TYPES: [(DataType, DType); 7] = [
 /// TensorFlow's number for int64.
 pub(crate) const INT64: DataType = 9;
 
-/// gradring's type for TensorFlow's number.
+/// Returns gradring's type for TensorFlow's number.
 pub(crate) fn dtype(number: DataType) -> Result<DType, Failure> {
     TYPES
         .iter()
@@ -40,8 +40,8 @@ pub(crate) fn dtype(number: DataType) -> Result<DType, Failure> {
 
 /// One reference to a tensor's memory.
 ///
-/// The memory outlives TensorFlow's own references, which is what an engine needs that works on
-/// it while a failing step throws its tensors away.
+/// The memory outlives TensorFlow's own references. The engine needs that, because it may still
+/// work on the memory when a failed step drops its tensors.
 pub(crate) struct Tensor {
     api: &'static Api,
     raw: NonNull<RawTensor>,
@@ -50,8 +50,8 @@ pub(crate) struct Tensor {
 // SAFETY: TensorFlow counts references to tensor memory atomically, and a `TF_Tensor` has no ties
 // to the thread that made it.
 unsafe impl Send for Tensor {}
-// SAFETY: what takes a shared reference only reads the `TF_Tensor`, which never changes; who reads
-// or writes the memory behind it promises to be alone.
+// SAFETY: methods with a shared reference only read the `TF_Tensor`, which never changes. Callers
+// that read or write its memory promise exclusive access.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
@@ -63,11 +63,12 @@ impl Tensor {
         Self { api, raw }
     }
 
-    /// An int64 scalar whose memory is `value`, dropped with TensorFlow's last reference to it.
+    /// Creates an int64 scalar whose memory is `value`, which is dropped with TensorFlow's last
+    /// reference.
     pub(crate) fn scalar<T: Send + 'static>(api: &'static Api, value: T) -> Result<Self, Failure> {
         const { assert!(size_of::<T>() == size_of::<i64>()) };
         let memory = Box::into_raw(Box::new(Aligned(value)));
-        // SAFETY: the memory is that of one int64, and is given back by the function, once.
+        // SAFETY: the memory is that of one int64, and the function frees it once.
         let raw = unsafe {
             (api.new_tensor)(
                 INT64,
@@ -110,13 +111,13 @@ impl Tensor {
         unsafe { (self.api.tensor_size_bytes)(self.raw.as_ptr()) }
     }
 
-    /// First byte; null or dangling for an empty tensor.
+    /// Address of the first byte; null or dangling for an empty tensor.
     pub(crate) fn data(&self) -> *mut u8 {
         // SAFETY: the tensor is alive.
         unsafe { (self.api.tensor_data)(self.raw.as_ptr()) }.cast()
     }
 
-    /// The elements as one slice of a bucket; nothing for an empty tensor.
+    /// Returns the elements as one slice of a bucket; `None` for an empty tensor.
     pub(crate) fn slice(&self, dtype: DType) -> Option<Slice> {
         let count = self.size_bytes() / dtype.size_bytes();
         (count > 0).then(|| Slice {
@@ -125,7 +126,7 @@ impl Tensor {
         })
     }
 
-    /// The values of an int64 tensor.
+    /// Returns the values of an int64 tensor.
     pub(crate) fn read_i64(&self) -> Result<Vec<i64>, Failure> {
         if self.data_type() != INT64 {
             return Err(Failure::new(Code::Internal, "expected an int64 tensor"));
@@ -143,11 +144,11 @@ impl Tensor {
     /// # Safety
     /// The memory of this tensor must be this op's alone: a freshly allocated output.
     pub(crate) unsafe fn copy_from(&self, source: &Self, offset: usize) {
-        // SAFETY: as here.
+        // SAFETY: the caller's promise is the same.
         unsafe { self.copy_part_from(source, 0..source.size_bytes(), offset) }
     }
 
-    /// As `copy_from`, of a range of `source`'s bytes.
+    /// Copies the bytes `part` of `source` into this tensor, from byte `offset` on.
     ///
     /// # Safety
     /// As for `copy_from`.
@@ -169,7 +170,8 @@ impl Tensor {
     }
 }
 
-/// TensorFlow copies memory that is less aligned than its widest vectors, and lets go of it.
+/// Alignment of TensorFlow's widest vectors. TensorFlow would copy memory with less, and free the
+/// original at once.
 #[repr(C, align(64))]
 struct Aligned<T>(T);
 

@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
-/// The times by which a rank finds out what goes wrong in its group; equal on all ranks.
+/// Time limits of failure detection in a group; equal on all ranks.
 ///
-/// They are what the protocol needs on machines and networks as they are, so they are no settings.
-/// Tests and simulations hand in others.
+/// They follow from the protocol and from the speed of machines and networks, so they are no
+/// settings. Tests and simulations use other values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// How often a rank tells its neighbours that it is alive.
+    /// Interval between two heartbeats of a rank to its neighbours.
     pub heartbeat: Duration,
-    /// A neighbour that is silent for so long is lost.
+    /// Time without any message after which a neighbour counts as lost.
     pub silence: Duration,
     /// A broken data connection alone blames its peer only after this time: if the peer itself left
     /// because of another rank, its abort arrives first.
     pub link_grace: Duration,
-    /// A rank that has not entered the collective in question waits so long before it says so.
+    /// Time that a rank waits before it reports that it has not entered the collective in question.
     pub report_grace: Duration,
     /// A diagnosis ends after this time, whether or not all ranks have reported.
     pub diagnosis: Duration,
 }
 
 impl Timing {
-    /// Those of every group that is told nothing else.
+    /// Default for all groups.
     pub const USUAL: Self = Self {
         heartbeat: Duration::from_secs(1),
         silence: Duration::from_secs(10),
@@ -31,8 +31,8 @@ impl Timing {
         diagnosis: Duration::from_secs(2),
     };
 
-    /// The usual ones, but for the silence after which a neighbour is lost, in which there are as
-    /// many heartbeats as usual.
+    /// Returns the usual time limits with another `silence`. The heartbeat interval changes in
+    /// proportion.
     #[must_use]
     pub fn with_silence(silence: Duration) -> Self {
         Self {

@@ -1,6 +1,6 @@
-//! Handles that a fork of this process must not keep: its sockets, because while it has them, the end of
-//! this process does not end its connections, and its port stays taken; and whatever refers to
-//! threads and links, which the fork does not have.
+//! Handles that a fork of this process must not keep. An inherited socket would keep connections
+//! open and the port taken after this process has ended. Values that refer to threads and links are
+//! useless in the fork, which has neither.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -10,40 +10,43 @@ use std::sync::{Mutex, MutexGuard};
 
 use gradring_proto::lock::lock;
 
-/// Inodes, which no other socket has: a descriptor may be duplicated, closed and used again.
+/// Inodes of sockets that a fork must close. An inode belongs to one socket, whereas a descriptor
+/// may be duplicated, closed and reused.
 static NOTED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 type Noted = MutexGuard<'static, BTreeSet<u64>>;
 
 thread_local! {
-    /// Held while this thread forks, so that the fork finds it whole; and how many forks of this
-    /// thread are under way: a signal handler in the middle of one may begin another.
+    /// Lock on `NOTED`, held while this thread forks so that the fork finds the set consistent, and
+    /// the number of this thread's forks under way. A signal handler during a fork may begin
+    /// another.
     static HELD: Cell<Option<(Noted, usize)>> = const { Cell::new(None) };
 }
 
-/// How often this process and those that it was forked from have been forked.
+/// Number of forks from the original process down to this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// A process, as opposed to its forks.
+/// A process, as distinguished from its forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process(u32);
 
 impl Process {
-    /// The one that runs this.
+    /// Returns the calling process.
     #[must_use]
     pub fn this() -> Self {
         Self(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Whether this is still the same one: memory of a fork remembers its parent.
+    /// Returns `true` if this is the calling process; in a fork, copies of the parent's memory
+    /// return `false`.
     #[must_use]
     pub fn is_this(self) -> bool {
         self == Self::this()
     }
 }
 
-/// A value for the whole process, of which a fork has a new one: that of its parent refers to what
-/// is not the fork's, and may be locked for ever by a thread that does not exist there.
+/// A process-wide value that starts anew in a fork. The parent's value refers to resources that the
+/// fork lacks, and may be locked for ever by a thread that does not exist there.
 pub struct PerProcess<T>(AtomicPtr<Owned<T>>);
 
 struct Owned<T> {
@@ -52,14 +55,14 @@ struct Owned<T> {
 }
 
 impl<T: Default> PerProcess<T> {
-    /// The default value, once it is asked for.
+    /// Creates the holder; the value is made by the first `lock`.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "only statics are made of it")]
     pub const fn new() -> Self {
         Self(AtomicPtr::new(std::ptr::null_mut()))
     }
 
-    /// This process's value.
+    /// Locks this process's value.
     pub fn lock(&'static self) -> MutexGuard<'static, T> {
         loop {
             let present = self.0.load(Ordering::Acquire);
@@ -84,7 +87,8 @@ impl<T: Default> PerProcess<T> {
     }
 }
 
-/// Remembers a socket by which peers know that this process lives.
+/// Registers a socket that forks must close, because peers take its end for the end of this
+/// process.
 pub fn note(socket: &impl AsRawFd) {
     let inode = socket_inode(socket.as_raw_fd());
     match HELD.take() {
@@ -96,21 +100,21 @@ pub fn note(socket: &impl AsRawFd) {
     }
 }
 
-/// This thread is about to fork the process.
+/// Called by a thread before it forks the process.
 pub fn begin() {
     let (noted, forks) = HELD.take().unwrap_or_else(|| (lock(&NOTED), 0));
     HELD.set(Some((noted, forks + 1)));
 }
 
-/// This thread has forked the process, and is not in the fork.
+/// Called in the parent by the thread that has forked the process.
 pub fn end_in_parent() {
     if let Some((noted, forks @ 2..)) = HELD.take() {
         HELD.set(Some((noted, forks - 1)));
     }
 }
 
-/// This is the fork: closes the sockets that were noted in its parent, which keeps its own. The
-/// owner of such a socket in this process must never use or drop it.
+/// Called in the fork: closes the fork's copies of the registered sockets; the parent keeps its
+/// own. Objects that own these sockets in the fork must never be used or dropped.
 pub fn end_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     let Some((mut noted, _)) = HELD.take() else {

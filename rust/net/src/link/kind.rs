@@ -1,4 +1,4 @@
-//! A kind of link: its name, and how two ranks make one.
+//! Kinds of links: a name, and the function with which two ranks make one.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,35 +8,35 @@ use super::Link;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
 
-/// What a link can be made of.
+/// A kind of link, such as TCP or shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Kind {
-    /// What users call it.
+    /// Name that users see.
     pub name: &'static str,
-    /// Tries to make a link with the peer of an introduction, which tries the same at the same
-    /// time; returns its lanes, or why there is none: the same on both sides. It takes the
-    /// connections that it needs, and what it leaves carries nothing of this.
+    /// Tries to make a link with the peer of an introduction, which calls this at the same time.
+    /// Returns the lanes, or the reason why there are none; both sides get the same outcome. It
+    /// takes the connections that it needs, and leaves no bytes of the attempt on the others.
     pub link: fn(&mut Introduction<'_>) -> io::Result<Result<Lanes, String>>,
 }
 
-/// Links to one peer of which one is made.
+/// Links to one peer that are combined into one.
 pub type Lanes = Vec<Box<dyn Link>>;
 
-/// Two processes that know each other, and can agree about a link.
+/// Two authenticated processes that are about to make a link.
 pub struct Introduction<'a> {
-    /// Between them, at least one; payload has not travelled on them.
+    /// Connections between the two, at least one; no payload has travelled on them.
     pub connections: Vec<Connection>,
-    /// This one, as the other is told of it.
+    /// Name of this process in messages to the peer.
     pub name: &'a str,
-    /// Whether this side begins; exactly one of both does.
+    /// `true` on the side that begins; exactly one does.
     pub initiator: bool,
     /// An eventfd that the peer may ring to wake this process.
     pub doorbell: BorrowedFd<'a>,
-    /// How many pairs of processes a host has between which there are links: on the host that has most,
-    /// so that both sides say the same.
+    /// Number of linked pairs of processes on the host with the most of them. So both sides have
+    /// the same number.
     pub pairs: usize,
-    /// Bounds the agreement.
+    /// Time by which the link must be made.
     pub deadline: Instant,
-    /// Asked now and then whether to go on.
+    /// Polled during waits; `false` cancels the attempt.
     pub go_on: GoOn<'a>,
 }

@@ -10,11 +10,11 @@ use super::{Broken, Interest, Link, Transport};
 use crate::abort::Waker;
 use gradring_proto::error::Breakage;
 
-/// Makes the links that a rank has not got when its group forms.
+/// Makes links on demand that were not made when the group formed.
 pub trait LinkConnector: Send {
-    /// The link with `peer`, once there is one. To ask is to begin: both ranks do it. Does not wait;
-    /// wakes the mesh when it is worth while to ask again. Whatever makes a link impossible ends the
-    /// group.
+    /// Returns the link with `peer` once it is made. The first call begins to make it, and both
+    /// ranks have to call. The call does not wait; the mesh is woken when another call may succeed.
+    /// An error that makes a link impossible aborts the group.
     fn link(&mut self, peer: usize) -> Option<Box<dyn Link>>;
 }
 
@@ -22,16 +22,16 @@ pub trait LinkConnector: Send {
 pub struct Mesh {
     /// Indexed by rank; `None` where no link has been needed yet.
     links: Vec<Option<Box<dyn Link>>>,
-    /// Makes the others, if it can.
+    /// Makes missing links on demand; `None` if that is impossible.
     connector: Option<Box<dyn LinkConnector>>,
-    /// Woken by this process.
+    /// Rung by threads of this process.
     wake_up: Arc<WakeUp>,
-    /// Woken by peers that share memory.
+    /// Rung by peers that share memory.
     doorbell: Arc<WakeUp>,
 }
 
 impl Mesh {
-    /// Of `links` by rank, which may be woken by `doorbell`.
+    /// Creates a mesh of `links`, indexed by rank. Peers that share memory ring `doorbell`.
     ///
     /// # Errors
     /// When the system has no file descriptor left.
@@ -45,7 +45,7 @@ impl Mesh {
         })
     }
 
-    /// Has links that are wanted later made by `connector`, which wakes by the waker that it is given.
+    /// Sets the connector for links that are needed later. It gets the waker of this mesh.
     #[must_use]
     pub fn with_connector(
         mut self,
@@ -55,7 +55,7 @@ impl Mesh {
         self
     }
 
-    /// The TCP congestion controls of the links that have one, and why they do.
+    /// Returns the TCP congestion controls in use, each with its reasons.
     #[must_use]
     pub fn congestion(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut reasons = BTreeMap::<_, BTreeSet<_>>::new();
@@ -65,7 +65,7 @@ impl Mesh {
         reasons
     }
 
-    /// The link with a peer; `None` while it is being made.
+    /// Returns the link with a peer; `None` while it is being made.
     #[inline]
     fn link(&mut self, peer: usize) -> Result<Option<&mut dyn Link>, Broken> {
         if self.links[peer].is_none() {
@@ -126,7 +126,8 @@ impl Transport for Mesh {
             }
         }
         self.doorbell.reset();
-        // What woke it for good has told why elsewhere.
+        // The reason of a wake-up, such as an abort, is stored elsewhere, so the reset loses
+        // nothing.
         self.wake_up.reset();
     }
 

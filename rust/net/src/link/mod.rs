@@ -1,8 +1,8 @@
-//! Links: bytes to and from peers, non-blocking, with one place to wait.
+//! Links: non-blocking pipes to and from peers, with one place to wait for all of them.
 //!
-//! A [`Link`] leads to one peer; each transport has a folder with its own, and is in the list of
-//! [`KINDS`]. [`framing`] makes one link of several, or one whose bytes are checked. A [`mesh::Mesh`]
-//! has the links of a rank to all others, and waits.
+//! A [`Link`] leads to one peer. Each transport implements it in a folder of its own and is listed
+//! in [`KINDS`]. [`framing`] combines several links into one, and adds checksums. A [`mesh::Mesh`]
+//! holds the links of a rank to all others, and waits for them.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -24,10 +24,10 @@ pub mod tcp;
 pub use crate::config::STREAMS_MAX;
 pub use gradring_proto::error::Broken;
 
-/// What links can be made of, the best first. TCP leads everywhere.
+/// Kinds of links, the best first. TCP reaches every peer.
 pub const KINDS: &[kind::Kind] = &[shm::KIND, tcp::KIND];
 
-/// What leads to one peer and back: a pipe of bytes in each direction, which keeps their order.
+/// A link to one peer: an ordered pipe of bytes in each direction.
 pub trait Link: Send {
     /// Sends a prefix of `parts`; returns its length, or `None` if the pipe is full.
     ///
@@ -35,15 +35,15 @@ pub trait Link: Send {
     /// When the pipe is broken.
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken>;
 
-    /// Receives into a prefix of `parts`, which has room; returns its length, or `None` if nothing
-    /// is there.
+    /// Receives into a prefix of `parts`, which must not be empty; returns its length, or `None` if
+    /// no bytes have arrived.
     ///
     /// # Errors
     /// When the pipe is broken or its other end closed.
     fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken>;
 
-    /// What has arrived and not been received, where it lies in memory; `None` if it must be
-    /// received to be seen.
+    /// Returns the bytes that have arrived and not been received, in place; `None` if the link
+    /// cannot show them before they are received.
     ///
     /// # Errors
     /// As for `try_receive`.
@@ -51,26 +51,27 @@ pub trait Link: Send {
         Ok(None)
     }
 
-    /// Receives the first `count` readable bytes by forgetting them.
+    /// Marks the first `count` readable bytes as received.
     fn consume(&mut self, _count: usize) {}
 
-    /// Says that this side will sleep until `direction` may go on; `false` if it may already.
+    /// Announces that this side will sleep until `direction` is ready. Returns `false` if it is
+    /// ready already.
     fn may_sleep(&mut self, direction: Direction) -> bool;
 
-    /// Adds what to poll until `direction` may go on, besides the mesh's doorbell.
+    /// Adds the descriptors to poll until `direction` is ready, besides the mesh's doorbell.
     fn awaited<'a>(&'a self, direction: Direction, awaited: &mut Vec<PollFd<'a>>);
 
-    /// Takes back what `may_sleep` said; it may be called without. `slept`: whether time has passed
-    /// in which the other side may have ended.
+    /// Withdraws the announcement of `may_sleep`, if there was one. `slept` is `true` if this side
+    /// has slept, so that the peer may have ended meanwhile.
     fn awake(&mut self, _slept: bool) {}
 
-    /// The core from which the peer sent last, as the system numbers those of this host; `None` if
-    /// that is not known, or another host's.
+    /// Returns the number of the CPU core from which the peer sent last; `None` if it is unknown or
+    /// on another host.
     fn core_of_peer(&self) -> Option<usize> {
         None
     }
 
-    /// The TCP congestion control, if it has one, and why it has that.
+    /// Returns the TCP congestion control and the reason for it, if the link has one.
     fn congestion(&self) -> Option<(String, String)> {
         None
     }
@@ -87,8 +88,8 @@ pub trait Transport: Send {
     /// When the pipe is broken.
     fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken>;
 
-    /// Receives into a prefix of `parts`, which has room; returns its length, or `None` if
-    /// nothing is there.
+    /// Receives into a prefix of `parts`, which must not be empty; returns its length, or `None` if
+    /// no bytes have arrived.
     ///
     /// # Errors
     /// When the pipe is broken or its other end closed.
@@ -98,8 +99,8 @@ pub trait Transport: Send {
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<usize>, Broken>;
 
-    /// What has arrived from `peer` and not been received, where it lies in memory; `None` if it
-    /// must be received to be seen.
+    /// Returns the bytes from `peer` that have arrived and not been received, in place; `None` if
+    /// the link cannot show them before they are received.
     ///
     /// # Errors
     /// As for `try_receive`.
@@ -107,36 +108,36 @@ pub trait Transport: Send {
         Ok(None)
     }
 
-    /// Receives the first `count` readable bytes by forgetting them.
+    /// Marks the first `count` readable bytes as received.
     fn consume(&mut self, _peer: usize, _count: usize) {}
 
-    /// The core from which `peer` sent last, if it is one of this host and known.
+    /// Returns the CPU core from which `peer` sent last, if it is known and on this host.
     fn core_of_peer(&self, _peer: usize) -> Option<usize> {
         None
     }
 
-    /// Sleeps until one of `interests` may be served, somebody wakes this transport, or the time
-    /// is over. It may return early.
+    /// Sleeps until one of `interests` is ready, a waker is called, or `timeout` has passed. It may
+    /// return early.
     fn wait(&mut self, interests: &[Interest], timeout: Duration);
 
-    /// A handle that ends a `wait` of this transport from another thread.
+    /// Returns a function that ends a `wait` of this transport from another thread.
     fn waker(&self) -> Box<dyn Fn() + Send + Sync>;
 }
 
-/// Something an executor waits for.
+/// A pipe for which an executor waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interest {
     /// The rank at the other end.
     pub peer: usize,
-    /// Which pipe.
+    /// Direction of the pipe.
     pub direction: Direction,
 }
 
 /// One of the two pipes to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Room to send.
+    /// Outgoing; ready when it has capacity.
     Send,
-    /// Bytes to receive.
+    /// Incoming; ready when bytes have arrived.
     Receive,
 }

@@ -1,4 +1,4 @@
-//! Negotiation of two ranks, when their group forms, about what they make a link of.
+//! Negotiation between two ranks of their kind of link, while their group forms.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,13 +17,13 @@ use gradring_proto::schedule::partners;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::settings::wrong;
 
-/// What a rank offers that leaves the choice to the ranks.
+/// Value of the setting `transport` that offers all kinds.
 pub const AUTO: &str = "auto";
 
-/// What a setting `transport` offers: all kinds, or the one of that name.
+/// Returns the kinds that a setting `transport` offers: all, or the one of that name.
 ///
 /// # Errors
-/// `Config` for a name that there is not.
+/// `Config` for an unknown name.
 pub fn offered(transport: &str) -> Result<Vec<Kind>, Error> {
     let kinds = KINDS.iter().copied();
     let kinds: Vec<_> = kinds
@@ -37,45 +37,44 @@ pub fn offered(transport: &str) -> Result<Vec<Kind>, Error> {
     Ok(kinds)
 }
 
-/// What links a rank has got, and which it has not.
+/// Outcome of a rank's negotiations.
 pub struct Agreed {
-    /// The links.
+    /// Links of the rank.
     pub mesh: Mesh,
-    /// What they are made of.
+    /// Names of the kinds in use, joined by `+`.
     pub name: String,
-    /// By rank: why the best of what both offer could not be had.
+    /// Reasons, by rank, why the best common kind could not be used.
     pub refused: BTreeMap<usize, String>,
 }
 
-/// Why two ranks have no link.
+/// Reason why two ranks have no link.
 #[derive(Debug)]
 pub enum Failed {
-    /// Their connection failed meanwhile.
+    /// Their connection failed during the negotiation.
     Broken {
         /// The other rank.
         peer: usize,
-        /// How; as timed out if the other was not done in time.
+        /// The error; `TimedOut` if the peer did not finish in time.
         error: io::Error,
     },
-    /// Nothing that both offer works.
+    /// No common kind works.
     Refused {
         /// The other rank.
         peer: usize,
-        /// Why the best of it does not.
+        /// Reason why the best common kind does not work.
         reason: String,
     },
 }
 
-/// Links a rank with all to which `connections` lead; with each by the best kind of `ours` that it
-/// offers, too, and that works.
+/// Links a rank with each peer of `connections`, by the best common kind that works.
 ///
-/// One after the other: rank `a` and rank `b` meet in round `a + b` modulo the number of ranks.
-/// In every round each rank has at most one to meet, so the pairs of the earliest round that is
-/// not over can always go on. All at once would be as many threads as there are pairs.
+/// Peers come one after the other: rank `a` and rank `b` meet in round `a + b` modulo the number of
+/// ranks. Each rank meets at most one peer per round, so the pairs of the earliest unfinished round
+/// can always continue. Negotiating with all peers at once would need a thread for each.
 ///
 /// # Errors
-/// When a socket cannot be configured, the system has no file descriptor left, or the agreement
-/// with a peer fails or is not over by `deadline`.
+/// When a socket cannot be configured, or the system has no file descriptor left. The inner error
+/// is a negotiation that failed or was not over by `deadline`.
 pub fn agree(
     (rank, topology): (usize, &Topology),
     ours: &[Kind],
@@ -130,13 +129,13 @@ pub fn agree(
     }))
 }
 
-/// A link with the index of its kind, if there is one; and why a better one does not work, if so.
+/// A link with the index of its kind, if one works, and the reason why a better kind does not.
 pub(crate) type Best = (Option<(usize, Box<dyn Link>)>, Option<String>);
 
-/// A link with a peer that offers `theirs`, by the best kind of `ours` that works.
+/// Makes a link with a peer that offers `theirs`, by the best common kind that works.
 ///
 /// # Errors
-/// When the agreement fails or takes too long.
+/// When the negotiation fails or takes too long.
 pub fn best(
     introduction: &mut Introduction<'_>,
     ours: &[Kind],
@@ -156,7 +155,7 @@ pub fn best(
     Ok((None, refused))
 }
 
-/// Between how many pairs of ranks there are links on the host that has most.
+/// Returns the number of linked pairs of ranks on the host with the most of them.
 pub fn pairs_of_a_host(topology: &Topology) -> usize {
     let host_of: BTreeMap<usize, usize> = (0..)
         .zip(topology.hosts())

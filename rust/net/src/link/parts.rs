@@ -3,12 +3,12 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 
-/// How many bytes `parts` have together.
+/// Returns the total length of `parts` in bytes.
 pub(super) fn length(parts: &[IoSlice<'_>]) -> usize {
     parts.iter().map(|part| part.len()).sum()
 }
 
-/// The given range of all `parts` together.
+/// Returns the slices of a range of bytes in the concatenated `parts`.
 pub(super) fn within<'a>(
     parts: &'a [IoSlice<'_>],
     range: Range<usize>,
@@ -22,7 +22,8 @@ pub(super) fn within<'a>(
     })
 }
 
-/// Fills `slices` with the given range of all `parts` together; returns how many it filled.
+/// Fills `slices` with a range of bytes in the concatenated `parts`; returns the number of slices
+/// filled.
 pub(super) fn select<'a>(
     parts: &'a [IoSlice<'_>],
     range: Range<usize>,
@@ -34,7 +35,7 @@ pub(super) fn select<'a>(
         .count()
 }
 
-/// Copies `bytes` into a prefix of `parts`; returns how many of them have room there.
+/// Copies `bytes` into `parts` until these are full; returns the number of bytes copied.
 pub(super) fn scatter(bytes: &[u8], parts: &mut [IoSliceMut<'_>]) -> usize {
     let mut left = bytes;
     for part in parts {

@@ -6,16 +6,16 @@ use std::time::Duration;
 pub use rustix::event::PollFd;
 use rustix::event::{EventfdFlags, PollFlags, Timespec, eventfd};
 
-/// The longest wait: the caller looks again after it.
+/// Longest single wait, after which the caller checks again.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Ends a wait from another thread or process, once or for good: an eventfd.
+/// An eventfd with which another thread or process ends a wait.
 pub struct WakeUp {
     event: OwnedFd,
 }
 
 impl WakeUp {
-    /// One that has not been woken.
+    /// Creates a wake-up that has not been rung.
     ///
     /// # Errors
     /// When the system has no file descriptor left.
@@ -29,15 +29,15 @@ impl WakeUp {
         ring(&self.event);
     }
 
-    /// Lets waits sleep again; returns how often it was woken.
+    /// Lets waits sleep again; returns the number of wake-ups since the last reset.
     pub fn reset(&self) -> u64 {
         let mut count = [0; size_of::<u64>()];
-        // Without a wake-up nothing is read.
+        // If it was not woken, the read fails and `count` stays 0.
         let _ = rustix::io::read(&self.event, &mut count);
         u64::from_ne_bytes(count)
     }
 
-    /// What a wait polls that is to end with it.
+    /// Returns the entry to poll in a wait that this wake-up should end.
     pub fn awaited(&self) -> PollFd<'_> {
         readable(&self.event)
     }
@@ -49,22 +49,23 @@ impl AsFd for WakeUp {
     }
 }
 
-/// Wakes who waits for this eventfd, which does not block. A full counter is readable too.
+/// Wakes the thread that polls this non-blocking eventfd. A write fails only if the counter is
+/// full, and then it is readable as well.
 pub(crate) fn ring(event: &impl AsFd) {
     let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
-/// A descriptor of which bytes are wanted.
+/// Returns the entry with which `poll` waits for bytes to read.
 pub fn readable(descriptor: &impl AsFd) -> PollFd<'_> {
     PollFd::new(descriptor, PollFlags::IN)
 }
 
-/// A descriptor of which room is wanted.
+/// Returns the entry with which `poll` waits for capacity to write.
 pub fn writable(descriptor: &impl AsFd) -> PollFd<'_> {
     PollFd::new(descriptor, PollFlags::OUT)
 }
 
-/// Sleeps until one of these is ready, a signal arrives, or the time is over.
+/// Sleeps until one of these is ready, a signal arrives, or `timeout` has passed.
 pub fn wait<'a>(awaited: impl IntoIterator<Item = PollFd<'a>>, timeout: Duration) {
     let mut awaited: Vec<PollFd<'a>> = awaited.into_iter().collect();
     let timeout = Timespec::try_from(timeout.min(WAIT_MAX)).expect("a minute is not long");

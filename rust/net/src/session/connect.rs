@@ -1,5 +1,6 @@
-//! Connections to other processes of the job: a name is looked up, TCP and TLS connect, the handshake
-//! proves what both are, and they talk; all of it again, as long as that may help.
+//! Connections to other processes of the job. An attempt looks up the name, connects with TCP and
+//! TLS, does the handshake, and talks to the peer. Failed attempts are repeated as long as the
+//! retry policy allows.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -15,22 +16,23 @@ use crate::link::tcp::tls;
 use gradring_proto::error::{Error, ErrorKind, NotFormed, Obstacle, Result, Text};
 use gradring_proto::wire::handshake::{self, Hello};
 
-/// Pauses between two attempts, the shortest and the longest: what is awaited starts, or moves from a
-/// group to the next one.
+/// Shortest and longest pause between two attempts. Meanwhile the peer starts, or moves from one
+/// group to the next.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
-/// The part of the time that has gone by for which there is a pause, so that little more goes by.
+/// Elapsed time divided by the pause that follows it, so that a pause prolongs the attempts by
+/// little.
 const PAUSE_PART: u32 = 8;
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// What is known of a name whose look-up takes longer than there is time.
+/// Error text for a name whose look-up has not ended by the deadline.
 pub const LOOK_UP_GOES_ON: &str = "its name is still being looked up";
 
-/// How the addresses of a `host:port` are found.
+/// Function that finds the addresses of a `host:port`.
 pub type Resolve = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
-/// Who wants a connection. A closure is one that does nothing else.
+/// Owner of a connection attempt, which may cancel it. A closure implements it.
 pub trait Owner {
-    /// Called about ten times a second; fails once there is a reason to give up.
+    /// Called about ten times a second; an error cancels the attempt.
     fn check(&mut self) -> Result<()>;
 }
 
@@ -40,19 +42,19 @@ impl<F: FnMut() -> Result<()>> Owner for F {
     }
 }
 
-/// Why there is no connection.
+/// Reason for a failed connection attempt.
 #[derive(Debug)]
 pub enum Failure {
-    /// Nothing at the address accepts one.
+    /// No process accepts connections at the address.
     Unreachable(io::Error),
-    /// What accepted it said no, broke it, or said nothing in time.
+    /// The peer refused the connection, broke it, or did not reply in time.
     Handshake(Error),
-    /// This process has given up, or lacks something.
+    /// This process cancelled the attempt, or lacks a resource.
     Own(Error),
 }
 
 impl Failure {
-    /// What the system lacks, if that is the reason.
+    /// Returns an error about the missing resource of the system, if that is the reason.
     pub fn shortage(&self) -> Option<Error> {
         match self {
             Self::Unreachable(error) => Error::out_of_resources(error, "cannot make a connection"),
@@ -62,7 +64,7 @@ impl Failure {
         }
     }
 
-    /// What is to be said of it to those who know no more of the process than `address`.
+    /// Returns the error for callers that know the peer only by `address`.
     pub fn error(&self, address: &str) -> Error {
         match self {
             Self::Unreachable(error) => {
@@ -79,8 +81,8 @@ impl Failure {
         }
     }
 
-    /// Whether the connection ended, as happens when a listener closes or strangers flood it, or an
-    /// earlier group is still there.
+    /// Returns `true` if another attempt may succeed. The peer's listener is closing or flooded by
+    /// strangers, or its earlier group still exists.
     pub fn is_passing(&self) -> bool {
         let Self::Handshake(error) = self else {
             return false;
@@ -92,7 +94,7 @@ impl Failure {
     }
 }
 
-/// What is in the way, by the error of looking up a name or of connecting.
+/// Classifies an error of a name look-up or of a connection attempt.
 pub fn obstacle(error: &io::Error) -> Obstacle {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => Obstacle::NobodyListens,
@@ -102,24 +104,23 @@ pub fn obstacle(error: &io::Error) -> Obstacle {
     }
 }
 
-/// When to try again, and until when.
+/// Retry policy for connection attempts.
 #[derive(Clone, Copy)]
 pub struct Retry<'a> {
-    /// When the first attempt began.
+    /// Start of the first attempt.
     pub started: Instant,
-    /// When to give up.
+    /// End of the attempts.
     pub deadline: Instant,
-    /// How long one conversation may take, from the first byte of TLS on: until the deadline if
-    /// nothing says so.
+    /// Time limit of one conversation, from the first byte of TLS on; `None` for the deadline.
     pub conversation: Option<Duration>,
-    /// The shortest and the longest.
+    /// Shortest and longest pause between two attempts.
     pub pauses: (Duration, Duration),
-    /// Whether another attempt may end otherwise, so long after the start.
+    /// Decides by the failure and the elapsed time whether another attempt may succeed.
     pub again: &'a dyn Fn(&Failure, Duration) -> bool,
 }
 
 impl<'a> Retry<'a> {
-    /// From now on.
+    /// Creates a policy that starts now and ends at `deadline`.
     pub fn until(deadline: Instant, again: &'a dyn Fn(&Failure, Duration) -> bool) -> Self {
         Self {
             started: Instant::now(),
@@ -130,27 +131,27 @@ impl<'a> Retry<'a> {
         }
     }
 
-    /// For a process that is known to listen: one that hands its listener from a group to the next one
-    /// is tried again.
+    /// Creates a policy for a peer that is known to listen. Only passing failures are retried, as
+    /// while the peer hands its listener to its next group.
     pub fn of_one_that_listens(limit: Duration) -> Self {
         Self::until(Instant::now() + limit, &|failure, _| failure.is_passing())
     }
 }
 
-/// Whom to connect to, and how.
+/// Target of a connection, with credentials and retry policy.
 pub struct Connector<'a> {
-    /// `host:port`.
+    /// `host:port` of the peer.
     pub address: &'a str,
-    /// What proves that this process belongs to the job.
+    /// Credentials of this process.
     pub credentials: &'a Credentials,
-    /// What finds the addresses of a host.
+    /// Resolver of names.
     pub resolve: Resolve,
-    /// When to try again.
+    /// Retry policy.
     pub retry: Retry<'a>,
 }
 
 impl<'a> Connector<'a> {
-    /// One that asks the system for the addresses of hosts.
+    /// Creates a connector that uses the system's resolver.
     #[must_use]
     pub fn new(address: &'a str, credentials: &'a Credentials, retry: Retry<'a>) -> Self {
         Self {
@@ -161,7 +162,8 @@ impl<'a> Connector<'a> {
         }
     }
 
-    /// Connects, says `hello`, and then what `talk` says, whose result it returns with the connection.
+    /// Connects, sends the `hello`, and runs `talk`. Returns the connection and the result of
+    /// `talk`.
     pub fn connect<O: Owner, T>(
         &self,
         owner: &mut O,
@@ -175,7 +177,7 @@ impl<'a> Connector<'a> {
         })
     }
 
-    /// Connects, says `hello`, and returns what `make` makes of the connection.
+    /// Connects, sends the `hello`, and returns the result of `make` for the connection.
     pub fn connect_to<O: Owner, T>(
         &self,
         owner: &mut O,
@@ -189,12 +191,13 @@ impl<'a> Connector<'a> {
                 Ok(connected) => return Ok(connected),
                 Err(failure) => failure,
             };
-            // What made this process give up may be what ended the connection.
+            // The owner's error comes first, because its reason may also have ended the connection.
             owner.check().map_err(Failure::Own)?;
             let bounds_all =
                 matches!(failure, Failure::Unreachable(_)) || retry.conversation.is_none();
             if bounds_all && Instant::now() >= retry.deadline {
-                // An attempt that the deadline cut short knows less than the one before it.
+                // The deadline cut this attempt short, so the failure before it is more
+                // informative.
                 return Err(known.unwrap_or(failure));
             }
             let elapsed = retry.started.elapsed();
@@ -245,7 +248,8 @@ impl<'a> Connector<'a> {
     }
 }
 
-/// The addresses of a `host:port`; fails when the owner gives up.
+/// Looks up the addresses of a `host:port`. The outer error is the owner's, the inner one the
+/// look-up's.
 pub fn look_up(
     address: &str,
     resolve: Resolve,
@@ -260,8 +264,9 @@ pub fn look_up(
     in_time(deadline, late, owner, move || resolve(&address))
 }
 
-/// Does something in a thread of its own, because the system does not let go of who looks up a name
-/// or connects. Fails when the owner gives up; what is not done by the deadline fails with `late`.
+/// Runs `task` in a thread of its own, because system calls that look up names or connect cannot be
+/// interrupted. Fails when the owner cancels. The inner result is `late` if the task has not ended
+/// by the deadline.
 fn in_time<T: Send + 'static>(
     deadline: Instant,
     late: io::Error,
@@ -288,12 +293,12 @@ fn in_time<T: Send + 'static>(
     }
 }
 
-/// Asks the system, which may take longer than anybody wants to wait: see `look_up`.
+/// Looks up a name with the system's resolver, which may block for long: see `look_up`.
 pub fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(address.to_socket_addrs()?.collect())
 }
 
-/// Opens a connection to the first of these addresses that accepts one.
+/// Connects to the first of these addresses that accepts a connection.
 pub fn connect(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
     let mut outcome = Err(io::Error::other("the name has no address"));
     for &address in addresses {
@@ -328,7 +333,7 @@ mod tests {
         (listener, address)
     }
 
-    /// What becomes of an inquiry.
+    /// Returns the outcome of an inquiry.
     fn connect_to(address: &str, retry: Retry<'_>, owner: &mut impl Owner) -> Result<(), Failure> {
         let credentials = Credentials::load(b"", None).unwrap();
         let hello = |_: &mut _, _: &TcpStream| Hello::new((0, 0), 0, Purpose::Inquiry);

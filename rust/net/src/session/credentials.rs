@@ -1,5 +1,5 @@
-//! Credentials: what proves to other processes that this one belongs to a job, and what it asks of
-//! them.
+//! Credentials: job id, token and certificates with which processes of a job authenticate each
+//! other.
 
 use std::sync::Arc;
 
@@ -7,18 +7,19 @@ use crate::config::{Config, TlsFiles};
 use crate::link::tcp::tls::Tls;
 use gradring_proto::error::{NotFormed, Result};
 
-/// What a process proves, and asks of others. Holds a secret, so it is never printed.
+/// Credentials of a process, which it also requires of peers. They hold a secret, so they are never
+/// printed.
 pub struct Credentials {
-    /// What tells the job from others; empty if nothing does.
+    /// Job id; empty for none.
     pub job: String,
     /// Shared secret of the job; empty for none.
     pub(crate) token: Vec<u8>,
-    /// For connections inside TLS.
+    /// Certificates and key, if connections use TLS.
     pub(crate) tls: Option<Tls>,
 }
 
 impl Credentials {
-    /// Those of a group; reads the files for TLS.
+    /// Returns the credentials of a group; reads the files for TLS.
     ///
     /// # Errors
     /// `Config` when one of the files cannot be read or used.
@@ -28,10 +29,10 @@ impl Credentials {
         Ok(Arc::new(credentials))
     }
 
-    /// Those of a process that is asked by nobody for its job.
+    /// Returns credentials without a job id, for a process whose peers do not check it.
     ///
     /// # Errors
-    /// As `of`.
+    /// Same as for `of`.
     pub fn load(token: &[u8], tls: Option<&TlsFiles>) -> Result<Self> {
         Ok(Self {
             job: String::new(),
@@ -40,10 +41,10 @@ impl Credentials {
         })
     }
 
-    /// Whether `theirs`, the job of an initiator that knows the token, is this one.
+    /// Checks that `theirs`, the job id of an initiator that knows the token, is this process's.
     ///
     /// # Errors
-    /// `Rendezvous` with both jobs if not.
+    /// `Rendezvous` with both job ids if they differ.
     pub fn check_job(&self, theirs: &str, (initiator, responder): (usize, usize)) -> Result<()> {
         if theirs == self.job {
             return Ok(());

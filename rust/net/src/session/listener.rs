@@ -1,14 +1,15 @@
-//! The listener of a process: a port at which others connect. It lets those in who prove to belong to
-//! the job, and hands each connection to the service of its purpose.
+//! Listener of a process: a port to which other processes connect. It admits those that prove to
+//! belong to the job, and hands each connection to the service for its purpose.
 //!
-//! Everybody is greeted in a thread of their own and has a few seconds in all. There are slots for
-//! so many; when all are taken, those who have stayed longer than a member needs must go. So
-//! neither slow nor many strangers keep members out for long, and they cost a bounded number of
-//! threads and file descriptors. How many slots there are, and whether a flood of strangers is let in
-//! slowly, is a policy of who listens.
+//! Each handshake runs in a thread of its own and has a few seconds in all. The number of
+//! concurrent handshakes (slots) is bounded. When all slots are taken, handshakes that have lasted
+//! longer than a member needs are ended. So neither slow nor many strangers keep members out for
+//! long, and their threads and file descriptors are bounded. The listener's policy sets the number
+//! of slots, and may slow down a flood of strangers.
 //!
-//! A process may listen at an address where an earlier listener of it still is: that one gives way, if
-//! its policy says so, and leaves those who have connected meanwhile.
+//! A process may listen at an address where an earlier listener of its own is still open. If its
+//! policy allows, the earlier listener closes, and connections that wait in its socket pass to the
+//! new one.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -30,50 +31,51 @@ use gradring_proto::error::{Error, NotFormed, NotServed, Result, Text, Unusable}
 use gradring_proto::lock::{self, lock};
 pub use gradring_proto::wire::handshake::{self, Hello, Purpose};
 
-/// The time that an initiator has at least, also when others wait: a handshake takes milliseconds.
+/// Time that each initiator has even if others wait for a slot. A handshake takes milliseconds.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
-/// How long the system may refuse to let anybody in: less than initiators wait for an answer.
+/// Time after which it is an error that the system refuses new connections. Initiators wait longer
+/// than that for a reply.
 const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
-/// How often to look for a free slot.
+/// Interval between two checks for a free slot.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
-/// An initiator's thread needs little stack, even to check certificates.
+/// Stack of a handshake thread, which needs little even to check certificates.
 const HANDSHAKE_STACK_BYTES: usize = 512 << 10;
 
-/// What connections of a purpose are for.
+/// Handler of connections of certain purposes.
 pub trait Service: Send + Sync {
-    /// Whether it is for this purpose.
+    /// Returns `true` for connections of this purpose.
     fn serves(&self, purpose: &Purpose) -> bool;
 
-    /// Whether an initiator that knows the token has business here. There is time until the deadline.
+    /// Admits or refuses an initiator that knows the token; returns before the deadline.
     fn admit(&self, hello: &Hello, deadline: Instant) -> Result<()>;
 
-    /// Forgets one that was admitted: it does not know, and may connect again.
+    /// Revokes an admission that the initiator did not receive; it may connect again.
     fn forget(&self, _hello: &Hello) {}
 
-    /// Whether a connection that was admitted takes no slot any more, so that nobody ends it to let
-    /// others in.
+    /// Returns `true` if admitted connections free their slot, so that they are never ended in
+    /// favour of others.
     fn is_of_members(&self) -> bool {
         false
     }
 
-    /// Takes over a connection that was admitted, or answers what is said there until the deadline.
+    /// Takes over an admitted connection, or replies to its requests until the deadline.
     fn serve(&self, hello: Hello, connection: Connection, deadline: Instant) -> Result<()>;
 }
 
-/// What a listener lets happen, at a time.
+/// Limits of a listener.
 #[derive(Clone, Copy)]
 pub struct Limits {
-    /// Connections in their handshake at the same time. Each takes two file descriptors, of which a
-    /// process often has 1024.
+    /// Largest number of concurrent handshakes. Each takes two file descriptors, and a process
+    /// often has only 1024.
     pub slots: usize,
-    /// How long a handshake may take, with what a service does then.
+    /// Time limit of a handshake, including the service's part.
     pub handshake: Duration,
-    /// Pause after a stranger.
+    /// Pause after a failed handshake.
     pub pause: Duration,
 }
 
 impl Limits {
-    /// Those of a listener whose initiators may all come at the same time.
+    /// Limits of a listener to which all initiators may connect at the same time.
     pub const USUAL: Self = Self {
         slots: 128,
         handshake: Duration::from_secs(5),
@@ -81,46 +83,46 @@ impl Limits {
     };
 }
 
-/// How a listener treats those who connect.
+/// Policy of a listener for its initiators.
 pub trait AccessPolicy: Send + Sync {
-    /// From now on.
+    /// Returns the limits for the next connections.
     fn limits(&self) -> Limits {
         Limits::USUAL
     }
 
-    /// Whether the next listener of the process at this address may take its place.
+    /// Returns `true` if a new listener of this process may take over the address.
     fn gives_way(&self) -> bool {
         false
     }
 
-    /// Somebody was turned away.
+    /// Called after an initiator has been turned away.
     fn turned_away(&self, _initiator: &Initiator, _error: &Error) {}
 
-    /// The listener closes: what waits on its threads needs to wait no more.
+    /// Called when the listener closes, to end waits on its threads.
     fn closes(&self) {}
 }
 
-/// Who listens, and for whom.
+/// Options of a listener.
 pub struct ListenOptions {
-    /// The index by which this process answers.
+    /// Index of this process in its replies.
     pub index: usize,
-    /// What proves that a process belongs to the job.
+    /// Credentials of this process, which initiators must match.
     pub credentials: Arc<Credentials>,
-    /// Who is let in.
+    /// Policy for initiators.
     pub policy: Arc<dyn AccessPolicy>,
-    /// What connections are for.
+    /// Services to which connections are handed.
     pub services: Vec<Arc<dyn Service>>,
-    /// What those hear for whose purpose there is no service.
+    /// Reply to initiators whose purpose no service handles.
     pub no_service: NotServed,
 }
 
-/// A process that has connected.
+/// A process that has connected to a listener.
 pub struct Initiator {
-    /// Where it comes from.
+    /// Source address of its connection.
     pub address: IpAddr,
-    /// Whether it has come through TLS, where there is any.
+    /// `true` once the connection is set up, including TLS if it is used.
     pub is_connected: bool,
-    /// The rank it says it is, once it has proved to know the token.
+    /// Rank that it claims, once it has proved that it knows the token.
     pub proved_rank: Option<usize>,
 }
 
@@ -133,30 +135,31 @@ impl std::fmt::Display for Initiator {
     }
 }
 
-/// The open listening port. Closes when dropped.
+/// An open listening port; closes when dropped.
 pub struct Listener {
-    /// Where it listens.
+    /// Address at which it listens.
     pub address: SocketAddr,
     shared: Arc<Shared>,
 }
 
-/// What the thread of a listener and its owner share.
+/// State shared by the owner of a listener and its thread.
 struct Shared {
     address: SocketAddr,
     socket: TcpListener,
-    /// Also those of who is greeted, who may take a moment longer than the socket is open.
+    /// Shared with handshake threads, which can outlive the listening socket.
     options: Arc<ListenOptions>,
     closing: AtomicBool,
     wake_up: WakeUp,
-    /// Since when it cannot let anybody in, and why.
+    /// Time since which no connection can be accepted, and the reason.
     trouble: Mutex<Option<(Instant, Error)>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The listeners of this process.
+/// Open listeners of this process.
 static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
 
-/// The socket of a listener at `host:port`, and where it is.
+/// Binds a socket at `host:port`, or takes over that of an earlier listener of this process.
+/// Returns the socket and its address.
 pub fn bind(
     address: &str,
     resolved: io::Result<Vec<SocketAddr>>,
@@ -167,7 +170,8 @@ pub fn bind(
     bound(resolved.and_then(listen), address, index)
 }
 
-/// A socket at one of these ports of `ip`, whatever else this process listens at; and where it is.
+/// Binds a socket at the first free port of a range on `ip`, and takes over no earlier listener.
+/// Returns the socket and its address.
 pub fn bind_beside(
     ip: IpAddr,
     (first, last): (u16, u16),
@@ -194,7 +198,8 @@ fn bound(
 }
 
 impl Listener {
-    /// Listens where this process listens already; what listened there before gives way.
+    /// Listens on a socket that this process has open already. An earlier listener on it closes if
+    /// its policy allows.
     pub fn reopen(socket: &TcpListener, options: ListenOptions) -> Result<Self> {
         let cannot = |error| cannot_listen(&error, "its own address", options.index);
         let address = socket.local_addr().map_err(cannot)?;
@@ -203,7 +208,7 @@ impl Listener {
         Self::on(socket, &address.to_string(), options)
     }
 
-    /// Listens on a socket that was bound to `host:port`.
+    /// Listens on a socket that was bound to `address`, a `host:port`.
     pub fn on(socket: TcpListener, address: &str, options: ListenOptions) -> Result<Self> {
         let cannot = |error| cannot_listen(&error, address, options.index);
         socket.set_nonblocking(true).map_err(cannot)?;
@@ -229,7 +234,8 @@ impl Listener {
         Ok(Self { address, shared })
     }
 
-    /// The socket, which stays open when the listener closes; connections wait there then.
+    /// Returns a duplicate of the socket. It stays open when the listener closes, and new
+    /// connections wait in it.
     pub fn socket(&self) -> Result<TcpListener> {
         self.shared.socket.try_clone().map_err(|error| {
             let error = Text::of(error);
@@ -237,11 +243,11 @@ impl Listener {
         })
     }
 
-    /// Whether initiators can be let in.
+    /// Checks that connections can be accepted.
     ///
     /// # Errors
-    /// `Exhausted` if the system has refused it for much longer than strangers may stay then, so
-    /// that it is not they who take what there is.
+    /// `Exhausted` if the system has refused connections for `TROUBLE_LIMIT`. Strangers hold
+    /// resources for a much shorter time, so they are not the cause.
     pub fn check(&self) -> Result<()> {
         match &*lock(&self.shared.trouble) {
             Some((since, error)) if since.elapsed() >= TROUBLE_LIMIT => Err(error.clone()),
@@ -261,7 +267,7 @@ impl Drop for Listener {
 }
 
 impl Shared {
-    /// Notes why no connection can be accepted, or that one could.
+    /// Records why no connection can be accepted; `None` clears the record.
     fn note_trouble(&self, trouble: Option<Error>) {
         let mut noted = lock(&self.trouble);
         let since = noted
@@ -270,20 +276,20 @@ impl Shared {
         *noted = trouble.map(|error| (since, error));
     }
 
-    /// Accepts no connection any more.
+    /// Stops accepting connections, and joins the thread.
     fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.options.policy.closes();
         self.wake_up.wake();
         if let Some(thread) = lock::take(&self.thread) {
-            // A listener that panicked is closed as well.
+            // A listener whose thread panicked is closed as well.
             drop(thread.join());
         }
     }
 }
 
-/// The earlier listener of this process at one of these addresses, with those that have connected
-/// there meanwhile.
+/// Closes an earlier listener of this process at one of these addresses, if its policy allows.
+/// Returns its socket, with the connections that wait in it.
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
     let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
     let found = listeners.into_iter().find(|listener| {
@@ -293,7 +299,7 @@ fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
     found.socket.try_clone().ok()
 }
 
-/// What is wrong with this process's own address, and what to do.
+/// Returns the error for an address at which this process cannot listen.
 fn cannot_listen(error: &io::Error, address: &str, index: usize) -> Error {
     if let Some(error) = Error::out_of_resources(error, &format!("cannot listen on {address}")) {
         return error.blaming(index, host_name());
@@ -312,11 +318,11 @@ fn cannot_listen(error: &io::Error, address: &str, index: usize) -> Error {
 
 fn accept_each(shared: &Shared) {
     let pending = Arc::new(Pending::default());
-    // Whether the last who was greeted was a stranger: a flood of them may be let in slowly.
+    // `true` if the last handshake failed; a policy may then slow down a flood of strangers.
     let stranger = Arc::new(AtomicBool::new(false));
     let pause = |limit| poll::wait([shared.wake_up.awaited()], limit);
     loop {
-        // Whatever woke it, it sleeps again, unless it is to close.
+        // After any wake-up it sleeps again, unless the listener is closing.
         shared.wake_up.reset();
         if shared.closing.load(Ordering::Acquire) {
             break;
@@ -335,7 +341,7 @@ fn accept_each(shared: &Shared) {
                 continue;
             }
             Err(error) => {
-                // The initiator has gone again, or file descriptors are scarce.
+                // The initiator has disconnected, or file descriptors are scarce.
                 shared.note_trouble(cannot_let_in(&error));
                 pending.end_older_than(MIN_HANDSHAKE_TIME);
                 pause(LOOK_INTERVAL);
@@ -376,7 +382,8 @@ fn cannot_let_in(error: &io::Error) -> Option<Error> {
     Error::out_of_resources(error, "cannot let the others in")
 }
 
-/// Has an initiator prove what it is, and served. Notes in `initiator` what is known of it.
+/// Does the handshake with an initiator, and hands its connection to a service. Records in
+/// `initiator` how far it came.
 fn greet(
     tcp: TcpStream,
     initiator: &mut Initiator,
@@ -420,7 +427,7 @@ fn greet(
 }
 
 impl Initiator {
-    /// One that has proved nothing.
+    /// Creates an initiator that has proved nothing yet.
     #[must_use]
     pub const fn new(address: IpAddr) -> Self {
         Self {
@@ -439,7 +446,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// Answers inquiries with a number.
+    /// Replies to inquiries with a number.
     struct Number(u32);
 
     impl Service for Number {
@@ -457,7 +464,7 @@ mod tests {
         }
     }
 
-    /// One slot.
+    /// A policy with one slot.
     struct Narrow {
         gives_way: bool,
     }

@@ -1,6 +1,6 @@
-//! Sessions between processes of a job, whatever they are for: what proves that a process belongs to
-//! it (`credentials`), reaching another one (`connect`), letting others in (`listener`), and what is
-//! said of those who were not (`turned_away`).
+//! Sessions between processes of a job, for any purpose. `credentials` prove that a process belongs
+//! to the job, `connect` reaches another process, `listener` accepts connections, and `turned_away`
+//! summarises refused initiators for error messages.
 
 pub mod connect;
 pub mod credentials;

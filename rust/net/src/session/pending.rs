@@ -1,4 +1,4 @@
-//! Connections whose handshake is not over, which can be ended from outside.
+//! Connections during their handshake, which another thread can end.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 
 use gradring_proto::lock::lock;
 
-/// The connections in their handshake.
+/// Connections during their handshake.
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// In the order of their arrival.
+    /// In order of arrival.
     connections: Mutex<Vec<PendingConnection>>,
 }
 
 struct PendingConnection {
     number: u64,
     since: Instant,
-    /// To end the conversation from outside.
+    /// Duplicate of the socket, with which another thread ends the handshake.
     tcp: TcpStream,
 }
 
-/// A connection's slot among the pending ones, given back when dropped.
+/// Slot of a pending connection; freed when dropped.
 pub(crate) struct Slot {
     pending: Arc<Pending>,
     number: u64,
@@ -52,14 +52,14 @@ impl Pending {
         })
     }
 
-    /// Ends the connections that began longer ago than `limit`; their threads notice.
+    /// Shuts down the connections older than `limit`, which ends the handshakes in their threads.
     pub(crate) fn end_older_than(&self, limit: Duration) {
         for connection in self
             .connections()
             .iter()
             .filter(|connection| connection.since.elapsed() >= limit)
         {
-            // One who has gone already needs not be sent away.
+            // The peer may have disconnected already.
             let _ = connection.tcp.shutdown(Shutdown::Both);
         }
     }

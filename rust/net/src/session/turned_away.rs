@@ -1,4 +1,4 @@
-//! Initiators turned away before all have come, for error messages.
+//! Initiators that were turned away while a group formed, for error messages.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,36 +8,36 @@ use super::listener::Initiator;
 use gradring_proto::error::{Breach, Error, ErrorKind};
 use gradring_proto::lock::lock;
 
-/// Different reasons of members that are kept.
+/// Largest number of distinct reasons kept for members.
 const MEMBERS_REASONS_MAX: usize = 8;
-/// Different reasons that are kept for one sort of strangers.
+/// Largest number of distinct reasons kept for each sort of strangers.
 const STRANGERS_REASONS_MAX: usize = 2;
 
-/// Sorts of initiators. Strangers fill the places of their own sort only.
+/// Sorts of initiators. Each sort has its own limit, so strangers never displace members.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
 enum Sort {
     Member,
     OtherVersion,
-    /// By what went wrong, and whether it was after TLS.
+    /// Name of the exception, and `true` if it came after TLS.
     Stranger(&'static str, bool),
 }
 
-/// Those who were turned away for one reason.
+/// Initiators that were turned away for one reason.
 struct Visits {
-    /// The first.
+    /// Name of the first initiator.
     initiator: String,
     reason: String,
     advice: &'static str,
     count: usize,
-    /// Whether all had the same name and had the very same reason.
+    /// `true` if all had the same name and exactly the same reason.
     alike: bool,
 }
 
-/// What those who were turned away would like the user to know. As text it is empty, or the end of
-/// a sentence.
+/// Summary of refused initiators for the user. Its text is empty, or the end of a sentence.
 #[derive(Default)]
 pub struct TurnedAway {
-    /// By the reason; that of a stranger is without its numbers, which a stranger may choose.
+    /// Visits by sort and reason. Strangers' reasons are stored without digits, because a stranger
+    /// may choose the numbers.
     visits: Mutex<BTreeMap<(Sort, String), Visits>>,
 }
 
@@ -54,8 +54,7 @@ impl Sort {
 }
 
 impl TurnedAway {
-    /// Notes a visit; returns what people should hear of it, the first time that it is for this
-    /// reason.
+    /// Records a visit. Returns a sentence for the user at the first visit for a reason.
     pub fn note(&self, initiator: &Initiator, error: &Error) -> Option<String> {
         let (initiator_name, reason) = (initiator.to_string(), error.happened().to_string());
         let sort = Sort::of(initiator, error);
@@ -101,7 +100,7 @@ impl fmt::Display for TurnedAway {
                 _ => write!(f, " (and the like, {} times)", visits.count)?,
             }
         }
-        // What to do stands at the end, each once.
+        // Advice comes at the end, each sentence once.
         let mut advices: Vec<_> = visits.values().map(|visits| visits.advice).collect();
         advices.sort_unstable();
         advices.dedup();

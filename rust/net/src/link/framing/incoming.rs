@@ -9,14 +9,14 @@ use crate::link::{Broken, Link, STREAMS_MAX, parts};
 use gradring_proto::error::{BadSegment, Breakage};
 use gradring_proto::wire::frame::{CHECKED_BYTES_MAX, FRAME_HEADER_BYTES, Frame, checksum};
 
-/// Once a lane has ended, this much time without a byte means that its pipe is broken, and not
-/// that a peer has left whose last bytes are under way: more than several retransmissions.
+/// Time without a byte after which a pipe with an ended lane is broken. Before that, the last bytes
+/// of a peer that has left may still be under way. The limit covers several retransmissions.
 pub(super) const LAST_BYTES_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is received together with an announcement: small frames take one call.
+/// Bytes received together with a header, so that a small frame takes one call.
 const INBOX_BYTES: usize = 256;
 
-/// The receiving end of a pipe of one or more lanes, which the caller owns.
+/// The receiving end of a pipe over one or more lanes; the caller owns the lanes.
 pub(super) struct Incoming {
     frames: Frames,
     checked: Option<Checked>,
@@ -25,40 +25,40 @@ pub(super) struct Incoming {
 /// The frames of a pipe, in order.
 struct Frames {
     checked: bool,
-    /// By lane.
+    /// State of each lane.
     inlets: Vec<Inlet>,
-    /// Sequence of the frame to deliver next.
+    /// Sequence number of the frame to deliver next.
     next: u32,
-    /// The lane that has it, if the sender's lanes all had room.
+    /// Lane that carries it if all of the sender's lanes had capacity.
     turn: usize,
-    /// Since when nothing has come although a lane has ended.
+    /// Start of the time without bytes after a lane has ended.
     silent_since: Option<Instant>,
 }
 
-/// The next frame of a pipe whose frames are checked before they are handed out.
+/// The next frame of a pipe with checksums, which is checked before it is handed out.
 #[derive(Default)]
 struct Checked {
     /// Allocated when the pipe is first used.
     memory: Box<[u8]>,
-    /// How much of the frame has been received.
+    /// Bytes of the frame received so far.
     received: usize,
-    /// What was right of it and has not been handed out.
+    /// Range of checked bytes that have not been handed out.
     right: Range<usize>,
 }
 
-/// What a lane has brought of its next frame.
+/// Bytes that a lane has delivered of its next frame.
 #[derive(Clone)]
 struct Inlet {
     inbox: [u8; INBOX_BYTES],
-    /// Which part of the inbox has not been looked at.
+    /// Range of the inbox that has not been processed.
     held: Range<usize>,
-    /// The announced frame, and what is left of its length.
+    /// Frame whose header has arrived, and the payload bytes still to receive.
     frame: Option<(Frame, usize)>,
     ended: bool,
 }
 
 impl Incoming {
-    /// A pipe over so many lanes, at least one.
+    /// Creates the receiving end of a pipe over `lanes` lanes, at least one.
     pub(super) fn new(lanes: usize, checked: bool) -> Self {
         assert!((1..=STREAMS_MAX).contains(&lanes));
         let inlet = Inlet {
@@ -79,7 +79,8 @@ impl Incoming {
         }
     }
 
-    /// Whether to wait for a lane after `try_receive` found nothing: it could have the next frame.
+    /// Returns `true` if the lane may deliver the next frame, so that it is worth waiting for after
+    /// `try_receive` returned `None`.
     pub(super) fn awaits(&self, lane: usize) -> bool {
         match self.frames.lane_of_next() {
             Some(known) => lane == known,
@@ -87,7 +88,7 @@ impl Incoming {
         }
     }
 
-    /// Whether there is something to receive that has left its lane.
+    /// Returns `true` if bytes to receive have left their lane, where `poll` does not see them.
     pub(super) fn has_buffered(&self) -> bool {
         let right = |checked: &Checked| !checked.right.is_empty();
         let mut lanes = 0..self.frames.inlets.len();
@@ -95,8 +96,8 @@ impl Incoming {
             || lanes.any(|lane| self.awaits(lane) && self.frames.inlets[lane].has_buffered())
     }
 
-    /// Receives into a prefix of `parts`, which has room; returns its length, or `None` if nothing
-    /// is there.
+    /// Receives into a prefix of `parts`, which must not be empty; returns its length, or `None` if
+    /// no bytes have arrived.
     pub(super) fn try_receive(
         &mut self,
         lanes: &mut [Box<dyn Link>],
@@ -111,8 +112,8 @@ impl Incoming {
         Ok((taken > 0).then_some(taken))
     }
 
-    /// What is right of the frame that comes next, as far as it was not consumed; nothing if it has
-    /// not arrived in full. `None` if frames are not checked.
+    /// Returns the checked bytes of the next frame that have not been consumed, none if it has not
+    /// arrived in full. `None` if the pipe has no checksums.
     pub(super) fn readable(
         &mut self,
         lanes: &mut [Box<dyn Link>],
@@ -137,7 +138,7 @@ impl Incoming {
         Ok(Some(&checked.memory[checked.right.clone()]))
     }
 
-    /// Hands out the first `count` bytes of those that were right.
+    /// Marks the first `count` checked bytes as handed out.
     pub(super) fn consume(&mut self, count: usize) {
         if let Some(checked) = &mut self.checked {
             assert!(
@@ -150,7 +151,8 @@ impl Incoming {
 }
 
 impl Frames {
-    /// Receives of the next frame; returns how much, and the frame if that was the rest of it.
+    /// Receives payload of the next frame. Returns the number of bytes, and the frame if it is
+    /// complete.
     fn receive(
         &mut self,
         lanes: &mut [Box<dyn Link>],
@@ -179,7 +181,7 @@ impl Frames {
         self.inlets.iter().position(has_next)
     }
 
-    /// The lane that has the next frame, as far as announcements have arrived.
+    /// Returns the lane with the next frame, if its header has arrived.
     fn find_next(&mut self, lanes: &mut [Box<dyn Link>]) -> Result<Option<usize>, Broken> {
         let count = self.inlets.len();
         for index in 0..count {
@@ -205,7 +207,7 @@ impl Frames {
         Ok(None)
     }
 
-    /// Takes note of a lane's next frame, if its announcement is complete.
+    /// Checks and stores the header of a lane's next frame, if it is complete.
     fn admit(&mut self, index: usize) -> Result<(), Broken> {
         let inlet = &self.inlets[index];
         let held = &inlet.inbox[inlet.held.clone()];
@@ -222,11 +224,11 @@ impl Frames {
         let mut others = self.inlets.iter().filter_map(|inlet| inlet.frame);
         let repeated = others.any(|(other, _)| other.sequence == frame.sequence);
         let came = frame.sequence;
-        // Sequences start again after the last one.
+        // Sequence numbers wrap around.
         if repeated || frame.sequence.wrapping_sub(self.next) > u32::MAX / 2 {
             return wrong(BadSegment::OtherCame { came });
         }
-        // With one lane there is no other that could bring it.
+        // A single lane cannot leave a gap that another one fills.
         if self.inlets.len() == 1 && frame.sequence != self.next {
             return wrong(BadSegment::OtherCame { came });
         }
@@ -239,7 +241,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Whether the next frame can still come.
+    /// Fails if the next frame can no longer arrive.
     fn nothing_yet(&mut self) -> Result<(), Broken> {
         let hopeless = !self.inlets.iter().any(Inlet::may_announce);
         let Some(ended) = self.inlets.iter().position(|inlet| inlet.ended) else {
@@ -260,12 +262,12 @@ impl Frames {
 }
 
 impl Inlet {
-    /// Whether the lane could say now which frame is its next.
+    /// Returns `true` if the next bytes of the lane are a header.
     const fn may_announce(&self) -> bool {
         self.frame.is_none() && !self.ended
     }
 
-    /// Whether what is held comes to something.
+    /// Returns `true` if the bytes in the inbox are payload or a whole header.
     fn has_buffered(&self) -> bool {
         match self.frame {
             Some(_) => !self.held.is_empty(),
@@ -287,8 +289,8 @@ impl Inlet {
         Ok(())
     }
 
-    /// Receives payload of the announced frame, and with its last bytes what follows of the next
-    /// announcement; returns how much, and the frame if that was the rest of it.
+    /// Receives payload of the current frame, and with its last bytes those of the next header that
+    /// have arrived. Returns the number of payload bytes, and the frame if it is complete.
     fn receive_payload(
         &mut self,
         lane: &mut dyn Link,
@@ -325,7 +327,7 @@ impl Inlet {
     }
 }
 
-/// Whether a frame's payload is what was sent.
+/// Compares a frame's payload with its checksum.
 fn check(frame: Frame, payload: &[u8]) -> Result<(), Broken> {
     let found = checksum([payload]);
     if found == frame.checksum {

@@ -1,33 +1,33 @@
-//! One link over several, or one whose bytes are checked, or both.
+//! A link over several lanes, or with checksums, or both.
 //!
-//! A link of one lane without checksums is that lane: nothing is added to its bytes. Otherwise the
-//! bytes of each pipe are cut into *frames*, each announced by its sequence and length, and with
-//! checksums by that of its payload (`wire::frame`). Each frame travels on one lane. Several lanes
-//! are for networks that limit each connection; shared memory has one.
+//! A single lane without checksums is used as it is: nothing is added to its bytes. Otherwise the
+//! bytes of each pipe are cut into *frames*. A header announces a frame's sequence number and
+//! length, and with checksums the checksum of its payload (`wire::frame`). Each frame travels on
+//! one lane. Several lanes are for networks that limit each connection; shared memory has one.
 //!
-//! *Sending.* Whichever lane has room begins the next frame, so a lane that is slow takes fewer.
-//! Nothing is copied: a frame that its lane takes only in part is remembered as a range of what
-//! was offered, and goes on from there with the next offer. Other lanes go on with later frames
-//! meanwhile. What counts as sent is the prefix of the pipe's bytes that lanes have taken without
-//! a gap; bytes beyond it stay the sender's to keep unchanged, as any unsent bytes are. This needs
-//! one thing of the caller: an offer begins where the pipe stands and reaches at least as far as the
-//! one before, which holds for all that send buffers in order.
+//! *Sending.* Any lane with capacity begins the next frame, so a slow lane carries fewer. Nothing
+//! is copied. If a lane takes only part of a frame, the rest is remembered as a range of the offer,
+//! and the lane continues with the next offer. Meanwhile other lanes send later frames. The bytes
+//! that count as sent are the prefix of the pipe that lanes have taken without a gap. The sender
+//! keeps bytes beyond that prefix unchanged, like all unsent bytes. An offer must begin at the end
+//! of that prefix and reach at least as far as the previous offer; a sender that sends buffers in
+//! order always does so.
 //!
-//! *Receiving.* The lane whose next frame is the next of the pipe is read straight into the
-//! caller's memory; the bytes of the others wait where they are. Each lane carries its frames in
-//! rising order, so the next frame is always the next of the lane that carries it, and nothing can
-//! deadlock. The announcement of a lane's next frame comes with the last bytes of the one before.
+//! *Receiving.* The lane with the pipe's next frame is read straight into the caller's memory; the
+//! bytes of other lanes wait where they are. Each lane carries its frames in rising order. So the
+//! pipe's next frame is always the next frame of some lane, and nothing can deadlock. The header of
+//! a lane's next frame is received with the last bytes of the previous frame.
 //!
 //! *Checksums.* The next frame is received into memory of the pipe, and handed out when all of it
-//! has arrived and is right: what is wrong is neither reduced nor passed on to other ranks, so no
-//! rank can end a collective with it. What is wrong ends the pipe. The price is looking at every byte
-//! once more on both sides, and on the receiving side one copy inside the cache: a reduction takes
-//! its operand from where the frame was checked.
+//! has arrived and its checksum is right. A corrupted frame is neither reduced nor passed on to
+//! other ranks, so no rank can end a collective with it; it ends the pipe. The cost is one more
+//! pass over the bytes on both sides, and one copy inside the cache on the receiving side. A
+//! reduction takes its operand from the memory where the frame was checked.
 //!
-//! *An end.* A peer that leaves ends all lanes at once, but their last bytes do not arrive at once:
-//! a lane that has ended between two frames is only left out. If the next frame does not come,
-//! the pipe is broken: at once if no lane is left that could bring it, or else when nothing has
-//! come for a while.
+//! *End.* A peer that leaves ends all lanes at once, but their last bytes do not arrive at once. So
+//! a lane that has ended between two frames is only left out. If the next frame does not come, the
+//! pipe is broken: at once if no lane is left that could carry it, otherwise after
+//! `LAST_BYTES_LIMIT` without a byte.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -44,10 +44,11 @@ pub(super) mod tests;
 use incoming::Incoming;
 use outgoing::Outgoing;
 
-/// Slices in one system call, the announcement included; more take several calls.
+/// Largest number of slices in one system call, including the header; more slices take several
+/// calls.
 const SLICES: usize = 66;
 
-/// A link over all of these `lanes`, at least one, whose bytes are checked if they are to be.
+/// Combines one or more `lanes` into a link, with checksums if `checked`.
 #[must_use]
 pub fn over(mut lanes: Lanes, checked: bool) -> Box<dyn Link> {
     match lanes.len() {
@@ -126,7 +127,7 @@ impl Link for Framed {
     }
 }
 
-/// Says on which of several lanes something broke.
+/// Adds the number of the broken lane to an error, if there are several lanes.
 fn on_lane(lane: usize, lanes: usize) -> impl Fn(Broken) -> Broken {
     move |broken| match lanes {
         1 => broken,

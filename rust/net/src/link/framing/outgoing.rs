@@ -9,33 +9,33 @@ use gradring_proto::wire::frame::{
     CHECKED_BYTES_MAX, FRAME_BYTES_MAX, Frame, FrameHeader, checksum,
 };
 
-/// The sending end of a pipe of one or more lanes, which the caller owns.
+/// The sending end of a pipe over one or more lanes; the caller owns the lanes.
 pub(super) struct Outgoing {
     checked: bool,
-    /// By lane: what is left of a frame that it has taken in part.
+    /// Rest of the frame that a lane has sent in part, by lane.
     unsent: Vec<Option<Unsent>>,
-    /// The next frame, of which no lane has taken anything.
+    /// Next frame, of which no lane has taken a byte.
     ready: Option<Unsent>,
-    /// Of the frame to announce next.
+    /// Sequence number of the frame to cut next.
     sequence: u32,
-    /// Bytes from the start of the next offer on that belong to announced frames.
+    /// Bytes at the start of the next offer that are already cut into frames.
     framed: usize,
-    /// The lane to begin the next frame, if it has room.
+    /// Lane to try next.
     turn: usize,
-    /// Whether lanes without a begun frame would have had more to do.
+    /// `true` if bytes are left for lanes that have no frame of their own.
     wants_room: bool,
 }
 
-/// What is left of a frame.
+/// Unsent rest of a frame.
 struct Unsent {
     header: FrameHeader,
     header_sent: usize,
-    /// Where the rest lies in the next offer.
+    /// Range of the unsent payload in the next offer.
     payload: Range<usize>,
 }
 
 impl Outgoing {
-    /// A pipe over so many lanes, at least one.
+    /// Creates the sending end of a pipe over `lanes` lanes, at least one.
     pub(super) fn new(lanes: usize, checked: bool) -> Self {
         assert!((1..=STREAMS_MAX).contains(&lanes));
         Self {
@@ -49,7 +49,8 @@ impl Outgoing {
         }
     }
 
-    /// Whether to wait for a lane after `try_send` found no room: any of these may go on.
+    /// Returns `true` if the lane has bytes to send, so that it is worth waiting for after
+    /// `try_send` returned `None`.
     pub(super) fn awaits(&self, lane: usize) -> bool {
         self.wants_room || self.unsent[lane].is_some()
     }
@@ -83,7 +84,7 @@ impl Outgoing {
         Ok((sent > 0).then_some(sent))
     }
 
-    /// Goes on with a lane's frame, or begins the next one; whether there may be room for more.
+    /// Continues a lane's frame, or begins the next one. Returns `true` if the lane may take more.
     fn push(
         &mut self,
         index: usize,
@@ -106,7 +107,7 @@ impl Outgoing {
         let filled = 1 + parts::select(offer, unsent.payload.clone(), &mut slices[1..]);
         let wanted = parts::length(&slices[..filled]);
         let sent = lane.try_send(&slices[..filled]);
-        // A lane that took nothing has not begun a frame: another may.
+        // A lane that took nothing has not begun the frame, so another lane may.
         let Some(sent) = sent.map_err(on_lane(index, lanes))? else {
             return Ok(false);
         };
@@ -115,8 +116,8 @@ impl Outgoing {
         Ok(sent == wanted)
     }
 
-    /// The next frame, with its checksum if it needs one. It is small enough that an offer has
-    /// frames for all lanes, and again while some wait.
+    /// Cuts the next frame, with a checksum if the pipe has them. Frames are small enough that an
+    /// offer has frames for all lanes, and more for fast lanes while slow ones are full.
     fn announce(&mut self, offer: &[IoSlice<'_>], offered: usize) -> Unsent {
         let share = 2 * FRAME_BYTES_MAX / self.unsent.len();
         let bytes_max = share.min(if self.checked {
@@ -145,7 +146,7 @@ impl Outgoing {
 }
 
 impl Unsent {
-    /// What is left after so many more bytes.
+    /// Returns the rest after `sent` more bytes.
     fn after(mut self, sent: usize) -> Self {
         let of_header = sent.min(self.header.len() - self.header_sent);
         self.header_sent += of_header;

@@ -1,4 +1,4 @@
-//! Pipes over made-up streams, whose readiness the tests decide, and over real sockets.
+//! Pipes over simulated streams, whose readiness the tests decide, and over real sockets.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
@@ -48,13 +48,13 @@ fn slices<'a>(mut bytes: &'a [u8], random: &mut Random) -> Vec<IoSlice<'a>> {
     slices
 }
 
-/// One connection, of which the test decides what it takes and what has arrived.
+/// A simulated connection. The test decides how many bytes it takes and delivers.
 #[derive(Clone, Default)]
 struct Wire(Arc<Mutex<WireState>>);
 
 #[derive(Default)]
 struct WireState {
-    /// What it takes before it is full.
+    /// Bytes that it takes before it is full.
     room: usize,
     under_way: VecDeque<u8>,
     arrived: VecDeque<u8>,
@@ -137,7 +137,7 @@ fn is(one: &Wire, other: &Wire) -> bool {
     Arc::ptr_eq(&one.0, &other.0)
 }
 
-/// Those of the streams for which a pipe waits.
+/// Returns the streams for which a pipe waits.
 fn awaited<'a>(
     wires: &'a [Wire],
     awaits: impl Fn(usize) -> bool + 'a,
@@ -146,8 +146,8 @@ fn awaited<'a>(
     wires.filter_map(move |(lane, wire)| awaits(lane).then_some(wire))
 }
 
-/// Sends `sent` over a pipe of made-up streams, which get room and deliver in random order, and
-/// waits as an executor would: only for the streams that the pipe asks for.
+/// Sends `sent` over a pipe of simulated streams, which get capacity and deliver in random order.
+/// Waits only for the streams that the pipe awaits, as an executor does.
 fn transfer(
     (streams, checked): (usize, bool),
     sent: &[u8],
@@ -155,7 +155,7 @@ fn transfer(
     random: &mut Random,
 ) -> Vec<u8> {
     let wires: Vec<Wire> = (0..streams).map(|_| Wire::default()).collect();
-    // Both ends have each wire.
+    // Both ends use the same wires.
     let (mut inlets, mut outlets) = (lanes(&wires), lanes(&wires));
     let mut outgoing = Outgoing::new(streams, checked);
     let mut incoming = Incoming::new(streams, checked);
@@ -178,7 +178,7 @@ fn transfer(
                 assert!(awaited.all(|wire| wire.state().room == 0));
                 may_send = false;
             }
-            // What was accepted is on its way, whatever becomes of the buffer.
+            // Accepted bytes arrive even if their buffer is overwritten.
             let accepted = accepted.unwrap_or(0);
             source[position..position + accepted].fill(0xaa);
             position += accepted;
@@ -216,7 +216,8 @@ fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
     for seed in 0..200 {
         let mut random = Random(seed);
         let streams = 1 + random.below(16);
-        // What wires take and deliver at a time; smaller ones move less, to end in time.
+        // Bytes that wires take and deliver at a time. Small steps get less payload, to end in
+        // time.
         let step = [1, 40, 5_000, 500_000][random.below(4)];
         let sent = payload(1 + random.below((2_000 * step).min(3_000_000)), seed);
         let checked = random.below(2) == 0;
@@ -232,12 +233,12 @@ fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
     wires[0].state().room = 100;
     wires[1].state().room = usize::MAX;
     let sent = payload(1 << 20, 1);
-    // The first stream takes a frame's announcement and 84 bytes of it.
+    // The first stream takes the header of a frame and 84 bytes of its payload.
     let accepted = outgoing.try_send(&mut lanes(&wires), &[IoSlice::new(&sent)]);
     assert_eq!(accepted, Ok(Some(84)));
     let beyond = wires[1].state().under_way.len();
     assert_eq!(beyond, (1 << 20) - (256 << 10) + 3 * 16);
-    // All is begun: only the stalled stream can go on.
+    // All frames are begun, so only the stalled stream can continue.
     let rest = [IoSlice::new(&sent[84..])];
     assert_eq!(outgoing.try_send(&mut lanes(&wires), &rest), Ok(None));
     assert!(awaited(&wires, |lane| outgoing.awaits(lane)).all(|wire| is(wire, &wires[0])));

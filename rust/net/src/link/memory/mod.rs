@@ -19,7 +19,7 @@ pub struct MemoryLink {
     number: usize,
     /// Bytes a pipe holds before it is full; small values exercise partial transfers.
     capacity_bytes: usize,
-    /// Wakes who waits at the other end.
+    /// Wakes the thread that waits at the other end.
     other_doorbell: Arc<WakeUp>,
 }
 
@@ -29,13 +29,13 @@ struct Pipe {
     closed: bool,
 }
 
-/// The meshes of `world_size` ranks whose pipes hold `capacity_bytes` each.
+/// Returns the meshes of `world_size` ranks, with pipes of `capacity_bytes` each.
 #[must_use]
 pub fn mesh(world_size: usize, capacity_bytes: usize) -> Vec<Mesh> {
     mesh_of(world_size, capacity_bytes, |_, _, link| Box::new(link))
 }
 
-/// The same, over what `wrap` makes of a rank's link to a peer.
+/// Returns the same meshes with each link wrapped. `wrap` gets the rank, its peer and the link.
 ///
 /// # Panics
 /// When the system has no file descriptor left.
@@ -128,7 +128,7 @@ impl Link for MemoryLink {
 }
 
 impl Drop for MemoryLink {
-    /// The other end sees the ends of both pipes.
+    /// Closes both pipes, and wakes the other end.
     fn drop(&mut self) {
         lock(&self.pipes)
             .iter_mut()

@@ -15,11 +15,12 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::pipe::Shared;
 
-/// What the counters occupy in the file.
+/// Bytes of the file for the counters.
 const SHARED_BYTES: usize = 4096;
 /// The largest page size of any kernel that we know: mappings begin at multiples of it.
 const PAGE_BYTES_MAX: usize = 64 << 10;
-/// Nobody can cut the file, which would kill the other process with SIGBUS, nor lift that.
+/// Seals that fix the file's size and the seals. A process that shrank the file would kill the
+/// other one with SIGBUS.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -36,16 +37,17 @@ pub(super) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// New memory of zeros whose rings hold `capacity` bytes each, and the file to share it with.
+    /// Creates zeroed memory with rings of `capacity` bytes each. Returns it with the file by which
+    /// it is shared.
     pub(super) fn create(capacity: usize) -> io::Result<(Self, OwnedFd)> {
         let file = create_file()?;
-        // Allocated now, when there still is an alternative.
+        // Allocates the memory now, while another kind of link is still possible.
         fallocate(&file, FallocateFlags::empty(), 0, file_bytes(capacity))?;
         fcntl_add_seals(&file, SEALS)?;
         Ok((Self::map(file.as_fd(), capacity)?, file))
     }
 
-    /// The memory in a file that another process created with the same capacity.
+    /// Maps the memory in a file that another process created with the same capacity.
     pub(super) fn open(file: OwnedFd, capacity: usize) -> io::Result<Self> {
         if !fcntl_get_seals(&file)?.contains(SEALS) {
             return Err(io::Error::other("the memory is not sealed"));
@@ -98,8 +100,8 @@ impl Arena {
 
     /// The counters.
     pub(super) fn shared(&self) -> &Shared {
-        // SAFETY: this part of the mapping is large enough and begins with a page; any bits are
-        // valid for the atomics of which `Shared` consists, and they may change at any time.
+        // SAFETY: this part of the mapping is large enough and begins with a page. `Shared`
+        // consists of atomics, for which any bits are valid and may change at any time.
         unsafe { self.base.add(4 * self.capacity).cast().as_ref() }
     }
 
@@ -114,14 +116,14 @@ impl Arena {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
     }
 
-    /// The `length` bytes of ring `ring` at `position`.
+    /// Returns the `length` bytes of ring `ring` at `position`.
     ///
     /// # Safety
     /// These bytes must be this side's to read until the end of the borrow.
     pub(super) unsafe fn read(&self, ring: usize, position: usize, length: usize) -> &[u8] {
-        // SAFETY: `at` is valid for this length and initialised; nobody writes there meanwhile.
-        // A process that breaks this promise runs as the same user, with the same token, and could
-        // change this process's memory in other ways; what it can change here is only payload.
+        // SAFETY: `at` is valid for this length and initialised; nobody writes there meanwhile. A
+        // process that breaks this promise runs as the same user with the same token, so it could
+        // change this process's memory in other ways too. Here it can change only payload.
         unsafe { std::slice::from_raw_parts(self.at(ring, position, length).as_ptr(), length) }
     }
 

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::tests::link;
 use super::{RING_BYTES_MAX, RING_BYTES_MIN, ShmLink};
 
-/// More than the caches hold.
+/// Larger than the caches.
 const BUFFER_BYTES: usize = 100 << 20;
 /// Moved and timed at once: less than a time slice, since other processes disturb spinning ones.
 const PIECE_BYTES: usize = 10 << 20;
 const ROUNDS: usize = 60;
 const ROUND_TRIPS: u32 = 2_000;
-/// What a receiver that works in place handles at a time.
+/// Bytes that a receiver handles at a time when it works in place.
 const TILE_BYTES: usize = 128 << 10;
 /// Attempts before a waiting thread lets others have the processor.
 const SPINS: u32 = 2_000;

@@ -4,8 +4,8 @@
 //! proves that they share a host. The memory holds one ring of bytes per direction. Sending copies
 //! into the ring; the receiver copies out of it, or works on the bytes where they are.
 //!
-//! Neither side makes a system call while both are awake. A side that wants to sleep announces it, looks
-//! once more, and polls its *doorbell*, an eventfd that the other side rings:
+//! Neither side makes a system call while both are awake. A side that wants to sleep announces it,
+//! checks once more, and polls its *doorbell*, an eventfd that the other side rings:
 //!
 //! ```text
 //! link.announce_sleep(direction);
@@ -14,8 +14,8 @@
 //! read(doorbell);                    // before looking at any link again
 //! ```
 //!
-//! A process that dies cannot say so here: it closes nothing. A rank that waits for a link also
-//! polls a socket to the same rank. The kernel frees the memory with its last user.
+//! A process that is killed does not close its end of the link. So a rank that waits for a link
+//! also polls a TCP socket to the same rank. The kernel frees the memory with its last user.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -35,23 +35,23 @@ mod pipe;
 
 use pairing::{Own, pair};
 
-/// What a ring holds at most. When ranks share a core, each change from one to the other moves at
-/// most this.
+/// Largest capacity of a ring. If ranks share a core, each switch from one to the other moves at
+/// most this many bytes.
 const RING_BYTES_MAX: usize = 1 << 20;
-/// What it holds at least: a mapping begins with a page, which may be as large.
+/// Smallest capacity of a ring: mappings begin with a page, and a page may be as large.
 const RING_BYTES_MIN: usize = 64 << 10;
-/// What the rings of all pairs of a host hold together.
+/// Largest total capacity of all rings of a host, if each has more than the smallest one.
 const HOST_BYTES_MAX: usize = 256 << 20;
 
-/// What each ring holds on a host where so many pairs of ranks share memory: as much as leaves the
-/// whole host within its bound.
+/// Returns the capacity of a ring on a host where `pairs` pairs of ranks share memory. It is the
+/// largest with which the host stays within `HOST_BYTES_MAX`, but at least `RING_BYTES_MIN`.
 fn ring_bytes(pairs: usize) -> usize {
     let most = HOST_BYTES_MAX / 2 / pairs.max(1);
     let most = most.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
     1 << most.ilog2()
 }
 
-/// Memory of one host.
+/// Links over the shared memory of one host.
 pub const KIND: Kind = Kind {
     name: "shm",
     link: |introduction: &mut Introduction<'_>| {
@@ -65,7 +65,7 @@ pub const KIND: Kind = Kind {
         let deadline = introduction.deadline;
         let paired = pair(stream, &own, ring_bytes, deadline, &mut *introduction.go_on)?;
         Ok(paired.map(|memory| {
-            // One connection stays, which ends with the peer's process.
+            // One TCP connection stays open, because it ends with the peer's process.
             let witness = introduction.connections.swap_remove(0);
             introduction.connections.clear();
             vec![Box::new(Shared {
@@ -80,14 +80,14 @@ pub const KIND: Kind = Kind {
 /// A link to a rank that shares memory.
 struct Shared {
     memory: ShmLink,
-    /// On which nothing ever arrives but its end.
+    /// TCP connection on which nothing arrives but its end.
     witness: Connection,
-    /// Whether the other side's process has ended.
+    /// `true` once the peer's process has ended.
     ended: bool,
 }
 
 impl Shared {
-    /// What nothing means: to wait, unless the peer has ended.
+    /// Turns `None`, which means to wait, into an error if the peer has ended.
     fn unless_ended<T>(&self, outcome: Option<T>) -> Result<Option<T>, Broken> {
         if outcome.is_none() && self.ended {
             return Err(Breakage::ProcessEnded.into());
@@ -142,7 +142,7 @@ pub struct ShmLink {
     /// 0 or 1; also the ring on which this side sends.
     number: usize,
     side: Side,
-    /// Rung when the other side sleeps and need not any more.
+    /// Rung when the other side sleeps and can continue.
     other_doorbell: OwnedFd,
 }
 
@@ -218,7 +218,8 @@ impl ShmLink {
         Ok((filled > 0 || wanted == 0).then_some(filled))
     }
 
-    /// All bytes that have arrived, where they are, with no seam; `consume` makes room for more.
+    /// Returns all bytes that have arrived, in place and contiguous; `consume` frees their
+    /// capacity.
     ///
     /// # Errors
     /// As for `try_receive`.
@@ -242,18 +243,18 @@ impl ShmLink {
         }
     }
 
-    /// Says that this side will sleep until `direction` is ready; see the module's text.
+    /// Announces that this side will sleep until `direction` is ready; see the module's text.
     pub fn announce_sleep(&self, direction: Direction) {
         self.side.announce_sleep(self.arena.shared(), direction);
     }
 
-    /// Whether sending or receiving would come to something, be it an error.
+    /// Returns `true` if sending or receiving would not have to wait; it may also fail.
     #[must_use]
     pub fn ready(&self, direction: Direction) -> bool {
         self.side.ready(self.arena.shared(), direction)
     }
 
-    /// Takes all announcements back.
+    /// Withdraws all announcements.
     pub fn awake(&self) {
         self.side.awake(self.arena.shared());
     }
@@ -278,7 +279,7 @@ impl ShmLink {
 }
 
 impl Drop for ShmLink {
-    /// Ends the link; the other side can still receive what was sent.
+    /// Ends the link; the other side can still receive the bytes sent before.
     fn drop(&mut self) {
         if self.side.close(self.arena.shared()) {
             self.ring();

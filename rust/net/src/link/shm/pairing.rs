@@ -1,4 +1,4 @@
-//! Pairing for shared memory, over a connection on which two ranks know each other already.
+//! Pairing of two ranks for shared memory, over their authenticated connection.
 //!
 //! ```text
 //! initiator -> responder  TCP   name of a Unix socket and a nonce      | why not
@@ -9,11 +9,11 @@
 //! initiator -> responder  TCP   both use it                            | why not
 //! ```
 //!
-//! The Unix socket has an abstract name, which exists only in this host's network namespace, so to
-//! reach it proves more than any comparison of host names. Everybody on the host can see the name
-//! and connect; only the nonce, known over TCP alone, is answered. A side that cannot go on says "why not"
-//! over TCP. After an initiator's nothing follows, and it has the last word: both sides know the same
-//! reason, and the connection is as before.
+//! The Unix socket has an abstract name, which exists only in this host's network namespace. So
+//! reaching it proves more than comparing host names does. Every process of the host can see the
+//! name and connect; the memory is passed only to a peer that sends the nonce, which it knows from
+//! TCP. A side that cannot continue sends its reason ("why not") over TCP. The initiator's refusal
+//! is final. Afterwards both sides agree on the reason, and the TCP connection is reusable.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -38,27 +38,28 @@ use gradring_proto::wire::pairing as wire;
 
 /// Bytes of the random part of the socket's name, and of the nonce.
 const RANDOM_BYTES: usize = 16;
-/// Connections that have not sent the nonce yet; a new one drives out the oldest.
+/// Largest number of connections that have not sent the nonce yet; a new one replaces the oldest.
 const PENDING_MAX: usize = 16;
-/// How long the other side tries to reach the initiator, which waits for it: at most, and at most
-/// this part of the time that is left, so that its answer still comes in time.
+/// Longest time for which the responder tries to reach the initiator's socket. The remaining time
+/// divided by `REACHING_PART` is a second limit, so that its reply still comes in time.
 const REACHING_LIMIT: Duration = Duration::from_secs(10);
 const REACHING_PART: u32 = 2;
 
 type Nonce = [u8; RANDOM_BYTES];
 
-/// What one side brings.
+/// Name, role and doorbell of one side.
 pub(super) struct Own<'a> {
-    /// Who it is.
+    /// Name of this process in messages.
     pub(super) name: &'a str,
-    /// Exactly one of both is.
+    /// `true` on exactly one of the two sides.
     pub(super) initiator: bool,
     /// An eventfd that the other side rings.
     pub(super) doorbell: BorrowedFd<'a>,
 }
 
 impl Own<'_> {
-    /// What this process lacks, said of it by its name, as the other one hears it, too.
+    /// Returns a message about a resource that this process lacks, if that is the cause. It names
+    /// the process, because the peer receives the message too.
     fn shortage(&self, error: &io::Error) -> Option<String> {
         let shortage = Error::out_of_resources(error, self.name)?;
         Some(shortage.kind.to_string())
@@ -70,14 +71,15 @@ impl Own<'_> {
     }
 }
 
-/// Tries to share memory with the process at the other end of `stream`, which runs this at the
-/// same time. Both know what a ring of the memory holds.
+/// Tries to share memory with the process at the other end of `stream`, which calls this at the
+/// same time with the same `ring_bytes`.
 ///
-/// Returns the link, or why there is none. `stream` carries nothing of this afterwards. It asks now
-/// and then whether to go on.
+/// Returns the link, or the reason why there is none. Afterwards no bytes of the pairing are left
+/// on `stream`. Polls `go_on` during waits.
 ///
 /// # Errors
-/// When the connection fails, the other side is not done by `deadline`, or `go_on` says no.
+/// When the connection fails, the other side does not finish by `deadline`, or `go_on` returns
+/// `false`.
 pub(super) fn pair(
     stream: &mut Connection,
     own: &Own<'_>,
@@ -112,15 +114,15 @@ fn initiate(
         passing::send(&responder, &descriptors)?;
         Ok(responder)
     });
-    // A responder that waits in vain notices here, and says so.
+    // A responder that waits in vain notices the closed listener, and replies.
     drop(offer.listener);
     let other_doorbell = match (talk.hear()?, responder) {
-        // The responder's doorbell came before its answer.
+        // The responder sent its doorbell before its reply.
         (Ok(_), Ok(responder)) => {
             receive_doorbell(&responder).map_err(|error| own.reason("the initiator failed", &error))
         }
         (Err(reason), Ok(_)) => Err(reason),
-        // Why the responder has waited in vain is known here only.
+        // Only the initiator knows why the responder has waited in vain.
         (Ok(_), Err(error)) => Err(own.reason("the initiator failed", &error)),
         (Err(reason), Err(error)) => Err(own.shortage(&error).unwrap_or(reason)),
     };
@@ -150,7 +152,7 @@ fn respond(
     answer(talk, accepted)
 }
 
-/// Tells the initiator what has come of its offer, and hears whether both use it.
+/// Sends the outcome of the offer to the initiator, and receives its final decision.
 fn answer(
     talk: &mut Talk<'_>,
     accepted: Result<ShmLink, String>,
@@ -165,7 +167,7 @@ fn answer(
     Ok(talk.hear()?.and(accepted))
 }
 
-/// What the other side needs in order to share memory.
+/// The initiator's offer: shared memory, and a Unix socket at which it is passed on.
 struct Offer {
     arena: Arena,
     file: OwnedFd,
@@ -191,7 +193,7 @@ impl Offer {
         })
     }
 
-    /// The connection that knows the nonce.
+    /// Waits for the connection that sends the nonce.
     fn await_responder(&self, talk: &mut Talk<'_>) -> io::Result<UnixStream> {
         let mut pending = VecDeque::with_capacity(PENDING_MAX + 1);
         loop {
@@ -219,7 +221,7 @@ impl Offer {
         }
     }
 
-    /// Takes the responder out of `pending`, and closes all that said something else.
+    /// Takes the responder out of `pending`, and closes connections that sent other bytes.
     fn recognise(&self, pending: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
         for _ in 0..pending.len() {
             let mut connection = pending.pop_front()?;
@@ -268,7 +270,8 @@ fn receive_doorbell(responder: &UnixStream) -> io::Result<OwnedFd> {
 
 /// Makes sure that ringing neither blocks nor raises SIGPIPE.
 fn check_doorbell(doorbell: &OwnedFd) -> io::Result<()> {
-    // Files, pipes and sockets have a type; what only the kernel makes, such as eventfds, has none.
+    // Files, pipes and sockets have a type; objects that exist only in the kernel, such as
+    // eventfds, have none.
     if FileType::from_raw_mode(fstat(doorbell)?.st_mode) != FileType::Unknown {
         return Err(io::Error::other("the doorbell is no eventfd"));
     }
@@ -296,8 +299,9 @@ fn reach(name: &[u8], limit: Duration) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Repeats what signals interrupt, which is every call that waits on a socket with a time limit,
-/// even if their handlers would have calls go on. All of it takes twice the `limit` at most.
+/// Repeats a call that signals interrupt. That happens to every call that waits on a socket with a
+/// time limit, even if handlers restart other calls (`SA_RESTART`). All repetitions take at most
+/// twice the `limit`.
 fn despite_signals<T>(limit: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let started = Instant::now();
     loop {
@@ -331,7 +335,7 @@ impl Talk<'_> {
         Ok(Err(reason))
     }
 
-    /// The other side's next message: its content, or why there is no more to say.
+    /// Receives the other side's next message: its content, or its reason for refusing.
     fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
         wire::read(&mut self.line())
     }
@@ -340,12 +344,12 @@ impl Talk<'_> {
         DeadlineStream::cancellable(self.stream, self.deadline, &mut *self.go_on)
     }
 
-    /// Whether the other side has said something, or gone.
+    /// Returns `true` if the other side has sent bytes or closed the connection.
     fn has_answer(&self) -> bool {
         self.stream.is_readable()
     }
 
-    /// The time that is left, if there is no reason to give up.
+    /// Returns the remaining time. Fails if there is none or `go_on` returns `false`.
     fn left(&mut self) -> io::Result<Duration> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -364,7 +368,7 @@ fn is_equal(a: &Nonce, b: &Nonce) -> bool {
     std::hint::black_box(difference) == 0
 }
 
-/// What there is by now.
+/// Turns an error that means "nothing yet" into `None`.
 fn unless_later<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
     match outcome {
         Err(error) if is_later(error.kind()) => Ok(None),

@@ -1,4 +1,4 @@
-//! File descriptors over Unix sockets (SCM_RIGHTS), and who is at the other end.
+//! Passing of file descriptors over Unix sockets (SCM_RIGHTS), and the check of the peer's user.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
-/// Descriptors in one message.
+/// Largest number of descriptors in one message.
 const DESCRIPTORS_MAX: usize = 2;
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
@@ -26,7 +26,7 @@ pub(super) fn send(socket: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::R
     Ok(())
 }
 
-/// Receives one message with exactly `N` descriptors; waits as long as the socket's timeout says.
+/// Receives one message with exactly `N` descriptors; waits at most for the socket's timeout.
 pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedFd; N]> {
     const { assert!(N <= DESCRIPTORS_MAX) };
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -34,7 +34,7 @@ pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedF
     let mut payload = [0];
     let payload = &mut [IoSliceMut::new(&mut payload)];
     let received = recvmsg(socket, payload, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    // All are owned before any is judged, so that none leaks.
+    // All descriptors are owned before the checks, so that none leaks.
     let mut descriptors = Vec::with_capacity(DESCRIPTORS_MAX);
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
@@ -45,7 +45,7 @@ pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedF
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        // The system drops descriptors for which this process has no room.
+        // The kernel drops descriptors that exceed the limit of this process.
         return Err(Errno::MFILE.into());
     }
     descriptors
@@ -53,7 +53,7 @@ pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedF
         .map_err(|_| io::Error::other("another number of file descriptors came"))
 }
 
-/// Whether the process at the other end runs as the same user.
+/// Returns `true` if the process at the other end runs as the same user.
 pub(super) fn is_same_user(socket: &UnixStream) -> io::Result<bool> {
     Ok(sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
 }

@@ -1,16 +1,17 @@
-//! The protocol of two pipes in shared memory: who may touch which bytes, and who wakes whom.
+//! The protocol of two pipes in shared memory: ownership of bytes, and wake-ups.
 //!
-//! A pipe is a ring of bytes with two counters that only grow: `tail`, the bytes that its producer
-//! has published, and `head`, the bytes that its consumer has given back. The bytes between them
-//! are the consumer's, all others the producer's. Each side writes one counter and reads the other.
+//! A pipe is a ring of bytes with two counters that only grow. `tail` counts the bytes that the
+//! producer has published, `head` those that the consumer has given back. The bytes between them
+//! belong to the consumer, all others to the producer. Each side writes one counter and reads the
+//! other.
 //!
-//! A side that wants to sleep says so in its flag and looks once more; a side that publishes looks
-//! at the flag afterwards. A fence between the two steps on both sides makes sure that at least one
-//! of them sees the other, so no wake-up is lost, and that neither makes a system call while both
+//! A side that wants to sleep sets its flag and reads the counter once more. A side that publishes
+//! reads the flag afterwards. Fences between the two steps on both sides ensure that at least one
+//! side sees the other's write, so no wake-up is lost. Neither side makes a system call while both
 //! are awake.
 //!
-//! The other process is not trusted with this one's memory: its counters are checked on each read.
-//! Loom checks the protocol (`make loom`), hence no bytes here.
+//! The other process is not trusted, so its counters are checked on each read. The bytes are
+//! handled elsewhere, so that Loom can check the protocol (`make loom`).
 
 #[cfg(all(test, loom))]
 use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -21,11 +22,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 use crate::link::{Broken, Direction};
 use gradring_proto::error::Breakage;
 
-/// Bytes published or given back at a time, so that both sides of a large transfer are busy: a part
-/// of an L1 cache.
+/// Bytes published or given back at a time, so that both sides are busy during a large transfer; a
+/// part of an L1 cache.
 pub(super) const BATCH_BYTES: usize = 16 << 10;
 
-/// What two processes share besides the bytes; all zeros at the beginning.
+/// State that two processes share besides the bytes; all zeros at the start.
 #[repr(C)]
 pub(super) struct Shared {
     /// Indexed by the side that produces.
@@ -42,36 +43,34 @@ struct Counters {
     head: Line<AtomicU64>,
 }
 
-/// Rarely written, so that both sides keep a copy in their caches.
+/// Flags of one side. They are written rarely, so both sides keep a copy in their caches.
 #[repr(C)]
 struct Flags {
     /// The directions for which this side sleeps, as a sum of `bit`s.
     asleep: AtomicU32,
-    /// Whether this side will neither publish nor give back anything more.
+    /// 1 once this side will neither publish nor give back more bytes.
     closed: AtomicU32,
-    /// From which core this side published last, plus one; zero if it has not.
+    /// CPU core from which this side published last, plus one; zero before that.
     core: AtomicU32,
 }
 
-/// Two cache lines of its own, as processors fetch them in pairs.
+/// A value in two cache lines of its own, because processors fetch lines in pairs.
 #[repr(C, align(128))]
 struct Line<T>(T);
 
-/// One side of both pipes: what this process knows without looking at the shared counters.
+/// One side of both pipes, with this process's copies of the shared counters.
 pub(super) struct Side {
     /// 0 or 1.
     number: usize,
     capacity: u64,
-    /// What this side has published on its outgoing pipe, and the head that it last saw there.
+    /// Bytes published on the outgoing pipe, and its head when last read.
     tail: u64,
     head_seen: u64,
-    /// What this side has read on its incoming pipe, how much of it the producer knows, and the tail
-    /// that this side last saw there.
+    /// Bytes read from the incoming pipe, those of them given back, and its tail when last read.
     head: u64,
     given_back: u64,
     tail_seen: u64,
-    /// Bytes that are given back at a time. The producer always has as much room at least when
-    /// everything has been read, so it never waits for bytes that are kept.
+    /// Bytes given back at a time; small enough that a drained ring never blocks the producer.
     batch: u64,
 }
 
@@ -98,8 +97,8 @@ impl Side {
         }
     }
 
-    /// How many bytes may be written at `write_position`; looks again at what the consumer gave
-    /// back only if fewer than `wanted` are known.
+    /// Returns the number of bytes that may be written at `write_position`. Reads the consumer's
+    /// counter only if it knows of fewer than `wanted`.
     pub(super) fn room(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
         if self.other_closed(shared) {
             return Err(Broken::closed());
@@ -110,12 +109,12 @@ impl Side {
         Ok((self.capacity - (self.tail - self.head_seen)) as usize)
     }
 
-    /// Where in the ring the next byte is written.
+    /// Returns the position in the ring of the next byte to write.
     pub(super) fn write_position(&self) -> usize {
         (self.tail % self.capacity) as usize
     }
 
-    /// Gives `count` written bytes to the consumer; `true` if it has to be woken.
+    /// Gives `count` written bytes to the consumer; returns `true` if it has to be woken.
     #[must_use]
     pub(super) fn publish(&mut self, shared: &Shared, count: usize) -> bool {
         assert!(count as u64 <= self.capacity - (self.tail - self.head_seen));
@@ -125,12 +124,13 @@ impl Side {
         self.should_wake(shared, Direction::Receive)
     }
 
-    /// How many bytes may be read at `read_position`; looks for more only if fewer than `wanted`
-    /// are known. None left of a closed pipe is an error.
+    /// Returns the number of bytes that may be read at `read_position`. Reads the producer's
+    /// counter only if it knows of fewer than `wanted`. A drained pipe that is closed is an error.
     pub(super) fn filled(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
         if self.tail_seen - self.head < wanted as u64 {
             self.tail_seen = self.load_tail(shared)?;
-            // The other side publishes before it closes: what it published last counts.
+            // The other side publishes before it closes, so the counter is read again after the
+            // flag.
             if self.tail_seen == self.head && self.other_closed(shared) {
                 self.tail_seen = self.load_tail(shared)?;
                 if self.tail_seen == self.head {
@@ -141,13 +141,13 @@ impl Side {
         Ok((self.tail_seen - self.head) as usize)
     }
 
-    /// Where in the ring the next byte is read.
+    /// Returns the position in the ring of the next byte to read.
     pub(super) fn read_position(&self) -> usize {
         (self.head % self.capacity) as usize
     }
 
-    /// Gives `count` bytes that were read back to the producer, now or with later ones; `true` if
-    /// it has to be woken. Small messages need not tell it each time.
+    /// Gives `count` read bytes back to the producer, now or with later ones, so that small
+    /// messages do not each write the counter. Returns `true` if the producer has to be woken.
     #[must_use]
     pub(super) fn give_back(&mut self, shared: &Shared, count: usize) -> bool {
         assert!(count as u64 <= self.tail_seen - self.head);
@@ -160,16 +160,16 @@ impl Side {
         self.should_wake(shared, Direction::Send)
     }
 
-    /// Says that this side will sleep until `direction` is ready. Next comes `ready`, and sleep
-    /// only if it says no.
+    /// Announces that this side will sleep until `direction` is ready. The caller then calls
+    /// `ready`, and sleeps only if it returns `false`.
     pub(super) fn announce_sleep(&self, shared: &Shared, direction: Direction) {
         let asleep = &shared.flags[self.number].0.asleep;
         asleep.fetch_or(bit(direction), Relaxed);
-        // Pairs with `should_wake`: either it sees the flag, or `ready` sees what was published.
+        // Pairs with `should_wake`: either that sees the flag, or `ready` sees the new counter.
         fence(SeqCst);
     }
 
-    /// Whether an attempt in `direction` would come to something, be it an error.
+    /// Returns `true` if an attempt in `direction` would not have to wait; it may also fail.
     pub(super) fn ready(&self, shared: &Shared, direction: Direction) -> bool {
         let moved = match direction {
             Direction::Send => {
@@ -180,17 +180,17 @@ impl Side {
         moved || self.other_closed(shared)
     }
 
-    /// Takes back all announcements.
+    /// Withdraws all announcements.
     pub(super) fn awake(&self, shared: &Shared) {
         let asleep = &shared.flags[self.number].0.asleep;
-        // Without an announcement the line stays where it is.
+        // Without an announcement there is no write, so the cache line stays shared.
         if asleep.load(Relaxed) != 0 {
             asleep.store(0, Relaxed);
         }
     }
 
-    /// Ends both pipes; what was published before can still be read. `true` if the other side has
-    /// to be woken.
+    /// Ends both pipes; bytes published before can still be read. Returns `true` if the other side
+    /// has to be woken.
     #[must_use]
     pub(super) fn close(&self, shared: &Shared) -> bool {
         shared.flags[self.number].0.closed.store(1, Release);
@@ -199,7 +199,7 @@ impl Side {
         sends || receives
     }
 
-    /// Lets the other side know the core of this thread.
+    /// Publishes the CPU core of this thread.
     fn note_core(&self, shared: &Shared) {
         let core = rustix::thread::sched_getcpu() as u32 + 1;
         let noted = &shared.flags[self.number].0.core;
@@ -208,14 +208,14 @@ impl Side {
         }
     }
 
-    /// The core from which the other side published last, if it has.
+    /// Returns the CPU core from which the other side published last, if it has published.
     pub(super) fn core_of_peer(&self, shared: &Shared) -> Option<usize> {
         let noted = shared.flags[1 - self.number].0.core.load(Relaxed);
         (noted as usize).checked_sub(1)
     }
 
-    /// Whether the other side sleeps for `direction`, of which something was just published. It is
-    /// woken once per announcement.
+    /// Returns `true` if the other side sleeps for `direction`, whose counter was just written. It
+    /// is woken once per announcement.
     fn should_wake(&self, shared: &Shared, direction: Direction) -> bool {
         fence(SeqCst);
         let asleep = &shared.flags[1 - self.number].0.asleep;
@@ -324,7 +324,7 @@ mod tests {
             assert!(reason.contains(&format!("took back up to byte {wrong}")));
             assert!(side.ready(&shared, Direction::Send));
         }
-        // A counter that goes back leaves room that is wrong, but not too much of it.
+        // A counter that goes backwards gives a wrong capacity, but never too much.
         shared.counters[0].head.0.store(8, Relaxed);
         assert_eq!(side.room(&shared, 8), Ok(8));
         assert!(!side.publish(&shared, 4));

@@ -268,6 +268,6 @@ fn the_rings_of_a_host_stay_within_its_bound_with_up_to_400_ranks() {
         assert!(2 * pairs * ring <= HOST_BYTES_MAX, "{ranks} ranks");
         assert_eq!(ring == RING_BYTES_MAX, pairs <= 128, "{ranks} ranks");
     }
-    // A parameter server may say what it likes.
+    // A parameter server may report any number.
     assert_eq!(ring_bytes(usize::MAX), RING_BYTES_MIN);
 }

@@ -1,5 +1,4 @@
-//! One TCP connection, plain or inside TLS, non-blocking: what reads or writes it need not know
-//! which.
+//! A non-blocking TCP connection, plain or inside TLS, behind one interface.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +14,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A plain one.
+    /// Creates a plain connection.
     ///
     /// # Errors
     /// When the socket cannot be configured.
@@ -24,33 +23,34 @@ impl Connection {
         Ok(Self { socket, tls: None })
     }
 
-    /// Puts everything from here on into TLS.
+    /// Encrypts all further bytes with TLS.
     pub(super) fn enter(&mut self, session: Session) {
         assert!(self.tls.is_none(), "one layer of TLS is enough");
         self.tls = Some(Box::new(session));
     }
 
-    /// The connection under everything, for its addresses and options.
+    /// Returns the TCP socket, for its addresses and options.
     #[must_use]
     pub const fn tcp(&self) -> &TcpStream {
         self.socket.tcp()
     }
 
-    /// Whether bytes have arrived that need not be waited for: `poll` does not know of them.
+    /// Returns `true` if bytes are buffered in this process, where `poll` does not see them.
     #[must_use]
     pub fn has_buffered(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_buffered())
     }
 
-    /// Whether reading would come to something now, be it an error.
+    /// Returns `true` if a read would not block: it gives bytes, the end or an error.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         self.has_buffered() || self.socket.is_readable()
     }
 
-    /// Sends a prefix of `parts` and returns its length. Inside TLS a single byte may be on its way
-    /// although there was `WouldBlock`: the same bytes must be offered again. Of more, all but one
-    /// count as sent.
+    /// Sends a prefix of `parts` and returns its length. If TLS has encrypted bytes that the socket
+    /// does not take in full, all but the last count as sent. If that leaves none, the result is
+    /// `WouldBlock`. The same bytes must then be offered again, since their ciphertext is already
+    /// queued.
     pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.write_vectored(parts),
@@ -58,7 +58,7 @@ impl Connection {
         }
     }
 
-    /// Receives into a prefix of `parts` and returns its length, 0 at the end.
+    /// Receives into a prefix of `parts` and returns its length; 0 at the end of the connection.
     pub(super) fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &mut self.tls {
             None => self.socket.read_vectored(parts),

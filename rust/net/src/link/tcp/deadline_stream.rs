@@ -1,4 +1,5 @@
-//! A connection in conversation: ranks greet each other and agree before payload travels.
+//! Blocking reads and writes with a deadline, for handshakes and negotiations before payload
+//! travels.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::Shutdown;
@@ -11,24 +12,24 @@ use super::socket::is_later;
 use crate::caller::INTERRUPT_INTERVAL;
 use crate::link::poll;
 
-/// How long one who is sent away has to hear why.
+/// Time for a refused peer to read the reason.
 const DISMISSAL_LIMIT: Duration = Duration::from_secs(1);
 
-/// Says whether to go on with waiting.
+/// Polled during waits; `false` cancels the wait.
 pub type GoOn<'a> = &'a mut dyn FnMut() -> bool;
 
-/// Reads and writes a connection and waits for it until a deadline that bounds everything together:
-/// a peer that sends a byte now and then gains no time.
+/// Blocking stream over a connection. One deadline bounds all reads and writes together, so a peer
+/// that sends a byte now and then gains no time.
 pub struct DeadlineStream<'a> {
     connection: &'a mut Connection,
     deadline: Instant,
-    /// Asked now and then, by one who may have a reason to give up before the deadline. What waits
-    /// then fails; inside TLS, too, in the middle of a record.
+    /// Polled during waits; `false` ends them with an error before the deadline, even in the middle
+    /// of a TLS record.
     go_on: Option<GoOn<'a>>,
 }
 
 impl<'a> DeadlineStream<'a> {
-    /// Waits until `deadline`.
+    /// Creates a stream that waits until `deadline`.
     pub fn new(connection: &'a mut Connection, deadline: Instant) -> Self {
         Self {
             connection,
@@ -37,7 +38,7 @@ impl<'a> DeadlineStream<'a> {
         }
     }
 
-    /// Waits until `deadline`, or until `go_on` says no.
+    /// Creates a stream that waits until `deadline`, or until `go_on` returns `false`.
     pub fn cancellable(connection: &'a mut Connection, deadline: Instant, go_on: GoOn<'a>) -> Self {
         Self {
             connection,
@@ -46,17 +47,17 @@ impl<'a> DeadlineStream<'a> {
         }
     }
 
-    /// Ends the connection in a way that lets the other side read what it was told: to close while
-    /// something is unread would take it back.
+    /// Ends the connection so that the peer can read the bytes sent to it. Closing a socket with
+    /// unread input would reset the connection, and the peer would lose the reply.
     pub(super) fn dismiss(mut self) {
         self.deadline = self.deadline.min(Instant::now() + DISMISSAL_LIMIT);
-        // Whatever fails here, the connection is over.
+        // The connection ends even if this fails.
         let _ = self.connection.tcp().shutdown(Shutdown::Write);
         let mut unread = [0; 1024];
         while self.read(&mut unread).is_ok_and(|count| count > 0) {}
     }
 
-    /// Repeats `body` until it need not wait any more.
+    /// Repeats `body` until it no longer blocks, and waits in between.
     fn attend(
         &mut self,
         awaited: fn(&Connection) -> PollFd<'_>,
@@ -94,7 +95,8 @@ impl Write for DeadlineStream<'_> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
 
-    /// All parts in one call: TLS has no other to say why it ends a handshake.
+    /// Sends all parts in one call, because rustls makes only one to send the alert that ends a
+    /// handshake.
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.attend(poll::writable, |connection| connection.send(parts))
     }
@@ -104,7 +106,7 @@ impl Write for DeadlineStream<'_> {
     }
 }
 
-/// What a wait ends with that is asked not to go on.
+/// Returns the error of a cancelled wait.
 pub(crate) fn gave_up() -> io::Error {
     io::Error::other("this rank gave up")
 }
@@ -120,7 +122,7 @@ mod tests {
     use super::*;
     use crate::link::tcp::tls::shake_hands;
 
-    /// A connection, and its other end, on which nobody says anything.
+    /// Returns a connection, and its other end, which stays silent.
     fn to_the_silent() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -128,7 +130,8 @@ mod tests {
         (connection, listener.accept().unwrap().0)
     }
 
-    /// What `body` comes to for one who is told three times to go on, and then no more.
+    /// Returns the outcome of `body` on a silent connection with a `go_on` that cancels at its
+    /// fourth call.
     fn asked_three_times<T>(
         body: impl FnOnce(&mut DeadlineStream<'_>) -> io::Result<T>,
     ) -> io::Result<T> {

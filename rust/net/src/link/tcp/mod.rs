@@ -1,4 +1,4 @@
-//! TCP: one lane for each connection, which goes anywhere.
+//! Links over TCP, between any hosts: one lane for each connection.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,19 +18,19 @@ mod session;
 mod socket;
 pub mod tls;
 
-/// Congestion control of connections inside a host, where no packet is lost or late: BBR, the
-/// default of many systems, paces them, which costs a third of their bandwidth. Reno is the one
-/// that every kernel has.
+/// Congestion control of connections inside a host, where no packet is lost or late. BBR, the
+/// default of many systems, would pace these connections and cost a third of their bandwidth. Every
+/// kernel has Reno.
 const LOOPBACK_CONGESTION: &str = "reno";
 
-/// Environment variable that names another one, for connections between hosts too, or is `system`
-/// to leave the choice to the kernel.
+/// Environment variable with another congestion control, also for connections between hosts.
+/// `system` leaves the choice to the kernel.
 const CONGESTION_VARIABLE: &str = "GRADRING_TCP_CONGESTION";
 
-/// Where Linux lists what it has.
+/// File in which Linux lists its congestion controls.
 const KNOWN_CONGESTION: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 
-/// The connections that ranks have made already.
+/// Links over the connections that ranks have made already.
 pub const KIND: Kind = Kind {
     name: "tcp",
     link: |introduction: &mut Introduction<'_>| {
@@ -40,8 +40,8 @@ pub const KIND: Kind = Kind {
     },
 };
 
-/// Opens a connection. Its congestion control is chosen before it begins, because Linux goes on
-/// pacing a connection that began with BBR when it is given another one.
+/// Opens a connection. The congestion control is set first, because Linux continues to pace a
+/// connection that began with BBR even after a change.
 ///
 /// # Errors
 /// When nobody accepts it within `limit`.
@@ -52,11 +52,11 @@ pub(crate) fn connect(to: SocketAddr, limit: Duration) -> std::io::Result<TcpStr
     Ok(socket.into())
 }
 
-/// Listens at the first address that can be had. What it accepts begins with the congestion control
-/// of connections inside a host; `configure` gives others theirs.
+/// Listens at the first address that can be bound. Accepted connections begin with the congestion
+/// control for connections inside a host; `configure` corrects it for others.
 ///
 /// # Errors
-/// When none can be had.
+/// When no address can be bound.
 pub(crate) fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(addresses)?;
     choose_congestion(SockRef::from(&listener), true);
@@ -64,7 +64,7 @@ pub(crate) fn listen(addresses: &[SocketAddr]) -> std::io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Makes a connection fit for payload.
+/// Prepares a connection for payload: sets its options, and registers it to be closed in forks.
 pub fn configure(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     forks::note(stream);
@@ -72,7 +72,8 @@ pub fn configure(stream: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Where the kernel does not allow a wish, the system's choice works as well, if slower.
+/// Sets the congestion control of a socket. Errors are ignored: the system's default works as well,
+/// but may be slower.
 fn choose_congestion(socket: SockRef<'_>, inside_host: bool) {
     let chosen = match wished_congestion(inside_host) {
         (Some(wish), _) => Ok(wish.into_bytes()),
@@ -81,7 +82,7 @@ fn choose_congestion(socket: SockRef<'_>, inside_host: bool) {
     let _ = chosen.and_then(|chosen| socket.set_tcp_congestion(&chosen));
 }
 
-/// A sentence about `GRADRING_TCP_CONGESTION`, if the kernel does not allow what it names.
+/// Returns a warning if the kernel refuses the value of `GRADRING_TCP_CONGESTION`.
 pub fn ignored_congestion() -> Option<String> {
     let wish = std::env::var(CONGESTION_VARIABLE).ok()?;
     if wish.is_empty() || wish == "system" {
@@ -100,7 +101,7 @@ fn system_congestion() -> std::io::Result<Vec<u8>> {
     Socket::new(Domain::IPV4, Type::STREAM, None)?.tcp_congestion()
 }
 
-/// Whether an address is this host's: only then can a socket be bound to it.
+/// Returns `true` for an address of this host. A socket cannot be bound to any other.
 fn is_own(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
@@ -109,7 +110,7 @@ fn is_inside_host(stream: &TcpStream) -> std::io::Result<bool> {
     Ok(stream.local_addr()?.ip() == stream.peer_addr()?.ip())
 }
 
-/// The congestion control that a configured connection uses, and why.
+/// Returns the congestion control of a configured connection, and the reason for it.
 pub(super) fn congestion(stream: &TcpStream) -> std::io::Result<(String, String)> {
     let name = SockRef::from(stream).tcp_congestion()?;
     let name = String::from_utf8_lossy(&name);
@@ -121,7 +122,7 @@ pub(super) fn congestion(stream: &TcpStream) -> std::io::Result<(String, String)
     Ok((name.into(), why))
 }
 
-/// The congestion control that a connection should use, if not the system's, and why.
+/// Returns the congestion control to set, `None` for the system's, and the reason.
 fn wished_congestion(inside_host: bool) -> (Option<String>, &'static str) {
     match std::env::var(CONGESTION_VARIABLE).unwrap_or_default() {
         wish if wish == "system" => (None, CONGESTION_VARIABLE),
@@ -169,7 +170,7 @@ impl Link for Connection {
 fn later_or_broken(error: &std::io::Error) -> Result<Option<usize>, Broken> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
-        // Only TLS looks at the data.
+        // Only TLS inspects the data.
         ErrorKind::InvalidData => {
             let error = Text::of(error);
             Err(Breakage::Undecipherable { error }.into())

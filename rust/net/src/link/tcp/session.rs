@@ -1,10 +1,10 @@
-//! TLS over a socket that may block at any byte.
+//! TLS over a non-blocking socket, which may take a part of any record.
 //!
-//! The sender is told of bytes as sent when the peer will get them without further calls, and as
-//! not sent when another connection could take them instead. What was encrypted is neither until the
-//! socket has taken all of its ciphertext. So meanwhile all but the last byte of it count as sent:
-//! the bytes belong to this connection, and the caller comes back for the last one. No ciphertext
-//! is left behind when a collective ends.
+//! Bytes count as sent when the peer will get them without further calls, and as unsent when
+//! another connection could take them instead. Encrypted bytes are neither until the socket has
+//! taken all of their ciphertext. Meanwhile all but the last of them count as sent. So the bytes
+//! belong to this connection, and the caller returns for the last one. No ciphertext is left behind
+//! when a collective ends.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 
@@ -13,28 +13,29 @@ use rustls::CertificateError;
 use super::socket::is_later;
 use gradring_proto::error::{Breach, Error, NotTrusted, Text, Unusable};
 
-/// Plaintext encrypted at a time: sixteen records, which stay in cache until they are sent.
+/// Bytes of plaintext encrypted at a time: sixteen records, which stay in cache until they are
+/// sent.
 const SEND_BYTES: usize = 256 << 10;
-/// Ciphertext received at a time.
+/// Bytes of ciphertext received at a time.
 const RECEIVE_BYTES: usize = 128 << 10;
 
-/// A connection that has shaken hands.
+/// TLS of a connection after the handshake.
 pub(super) struct Session {
     connection: rustls::Connection,
-    /// Bytes of plaintext, one at most, that have been encrypted and not been reported as sent: the
-    /// ciphertext has not been sent in full.
+    /// Encrypted bytes of plaintext that were not reported as sent, at most one. Their ciphertext
+    /// has not been sent in full.
     withheld: usize,
     inbox: Box<[u8]>,
-    /// Which part of the inbox has not been decrypted.
+    /// Range of the inbox that has not been decrypted.
     received: std::ops::Range<usize>,
-    /// How many decrypted bytes wait inside the connection.
+    /// Decrypted bytes that wait inside the connection.
     decrypted: usize,
 }
 
 impl Session {
     pub(super) fn new(mut connection: rustls::Connection) -> Self {
         connection.set_buffer_limit(None);
-        // The last message of the handshake may have come together with something else.
+        // Payload may have arrived together with the last message of the handshake.
         let state = connection.process_new_packets();
         Self {
             decrypted: state.map_or(0, |state| state.plaintext_bytes_to_read()),
@@ -49,7 +50,7 @@ impl Session {
         self.decrypted > 0 || !self.received.is_empty()
     }
 
-    /// As `Connection::send`.
+    /// Same as `Connection::send`.
     pub(super) fn send(
         &mut self,
         socket: &mut impl Write,
@@ -83,7 +84,7 @@ impl Session {
         Ok(())
     }
 
-    /// As `Connection::receive`.
+    /// Same as `Connection::receive`.
     pub(super) fn receive(
         &mut self,
         socket: &mut impl Read,
@@ -118,7 +119,7 @@ impl Session {
         }
     }
 
-    /// Moves what has been decrypted behind the first `filled` bytes of `parts`.
+    /// Moves decrypted bytes into `parts`, behind the first `filled` bytes.
     fn take_decrypted(
         &mut self,
         parts: &mut [IoSliceMut<'_>],
@@ -140,7 +141,7 @@ impl Session {
     }
 }
 
-/// What is to be said about an error of TLS on a connection.
+/// Translates an error of TLS into one of gradring's.
 pub(super) fn refusal(error: &rustls::Error) -> Error {
     use rustls::Error::{
         AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,

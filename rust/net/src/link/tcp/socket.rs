@@ -1,4 +1,4 @@
-//! The bytes of a TCP connection as they are on the wire, non-blocking.
+//! Non-blocking reads and writes of the raw bytes of a TCP connection.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -7,8 +7,8 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use crate::link::parts;
 
-/// What is rather copied than sent or received in several parts: the system's calls for one part
-/// are the cheaper ones.
+/// Largest transfer that is copied into one buffer, because system calls for one part are cheaper
+/// than those for several.
 const PACKET_BYTES: usize = 256;
 
 /// A socket that does not block.
@@ -28,8 +28,8 @@ impl Socket {
         &self.tcp
     }
 
-    /// The core from which a sender on this host has sent last. Inside a host, the sender's core puts
-    /// what is sent into the receiver's socket.
+    /// Returns the CPU core from which a sender on this host sent last. Inside a host, the kernel
+    /// puts bytes into the receiver's socket on the sender's core.
     pub(super) fn core_of_sender(&self) -> Option<usize> {
         if !self.inside_host {
             return None;
@@ -38,7 +38,7 @@ impl Socket {
         Some(core.ok()? as usize)
     }
 
-    /// Whether reading would come to something now, be it an error.
+    /// Returns `true` if a read would not block: it gives bytes, the end or an error.
     pub(super) fn is_readable(&self) -> bool {
         let looked = rustix::net::recv(&self.tcp, &mut [0_u8][..], RecvFlags::PEEK);
         looked.map_or_else(|error| !is_later(error.kind()), |_| true)
@@ -88,7 +88,7 @@ impl Write for Socket {
     }
 }
 
-/// Whether the same call may come to something later.
+/// Returns `true` if the same call may succeed later.
 pub(super) fn is_later(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

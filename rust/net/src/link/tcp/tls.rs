@@ -1,8 +1,8 @@
 //! TLS 1.3 (RFC 8446) for everything that travels over TCP, with a certificate on both sides.
 //!
-//! The initiator checks that the certificate is for the name or address that it dialled; the responder,
-//! that the initiator's is of the job's authority. Resumption and early data are off: every connection
-//! proves everything.
+//! The initiator checks that the certificate is for the name or address that it dialled. The
+//! responder checks that the initiator's certificate is from the job's authority. Resumption and
+//! early data are off, so every connection does the full handshake.
 
 use std::fmt::Display;
 use std::io;
@@ -28,12 +28,12 @@ use crate::config::TlsFiles;
 use gradring_proto::error::{Error, Result, Text, Unusable};
 use gradring_proto::wire::handshake;
 
-/// What messages call the files: as an argument and as a variable, of which a user gave one.
+/// Names of the files in messages: argument and variable, because the user gave one of them.
 const CA: &str = "tls.ca (GRADRING_TLS_CA)";
 const CERTIFICATE: &str = "tls.cert (GRADRING_TLS_CERT)";
 const KEY: &str = "tls.key (GRADRING_TLS_KEY)";
 
-/// What a rank needs for TLS.
+/// Configurations of TLS for both roles of a rank.
 #[derive(Debug, Clone)]
 pub(crate) struct Tls {
     client: Arc<ClientConfig>,
@@ -44,7 +44,7 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// `Config` when one cannot be read or used; names it.
+    /// `Config` with the name of a file that cannot be read or used.
     pub(crate) fn load(files: &TlsFiles) -> Result<Self> {
         let provider = Arc::new(ring::default_provider());
         let mut roots = RootCertStore::empty();
@@ -75,7 +75,7 @@ impl Tls {
             .with_single_cert(chain, key)
             .map_err(of_own)?;
         server.session_storage = Arc::new(NoServerSessionStorage {});
-        // A ticket would lie unread on a connection that carries payload the other way.
+        // A ticket would stay unread on a connection that carries payload only the other way.
         server.send_tls13_tickets = 0;
         Ok(Self {
             client: Arc::new(client),
@@ -84,8 +84,8 @@ impl Tls {
     }
 }
 
-/// The initiator's side of a connection to `address`, a `host:port`: plain without `tls`. It asks now
-/// and then whether to go on.
+/// Makes the initiator's side of a connection to `address`, a `host:port`; plain without `tls`.
+/// Polls `go_on` during waits.
 ///
 /// # Errors
 /// `Authentication` for a certificate that one side does not accept; `Config` when the responder
@@ -111,11 +111,10 @@ pub(crate) fn connect(
     Ok(connection)
 }
 
-/// The responder's side.
+/// Makes the responder's side of a connection; plain without `tls`.
 ///
 /// # Errors
-/// As for `connect`; `Config` when one side speaks TLS and the other does not, which the initiator is
-/// told.
+/// As for `connect`; `Config` when only one side speaks TLS, which is also sent to the initiator.
 pub(crate) fn accept(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Result<Connection> {
     let speaks_tls = begins_with_tls(&tcp, deadline).map_err(|error| broken(&error))?;
     let mut connection = Connection::new(tcp).map_err(|error| broken(&error))?;
@@ -145,11 +144,10 @@ pub(crate) fn accept(tcp: TcpStream, tls: Option<&Tls>, deadline: Instant) -> Re
     Err(error)
 }
 
-/// Whether the initiator at the other end of a new connection starts with TLS; waits for its first
-/// bytes.
+/// Waits for the first bytes of a new connection. Returns `true` if they begin a handshake of TLS.
 fn begins_with_tls(tcp: &TcpStream, deadline: Instant) -> io::Result<bool> {
-    /// A handshake record of TLS 1.0 or later, which all versions begin with. No length of a
-    /// greeting looks like that.
+    /// Start of a handshake record, equal in TLS 1.0 and all later versions. The length of a plain
+    /// greeting never looks like that.
     const BEGINNING: [u8; 2] = [22, 3];
     let mut bytes = [0; BEGINNING.len() + 1];
     let count = loop {
@@ -169,7 +167,7 @@ fn begins_with_tls(tcp: &TcpStream, deadline: Instant) -> io::Result<bool> {
     Ok(bytes[..2] == BEGINNING && bytes[2] > 0)
 }
 
-/// Makes both sides of a connection prove what they prove by certificates.
+/// Completes the handshake of TLS, in which both sides present their certificates.
 pub(super) fn shake_hands(
     stream: &mut DeadlineStream<'_>,
     mut tls: rustls::Connection,
@@ -217,7 +215,7 @@ fn unusable(setting: &str, path: &Path, error: &impl Display) -> Error {
     .into()
 }
 
-/// The host in `host:port`.
+/// Returns the host in `host:port`, without the brackets of an IPv6 address.
 pub fn host_of(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')

@@ -1,4 +1,4 @@
-//! Checked pipes over links of every kind, some of which change what they carry.
+//! Pipes with checksums over links of every kind, some of which corrupt bytes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::thread;
@@ -15,7 +15,8 @@ use gradring_proto::wire::frame::{CHECKED_BYTES_MAX, FRAME_HEADER_BYTES};
 
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Offers as an executor does: each begins where the pipe stands, and reaches further.
+/// Sends as an executor does: each offer begins behind the sent bytes, and reaches at least as far
+/// as the one before.
 struct Sender<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -37,7 +38,7 @@ impl<'a> Sender<'a> {
         self.position == self.bytes.len()
     }
 
-    /// Whether something moved.
+    /// Sends once; returns `true` if bytes were taken.
     fn go_on(&mut self, transport: &mut impl Transport) -> bool {
         let reach = self.position + 1 + self.random.below(1 << 20);
         self.end = self.bytes.len().min(self.end.max(reach));
@@ -121,7 +122,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
     }
 }
 
-/// What a pipe carries for these payloads.
+/// Returns the bytes that a pipe carries for these payloads.
 fn carried(payloads: &[&[u8]]) -> Vec<u8> {
     let (mut outgoing, wires) = (Outgoing::new(1, true), [Wire::default()]);
     wires[0].state().room = usize::MAX;
@@ -132,7 +133,7 @@ fn carried(payloads: &[&[u8]]) -> Vec<u8> {
     wires[0].state().under_way.iter().copied().collect()
 }
 
-/// What is handed out when this arrives, and how it ends.
+/// Returns the bytes that a pipe hands out for `carried`, and the error that ends it.
 fn hear(carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
     let (mut incoming, wires, mut heard) = (Incoming::new(1, true), [Wire::default()], Vec::new());
     wires[0].carry(carried);
@@ -235,7 +236,7 @@ fn the_end_of_a_pipe_comes_after_what_was_right() {
     assert_eq!(broken, Broken::closed());
 }
 
-/// Memory without a witness of the other side's life.
+/// Shared memory without the connection that ends with the peer's process.
 impl Link for ShmLink {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         Self::try_send(self, parts)

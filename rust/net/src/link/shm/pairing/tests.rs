@@ -11,7 +11,7 @@ use crate::link::shm::tests::sleep;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const RING_BYTES: usize = 64 << 10;
-/// Where the test's second process connects to the first.
+/// Environment variable with the address at which the test's second process reaches the first.
 const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 
 type Outcome = io::Result<Result<ShmLink, String>>;
@@ -65,7 +65,7 @@ fn with_initiator(responder: impl FnOnce(Connection) -> Outcome) -> (Outcome, Ou
     })
 }
 
-/// What a responder does, with its own idea of the offer and of how to accept it.
+/// Runs a responder that takes up the offer by `accept`.
 fn respond_with(
     mut stream: Connection,
     accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
@@ -128,7 +128,7 @@ fn strangers_that_connect_first_are_sent_away() {
             let name = &offer[..RANDOM_BYTES];
             for number in 0..6 {
                 let mut stranger = reach(name, PATIENCE).unwrap();
-                // Some guess, some are short, some say nothing.
+                // Some guess the nonce, some send too few bytes, some send nothing.
                 stranger
                     .write_all(&vec![number; 8 * usize::from(number % 3)])
                     .unwrap();
@@ -183,7 +183,7 @@ fn a_responder_that_signals_interrupt_waits_on() {
         }
     }
     let bell = WakeUp::new().unwrap();
-    // If the responder has given up, its own error tells more.
+    // If the responder has given up, its own error is more informative.
     let _ = passing::send(&socket, &[offer.file.as_fd(), bell.as_fd()]);
     let responded = responder.join().unwrap();
     assert!(responded.is_ok(), "{:?}", responded.err());
@@ -341,7 +341,7 @@ struct Ending(Child);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // One that has ended already needs no signal.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! All interleavings, and all values that weak memory may show, of small transfers.
+//! Small transfers in all interleavings, with all values that weak memory may show.
 //!
 //! The ring's bytes are loom cells, which notice every access that is not ordered after the other
 //! side's last one. A sleep that nobody ends is a deadlock, which loom reports.
@@ -9,15 +9,14 @@ use loom::thread;
 
 use super::*;
 
-/// So small that every byte meets an empty or a full ring, and the seam.
+/// Bytes of a ring: so few that every byte meets an empty or a full ring, and the seam.
 const CAPACITY: usize = 1;
 /// Bytes of a transfer.
 const COUNT: u8 = 2;
-/// How often a thread may lose the processor where it need not: three find nearly all mistakes,
-/// says loom, and more would take hours.
+/// Preemptions per run. According to loom, three find nearly all mistakes; more would take hours.
 const PREEMPTIONS_MAX: usize = 3;
 
-/// What two sides share: the memory, and a doorbell each.
+/// State that two sides share: the memory, and a doorbell each.
 struct World {
     shared: Shared,
     /// Indexed by the side that produces.
