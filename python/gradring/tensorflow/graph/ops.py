@@ -1,7 +1,7 @@
 """Collectives on TensorFlow tensors, eagerly and inside a `tf.function`.
 
-A reduction emits the Starts of all its buckets before its first Wait, so that communication
-overlaps whatever else the graph still has to compute.
+A reduction creates the Starts of all its buckets before its first Wait, so that communication
+overlaps with the remaining computation of the graph.
 """
 
 from __future__ import annotations

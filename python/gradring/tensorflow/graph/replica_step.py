@@ -70,7 +70,7 @@ class Reductions:
 
 
 def _size(shape: tf.TensorShape) -> int:
-    """Returns the number of elements; 0 for a scalar, which can be a loss and counts apart."""
+    """Returns the number of elements; 0 for a scalar, so a loss only covers scalar variables."""
     return int(shape.num_elements()) if shape.rank else 0
 
 
