@@ -1,1 +1,1 @@
-"""The task of this process, parameter servers, and the variables that are on them."""
+"""The task of this process, parameter servers, and the placement of variables on them."""

@@ -1,8 +1,8 @@
-"""Placement by `tf.device("/job:ps/task:0")`: which parameter server is to keep a variable.
+"""Placement of variables on parameter servers by `tf.device("/job:ps/task:0")`.
 
-TensorFlow would execute all that stands in such a block on that server. Ours only keep what
-optimizers train, so in the scope of a strategy of ours the worker executes it, as if the job were
-not named, and the variables that are made in it remember their server.
+TensorFlow would execute the whole block on that server. Our servers only keep the variables that
+optimizers train. So in the scope of one of our strategies, the worker executes the block as if no
+job were named. Variables that are made in the block remember their server.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gradring.updates.rules import check_server
 
 _Block: TypeAlias = AbstractContextManager[None]
 
-#: On which server the variables are that are being made.
+#: Server of variables that are made now, by the enclosing block of `tf.device`.
 _server: ContextVar[int | None] = ContextVar("server", default=None)
 
 
 def know_servers() -> None:
-    """From now on, `tf.device` knows the parameter servers in the scopes of our strategies; once.
+    """Replaces `tf.device`, under all of its names, so that it knows parameter servers.
 
-    It does by all of its names.
+    The replacement acts in the scopes of our strategies only. Later calls do nothing.
     """
     if not hasattr(compat.named("ops.device"), "_gradring"):
         compat.replace({"ops.device": _device}, traced=True)
@@ -43,22 +43,22 @@ def know_servers() -> None:
 
 
 def remember(variable: Any) -> Any:
-    """The variable, which has just been made; it belongs where the block around it says."""
+    """Records the server of the enclosing `tf.device` block in a new variable, and returns it."""
     if _server.get() is not None:
         variable._gradring_server = _server.get()
     return variable
 
 
 def server_of(variable: Any) -> int | None:
-    """The server that the block said in which a variable was made; of TensorFlow or of Keras."""
+    """Returns the recorded server of a variable of TensorFlow or Keras, or None."""
     return getattr(keras_names.VALUE.of(variable, variable), "_gradring_server", None)
 
 
 def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
-    """What `tf.device` does.
+    """Stands in for `tf.device`.
 
     Raises:
-        gradring.errors.ConfigError: It names a server that there is not.
+        gradring.errors.ConfigError: The device names a server that does not exist.
     """
     name = _name_of(device)
     spec = tf.DeviceSpec.from_string(name) if "job:" in name else None
@@ -75,7 +75,7 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
 def _name_of(device: Any) -> str:
     if isinstance(device, tf.DeviceSpec):
         return str(device.to_string())
-    # A `tf.config.LogicalDevice` has one; a function has none that would be meant.
+    # Placement functions and `tf.config.LogicalDevice`s name no parameter server.
     return device if isinstance(device, str) else ""
 
 

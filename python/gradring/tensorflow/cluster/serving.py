@@ -1,4 +1,4 @@
-"""Serving: what a task of type ``ps`` does in place of making a strategy, until it ends."""
+"""Parameter server process: the life of a task of type ``ps``, which makes no strategy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def config_of(servers: list[str]) -> _native.Config:
-    """With what this process proves to be of the job that has these servers, and its settings."""
+    """Returns the settings of this process, with the credentials of the job with these servers."""
     job_id = parse.given_job_id(os.environ) or tf_config.job_id_of(servers)
     return Settings.from_environ(os.environ).for_core(job_id=job_id)
 
@@ -30,11 +30,11 @@ def config_of(servers: list[str]) -> _native.Config:
 def make_server(
     rule: updates.ParameterServer, addresses: list[str], index: int, workers: int
 ) -> _native.ParameterServer:
-    """A server that listens.
+    """Makes a server that listens.
 
     Raises:
-        gradring.errors.ConfigError: Its port or its directory cannot be used, or it needs more
-            servers beside it.
+        gradring.errors.ConfigError: Its port or its directory cannot be used, or the rule needs
+            more servers.
     """
     check_servers(rule, len(addresses))
     return _native.ParameterServer(
@@ -54,7 +54,7 @@ def serve(update: updates.Rule, servers: Servers) -> NoReturn:
     Raises:
         gradring.errors.ConfigError: The rule has no servers, or this one cannot listen.
         gradring.errors.GradringError: No worker came, or server 0 was lost.
-        SystemExit: When all is done.
+        SystemExit: All workers have ended; the exit code is 0.
     """
     assert servers.own is not None
     if not isinstance(update, updates.ParameterServer):
@@ -64,7 +64,7 @@ def serve(update: updates.Rule, servers: Servers) -> NoReturn:
         )
     server = make_server(update, list(servers.addresses), servers.own, servers.workers)
     if threading.current_thread() is threading.main_thread():
-        # A launcher does not wait for workers that are lost to come back.
+        # A launcher sends SIGTERM when workers are lost; the server must not wait for their return.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     metrics = _serve_metrics(server, servers)
     try:
@@ -78,7 +78,7 @@ def serve(update: updates.Rule, servers: Servers) -> NoReturn:
 
 
 def _serve_metrics(server: _native.ParameterServer, servers: Servers) -> MetricsServer | None:
-    """Serves this server's metrics behind those of the workers, if the settings ask for it."""
+    """Serves this server's metrics, on a port above those of the workers, if a port is set."""
     settings = Settings.from_environ(os.environ)
     if settings.prometheus_port is None:
         return None
@@ -94,7 +94,7 @@ def _serve_metrics(server: _native.ParameterServer, servers: Servers) -> Metrics
 
 
 def summary(stats: _native.ServerStats) -> str:
-    """What a server has done, in words."""
+    """Returns a server's counts as one line of text."""
     words = [f"version {stats['version']}", f"{stats['bytes_sent'] / 1e6:.1f} MB sent"]
     if stats["server"] == 0:
         dropped = {

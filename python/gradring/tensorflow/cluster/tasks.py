@@ -1,4 +1,4 @@
-"""tf.distribute's description of a cluster, from a communicator and the other way round."""
+"""Conversion between tf.distribute's cluster resolvers and communicators."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Served:
     """A worker of parameter servers.
 
     Attributes:
-        place: Which worker this process is, of how many.
-        servers: Those that serve them.
+        place: Number of this worker, and number of workers.
+        servers: Their parameter servers.
     """
 
     place: Place
@@ -39,17 +39,20 @@ class Served:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of this worker in messages."""
         return f"worker {self.place.rank} of {self.place.world_size}"
 
 
 def unless_empty(resolver: ClusterResolver | None) -> ClusterResolver | None:
-    """The user's resolver, unless it names no tasks, as one of TF_CONFIG without TF_CONFIG."""
+    """Returns the resolver, or None if it names no tasks.
+
+    A `TFConfigClusterResolver` names no tasks if TF_CONFIG is not set.
+    """
     return resolver if resolver is not None and resolver.cluster_spec().as_dict() else None
 
 
 def servers_of(resolver: ClusterResolver | None) -> Servers:
-    """The parameter servers that the user's resolver names, or else TF_CONFIG.
+    """Returns the parameter servers in the user's resolver, or without one, in TF_CONFIG.
 
     Raises:
         gradring.errors.ConfigError: TF_CONFIG is malformed.
@@ -62,10 +65,10 @@ def servers_of(resolver: ClusterResolver | None) -> Servers:
 
 
 def served_of(resolver: ClusterResolver | None) -> Served:
-    """This worker's place, without joining a group, and its servers.
+    """Returns this worker's place and its servers, without joining a group.
 
     Raises:
-        gradring.errors.ConfigError: The resolver, or the environment, tells no place.
+        gradring.errors.ConfigError: The resolver, or the environment, gives no place.
     """
     if resolver is None:
         found = resolve(os.environ)
@@ -74,7 +77,7 @@ def served_of(resolver: ClusterResolver | None) -> Served:
 
 
 def alone() -> Communicator:
-    """A group of one, for a worker that is in no other; the same for all its strategies."""
+    """Returns a group of one, shared by all strategies of a worker that is in no other group."""
     global _alone
     if _alone is None or _alone not in open_groups:
         _alone = Communicator(rank=0, world_size=1)
@@ -83,13 +86,13 @@ def alone() -> Communicator:
 
 
 def resolver_of(place: Place) -> ClusterResolver:
-    """The resolver in TF_CONFIG, or one that lists as many workers."""
+    """Returns TF_CONFIG's resolver if it gives this place, or else one with as many workers."""
     if os.environ.get("TF_CONFIG"):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         own = (place.rank, place.world_size)
         if resolver.cluster_spec().as_dict() and _place_in(resolver) == own:
             return resolver
-    # TensorFlow connects to none of these addresses: the communicator has connected already.
+    # TensorFlow never connects to these addresses: the communicator has connected already.
     workers = [f"rank-{rank}:0" for rank in range(place.world_size)]
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": workers}),
@@ -103,7 +106,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
     """Joins the group that the user's resolver describes, unless this process is in it.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
-    Without a resolver, the environment describes the group.
+    The environment describes the group if there is no resolver.
 
     Raises:
         gradring.errors.ConfigError: The resolver names no task for this process.
@@ -112,7 +115,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
 
 
 def _arguments(resolver: ClusterResolver | None) -> dict[str, Any]:
-    """What `gradring.init` is told."""
+    """Returns the arguments of `gradring.init`."""
     if resolver is None:
         return {}
     rank, world_size = _place_in(resolver)
@@ -128,7 +131,7 @@ def check(resolver: ClusterResolver, communicator: Communicator) -> None:
     """Refuses a resolver that contradicts the communicator.
 
     Raises:
-        gradring.errors.ConfigError: They differ in the rank or in the number of ranks.
+        gradring.errors.ConfigError: The two differ in the rank or in the number of ranks.
     """
     rank, world_size = _place_in(resolver)
     if (rank, world_size) != (communicator.rank, communicator.world_size):
@@ -140,11 +143,11 @@ def check(resolver: ClusterResolver, communicator: Communicator) -> None:
 
 
 def checked_devices(devices: Sequence[str], communicator: Communicator) -> tuple[str, ...]:
-    """The full names of the local devices that the user chose; every rank must call it.
+    """Returns the full names of the user's local devices; every rank must call it.
 
     Raises:
-        gradring.errors.ConfigError: There is none, one occurs twice or does not exist, or the ranks
-            have different numbers of them.
+        gradring.errors.ConfigError: The list is empty, a device occurs twice or does not exist, or
+            the ranks have different numbers of devices.
     """
     here = f"rank {communicator.rank} of {communicator.host}"
     known = {compat.canonical_device(d.name): d.name for d in tf.config.list_logical_devices()}
@@ -164,7 +167,7 @@ def checked_devices(devices: Sequence[str], communicator: Communicator) -> tuple
 
 
 def _place_in(resolver: ClusterResolver) -> tuple[int, int]:
-    """Rank and number of ranks; those of an evaluator are its own."""
+    """Returns rank and number of ranks; an evaluator is alone, rank 0 of 1."""
     if resolver.task_type == EVALUATOR:
         return 0, 1
     spec = compat.normalize_cluster_spec(resolver.cluster_spec())

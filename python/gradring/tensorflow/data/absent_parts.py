@@ -1,7 +1,7 @@
-"""Parts of batches that are absent: optional inputs of a model, for which a program gives None.
+"""Absent parts of batches: optional inputs of a model, for which a program passes None.
 
-Keras makes empty optionals of them, which cannot be divided among ranks. Here they are None, as
-Keras' step has them, until they reach it.
+Keras turns them into empty optionals, which cannot be divided among ranks. This module makes them
+None again, the value that Keras' step finally gets.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: What Keras says of an input that is None.
+#: Specs that Keras gives to an input that is None.
 _OF_NONE = (tf.OptionalSpec(None), tf.OptionalSpec(tf.NoneTensorSpec()))
 
 
 def as_none(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset, with None for optionals that never have a value; itself if it has none."""
+    """Returns the dataset with None for optionals that never have a value; itself without any."""
     if not any(map(_is_absent, tf.nest.flatten(dataset.element_spec))):
         return dataset
     specs = dataset.element_spec
@@ -36,7 +36,7 @@ def _is_absent(spec: Any) -> bool:
 
 
 def let_be_empty() -> None:
-    """Lets a rank without samples of a batch have None where the others have it."""
+    """Gives a rank without samples of a batch None in the places where other ranks have None."""
     compat.replace({"input_lib._dummy_tensor_fn": _dummies})
 
 

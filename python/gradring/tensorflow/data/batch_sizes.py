@@ -1,4 +1,4 @@
-"""Batch sizes of datasets that are divided: each rank keeps its part of the same global batch."""
+"""Comparison of batch sizes: the ranks divide a global batch, so its size must be equal on all."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REMEDY = (
 def check(dataset: tf.data.Dataset, communicator: Communicator) -> None:
     """Compares the batch sizes; every rank that distributes the dataset must call it.
 
-    Where one rank does not know its size, nothing is compared.
+    Nothing is compared if any rank does not know its size.
 
     Args:
         dataset: A `tf.data.Dataset` of global batches.
         communicator: A `gradring.Communicator`.
 
     Raises:
-        gradring.errors.MismatchError: They differ; names two of them.
+        gradring.errors.MismatchError: The sizes differ; the message names two of them.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_undivided = policy == tf.data.experimental.AutoShardPolicy.OFF
@@ -39,6 +39,6 @@ def check(dataset: tf.data.Dataset, communicator: Communicator) -> None:
 
 @falls_back("the comparison of batch sizes", "each rank divides its own batches")
 def _size_of(dataset: tf.data.Dataset) -> int | None:
-    """What `tf.distribute` divides, or None where it does not know it ahead."""
+    """Returns the batch size that `tf.distribute` divides, or None if it is unknown in advance."""
     size = int(tf.raw_ops.ComputeBatchSize(input_dataset=compat.variant_of(dataset)))
     return None if size < 0 else size

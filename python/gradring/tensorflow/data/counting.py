@@ -1,4 +1,4 @@
-"""Iterators over distributed datasets of our strategies count what they take."""
+"""Counts of replicas that have a value, in iterators over distributed datasets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ def count_in_iterators(
     count: Callable[[Any, tf.Tensor, list[Any]], tf.Tensor | None],
     note: Callable[[Any, Any], None],
 ) -> None:
-    """Has others count what the iterators over distributed datasets take.
+    """Makes iterators over distributed datasets call these functions for each batch.
 
     Args:
-        count: Takes the strategy, how many replicas of this process have a value, of shape `[1]`,
-            and their optional values; returns how many of all replicas have one, a scalar, or None
-            if TensorFlow is to count.
-        note: Takes the strategy and a batch of an iterator that need not count.
+        count: Takes the strategy, the number of this process's replicas with a value, of shape
+            `[1]`, and their optional values. Returns the number of all replicas with a value, a
+            scalar, or None to let TensorFlow count.
+        note: Takes the strategy and a batch, for iterators that need no count because all replicas
+            always have a value.
     """
     own_strategy, cardinality, enable_get_next_as_optional = (
         compat.row(f"DistributedIteratorBase.{name}")

@@ -1,9 +1,8 @@
 """One order of elements on all ranks, for datasets that are dealt out element by element.
 
-Every rank runs the whole pipeline and keeps its part of each batch. If the pipeline shuffles and
-the program has not seeded it alike, the ranks have different orders: their parts overlap, and what
-none of them takes is lost. So the chief's seeds count on all ranks; where there are none, it draws
-them.
+Every rank runs the whole pipeline and keeps its part of each batch. If the pipeline shuffles with
+different seeds on the ranks, their orders differ: some elements belong to several parts, and others
+to none. So all ranks take the chief's seeds. The chief draws seeds where the program set none.
 
 TensorFlow fixes the seeds when a dataset is made, long before it is distributed. So a dataset whose
 seeds differ is made once more (`made`), with the functions that were traced for it.
@@ -35,22 +34,22 @@ _logger = logging.getLogger("gradring")
 
 _CHIEF = 0
 
-#: Parameters of TensorFlow's ops.
+#: Names of parameters of TensorFlow's ops.
 _SEEDS = ("seed", "seed2")
 _DETERMINISTIC = "deterministic"
 
-#: More of a tensor is not compared; a part of its elements is enough to tell two orders apart.
+#: Most elements of a tensor that are compared; a sample is enough to distinguish two orders.
 _COMPARED_ELEMENTS = 4096
 
 _numbers = itertools.count()
 
 
-#: Whether the loop that is running has been warned.
+#: One flag: whether the warning has been logged in the current block of `warning_once`.
 _warned: ContextVar[list[bool]] = ContextVar("warned")
 
 
 def warning_once() -> AbstractContextManager[None]:
-    """Inside, as in `fit`, which distributes two datasets, one warning is enough."""
+    """Allows one warning in the block, such as a `fit` that distributes two datasets."""
     return holding(_warned, _warned.get([False]))
 
 
@@ -61,18 +60,18 @@ def _may_warn() -> bool:
 
 
 def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Dataset:
-    """The dataset with the chief's seeds; every rank that distributes it must call it.
+    """Returns the dataset with the chief's seeds; every rank that distributes it must call it.
 
     Args:
         dataset: A `tf.data.Dataset` of global batches.
         communicator: A `gradring.Communicator`.
 
     Returns:
-        `dataset` itself if it has no order to agree on, or shares no elements out.
+        `dataset` itself if it has no order to agree on, or if its elements are not divided.
 
     Raises:
-        gradring.errors.ConfigError: It shuffles, was made before the first strategy, and
-            TensorFlow does not tell how.
+        gradring.errors.ConfigError: The dataset shuffles and was made before the first strategy,
+            and TensorFlow does not show how it was made.
         gradring.errors.MismatchError: Another rank's pipeline shuffles at other places.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -110,7 +109,8 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
             communicator.rank,
             communicator.host,
         )
-    # What is not alike is made anew on all ranks, the chief too: it may come to be another op.
+    # Shuffles with differing seeds are made anew on all ranks, also on the chief: the new op can be
+    # of another kind than the old one.
     agree_on = differs[: seeds.size].reshape(-1, 2).any(axis=1)
     if not agree_on.any() and not pipeline.unordered and not is_unordered:
         return dataset
@@ -124,25 +124,25 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
         ordered = tf.data.Options()
         ordered.deterministic = True
         remade = remade.with_options(ordered)
-    # It owns what Python code in the pipeline needs.
+    # The new dataset keeps objects alive that Python code in the pipeline needs.
     remade._gradring_needs = dataset, pipeline.functions
     return remade
 
 
 @dataclass
 class _Pipeline:
-    """What decides about the order of elements, in the order in which it is met."""
+    """Ops and tensors that decide about the order of elements, in the order of a walk."""
 
     keeps_order: bool
     seeds: list[tuple[int, int]] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
-    #: Ops that may give their elements away in any order.
+    #: Number of ops that may return their elements in any order.
     unordered: int = 0
-    #: The chief's seeds; None for those that are alike on all ranks.
+    #: The chief's seeds; None for seeds that are equal on all ranks.
     wanted: Iterator[list[int] | None] = field(default_factory=lambda: iter(()))
-    #: What the new dataset needs: TensorFlow forgets functions that no object in Python has.
+    #: Owners of the new dataset's functions: TensorFlow forgets a function without an owner.
     functions: list[Any] = field(default_factory=list)
-    #: Whether the functions that are visited run once in each iterator.
+    #: True while the walk visits functions that run once in each iterator.
     _once: bool = False
     _met: dict[Any, Any] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ class _Pipeline:
         self._visit(value, self._collect_op, lambda seeds: self.seeds.append(seeds))
 
     def make(self, variant: Any) -> Any:
-        """The same dataset with the seeds of `wanted`."""
+        """Returns the same dataset with the seeds of `wanted`."""
         self._met = {}
         return self._visit(variant, self._make_op, lambda _: next(self.wanted))
 
@@ -193,13 +193,13 @@ class _Pipeline:
                 }
         if self.keeps_order and arguments.get(_DETERMINISTIC) == "false":
             arguments[_DETERMINISTIC] = "true"
-        # What is as it was stays, with what it has cached.
+        # An unchanged part stays, with the elements that it has cached.
         if all(_same(arguments[name], made.arguments[name]) for name in arguments):
             return value
         return made.by(**arguments)
 
     def _visit_function(self, name: str, seeds: Callable[..., Any]) -> str:
-        """The name of a function like this one with other seeds, or its own."""
+        """Returns the name of a copy of this function with other seeds, or its own name."""
         if name in self._met:
             return str(self._met[name])
         definition = _function_definition(name)
@@ -245,7 +245,7 @@ def _fingerprint(components: Any) -> int:
 
 
 def _seeds_in(node: Any, definition: Any) -> tuple[int, int] | None:
-    """The seeds of a node that decides about an order, or None."""
+    """Returns the seeds of a node that decides about an order, or None."""
     if node.op == "RandomShuffle":
         return node.attr["seed"].i, node.attr["seed2"].i
     positions = _positions_of_inputs(node.op, _SEEDS) if "Dataset" in node.op else None
@@ -273,10 +273,10 @@ def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
 
 
 def _shuffle_anew(node: Any, seeds: Any) -> Any:
-    """Makes a `RandomShuffle` depend on how often it has run; its own seeds repeat in each epoch.
+    """Makes a `RandomShuffle` depend on the number of its runs; its own seeds repeat each epoch.
 
-    That is how Keras shuffles arrays. What runs more than once may not count: how far an iterator
-    has run ahead when it is left differs between the ranks.
+    Keras shuffles arrays with such an op. Only an op that runs once in each iterator can count its
+    runs: other ops run ahead, and ranks leave an iterator after different numbers of runs.
     """
     dtype = tf.as_dtype(node.attr["T"].type)
     name = f"gradring_order_{next(_numbers)}"
@@ -312,34 +312,37 @@ def _shuffle_anew(node: Any, seeds: Any) -> Any:
 
 
 def _constant(tensor: str, definition: Any) -> int | None:
-    """The value of a seed in a function, as TensorFlow writes it there."""
+    """Returns the value of a seed in a function, in the form that TensorFlow writes, or None."""
     node = next((n for n in definition.node_def if n.name == tensor.split(":")[0]), None)
     if node is not None and node.op == "Const":
         return int(tf.make_ndarray(node.attr["value"].tensor))
-    # Two zeros would mean no seed: it chooses another number, or the third input.
+    # Two zeros would mean no seed, so TensorFlow selects another number or the seed, input 2.
     if node is not None and node.op == "SelectV2":
         return _constant(node.input[2], definition)
     return None
 
 
 def _function_definition(name: str) -> Any:
-    """A copy of the `FunctionDef` of this name."""
+    """Returns a copy of the `FunctionDef` of this name."""
     definition = type(compat.get_function_def(name))()
     definition.CopyFrom(compat.get_function_def(name))
     return definition
 
 
 class _NamedFunction:
-    """Lets ops call a function by its name, as long as this object lives."""
+    """Registration of a function, which ops can call by its name as long as this object lives."""
 
     def __init__(self, definition: Any) -> None:
-        """Takes a `FunctionDef`."""
+        """Registers a `FunctionDef`."""
         compat.context().add_function_def(definition)
         weakref.finalize(self, compat.context().remove_function, definition.signature.name)
 
 
 def _positions_of_inputs(op: str, names: Sequence[str]) -> list[int] | None:
-    """Where an op, whose inputs are single tensors up to these, takes them; None if it does not."""
+    """Returns the positions of an op's inputs with these names, or None if the op lacks one.
+
+    Every input before them must be a single tensor, not a list.
+    """
     definition = compat.get_op_def(op)
     found = [argument.name for argument in definition.input_arg] if definition else []
     return [found.index(name) for name in names] if set(names) <= set(found) else None

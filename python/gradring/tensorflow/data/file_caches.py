@@ -1,8 +1,8 @@
-"""Caches in files: each rank has one of its own, with a name of its own.
+"""Names of cache files that differ by rank.
 
-TensorFlow writes `dataset.cache(filename)` where the program says. Ranks of one machine would race
-for that file, and a cache of another number of ranks has elements that are not this rank's. So the
-rank, the number of ranks and the way of sharding are added to the name.
+TensorFlow writes `dataset.cache(filename)` to the program's file name. Ranks on one machine would
+race for that file. A cache from a run with another number of ranks has elements that belong to
+other ranks now. So the rank, the number of ranks and the way of sharding are added to the name.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def _renamed(dataset: tf.data.Dataset, suffix: str) -> tf.data.Dataset | None:
     if own is variant:
         return None
     remade = compat.variant_dataset(own, dataset.element_spec).with_options(dataset.options())
-    # It owns what Python code in the pipeline needs.
+    # The new dataset keeps objects alive that Python code in the pipeline needs.
     remade._gradring_needs = dataset
     return remade
 
 
 def own(dataset: tf.data.Dataset, place: Place, sharding: str = "") -> tf.data.Dataset:
-    """The dataset, whose caches in files are this rank's own; itself where it has none.
+    """Returns the dataset with this rank's own cache files; the dataset itself without any.
 
     Args:
         dataset: A `tf.data.Dataset` that is about to be distributed.
-        place: This rank's, among those that share the elements out.
-        sharding: Name of the way; default: that of the dataset's policy.
+        place: Rank and number of the processes that divide the elements.
+        sharding: Name of the way of sharding; default: the name of the dataset's policy.
     """
     if place.world_size == 1:
         return dataset
@@ -51,7 +51,7 @@ def own(dataset: tf.data.Dataset, place: Place, sharding: str = "") -> tf.data.D
 
 
 def _made_with(value: Any, suffix: str, met: dict[int, Any]) -> Any:
-    """The same variant, or argument of an op, with the suffix at the end of filenames of caches."""
+    """Returns a variant, or an argument of an op, with the suffix added to names of cache files."""
     if isinstance(value, list | tuple):
         return type(value)(_made_with(each, suffix, met) for each in value)
     made = how(value)

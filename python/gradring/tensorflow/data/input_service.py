@@ -1,11 +1,12 @@
 """tf.data service of the job: ``gradring run --input-workers K`` starts it, and datasets use it.
 
 The chief registers a dataset, and all ranks read from one job of the service, first come, first
-served. The dispatcher deals out the elements of the dataset's sources, and each input worker runs
-what follows on those that it gets.
+served. The dispatcher deals out the elements of the dataset's sources. Each input worker runs the
+rest of the pipeline on the elements that it gets.
 
-How long an input worker has taken for an element travels with it: a clock is read before and
-after. The ranks add it up, so that a `gradring.Monitor` can tell what they would have waited for.
+Each element travels with two readings of a clock, from before and after the input worker made it.
+The ranks add up the differences. A `gradring.Monitor` uses the sum: the time that the ranks would
+have needed to make the elements themselves.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from gradring.tensorflow.graph.adoption import communicator_of
 _CHIEF = 0
 _SERVICE = tf.data.experimental.service
 _POLICY = tf.data.experimental.ExternalStatePolicy
-#: As many ticks as nobody lives to see; the dispatcher deals out the first of the two.
+#: Size of each of two nested ranges of clock readings, in practice endless. The dispatcher deals
+#: out the outer one.
 _MANY = 2**40
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
-#: What means something else where each input worker has a part of the elements. In functions, as of
-#: `interleave`, one of them has all.
+#: Ops with a different meaning if each input worker has a part of the elements. Functions, such as
+#: that of `interleave`, can use these ops: one input worker has all elements of an inner dataset.
 _OF_ALL_ELEMENTS = {
     "ScanDataset": "scan",
     "ShardDataset": "shard",
@@ -47,16 +49,16 @@ _OF_ALL_ELEMENTS = {
 }
 
 _calls = itertools.count()
-#: Seconds that input workers have taken for what the ranks of a communicator have read here.
+#: Seconds that input workers needed for the elements that this process read, by communicator.
 _totals: weakref.WeakKeyDictionary[Communicator, tf.Variable] = weakref.WeakKeyDictionary()
 
 
 def input_service() -> str | None:
-    """Where the tf.data service of this job is.
+    """Returns the address of this job's tf.data service.
 
     Returns:
-        ``grpc://host:port``, the ``service`` of ``tf.data.experimental.service.distribute`` and the
-        like; None without ``gradring run --input-workers``.
+        ``grpc://host:port``, for the argument ``service`` of functions such as
+        ``tf.data.experimental.service.distribute``; None without ``gradring run --input-workers``.
 
     Examples:
         >>> service = gradring.tensorflow.input_service()
@@ -73,36 +75,36 @@ def input_service() -> str | None:
 def distribute_input(
     dataset: tf.data.Dataset, of: tf.distribute.Strategy | Communicator, *, name: str = "input"
 ) -> tf.data.Dataset:
-    """Has the input workers of the job read a dataset; every rank must call it.
+    """Makes the input workers of the job read a dataset; every rank must call it.
 
-    Every element goes to one rank in each epoch, in any order, unless an input worker is lost: what
-    it was reading is missing then. ``batch`` in the pipeline means what it means without input
-    workers: the global batch for a dataset that the strategy divides. Each input worker has a last
-    batch of its own, which may be smaller. The chief's dataset counts on all ranks. An epoch begins
-    with an iterator, so all ranks must make equally many of the result.
+    Every element goes to one rank in each epoch, in any order. If an input worker is lost, the
+    elements that it was reading are missing. ``batch`` in the pipeline keeps its meaning: it is the
+    global batch for a dataset that the strategy divides. Each input worker has a last batch of its
+    own, which can be smaller. All ranks read the chief's dataset. An epoch begins with an iterator,
+    so all ranks must make equally many iterators over the result.
 
-    Without ``gradring run --input-workers`` there is no service, and the ranks read by themselves:
-    the same program runs with it and without.
+    Without ``gradring run --input-workers`` there is no service, and the ranks read the dataset
+    themselves. So the same program runs with input workers and without.
 
     Args:
-        dataset: What is read, by TensorFlow's operations only. Its sources must be such that can be
-            dealt out: ``range``, ``from_tensor_slices``, ``list_files`` and what follows them.
-            They may not count or compare elements: input workers have different ones. So ``take``,
-            ``take_while``, ``skip``, ``shard``, ``zip``, ``enumerate``, ``window``, ``scan`` and
-            ``unique`` have their place behind this function.
+        dataset: The dataset to read. It can use only TensorFlow's operations. The service must be
+            able to deal out its sources: ``range``, ``from_tensor_slices`` or ``list_files``, and
+            the steps that follow. The pipeline must not count or compare elements, because each
+            input worker has different ones. Apply ``take``, ``take_while``, ``skip``, ``shard``,
+            ``zip``, ``enumerate``, ``window``, ``scan`` and ``unique`` to the result instead.
         of: The strategy that divides the result by ``fit`` or ``experimental_distribute_dataset``;
             or, for a loop without a strategy, the `gradring.Communicator` of its ranks.
-        name: For messages of TensorFlow.
+        name: Name of the job in TensorFlow's messages.
 
     Returns:
-        A dataset of the same elements. Without a service, and for a communicator, it is every n-th
-        element of `dataset` for n ranks.
+        A dataset of the same elements. If there is no service and `of` is a communicator, it has
+        every n-th element of `dataset` for n ranks.
 
     Raises:
         gradring.errors.ConfigError: `of` is neither; or `dataset` calls Python, which input workers
-            do not have, or counts or compares elements; or the service does not take it.
+            do not have, or counts or compares elements; or the service refuses the dataset.
         gradring.errors.MismatchError: Another rank's elements are of other types or shapes.
-        TypeError: `dataset` is none.
+        TypeError: `dataset` is no `tf.data.Dataset`.
 
     Examples:
         >>> dataset = tf.data.Dataset.range(6).batch(2)
@@ -134,7 +136,7 @@ def distribute_input(
             check(dataset)
             _register(timed, service, job)
     job = communicator.broadcast_object(job, root=_CHIEF)
-    # A job has its elements once for all who read from it, so the strategy deals out no more.
+    # The readers of a job share its elements, so the strategy must not divide them again.
     read = _SERVICE.from_dataset_id(
         _SERVICE.ShardingPolicy.DYNAMIC,
         service,
@@ -150,14 +152,14 @@ def _share(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
 
 
 def _job_of(of: Any) -> str:
-    """What tells a job of the service from others of its name."""
-    # Workers of parameter servers form no group in which one could say a name to the others.
+    """Returns a suffix that distinguishes a job of the service from others of the same name."""
+    # Workers of parameter servers form no group that could share a random suffix.
     is_served = getattr(getattr(of, "extended", None), "servers", 0) > 0
     return str(next(_calls)) if is_served else secrets.token_hex(4)
 
 
 def _register(dataset: tf.data.Dataset, service: str, dataset_id: str) -> None:
-    """Tells the service, unless it knows a dataset of this name, as of another worker."""
+    """Registers a dataset with the service, unless another worker has registered this name."""
     address = service.rpartition("://")[2]
     compression = None if is_loopback(address) else "AUTO"
     try:
@@ -167,15 +169,18 @@ def _register(dataset: tf.data.Dataset, service: str, dataset_id: str) -> None:
 
 
 def check(dataset: tf.data.Dataset, *, what: str | None = None) -> None:
-    """Finds what input workers do not have, would do each for itself, or would wait for for ever.
+    """Refuses a dataset that input workers cannot read as the ranks would.
+
+    Input workers run no Python code. Each would count and compare only its own elements. They would
+    wait for ever for a dataset that reads from input workers itself.
 
     Args:
-        dataset: What they would read.
-        what: The function that gives it to them, for a message that stands alone; None: it is
-            `distribute_input`, whose caller knows that.
+        dataset: The dataset that input workers would read.
+        what: Name of the calling function, for a message that stands alone. None: the caller is
+            `distribute_input`, which adds its name to the message.
 
     Raises:
-        gradring.errors.ConfigError: There is such a thing; the message names it.
+        gradring.errors.ConfigError: The dataset has such a part; the message names it.
     """
     it = "it" if what is None else f"{what}: the dataset"
     behind = what or "distribute_input"
@@ -203,11 +208,11 @@ def check(dataset: tf.data.Dataset, *, what: str | None = None) -> None:
 
 
 def _timed(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Each element between the times at which it was asked for and was there."""
+    """Puts each element between two clock readings: from before and after it was made."""
     ticks = tf.data.Dataset.range(_MANY).flat_map(_endless).map(_now)
     timed = tf.data.Dataset.zip((ticks, dataset, ticks))
     options = tf.data.Options()
-    # Clocks have a state; TensorFlow would warn of it.
+    # TensorFlow would warn that clocks have a state.
     if dataset.options().experimental_external_state_policy is None:
         options.experimental_external_state_policy = _POLICY.IGNORE
     return timed.with_options(options)
@@ -224,7 +229,7 @@ def _now(_: tf.Tensor) -> tf.Tensor:
 
 
 def _adding_up(communicator: Communicator) -> Any:
-    """Takes the times off elements, and has monitors of the communicator see their sum."""
+    """Makes a function that takes clock readings off elements and sums them up for monitors."""
     observer = observer_of(communicator)
     total = _totals.get(communicator)
     if total is None:

@@ -1,7 +1,7 @@
-"""The time that this process has stood still for batches of strategies' distributed datasets.
+"""Time that this process has waited for batches of strategies' distributed datasets.
 
-Keras' `fit`, and many a loop, takes a batch inside a `tf.function`, where Python sees nothing of
-it. So the graph itself looks at the clock, before and after, once somebody has asked for it.
+Keras' `fit`, like many loops, takes a batch inside a `tf.function`, where no Python code runs. So
+the graph itself reads the clock before and after each batch, once `watch` has been called.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: Seconds; None until somebody asks.
+#: Seconds; None before the first call of `watch`.
 _total: Any = None
 
 
 def watch() -> bool:
-    """Counts from now on, what is traced from now on; whether this is the first time."""
+    """Starts to measure in code that is traced from now on; returns False if it already did."""
     global _total
     if _total is not None:
         return False
@@ -30,7 +30,7 @@ def watch() -> bool:
 
 
 def seconds() -> float:
-    """So far, since `watch`."""
+    """Returns the seconds of waiting since `watch`."""
     return float(_total)
 
 
@@ -41,6 +41,6 @@ def _timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         batch = original(*args, **kwargs)
     tensors = tf.nest.flatten(batch, expand_composites=True)
     with tf.device("/device:CPU:0"), tf.control_dependencies(tensors):
-        # By its handle: what a function assigns is its own, as `broadcast_update` sees it.
+        # The op takes a bare handle: `broadcast_update` would broadcast an assigned variable.
         tf.raw_ops.AssignAddVariableOp(resource=_total.handle, value=tf.timestamp() - before)
     return batch

@@ -1,22 +1,24 @@
-"""Iterators over datasets that can be left before their end, at once.
+"""Iterators over datasets that a program can leave before their end, without a crash or a delay.
 
-The iterator that TensorFlow's strategies use reads ahead in a thread. When it goes, it first lets
-go of its dataset and then waits for the thread, which asks that very dataset how many tensors an
-element has: the process ends by SIGSEGV. Keras leaves an iterator whenever it has built a model
-from its first batch; other programs do so by `break`, `steps_per_epoch` or an exception.
+The iterator of TensorFlow's strategies reads ahead in a thread. When it is destroyed, it first
+releases its dataset and then waits for the thread. The thread asks that same dataset for the number
+of tensors in an element, and the process ends by SIGSEGV. Keras leaves an iterator whenever it has
+built a model from its first batch. Other programs do so by `break`, `steps_per_epoch` or an
+exception.
 
-Every dataset but one is also owned by what reads from it, so it lives until the thread has ended.
-The exception is a dataset of options, and TensorFlow puts one in front. So another goes before it.
-That iterator also traces six functions each time one is made, which Keras does twice an epoch. For
-one processor, which is what nearly all ranks have, a plain iterator takes its place.
+Almost every dataset is also owned by the dataset or iterator that reads from it, so it lives until
+the thread has ended. Only a dataset of options is not, and TensorFlow puts one in front. So this
+module puts another dataset before it. The iterator of the strategies also traces six functions each
+time one is made, and Keras makes two in an epoch. On a single CPU, the case of nearly all ranks, a
+plain iterator takes its place.
 
 Every iterator also has a thread that tunes its datasets, at intervals that double from 10 ms to a
-minute. When the iterator goes, it wakes that thread before it notes that the thread is to end. If
-the thread is quick, or the machine busy, it sleeps on to the end of its interval, and a program
-that drops the iterator waits for it. So another thread ends iterators, and the program waits for
-that a little only: a rank of an elastic job that has lost another one has no time for it. The rest
-of the wait is at the end of the process, because a thread that comes back from TensorFlow while the
-interpreter ends is unwound there, which ends the process by SIGABRT.
+minute. When the iterator is destroyed, it wakes that thread before it sets the flag that ends the
+thread. If the thread is quick, or the machine busy, the thread misses the flag and sleeps until the
+end of its interval, and the program waits for it. So another thread destroys iterators, and the
+program waits only `PATIENCE_S` for it: a rank of an elastic job that has lost another rank has no
+more time. The process waits for the rest at its end. Otherwise a thread that returned from
+TensorFlow during the end of the interpreter would be unwound, and the process would end by SIGABRT.
 """
 
 from __future__ import annotations
@@ -35,24 +37,24 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: Ending an iterator takes a few ms, unless its thread sleeps.
+#: Longest wait for the end of an iterator; it takes a few ms, unless the tuning thread sleeps.
 PATIENCE_S = 0.1
-#: The longest sleep of such a thread, and a little more.
+#: Longest wait at the end of the process: the longest sleep of a tuning thread, and a little more.
 PATIENCE_AT_EXIT_S = 65.0
 
-#: Held until an iterator has ended: those that are ending.
+#: A lock for each iterator that is being destroyed, held until it has ended.
 _ending: set[_thread.LockType] = set()
 
 
 class _Exit:
-    """Whether the process ends."""
+    """Flag that is set when the end of the process begins."""
 
     has_begun = False
 
 
 @functools.cache
 def let_leave() -> None:
-    """Mends the iterators that are made from now on, those of TensorFlow's own strategies too.
+    """Replaces the constructors of iterators, also of those of TensorFlow's own strategies.
 
     Calls after the first one do nothing.
     """
@@ -60,7 +62,7 @@ def let_leave() -> None:
         {"OwnedIterator.__init__": _init_one, "OwnedMultiDeviceIterator.__init__": _init_several}
     )
     atexit.register(_await_ends)
-    # The threads are the parent's.
+    # A forked child has no thread that would release these locks.
     os.register_at_fork(after_in_child=_ending.clear)
 
 
@@ -73,7 +75,7 @@ def _init_several(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
     asked = inspect.signature(original).bind(self, *args, **kwargs)
     asked.apply_defaults()
     given = asked.arguments
-    # Without a dataset, it stands for an iterator that there is already.
+    # Without a dataset, the object wraps an existing iterator.
     if given["dataset"] is not None and _are_one_processor(given["devices"]):
         _read_plainly(**given)
         return
@@ -96,7 +98,7 @@ def _read_plainly(
     source_device: str,
     **_: Any,
 ) -> None:
-    """Makes ``self`` read its dataset as the iterator of a process on its own does."""
+    """Makes ``self`` read its dataset through a plain iterator, as without a strategy."""
     ahead = max_buffer_size + prefetch_buffer_size if prefetch_buffer_size else 0
     options = tf.data.Options()
     options.experimental_distribute.num_devices = len(devices)
@@ -109,7 +111,7 @@ def _read_plainly(
     self._devices = devices
     self._source_device = source_device
     with tf.device(source_device):
-        # Where an iterator goes into a function, so does the resource.
+        # A function that takes the iterator also takes this resource.
         self._multi_device_iterator_resource = tf.raw_ops.AnonymousMultiDeviceIteratorV3(
             devices=devices, **compat.structure_of(dataset)
         )
@@ -127,8 +129,8 @@ class _Kept(compat.UnchangedDataset):  # type: ignore[misc]
 
 
 def _end_aside(iterator: Any) -> None:
-    """Has another thread end what an iterator consists of, when it goes."""
-    if tf.executing_eagerly():  # a graph ends its own
+    """Makes another thread destroy an iterator's parts when the iterator is garbage."""
+    if tf.executing_eagerly():  # a graph destroys its own iterators
         weakref.finalize(iterator, _end, vars(iterator)).atexit = False
 
 
@@ -147,9 +149,9 @@ def _end(attributes: dict[str, Any]) -> None:
 
     _ending.add(is_ending)
     try:
-        # `threading` takes a lock that the code may have in which garbage is collected right now.
+        # `threading` takes a lock. Garbage collection can interrupt code that holds this lock.
         _thread.start_new_thread(end, ())
-    except RuntimeError:  # there is no room for a thread, or the process ends
+    except RuntimeError:  # the system has no thread left, or the process ends
         _ending.discard(is_ending)
         return
     is_ending.acquire(timeout=PATIENCE_S)

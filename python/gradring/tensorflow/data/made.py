@@ -1,8 +1,8 @@
-"""The ops of TensorFlow that have made datasets, and their arguments.
+"""Origin of datasets: the ops of TensorFlow that have made them, and the arguments of these ops.
 
-From the first strategy on, the tensor of a dataset keeps the op that has made it. Of a dataset that
-was made before, TensorFlow writes the graph, whose operations are those of the Python objects that
-the dataset consists of, in the same order.
+Once the first strategy exists, the tensor of each new dataset keeps its origin. TensorFlow can
+write the graph of an older dataset. The operations in this graph are those of the Python objects
+that the dataset consists of, in the same order.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: Where a dataset's variant keeps how it was made.
+#: Attribute of a dataset's variant with its origin.
 _MADE = "_gradring_made"
 
-#: Their tensors are data that the program has loaded.
+#: Ops whose tensors are data that the program has loaded.
 IN_MEMORY = ("tensor_dataset", "tensor_slice_dataset")
 
-#: Resources that each dataset has for itself, by the arguments that make new ones.
+#: Makers of resources that each dataset has for itself, by the op's argument.
 _NEW: dict[str, Callable[[], Any]] = {
     "cache": tf.raw_ops.DummyMemoryCache,
     "seed_generator": tf.raw_ops.DummySeedGenerator,
 }
 
-#: Arguments that have what a function captures.
+#: Names of arguments with the captured tensors of a function.
 _CAPTURED = re.compile(r"(?:(\w+)_)?other_arg(?:ument)?s")
 
 
 @dataclass(frozen=True)
 class Made:
-    """How a variant was made."""
+    """Origin of a variant: the op that made it, and its arguments."""
 
     by: Callable[..., Any]
     arguments: dict[str, Any]
@@ -44,7 +44,7 @@ class Made:
 
 @functools.cache
 def remember() -> None:
-    """Lets datasets that are made from now on remember how; later calls do nothing."""
+    """Makes new datasets keep their origin; later calls do nothing."""
     for module in compat.DATASET_OPS:
         for name, make in list(vars(module).items()):
             is_op = inspect.isfunction(make) and not name.endswith("_eager_fallback")
@@ -66,30 +66,30 @@ def _remembering(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_variant(value: Any) -> bool:
-    """Whether a value is an eager tensor that stands for a dataset."""
+    """Returns whether a value is an eager tensor that represents a dataset."""
     return isinstance(value, compat.EagerTensor) and value.dtype == tf.variant
 
 
 def how(variant: Any) -> Made | None:
-    """How a value was made, if it is a variant that knows."""
+    """Returns the origin of a value, or None if it is no variant with an origin."""
     return getattr(variant, _MADE, None) if is_variant(variant) else None
 
 
 def ancestors(dataset: Any) -> Iterator[Any]:
-    """A dataset, and all that it is made of."""
+    """Yields a dataset and all datasets that it consists of."""
     yield dataset
     for each in compat.inputs_of(dataset):
         yield from ancestors(each)
 
 
 def read(dataset: Any) -> bool:
-    """Lets a dataset that was made too early to remember do so.
+    """Adds the origin to the parts of a dataset that was made before `remember`.
 
-    That is all that it is made of; or none, where something shuffles; or else what follows the last
-    part that TensorFlow does not tell.
+    TensorFlow's graph does not describe every part. If it leaves out one, and the dataset shuffles,
+    no part gets an origin. If it does not shuffle, the parts behind the one left out get theirs.
 
     Returns:
-        Whether all that shuffles in it is known now.
+        Whether the origin of everything that shuffles is known now.
     """
     variants = [compat.variant_of(each) for each in ancestors(dataset)]
     if not all(map(is_variant, variants)) or all(how(variant) for variant in variants):
@@ -119,14 +119,14 @@ class _Graph:
         (end,) = (node for node in definition.node if node.op == "_Retval")
         self._last = end.input[0]
         functions = (node for each in definition.library.function for node in each.node_def)
-        #: Whether there are operations with an order of their own.
+        #: True if the graph has shuffling operations.
         self.shuffles = any("Shuffle" in it.op for it in (*definition.node, *functions))
 
     def made(self, dataset: Any) -> Iterator[tuple[int, Made]]:
-        """By id of its variant, how each part of the dataset was made.
+        """Finds the origins of the dataset's parts.
 
         Returns:
-            Pairs.
+            Pairs: the id of a part's variant, and its origin.
 
         Raises:
             LookupError: The graph has other operations than the dataset has parts.
@@ -155,10 +155,10 @@ class _Graph:
             yield from self._parts(parent, each)
 
     def _is_captured(self, argument: str, name: str) -> bool:
-        """Whether a dataset is one that a function captures.
+        """Returns whether a dataset is captured by a function.
 
         Raises:
-            LookupError: It may shuffle: nothing in Python says of which parts it is made.
+            LookupError: The captured dataset shuffles, and Python has no objects for its parts.
         """
         if not _CAPTURED.fullmatch(argument):
             return False
@@ -177,7 +177,7 @@ class _Graph:
         if node.op in ("TensorDataset", "TensorSliceDataset"):
             return {"components": compat.tensors_of(dataset)}
         if not parents and node.op != "RandomDataset":
-            return {}  # nothing before it has an order, so it stays
+            return {}  # a source without an order of its own is never made anew
         functions = {each.function.name: each.function for each in compat.functions_of(dataset)}
         lists = {each.name for each in compat.get_op_def(node.op).input_arg if _is_list(each)}
         arguments: dict[str, Any] = {}
@@ -206,7 +206,7 @@ class _Graph:
 
 
 def _inputs_of(node: Any) -> Iterator[tuple[str, list[str]]]:
-    """By argument of its op, the inputs of a node."""
+    """Yields the names of a node's inputs for each argument of its op."""
     names = [name for name in node.input if not name.startswith("^")]
     for argument in compat.get_op_def(node.op).input_arg:
         count = 1
@@ -223,7 +223,7 @@ def _is_list(argument: Any) -> bool:
 
 
 def _attribute(value: Any, functions: dict[Any, Any]) -> Any:
-    """What Python takes for an attribute of a node."""
+    """Converts an attribute of a node to the value that Python functions of ops take."""
     match value.WhichOneof("value"):
         case "func":
             return functions.get(value.func.name) or functions[value.func.name.encode()]
@@ -231,7 +231,7 @@ def _attribute(value: Any, functions: dict[Any, Any]) -> Any:
             shapes = [tf.TensorShape(shape) for shape in value.list.shape]
             return shapes or [tf.as_dtype(each) for each in value.list.type]
         case "s":
-            # As a program gives it; metadata may be other bytes.
+            # A program passes text; metadata can be any bytes.
             return value.s.decode() if value.s.isascii() else value.s
         case "type":
             return tf.as_dtype(value.type)

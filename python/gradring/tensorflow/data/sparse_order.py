@@ -1,6 +1,6 @@
 """Order of the indices of sparse batches, which TensorFlow needs in order to divide a batch.
 
-A program for one process may have a batch of scipy, whose indices are in any order.
+A program for one process can have batches from scipy, whose indices are in any order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def ordered(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset, with sparse tensors in order; itself if it has none."""
+    """Returns the dataset with its sparse tensors in order; the dataset itself without any."""
     if not any(isinstance(it, tf.SparseTensorSpec) for it in tf.nest.flatten(dataset.element_spec)):
         return dataset
 

@@ -1,8 +1,8 @@
-"""Sizes of batches that a graph may know: a replica's part of those that a dataset fixes.
+"""Static sizes of batches: a replica's part of the size that a dataset fixes.
 
-A program for one process may rely on the size that ``batch(32, drop_remainder=True)`` fixes.
-TensorFlow forgets it where the dataset has an end, because some replica may have no batch then. All
-have one where each batch is divided evenly.
+A program for one process can rely on the size that ``batch(32, drop_remainder=True)`` fixes.
+TensorFlow forgets this size if the dataset has an end, because a replica could have no batch then.
+If each batch is divided evenly, all replicas have one, so the size can stay.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: In the names of all ops that read files, which `AutoShardPolicy.AUTO` divides among the workers.
-#: Then some may have fewer batches.
+#: Parts of the names of all ops that read files. `AutoShardPolicy.AUTO` divides files among the
+#: workers, and then some workers can have fewer batches.
 _READERS = ("Record", "TextLine", "SSTable")
 
 
 def keep(distributed: Any, dataset: tf.data.Dataset, replicas: int) -> None:
-    """Lets each replica know the size of its batches, where all have the same.
+    """Keeps the static size of each replica's batches if all replicas have the same.
 
     Args:
-        distributed: What the strategy has made of `dataset`.
-        dataset: Of whole batches.
-        replicas: How many share each of them.
+        distributed: The strategy's distributed form of `dataset`.
+        dataset: A dataset of global batches.
+        replicas: Number of replicas that divide each batch.
     """
     leaves = tf.nest.flatten(dataset.element_spec)
     sizes = {leaf.shape[0] if _is_batch(leaf) else None for leaf in leaves}

@@ -1,12 +1,12 @@
-"""Batches in memory that belongs to the program, such as slices of an array.
+"""Copies of batches in memory that belongs to the program, such as slices of an array.
 
 TensorFlow does not copy an array that Python code in a dataset returns (`from_generator`, the
-generators and `PyDataset`s of Keras, `tf.numpy_function`), and knows that it does not own that
-memory. It forgets so as soon as it takes a slice: the buffer of a slice says that it is owned,
-whatever its root says. A strategy slices every batch into the replicas' parts, and then an op may
-write its result into what looks like a temporary: the labels of the program.
+generators and `PyDataset`s of Keras, `tf.numpy_function`). It knows that it does not own this
+memory, but loses this knowledge with a slice: the buffer of a slice is always marked as owned. A
+strategy slices every batch into the replicas' parts. An op can then write its result into a slice,
+which looks like a temporary, and overwrite the labels of the program.
 
-So such batches are copied before they are divided.
+So these batches are copied before they are divided.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
 
 
 def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset, with elements that TensorFlow owns; itself if no Python code makes them."""
+    """Returns the dataset with elements that TensorFlow owns; itself without Python code in it."""
     if not _PYTHON_OPS & _ops_of_functions(dataset):
         return dataset
 
     def copied(*parts: Any) -> Any:
         flat = tf.nest.flatten(parts, expand_composites=True)
-        # What is None has no tensors in its spec.
+        # None has no tensors in the spec.
         leaves = [_copy(leaf) for leaf in flat if leaf is not None]
         return tf.nest.pack_sequence_as(dataset.element_spec, leaves, expand_composites=True)
 
@@ -43,7 +43,7 @@ def _copy(leaf: Any) -> Any:
 
 
 def _ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
-    """The ops in all functions of a dataset, and of those that it is made of."""
+    """Returns the types of ops in all functions of a dataset and of its inputs."""
     found: set[str] = set().union(*map(_ops_of_functions, compat.inputs_of(dataset)))
     for wrapper in compat.functions_of(dataset):
         definition = wrapper.function.graph.as_graph_def()

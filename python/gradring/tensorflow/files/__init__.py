@@ -1,1 +1,1 @@
-"""Saving and restoring once for all ranks."""
+"""Saving and restoring of models and checkpoints, once for all ranks."""

@@ -1,7 +1,7 @@
-"""Restoring what `save` has saved, also where only one rank has the file.
+"""Restoring of models and checkpoints that `save` has written, even if only one rank has the file.
 
-The first rank that finds the file reads it; every other one receives the variables from it. So all
-have the same bits, whatever stands on the disks of the others.
+The lowest rank that finds the file reads it and sends the variables to all other ranks. So all
+ranks get the same bits, even if they have different files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gradring.tensorflow.graph.ops import broadcast_variables, group_of
 from gradring.tensorflow.graph.reduction import Variable
 from gradring.tensorflow.rules.replicas import rule_of, sync
 
-#: What a checkpoint can have beside variables.
+#: Parts of checkpoints that have a state but are no variables.
 _STATES = (
     tf.data.Iterator,
     tf.lookup.experimental.DenseHashTable,
@@ -47,37 +47,37 @@ def restore(
     *,
     communicator: Communicator | None = None,
 ) -> None:
-    """Restores what `save` has saved; every rank must call it, eagerly.
+    """Restores a model or a checkpoint that `save` has written; every rank must call it, eagerly.
 
-    What an update rule has begun, such as a sum of the gradients of some steps, or keeps for the
-    next step, is void, unless `only` some variables are restored.
+    The state that an update rule keeps between steps, such as a sum of gradients, is dropped. It
+    is kept if `only` some variables are restored.
 
-    The file may exist on one host only: the lowest rank that finds it reads it and sends the
+    The file need not exist on all hosts: the lowest rank that finds it reads it and sends the
     variables to the others.
 
-    | `model` | `path` | what is restored |
+    | `model` | `path` | restored variables |
     |---|---|---|
     | Keras model | ends in `.keras` or `.h5` | its weights, and the state of its optimizers |
     | `tf.train.Checkpoint` | the prefix of its files | its variables |
     | `tf.Module` | a SavedModel directory | its variables |
 
     Args:
-        model: What has the variables, the same on every rank. Its variables must exist: a Keras
-            model must be built. Optimizers of Keras are built if they are not; in a checkpoint of
-            several models, or none, the program has to build them.
+        model: The model, module or checkpoint, the same on every rank. Its variables must exist: a
+            Keras model must be built. Keras optimizers are built if necessary. In a checkpoint of
+            several models, or of none, the program has to build them.
         path: As for `save`.
-        only: Restore these variables alone, the others keep their values: variables, or patterns of
-            their names such as `"*/body/*"` (`fnmatch.fnmatchcase`), or one pattern. All must be in
-            the file nevertheless. Default: all.
+        only: The variables to restore; all others keep their values. It is a list of variables and
+            of patterns of their names, such as `"*/body/*"` (`fnmatch.fnmatchcase`), or a single
+            one. The file must contain all variables nevertheless. Default: all.
         communicator: As for `all_reduce`.
 
     Raises:
-        gradring.errors.RestoreError: On every rank, when no rank finds the file, or one cannot read
-            it, or it does not fit the model, which may not be built, or `only` names no variable
-            of it, or the model has a variable of strings or (in a `tf.train.Checkpoint`) an
-            iterator, a table or a `PythonState`, which cannot be sent. It is an `OSError` and says
-            which rank and why; the variables keep their values on all ranks, and the communicator
-            stays usable.
+        gradring.errors.RestoreError: No rank finds the file, or a rank cannot read it. Or it does
+            not fit the model, or the model is not built. Or an entry of `only` matches no variable
+            of the model. Or the model has parts that cannot be sent: variables of strings, or in a
+            `tf.train.Checkpoint` an iterator, a table or a `PythonState`. Every rank raises the
+            error, an `OSError` that names the rank and the reason. The variables keep their values
+            on all ranks, and the communicator stays usable.
 
     Examples:
         >>> layer = keras.layers.Dense(1, bias_initializer="ones")
@@ -95,7 +95,7 @@ def restore(
         variables = list(variables_of(model))
         chosen = variables if only is None else _chosen(variables, only)
         _check_sendable(model, chosen)
-        # The variables that are not restored, too.
+        # Variables that are not restored are synchronised as well.
         sync(variables)
     found = comm.all_gather(np.array([int(_exists(source))]), name="restore/exists")
     if not found.any():
@@ -116,7 +116,7 @@ def restore(
 
 
 def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> None:
-    """Reads into the variables; all have their values again if it fails, and `keep` in any case."""
+    """Reads into the variables, and gives `keep` their old values; after a failure, all of them."""
     before = {
         id(local): (local, tf.identity(local))
         for variable in variables
@@ -135,10 +135,11 @@ def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> No
 
 
 def _reader(model: Any, source: Path) -> Callable[[], None]:
-    """What reads the file into the model, whose variables all exist then.
+    """Returns a function that reads the file into the model, and builds the model's optimizers.
 
     Raises:
-        gradring.errors.ConfigError: It has no variables yet, or such a file cannot be restored.
+        gradring.errors.ConfigError: The model has no variables yet, or the file's type cannot be
+            restored.
     """
     if isinstance(model, tf.train.Checkpoint):
         _build_optimizers(model)
@@ -158,15 +159,16 @@ def _reader(model: Any, source: Path) -> Callable[[], None]:
 
 
 def _exists(source: Path) -> bool:
-    # What a rank may not look at is not there, and no error of this rank alone.
+    # An unreadable path counts as missing, so that this rank does not fail alone.
     return os.path.exists(source) or os.path.exists(f"{source}.index")
 
 
 def _check_sendable(model: Any, variables: list[Any]) -> None:
-    """Refuses what only the rank that reads would have.
+    """Refuses parts of a model that only the reading rank would get.
 
     Raises:
-        gradring.errors.ConfigError: There is a text, or a state that is no variable.
+        gradring.errors.ConfigError: A variable has strings, or a part has a state but is no
+            variable.
     """
     texts = [part for part in variables if tf.as_dtype(part.dtype) == tf.string]
     parts = []
@@ -182,17 +184,20 @@ def _check_sendable(model: Any, variables: list[Any]) -> None:
 
 
 def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:
-    """The optimizers of the models in it, or beside one, get their variables.
+    """Builds the optimizers of a checkpoint's models, and optimizers next to a single model.
+
+    An optimizer that is built later would get its values from the file when its variables are
+    made, and only on the rank that reads.
 
     Raises:
-        gradring.errors.ConfigError: It cannot be known which those of an optimizer are. They would
-            be restored when they are made, and by the rank alone that reads.
+        gradring.errors.ConfigError: An optimizer stands next to several models or none, so its
+            variables are unknown.
     """
     parts = _parts_of(checkpoint)
     models = [part for part in parts if hasattr(part, "load_weights")]
     for model in models:
         build(getattr(model, "optimizer", None), model)
-    # Models have models in them, as every `Sequential` of Keras 3 has.
+    # Models can contain models; every `Sequential` of Keras 3 does.
     inner = {id(part) for model in models for part in _parts_of(model)[1:]}
     whole = [model for model in models if id(model) not in inner]
     for part in parts:
@@ -208,15 +213,15 @@ def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:
 
 
 def _parts_of(model: Any) -> list[Any]:
-    """All that a checkpoint of it would have, itself first."""
+    """Returns all objects that a checkpoint of the model contains, the model first."""
     return list(tf.train.TrackableView(model).descendants())
 
 
 def _chosen(variables: list[Any], only: str | Sequence[Any]) -> list[Any]:
-    """Those that are meant, in their order.
+    """Returns the variables that match `only`, in the order of `variables`.
 
     Raises:
-        gradring.errors.ConfigError: Nothing is meant by one of them.
+        gradring.errors.ConfigError: An entry of `only` matches no variable.
     """
     wishes = [only] if isinstance(only, str) or hasattr(only, "assign") else list(only)
     meant = [[variable for variable in variables if _is_meant(variable, wish)] for wish in wishes]

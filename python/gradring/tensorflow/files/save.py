@@ -1,8 +1,8 @@
-"""Saving that every rank may call, and that leaves either the whole file or the one before.
+"""Saving by all ranks, which leaves either the whole new file or the old one.
 
 Every rank writes, because writing can itself need collectives: reading an ON_READ variable adds up
-the ranks' parts. The chief writes to a sibling of the destination and renames it when all of it is
-there; the other ranks write to a temporary directory of their own that is gone afterwards.
+the ranks' parts. The chief writes to a sibling of the destination and renames it when it is
+complete. The other ranks write to temporary directories, which are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def save(
 ) -> None:
     """Saves a model or a checkpoint once; every rank must call it, eagerly.
 
-    | `model` | `path` | what is written |
+    | `model` | `path` | written files |
     |---|---|---|
     | Keras model | ends in `.keras` (or `.h5`) | the whole model, as `model.save` does |
     | Keras model | ends in `.weights.h5` | its weights, as `model.save_weights` does |
@@ -44,11 +44,13 @@ def save(
     | `tf.Module` | any | a SavedModel directory, as `tf.saved_model.save` does |
     | `tf.train.Checkpoint` | any | files with this prefix, as `checkpoint.write` does |
 
-    What stood at `path` is replaced, and only when its successor is complete: a file in one step,
-    the files of a directory or a checkpoint one after the other, those that name others last. All
-    else in the directory stays. Load it with what fits:
-    `keras.saving.load_model`, `model.load_weights`, `tf.saved_model.load`, `checkpoint.read`.
-    It returns on every rank when the chief has put everything in its place.
+    Existing files at `path` are replaced when the new ones are complete. A single file is replaced
+    in one step. Files of a directory or a checkpoint are replaced one after the other, and files
+    that name others come last. Other files in the directory stay. The function returns on every
+    rank when the chief has put all files in place.
+
+    The matching function loads the files: `keras.saving.load_model`, `model.load_weights`,
+    `tf.saved_model.load` or `checkpoint.read`.
 
     Args:
         model: A Keras model, a `tf.Module` or a `tf.train.Checkpoint`, the same on every rank.
@@ -56,8 +58,8 @@ def save(
         communicator: As for `all_reduce`.
 
     Raises:
-        gradring.errors.SaveError: On every rank, when one of them could not save; it is an
-            `OSError` and says which rank and why. The communicator stays usable, unless the rank
+        gradring.errors.SaveError: A rank could not save. Every rank raises the error, an `OSError`
+            that names the rank and the reason. The communicator stays usable, unless the rank
             failed in the middle of a collective of its own.
 
     Examples:
@@ -75,13 +77,16 @@ def save(
                 sync_replicas(model)
             _write(model, written)
         with agreed(comm, "save", destination):
-            # In a group, reading some variables would be a collective of the chief alone.
+            # `_is_written_here` can read variables: in a group, a collective of the chief alone.
             if comm.rank == CHIEF and (comm.world_size > 1 or _is_written_here(model)):
                 put(workspace, destination.parent)
 
 
 def _is_written_here(model: Any) -> bool:
-    """Workers of parameter servers, which form no group, are each the chief of one."""
+    """Returns whether this process is to write the files, in a group of one.
+
+    Workers of parameter servers form no group: each is the chief of its own, but only one writes.
+    """
     strategy = strategy_of(variables_of(model))
     extended = getattr(strategy, "extended", None) if communicator_of(strategy) else None
     return extended is None or bool(extended.should_checkpoint)
@@ -89,7 +94,7 @@ def _is_written_here(model: Any) -> bool:
 
 @contextlib.contextmanager
 def _workspace(destination: Path, communicator: Communicator) -> Iterator[Path]:
-    """An empty directory: the chief's is beside the destination, so that a rename moves it."""
+    """Makes an empty directory; the chief's is beside the destination, a rename away."""
     directory = destination.parent if communicator.rank == CHIEF else Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         with agreed(communicator, "save", destination):
@@ -105,7 +110,7 @@ def _write(model: Any, path: Path) -> None:
     elif path.suffix in (".keras", ".h5"):
         model.save(str(path))
     elif hasattr(model, "export"):
-        # Otherwise it prints the temporary path; some versions always do.
+        # Without verbose=False it prints the temporary path; some versions always do.
         quiet = "verbose" in inspect.signature(model.export).parameters
         model.export(str(path), **({"verbose": False} if quiet else {}))
     else:

@@ -1,7 +1,7 @@
-"""Saves that leave a whole file, also where all ranks write to one path at the same time.
+"""Saves that leave a whole file, even if all ranks write to one path at the same time.
 
-Each writes beside the destination, and puts the file in its place when all of it is there. The last
-one counts; replicas are equal, so that each has written the same.
+Each rank writes beside the destination, and moves the file into place when it is complete. The last
+rank's file stays; replicas are equal, so all ranks write the same.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gradring.tensorflow.graph import compat
 
 _PATHS = ("filepath", "file_prefix", "export_dir")
 _LAST = (".index", ".json", ".pb")
-"""Files that name others, by how they end."""
+"""Suffixes of files that name other files."""
 
 _guarded = False
 
 
 def guard() -> None:
-    """Lets TensorFlow's own ways to save do so; `compat_keras` does it for Keras'."""
+    """Makes TensorFlow's own functions save whole files; `compat_keras` does so for Keras'."""
     global _guarded
     if not _guarded:
         _guarded = True
@@ -36,7 +36,7 @@ def guard() -> None:
 
 
 def _whole(original: Callable[..., Any], saved: Any, *args: Any, **kwargs: Any) -> Any:
-    """One of TensorFlow's, which make the directories that a path needs."""
+    """Stands in for a function of TensorFlow, which makes the directories that a path needs."""
     return save(original, saved, *args, makes_directories=True, **kwargs)
 
 
@@ -47,14 +47,14 @@ def save(
     makes_directories: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Stands in for a function that takes what is saved, and then a path."""
+    """Stands in for a function whose arguments begin with the saved object and a path."""
     named = next((each for each in _PATHS if each in kwargs), None)
     path = kwargs[named] if named else next(iter(args), None)
     destination = _replaceable(path, makes_directories)
-    # What must not be overwritten is looked for where it would be.
+    # The original must find an existing file itself if the program passes overwrite=False.
     if destination is None or kwargs.get("overwrite") is False:
         return original(saved, *args, **kwargs)
-    # A directory may be all that can be written here, such as a volume of a container.
+    # An existing directory can be the only writable place, such as a volume of a container.
     is_there = destination.is_dir()
     with beside(destination / destination.name if is_there else destination) as written:
         if named:
@@ -67,7 +67,10 @@ def save(
 
 
 def _replaceable(path: Any, makes_directories: bool) -> Path | None:
-    """Where a path leads, if a file or directory of this system can stand there."""
+    """Returns the real path of a destination, or None if it cannot be replaced by a rename.
+
+    That is the case for URLs, in graphs, for devices and without a parent directory.
+    """
     if not isinstance(path, str | os.PathLike) or "://" in os.fspath(path):
         return None
     if not tf.executing_eagerly():
@@ -82,7 +85,11 @@ def _replaceable(path: Any, makes_directories: bool) -> Path | None:
 
 @contextlib.contextmanager
 def beside(destination: Path) -> Iterator[Path]:
-    """The path to write to instead: the same name, in a directory from which a rename moves it."""
+    """Makes a directory beside the destination, a rename away, and deletes it after the block.
+
+    Yields:
+        The path to write to: the destination's name, in that directory.
+    """
     directory = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:
         yield directory / destination.name
@@ -92,9 +99,12 @@ def beside(destination: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Inside, no other rank of this machine moves files there: data of one, index of another."""
+    """Locks a directory against moves by other ranks of this machine, while the block runs.
+
+    Without the lock, the data of one rank could end up with the index of another.
+    """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # not all directories can be read, or have locks
+        with contextlib.suppress(OSError):  # some directories cannot be read or locked
             descriptor = os.open(directory, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -102,13 +112,13 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def put(workspace: Path, directory: Path) -> None:
-    """Moves all from `workspace` to a directory; what names the others comes last.
+    """Moves all files from `workspace` to a directory; files that name others come last.
 
-    Directories that are there, at any depth, get what is new. All else that is in them stays.
+    New files are added to existing directories, at any depth. Other files in them stay.
 
     Raises:
-        IsADirectoryError: A file is to be where a directory is.
-        OSError: Something cannot be moved.
+        IsADirectoryError: A directory is in the place of a file.
+        OSError: A file cannot be moved.
     """
     for written in sorted(workspace.iterdir(), key=lambda file: file.suffix in _LAST):
         target = directory / written.name
@@ -117,7 +127,7 @@ def put(workspace: Path, directory: Path) -> None:
         try:
             os.replace(written, target)
         except OSError:
-            # A directory cannot replace one that has contents, as another rank's may have by now.
+            # A rename cannot replace a directory with contents, such as another rank's.
             if not (written.is_dir() and target.is_dir()):
                 raise
             put(written, target)

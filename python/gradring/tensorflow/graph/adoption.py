@@ -1,6 +1,7 @@
-"""Keras' variables that were made outside of the strategy's scope, such as an optimizer's.
+"""Adoption of Keras variables that were made outside of the strategy's scope.
 
-Guides make the model in the scope, and compile it, or make its optimizer and metrics, outside.
+TensorFlow's guides make the model inside the scope, but often make the optimizer and the metrics,
+or call `compile`, outside of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from gradring.tensorflow.seams import keras_names
 
 
 def scope_of(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[Any]:
-    """The strategy's scope, unless the program is in it, also by `run`, or knows of none."""
+    """Returns the strategy's scope, or a null context where the scope must not be entered again.
+
+    Code inside the scope or inside `run` has entered it already. A program with a given strategy
+    (`keras/given.py`) knows of no strategy and runs outside of every scope.
+    """
     if is_given(strategy):
         return contextlib.nullcontext()
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is strategy:
@@ -26,42 +31,45 @@ def scope_of(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextMana
 
 
 def communicator_of(strategy: tf.distribute.Strategy | None) -> Communicator | None:
-    """The communicator of a strategy of ours; None for any other."""
+    """Returns the communicator of one of our strategies; None for any other strategy."""
     found = getattr(strategy, "communicator", None)
     return found if isinstance(found, Communicator) else None
 
 
 def replicas_of(strategy: tf.distribute.Strategy) -> int:
-    """How many replicas a strategy has, also one that shows a program one of them."""
+    """Returns the number of replicas, also for a given strategy, which reports 1 to its program."""
     found = getattr(strategy.extended, "replicas", None)
     return strategy.num_replicas_in_sync if found is None else int(found)
 
 
 def is_given(strategy: tf.distribute.Strategy | None) -> bool:
-    """Whether a strategy was given to a program that knows of no replicas."""
+    """Returns whether gradring gave this strategy to a program that has none (`keras/given.py`)."""
     return bool(getattr(strategy, "is_given", False))
 
 
 def of_tensorflow(variable: Any) -> Any:
-    """The variable itself, whose `value` is a function, or the one that Keras 3 has wrapped."""
+    """Returns the `tf.Variable` that a Keras 3 variable wraps; a `tf.Variable` is returned as is.
+
+    `value` of a `tf.Variable` is a method; `value` of a Keras 3 variable is the wrapped variable.
+    """
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) else value
 
 
 def strategy_of(variables: Iterable[Any]) -> tf.distribute.Strategy | None:
-    """The strategy in whose scope the first variable was made, or None."""
+    """Returns the strategy in whose scope the first variable was made, or None."""
     for variable in variables:
         return getattr(keras_names.VALUE.of(variable, variable), "distribute_strategy", None)
     return None
 
 
 def adopt(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Gives Keras' variables that belong to no strategy to this one, with the chief's values.
+    """Makes Keras variables without a strategy variables of this one, with the chief's values.
 
     Every rank must call it with the same variables.
     """
     for variable in variables:
-        # What TensorFlow calls a variable; Keras' has none before it is built.
+        # A Keras variable wraps no TensorFlow variable before it is built.
         plain = keras_names.VALUE.of(variable, None)
         if plain is None or isinstance(plain, compat.DistributedValues):
             continue

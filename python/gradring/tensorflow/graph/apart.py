@@ -1,4 +1,4 @@
-"""Training apart: what is said, or refused, where ranks do not train one model together."""
+"""Training apart: the warning or error when ranks do not train one model together."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _strict: WeakSet[Communicator] = WeakSet()
 
 
 def be_strict(communicator: Communicator) -> None:
-    """From now on, training apart is an error in this group."""
+    """Makes training apart an error, instead of a warning, in this group."""
     _strict.add(communicator)
 
 
 def is_strict(communicator: Communicator) -> bool:
-    """Whether training apart is an error in this group."""
+    """Returns whether training apart is an error in this group."""
     return communicator in _strict
 
 
 def tell(communicator: Communicator, text: str) -> None:
-    """Says on rank 0 what all ranks have found.
+    """Logs a warning on rank 0, or raises it as an error; every rank must call it.
 
     Raises:
-        gradring.errors.ConfigError: On every rank, in a group of a strict strategy.
+        gradring.errors.ConfigError: On every rank, with the same text, if the group is strict.
     """
     rank, host = communicator.rank, communicator.host
     if is_strict(communicator):

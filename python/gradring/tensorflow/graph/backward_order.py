@@ -1,29 +1,30 @@
-"""The order of a backward pass: each bucket of gradients starts before the next is worked on.
+"""The order of a backward pass: each bucket of gradients starts before work on the next one.
 
-For every layer a backward pass computes the gradient of the layer's weights, which can be sent,
-and that of its inputs, on which the layers before it wait. TensorFlow runs whichever is ready,
-and with few threads it runs all gradients of inputs first: the gradients of weights, and with
-them the communication, come at the very end, when there is nothing left to hide behind. Gates
-make the gradients ready in the order in which they are sent: a gate is an op of ours that passes
-a tensor on once a Start has run.
+For every layer, a backward pass computes the gradient of the weights, which can be sent, and the
+gradient of the inputs, on which the layers before it wait. TensorFlow runs any op that is ready.
+On few threads it runs all gradients of inputs first, so the gradients of weights come at the very
+end, and no computation is left to hide their communication. Gates make the gradients ready in the
+order in which they are sent. A gate is an op of ours that passes a tensor on once a Start has run.
 
-**Why no rewrite of the graph makes a cycle of it.** Stage s is what bucket s is the first to need.
-Every tensor that the backward pass hands from an earlier stage to stage s goes through a gate of
-Start s-1, and only such tensors do. So:
+**Why no rewrite of the graph makes a cycle.** Stage s consists of the ops that bucket s is the
+first to need. Every tensor that the backward pass hands from an earlier stage to stage s goes
+through a gate of Start s-1. No other tensor goes through a gate. Therefore:
 
-1. In the graph as it is, tensors, control edges, tokens and gates lead from a stage to the same or
-   a later one, and into a gate's stage from earlier ones only. That is a proof, for what is there.
-2. Control edges that TensorFlow adds when the function ends (automatic control dependencies) lead
-   from an op to one that was made later and has to do with the same resource, or has side effects
-   on nothing in particular as well. Stages count all these as there.
-3. Optimizers merge ops that share an input, or of which one takes the other's only output. Two ops
-   of different stages share no tensor of the backward pass, since the later one has it from a gate;
-   and an output that crosses is not the only one. A gate they neither know nor merge. What is left
-   to share are tensors of the forward pass, constants, and integers. What this relies on: no
-   optimizer merges an op of the backward pass with another one because both take an activation.
+1. In the graph as traced, tensors, control edges, tokens and gates lead from a stage to the same or
+   a later stage. A gate takes inputs from earlier stages only. This proves that the graph as traced
+   has no cycle.
+2. TensorFlow adds control edges when the function ends (automatic control dependencies). They lead
+   from an op to a later op that uses the same resource, or between two stateful ops without a
+   resource. The stages are computed as if all these edges existed.
+3. Graph optimizers merge ops that share an input, and an op with the only consumer of its output.
+   Two ops of different stages share no tensor of the backward pass, because the later one takes it
+   from a gate. An op whose output crosses stages has another consumer besides the gate. Optimizers
+   do not know gates and never merge them. Ops of different stages can still share tensors of the
+   forward pass, constants, and integers. The assumption is that no optimizer merges an op of the
+   backward pass with another op because both take the same activation.
 
-A control edge instead of a gate has no third property: an optimizer that merges two gradients of
-one layer does not look for a way from one to the other that is no tensor.
+A control edge in place of a gate would not have property 3. An optimizer that merges two gradients
+of one layer looks for a path of tensors between them and ignores control edges.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ import tensorflow as tf
 from gradring.tensorflow.graph import compat, refused_graphs
 from gradring.tensorflow.graph.fallback import falls_back
 
-#: By which TensorFlow calls what a tape makes.
+#: Prefix of the names that TensorFlow gives to ops of a gradient tape.
 _BACKWARD = "gradient_tape/"
 
-#: Rows of `compat` without which the order is left out.
+#: Private names of TensorFlow (rows of `compat`) that the order needs; without one it is left out.
 _NEEDED = (
     "auto_control_deps._get_resource_inputs",
     "auto_control_deps.op_is_stateful",
@@ -61,16 +62,16 @@ def start_as_soon_as_ready(
 
     Args:
         buckets: Tensors of each bucket, in the order in which the buckets are sent.
-        handles: That of the Start op of each bucket.
+        handles: Output `handle` of each bucket's Start op.
     """
     if len(buckets) < 2 or tf.executing_eagerly() or refused_graphs.is_tracing_again():
         return
     if not compat.has(*_NEEDED):
         return
-    # A session may execute any part of its graph, also a part without the Start of a gate.
+    # A session can execute any part of its graph, even a gate's part without its Start.
     if not tf.compat.v1.get_default_graph().building_function:
         return
-    # A gate is on the CPU; there and back would cost more than is hidden.
+    # A gate runs on the CPU; copies from the GPU and back would cost more than the gate hides.
     if tf.config.list_physical_devices("GPU"):
         return
     stages = _Stages(buckets, [handle.op for handle in handles])
@@ -94,14 +95,14 @@ def start_as_soon_as_ready(
             done.append((op, index, tensor))
             compat.replace_input(op, index, gates[tensor.name, stage])
     except BaseException:
-        # An optimizer could make a cycle of an operation that has only some of its gates.
+        # An optimizer could create a cycle if only some of the gates were in place.
         for undo in done:
             compat.replace_input(*undo)
         raise
 
 
 class _Stages:
-    """To which bucket each operation of a graph belongs: the first one that needs it."""
+    """Stage of each operation of a graph: the number of the first bucket that needs it."""
 
     def __init__(
         self, buckets: Sequence[Sequence[tf.Tensor]], starts: Sequence[tf.Operation]
@@ -111,20 +112,20 @@ class _Stages:
         self._operations = [op for op in graph.get_operations() if op not in own]
         self._made = {op: number for number, op in enumerate(self._operations)}
         self._ordered_by = {op: _ordered_by(op) for op in self._operations}
-        #: By what orders them, operations that are in no stage yet.
+        #: Operations without a stage, in creation order, for each key of `_ordered_by`.
         self._chains: dict[Hashable, list[tf.Operation]] = {}
         for op, reasons in self._ordered_by.items():
             for reason in reasons:
                 self._chains.setdefault(reason, []).append(op)
         self._stage: dict[tf.Operation, int] = {}
-        # The token orders what was started before, as by a synchronised batch normalisation.
+        # The token orders earlier collectives, such as those of a synchronised batch normalisation.
         self._add_ancestors(set(token.consumers()) - own, 0)
         before = set(self._stage)
         for number, (bucket, start) in enumerate(zip(buckets, starts, strict=True)):
-            # A tensor from outside the graph is ready anyhow.
+            # A tensor from outside the graph is ready from the start.
             ends = [tensor.op for tensor in bucket if tensor.graph is graph]
             self._add_ancestors([*ends, *start.control_inputs], number)
-        #: Where the backward pass of the buckets begins: a step may have had others before.
+        #: Position of the first op of the buckets' backward pass: a step can have several passes.
         self._first = min(
             (self._made[op] for op in self._stage if op not in before and _BACKWARD in op.name),
             default=0,
@@ -133,24 +134,25 @@ class _Stages:
             self._add_unneeded(op)
 
     def later(self) -> list[tuple[tf.Operation, int]]:
-        """The operations after the first stage, and their stages."""
+        """Returns the operations after the first stage, with their stages."""
         return [(op, self._stage[op]) for op in self._operations if self._stage[op] > 0]
 
     def is_crossing(self, tensor: tf.Tensor, stage: int) -> bool:
-        """Whether the backward pass hands the tensor to this stage from an earlier one."""
+        """Returns whether the backward pass hands the tensor from an earlier stage to this one."""
         op = tensor.op
         return (
             self._stage[op] < stage
             and self._made[op] >= self._first
             and tensor.dtype in _PASSED_ON
-            # TensorFlow must remain free to fold it.
+            # A gate would keep TensorFlow from folding the constant.
             and op.type != "Const"
         )
 
     def _add_unneeded(self, op: tf.Operation) -> None:
-        """Puts what no bucket needs into the last stage of its inputs.
+        """Puts an operation that no bucket needs into the last stage of its inputs.
 
-        Gates of an earlier reduction were made after the operations that take them.
+        The walk visits inputs first. Creation order is not enough, because gates of an earlier
+        reduction were made after the operations that take their outputs.
         """
         to_visit, seen = [op], {op}
         while to_visit:
@@ -161,13 +163,13 @@ class _Stages:
                 to_visit += missing
                 seen.update(missing)
             else:
-                # A loop of TensorFlow 1 leads back to its begin.
+                # A loop of TensorFlow 1 is a cycle in the graph, so an input can lack a stage.
                 stages = [self._stage[each] for each in before if each in self._stage]
                 self._stage.setdefault(op, max(stages, default=0))
                 to_visit.pop()
 
     def _add_ancestors(self, ends: Iterable[tf.Operation], stage: int) -> None:
-        """Puts `ends` and all they need into a stage, unless they are in an earlier one."""
+        """Puts `ends` and all their ancestors into a stage, except those in an earlier one."""
         to_visit = list(ends)
         while to_visit:
             op = to_visit.pop()
@@ -178,7 +180,7 @@ class _Stages:
                 to_visit += self._ordered_before(op)
 
     def _ordered_before(self, op: tf.Operation) -> list[tf.Operation]:
-        """What TensorFlow may order before an operation, unless it was returned already."""
+        """Returns ops that TensorFlow may order before this one; each op only once per key."""
         before = []
         for reason in self._ordered_by[op]:
             chain = self._chains[reason]
@@ -189,10 +191,10 @@ class _Stages:
 
 
 def _ordered_by(op: tf.Operation) -> set[Hashable]:
-    """What TensorFlow may order an operation with others by, when the function ends that is traced.
+    """Returns the keys by which TensorFlow orders an operation when the traced function ends.
 
-    These are resources; or None for side effects on nothing in particular. Operations that have one
-    in common are chained as they were made.
+    A key is the name of a resource, or None for a stateful op without a resource. TensorFlow chains
+    operations with a common key in creation order.
     """
     kinds = (tf.resource, tf.variant)
     takes_any = any(tensor.dtype in kinds for tensor in op.inputs)

@@ -1,8 +1,8 @@
 """Updates that one rank computes and every replica receives.
 
-Every rank traces the function, which tells it what to expect without executing anything: structure,
-shapes and dtypes of the result, and the variables that the function assigns. Only the chief then
-runs it; the others contribute placeholders to the broadcasts that follow.
+Every rank traces the function. The trace gives the structure, shapes and dtypes of the result, and
+the variables that the function assigns, without executing anything. Only the chief then runs the
+function; the other ranks pass placeholders to the broadcasts that follow.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ CHIEF = 0
 
 LABEL = "broadcast_update"
 
-#: Ops that only look at the variable whose handle they take. What is not listed is taken to
-#: assign, so that a forgotten op costs a needless broadcast and never makes replicas differ.
+#: Ops that only read the variable whose handle they take. Any other op counts as an assignment:
+#: an op that is missing here costs a needless broadcast, but never makes replicas differ.
 _READING_OPS = frozenset(
     {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 )
 
-#: On calls, conditionals and loops: TensorFlow's own list of the handles that are only read.
+#: Attribute of calls, conditionals and loops: TensorFlow's list of inputs that are only read.
 _READ_ONLY_ATTR = "_read_only_resource_inputs"
 
 
@@ -61,7 +61,7 @@ def broadcast_update(
 
 
 class _Traced:
-    """What the trace of an update tells: the same on every rank."""
+    """Facts from the trace of an update, equal on every rank."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], tensors: list[tf.Tensor]
@@ -89,12 +89,12 @@ class _Traced:
         self.assigned = _assigned(self._concrete)
 
     def run(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Executes the function; one tensor for each of `specs`."""
+        """Executes the function and returns one tensor for each of `specs`."""
         results = tf.nest.flatten(self._concrete(*tensors))
         return [result for result in results if result is not None]
 
     def pack(self, tensors: list[tf.Tensor]) -> Any:
-        """The tensors in the structure that the function returned."""
+        """Returns the tensors in the structure that the function returned."""
         following = iter(tensors)
         leaves = [next(following) if present else None for present in self._present]
         return tf.nest.pack_sequence_as(self._structure, leaves)
@@ -103,7 +103,7 @@ class _Traced:
 def _broadcast_results(
     traced: _Traced, results: list[tf.Tensor], communicator: Communicator
 ) -> list[tf.Tensor]:
-    """The chief's results; on other ranks, `results` is not looked at."""
+    """Returns the chief's results; other ranks' `results` are ignored."""
     specs = traced.specs
     is_chief = communicator.rank == CHIEF
     dynamic = [i for i, spec in enumerate(specs) if not spec.shape.is_fully_defined()]
@@ -122,7 +122,7 @@ def _broadcast_results(
         results = [
             tf.zeros(shape_of.get(i, spec.shape), spec.dtype) for i, spec in enumerate(specs)
         ]
-    # Not shown, but compared: two ranks may trace the same tensors in different structures.
+    # The structure is compared, not shown: two ranks can trace equal tensors in different ones.
     names = Names(LABEL, [""] * len(specs), [traced.pattern] * len(specs))
     received = broadcast_tensors(results, names, communicator)
     for tensor, spec in zip(received, specs, strict=True):
@@ -133,7 +133,7 @@ def _broadcast_results(
 def broadcast_tensors(
     values: Sequence[tf.Tensor], names: Names, communicator: Communicator
 ) -> list[tf.Tensor]:
-    """The chief's tensors, all tensors of one dtype in one collective."""
+    """Returns the chief's tensors; all tensors of one dtype travel in one collective."""
     encoded = [as_native_bits(value, names.label) for value in values]
     groups: dict[Any, list[int]] = {}
     for position, (native, _) in enumerate(encoded):
@@ -176,7 +176,7 @@ def _read_only_inputs(op: tf.Operation) -> Sequence[int]:
 
 
 def _refuse_outer_tensors(concrete: tf.types.experimental.ConcreteFunction) -> None:
-    """An update that is traced by itself cannot reach into the function around it."""
+    """Refuses an update that uses tensors of the function around it: its trace is separate."""
     for outer, _ in concrete.graph.captures:
         if tf.is_symbolic_tensor(outer) and outer.dtype != tf.resource:
             raise ValueError(
@@ -214,7 +214,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 @contextlib.contextmanager
 def _aborting(communicator: Communicator) -> Iterator[None]:
-    """What is raised inside reaches the other ranks, which would wait for this one."""
+    """Aborts the group when the block raises, because the other ranks would wait for this one."""
     try:
         yield
     except BaseException as error:

@@ -1,6 +1,7 @@
-"""TensorFlow's private names, by those that gradring has for them; no other file uses any.
+"""TensorFlow's private names, under names of gradring's own; no other file uses private names.
 
-`seams/tensorflow_names.py` has them as a table. It is looked up here, before anything is replaced.
+The table of these names is `seams/tensorflow_names.py`. This module looks up every row when it is
+imported, before anything is replaced.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _ROWS = {seam.key: seam for seam in TABLE}
 
 
 def row(key: str) -> Seam:
-    """The row of the table with this key, such as ``Graph._get_function``."""
+    """Returns the row of the table with this key, such as ``Graph._get_function``."""
     return _ROWS[key]
 
 
 def named(key: str) -> Any:
-    """What TensorFlow has by the name of a row; None where gradring goes without it."""
+    """Returns TensorFlow's object for a row; None if an optional name is missing."""
     return FOUND.value(_ROWS[key])
 
 
 def has(*keys: str) -> bool:
-    """Whether TensorFlow has all of these rows without which gradring would go on."""
+    """Returns whether TensorFlow has all of these optional names."""
     return all(row(key) in FOUND.owners for key in keys)
 
 
@@ -42,12 +43,13 @@ def replace(
     applies: Callable[..., bool] = lambda *_: True,
     traced: bool = False,
 ) -> None:
-    """Puts stand-ins in the place of functions of TensorFlow: all or none.
+    """Replaces functions of TensorFlow by stand-ins: all or none.
 
     Args:
-        stand_ins: By the key of a row, what gets the original and then its arguments.
-        applies: Takes the first argument; where it returns False, the original runs.
-        traced: Code that AutoGraph converts may call it.
+        stand_ins: From the key of a row to its stand-in, which is called with the original function
+            and then the arguments of the call.
+        applies: Takes the first argument of a call; the original runs where it returns False.
+        traced: Whether code that AutoGraph converts can call the function.
     """
     wrap = tf.autograph.experimental.do_not_convert if traced else lambda function: function
     table.replace(
@@ -75,24 +77,24 @@ EagerTensor = named("ops.EagerTensor")
 FuncGraph = named("func_graph.FuncGraph")
 Branch = named("control_flow_v2_func_graphs.CondBranchFuncGraph")
 ControlFlow = named("control_flow_v2_func_graphs.ControlFlowFuncGraph")
-#: What `tf.function` makes.
+#: Class of the objects that `tf.function` returns.
 Function = named("polymorphic_function.Function")
 ConcreteFunction = named("concrete_function.ConcreteFunction")
 ResourceVariable = named("resource_variable_ops.ResourceVariable")
-#: Base of datasets that have the elements of another.
+#: Base class of datasets with elements of the same structure as their input.
 UnchangedDataset: Any = named("dataset_ops.UnaryUnchangedStructureDataset")
 VariantDataset = named("dataset_ops._VariantDataset")
-#: Every dataset is made by a function of one of these modules.
+#: Modules whose functions make all datasets.
 DATASET_OPS = named("ops.gen_dataset_ops"), named("ops.gen_experimental_dataset_ops")
 dataset_cardinality = named("gen_dataset_ops.dataset_cardinality")
 
-#: Says how an op of a loop body becomes one op for all iterations, as `tf.vectorized_map` asks.
+#: Decorator of a rule that turns an op of a loop body into one op for all iterations.
 RegisterPFor = named("pfor.RegisterPFor")
-#: A tensor of such a body, and whether it is stacked: has a first dimension for the iterations.
+#: Wraps a tensor of such a body with a flag: whether its first dimension is that of iterations.
 stacked_or_not = named("pfor.wrap")
 create_vectorised = named("pfor._create_op")
 
-#: The tangents of ops, by name.
+#: Rules for the tangents of ops, by op name.
 TANGENTS = named("forwardprop._SPECIAL_CASES")
 
 select_replica = named("distribute_utils.select_replica")
@@ -102,13 +104,13 @@ host_of = named("device_util.get_host_for_device")
 context = named("context.context")
 eager_mode = named("context.eager_mode")
 get_function_def = named("context.get_function_def")
-#: The module: TensorFlow replaces functions of it.
+#: The whole module, because TensorFlow replaces functions of it.
 execute = named("eager.execute")
 host_input_device = named("numpy_dataset.SingleDevice")
 id_in_cluster = named("multi_worker_util.id_in_cluster")
 normalize_cluster_spec = named("multi_worker_util.normalize_cluster_spec")
 cond_v2 = named("cond_v2.cond_v2")
-#: Gradients of conditionals and loops, and graphs that are being built.
+#: Graph classes for the gradients of conditionals and loops.
 CONTROL_FLOW_GRADIENTS = (
     named("cond_v2._CondGradFuncGraph"),
     named("while_v2._WhileBodyGradFuncGraph"),
@@ -121,40 +123,40 @@ resource_inputs = named("auto_control_deps._get_resource_inputs")
 
 
 def orders_side_effects(graph: tf.Graph) -> bool:
-    """Whether ops of a function's graph keep their order, by automatic control dependencies."""
+    """Returns whether automatic control dependencies keep the order of ops in this graph."""
     return bool(graph._add_control_dependencies)
 
 
 def is_branch(graph: tf.Graph) -> bool:
-    """Whether it is a branch of a conditional."""
+    """Returns whether the graph is a branch of a conditional."""
     return isinstance(graph, Branch)
 
 
 def in_control_flow_of_version_1(graph: tf.Graph) -> bool:
-    """Whether a conditional or loop of the old kind is being built, or a function of that kind."""
+    """Returns whether TensorFlow 1 control flow, or a TensorFlow 1 function, is being built."""
     return graph.building_function or graph._get_control_flow_context() is not None
 
 
 def end_after(graph: tf.Graph, op: tf.Operation) -> None:
-    """What waits for the function of this graph waits for this op of it, too."""
+    """Makes the function of this graph end only after this op has run."""
     graph.control_outputs.append(op)
 
 
 def outside_control() -> contextlib.AbstractContextManager[None]:
-    """Inside, ops get no control dependencies, and are in no conditional or loop."""
+    """Clears control dependencies and control flow contexts for ops that are made in the block."""
     context: contextlib.AbstractContextManager[None] = tf.control_dependencies(None)
     return context
 
 
 def is_control_flow(graph: tf.Graph) -> bool:
-    """Whether it is a branch of a conditional, or the body of a loop."""
+    """Returns whether the graph is a branch of a conditional, or the body of a loop."""
     return isinstance(graph, ControlFlow)
 
 
 def can_take(tensor: tf.Tensor) -> bool:
-    """Whether what is being built may take the tensor of this graph or of one around it.
+    """Returns whether ops in the current graph can take this tensor of it or of an outer graph.
 
-    A `tf.function` in between must not: it may be called from another graph without being traced.
+    Across a `tf.function` they cannot: another graph can call the function without a new trace.
     """
     if isinstance(tensor, EagerTensor):
         return bool(tf.executing_eagerly())
@@ -167,16 +169,16 @@ def can_take(tensor: tf.Tensor) -> bool:
 
 
 def spec_of_replica(element_spec: Any) -> Any:
-    """What the first local replica gets of an element of a distributed dataset."""
+    """Returns the spec of the first local replica's part of a distributed dataset's elements."""
     return tf.nest.map_structure(
         lambda spec: spec._value_specs[0] if hasattr(spec, "_value_specs") else spec, element_spec
     )
 
 
 def is_undivided(distributed: Any) -> bool:
-    """Whether each process takes all batches of its own dataset.
+    """Returns whether each process takes all batches of its own dataset.
 
-    It does by `AutoShardPolicy.OFF`, and of what `distribute_datasets_from_function` has made.
+    It does with `AutoShardPolicy.OFF`, and with `distribute_datasets_from_function`.
     """
     if isinstance(distributed, DatasetsFromFunction):
         return True
@@ -188,22 +190,23 @@ def is_undivided(distributed: Any) -> bool:
 
 
 def let_batches_differ(distributed: Any) -> None:
-    """Has iterators over an endless dataset ask all processes for each batch, as over others.
+    """Makes iterators over an endless dataset check for each batch which processes have one.
 
-    Otherwise they take sizes that are fixed for those of all processes.
+    Other iterators do so anyway. Without it, an iterator over an endless dataset assumes that all
+    processes have batches of its own fixed size.
     """
     distributed._enable_get_next_as_optional = True
     distributed._cardinality = tf.data.UNKNOWN_CARDINALITY
 
 
 def let_batches_be_equal(distributed: Any) -> None:
-    """Has iterators over a dataset believe that all processes have batches of its fixed size."""
+    """Makes iterators over a dataset assume that all processes have batches of its fixed size."""
     distributed._enable_get_next_as_optional = False
 
 
 def graph_of(dataset: tf.data.Dataset) -> Any:
-    """What a dataset does, as a `GraphDef`; its own ops, beside those of functions."""
-    # 1: what is to happen to resources does not matter here.
+    """Returns the `GraphDef` of a dataset: nodes for the dataset's ops, a library of functions."""
+    # Policy 1 (IGNORE): external state, such as that of resources, does not matter here.
     serialized = tf.raw_ops.DatasetToGraphV2(
         input_dataset=variant_of(dataset), external_state_policy=1
     )
@@ -217,7 +220,7 @@ def plain_variable(
     shape: tf.TensorShape | tuple[int, ...] = (),
     device: str = "/device:CPU:0",
 ) -> tf.Variable:
-    """A variable full of `value`, outside every graph, strategy and distribution scope."""
+    """Makes a variable filled with `value`, outside every graph, strategy and scope."""
     with tf.init_scope(), tf.device(device), tf.name_scope("gradring/"):
         return ResourceVariable(
             tf.fill(shape, tf.constant(value, dtype)), trainable=False, dtype=dtype, name=name
@@ -225,69 +228,75 @@ def plain_variable(
 
 
 def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
-    """A dataset as a tensor."""
+    """Returns the variant tensor that represents a dataset."""
     return dataset._variant_tensor
 
 
 def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
-    """The datasets that one is made of."""
+    """Returns the datasets that this dataset reads from."""
     return dataset._inputs()  # type: ignore[no-any-return]
 
 
 def functions_of(dataset: tf.data.Dataset) -> Sequence[Any]:
-    """The functions of a dataset's own op; each has a `ConcreteFunction` as its `function`."""
+    """Returns the wrappers of the functions of a dataset's own op.
+
+    Attribute `function` of each is a `ConcreteFunction`.
+    """
     return dataset._functions()  # type: ignore[no-any-return]
 
 
 def shuffles(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset's own op shuffles."""
+    """Returns whether a dataset's own op shuffles."""
     return hasattr(dataset, "_seed2")
 
 
 def tensors_of(dataset: tf.data.Dataset) -> Sequence[tf.Tensor]:
-    """The tensors that `from_tensors` and `from_tensor_slices` were given, flat."""
+    """Returns the flat list of arguments of `from_tensors` or `from_tensor_slices`."""
     return dataset._tensors  # type: ignore[no-any-return]
 
 
 def structure_of(dataset: tf.data.Dataset) -> dict[str, Any]:
-    """The shapes and dtypes of elements, as arguments of ops."""
+    """Returns the shapes and dtypes of a dataset's elements, as keyword arguments of ops."""
     return dataset._flat_structure  # type: ignore[no-any-return]
 
 
 def variant_dataset(variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
-    """The `tf.data.Dataset` that a variant tensor stands for."""
+    """Returns the `tf.data.Dataset` that a variant tensor represents."""
     return VariantDataset(variant, element_spec)
 
 
 def has_one_element(variant: tf.Tensor | None) -> bool:
-    """Whether a dataset's variant, or None, is known to have one element."""
+    """Returns whether a dataset, given as its variant or None, is known to have one element."""
     return variant is not None and int(dataset_cardinality(variant)) == 1
 
 
 def is_function(value: Any) -> bool:
-    """Whether it is a traced function, such as a dataset's op takes."""
+    """Returns whether the value is a traced function, as ops of datasets take them."""
     return isinstance(value, ConcreteFunction)
 
 
 def gate(tensor: tf.Tensor, handle: tf.Tensor) -> tf.Tensor:
-    """The tensor, once the Start of this handle has run; no tape sees it."""
+    """Adds a gate, which passes the tensor on once the Start of this handle has run.
+
+    No gradient tape records the gate.
+    """
     with tf.device("/device:CPU:0"), tf.control_dependencies(None):
         *_, (passed,) = add_op("GradringGate", tensor=tensor, handle=handle)
     return passed
 
 
 def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Lets `op`, of a graph that is still being built, take another tensor like the one it has."""
+    """Replaces one input of `op` by a tensor of equal shape and dtype, while its graph is built."""
     op._update_input(index, tensor)
 
 
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:
-    """The graphs of the functions that an operation calls; the same order on all ranks."""
+    """Returns the graphs of the functions that an operation calls; in one order on all ranks."""
     return graphs_in(op.graph, op.node_def.attr)
 
 
 def graphs_in(graph: tf.Graph, attrs: Mapping[str, Any]) -> list[tf.Graph]:
-    """The graphs of the functions that attributes of an operation name."""
+    """Returns the graphs of the functions that the attributes of an operation name."""
     values = [attrs[name] for name in sorted(attrs)]
     calls = [call for attr in values for call in (attr.func, *attr.list.func)]
     called = [graph._get_function(call.name) for call in calls if call.name]
@@ -295,11 +304,11 @@ def graphs_in(graph: tf.Graph, attrs: Mapping[str, Any]) -> list[tf.Graph]:
 
 
 def inside_called_graphs(op: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
-    """What `tensor`, an input of the operation, is in each graph that the operation calls.
+    """Returns the placeholder of `tensor`, an input of the operation, in each graph it calls.
 
-    These are those of a `tf.function`, of branches, or of a loop; other operations call none.
+    Calls of a `tf.function`, conditionals and loops call graphs; other operations call none.
     """
-    # The first inputs of a conditional are none of its branches'.
+    # Counted from the end: the first input of a conditional, its predicate, is not a branch's.
     place = [taken.name for taken in op.inputs].index(tensor.name) - len(op.inputs)
     return [graph.inputs[place] for graph in called_graphs(op)]
 
@@ -318,15 +327,15 @@ def run_op(
     Args:
         op: Registered name of the op.
         inputs: A tensor, or a list of tensors, for each input, in the op's order.
-        dtype: The `tf.DType` that the op calls T.
-        attrs: str or int for each attribute that the inputs do not imply.
+        dtype: Value of the op's type attribute `T`.
+        attrs: Value of each attribute that the inputs do not imply.
         output_count: Number of output tensors.
-        unseen: Keep `tf.debugging` from looking at what the op returns.
+        unseen: Whether to hide the op's outputs from `tf.debugging`.
 
     Returns:
         The flat list of output tensors.
     """
-    # A name that quotes that of a file may be no UTF-8.
+    # A name that contains a file's name is not always valid UTF-8.
     values: dict[str, Any] = {
         name: value.encode(errors="backslashreplace") if isinstance(value, str) else value
         for name, value in attrs.items()

@@ -1,4 +1,4 @@
-"""Values that hold inside of a block, in the thread that runs it."""
+"""Values of context variables inside a block, in the thread that runs the block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def holding(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Inside, the variable has this value."""
+    """Sets the variable to this value while the block runs."""
     token = variable.set(value)
     try:
         yield

@@ -26,25 +26,25 @@ from gradring.tensorflow.seams.table import overrides
 def gradients_of(
     variables: Sequence[tf.Variable], among: Sequence[tf.Variable] = ()
 ) -> AbstractContextManager[None]:
-    """Inside, reductions of as many tensors are called after these variables.
+    """Names reductions of as many tensors after these variables, while the block runs.
 
-    For optimizers that hand gradients to `tf.distribute` without their variables. `among` are all
-    variables of the optimizer, of which some may have no gradient.
+    Optimizers need it if they hand gradients to `tf.distribute` without their variables. `among`
+    are all variables of the optimizer, including those without a gradient.
     """
     return replica_step.holding(gradients_of=replica_step.Gradients(list(variables), list(among)))
 
 
 def current_variables(count: int) -> replica_step.Gradients | None:
-    """What `gradients_of` was given, if these are `count` variables."""
+    """Returns the arguments of the enclosing `gradients_of` if it names `count` variables."""
     given = replica_step.current().gradients_of
     return given if given is not None and len(given.variables) == count else None
 
 
 def alone() -> AbstractContextManager[None]:
-    """Reductions give this rank's own sums meanwhile.
+    """Makes reductions return this rank's own sums, while the block runs.
 
-    For what one rank does without the others: an assignment to a variable that the ranks have in
-    parts (`ON_READ`) reads it back, which would wait for all of them.
+    One rank can then act without the others. For example, an assignment to an `ON_READ` variable,
+    whose parts the ranks hold, reads the variable back, and that would wait for all ranks.
     """
     return replica_step.holding(is_alone=True)
 
@@ -55,8 +55,8 @@ def alone() -> AbstractContextManager[None]:
 class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
     """Reduces and gathers over the local devices first, then over the ranks.
 
-    What is reduced together travels in as few buckets as possible. The base class keeps
-    its part of the work: choosing destinations, and skipping a world of one.
+    Tensors of one reduction travel in as few buckets as possible. The base class still chooses
+    destinations and skips groups of one replica.
     """
 
     def __init__(
@@ -72,12 +72,11 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         Args:
             communicator: A `gradring.Communicator`.
             devices: The local devices that hold one replica each.
-            bucket_bytes: Bound on the tensors that travel together, in bytes.
-            check_gradients: What to do about gradients that are not finite: "warn", "raise" or
-                None.
-            embeddings: What becomes of rows of equal index, "rows" or "sum".
+            bucket_bytes: Largest size of a bucket in bytes.
+            check_gradients: Reaction to gradients that are not finite: "warn", "raise" or None.
+            embeddings: Treatment of rows of equal index: "rows" keeps all, "sum" adds them up.
         """
-        # The base class's own constructor would make TensorFlow's launchers of collectives.
+        # The constructor of the direct parent would make TensorFlow's launchers of collectives.
         compat.CrossDeviceOps.__init__(self)
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
@@ -102,11 +101,11 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             values: This rank's sums over its local devices.
 
         Returns:
-            The results, in order. MEAN divides by the number of replicas; for integers it is
-            float64, as TensorFlow's own strategies have it.
+            The results, in order. MEAN divides by the number of replicas. The mean of integers is
+            float64, as with TensorFlow's own strategies.
 
         Raises:
-            gradring.errors.ConfigError: They are gradients that an optimizer has reduced before.
+            gradring.errors.ConfigError: An optimizer has already reduced these gradients.
         """
         if replica_step.current().is_alone:
             return list(self.own(values))
@@ -130,7 +129,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             _names(name, values, known),
             "mean" if fused else "sum",
             self._bucket_bytes,
-            # Only gradients are told their variables: a loss may be what it likes.
+            # Only gradients come with variables; a loss may be infinite or NaN.
             None if known is None else self._check_gradients,
             self._embeddings,
         )
@@ -140,13 +139,13 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         return list(reduced)
 
     def own(self, value: Any) -> Any:
-        """The reduction of a nest of values to which no other rank adds anything."""
+        """Returns the reduction of a nest of values without those of other ranks."""
         if self._embeddings == "rows":
             return value
         return tf.nest.map_structure(with_each_index_once, value)
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
-        """For a replica context with one local device."""
+        """Reduces a nest of values in a replica context with one local device."""
         del replica_id, options
         leaves = [_tensor(leaf) for leaf in tf.nest.flatten(value)]
         return tf.nest.pack_sequence_as(value, self.reduce_local(reduce_op, leaves))
@@ -154,7 +153,10 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[Any], options: Any
     ) -> Any:
-        """See `tf.distribute.CrossDeviceOps`; gradients come with their variables."""
+        """Reduces gradients under the names of their variables; see `tf.distribute.CrossDeviceOps`.
+
+        An optimizer passes the variables as the destinations of the gradients.
+        """
         destinations = [destination for _, destination in value_destination_pairs]
         are_variables = all(hasattr(destination, "assign") for destination in destinations)
         with gradients_of(destinations) if are_variables else nullcontext():
@@ -223,12 +225,12 @@ def _names(name: str, tensors: Sequence[Leaf], known: replica_step.Gradients | N
 
 
 def _names_of_ops(name: str, tensors: Sequence[Leaf]) -> Names:
-    """Tensors are called after the ops that make them, which are shown and not compared."""
+    """Names tensors after the ops that make them; messages show these names, ranks ignore them."""
     return Names(name, [_op_name(tensor) for tensor in tensors], [""] * len(tensors))
 
 
 def _op_name(tensor: Leaf) -> str:
-    """The op of a graph that makes the tensor; eager tensors have no names."""
+    """Returns the name of the op that makes the tensor; empty for eager tensors."""
     values = getattr(tensor, "values", tensor)
     try:
         name = str(values.name)

@@ -1,4 +1,4 @@
-"""Element types that the engine takes, and how the others are carried in them."""
+"""Element types that the engine reduces, and the encoding of all others in these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NATIVE_DTYPES = (
     tf.uint8,
 )
 
-#: Element types that are reduced in a wider one; the result is cast back.
+#: Element types that are cast to a wider type for the reduction; the result is cast back.
 WIDENED_DTYPES = {
     tf.int8: tf.int32,
     tf.int16: tf.int32,
@@ -30,7 +30,8 @@ WIDENED_DTYPES = {
     tf.uint32: tf.int64,
 }
 
-#: Element types in which the others are added up: as wide as the engine's, or wider.
+#: Types in which TensorFlow adds up values of narrow types: as wide as the engine's accumulators
+#: or wider.
 _ACCUMULATORS = {
     tf.float16: tf.float32,
     tf.bfloat16: tf.float32,
@@ -39,12 +40,12 @@ _ACCUMULATORS = {
 
 
 def accumulator(dtype: tf.DType) -> tf.DType:
-    """The element type in which to add values of `dtype` for the bits that the engine returns."""
+    """Returns the type in which to add values of `dtype`, to get the same bits as the engine."""
     return _ACCUMULATORS.get(dtype, dtype)
 
 
 def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """What the function makes of a tensor, or of the values of `tf.IndexedSlices`; None of None."""
+    """Applies the function to a tensor, or to the values of `tf.IndexedSlices`; None stays None."""
     if isinstance(gradient, tf.IndexedSlices):
         values = function(gradient.values)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
@@ -52,10 +53,10 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any
 
 
 def as_tensor(value: Any, label: str) -> tf.Tensor:
-    """A tensor with the contents of `value`.
+    """Converts a value to a tensor.
 
     Raises:
-        TypeError: There is no such tensor.
+        TypeError: The value cannot be converted, or is ragged or sparse.
     """
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
@@ -77,10 +78,13 @@ def as_tensor(value: Any, label: str) -> tf.Tensor:
 
 
 def as_native(tensor: tf.Tensor, label: str) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """The tensor in one of `NATIVE_DTYPES`, of the same shape, and the way back.
+    """Casts a tensor to one of `NATIVE_DTYPES`.
+
+    Returns:
+        The tensor, of the same shape, and a function that casts the result back.
 
     Raises:
-        TypeError: Its dtype cannot be reduced.
+        TypeError: The dtype cannot be reduced.
     """
     dtype = tensor.dtype
     if dtype in NATIVE_DTYPES:
@@ -92,9 +96,10 @@ def as_native(tensor: tf.Tensor, label: str) -> tuple[tf.Tensor, Callable[[tf.Te
 
 
 def with_dtype(collective: Collective, tensor: tf.Tensor) -> Collective:
-    """The collective by a name that has the tensor's dtype, if it travels as another one.
+    """Adds the tensor's dtype to the collective's name if the tensor travels as another dtype.
 
-    Ranks compare names: otherwise nobody would see that one rank has bool and another int8.
+    Ranks compare names. Without the dtype, they would not notice bool on one rank and int8 on
+    another, because both travel as uint8.
     """
     if tensor.dtype in NATIVE_DTYPES:
         return collective
@@ -104,10 +109,14 @@ def with_dtype(collective: Collective, tensor: tf.Tensor) -> Collective:
 def as_native_bits(
     tensor: tf.Tensor, label: str
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """The tensor's bits in one of `NATIVE_DTYPES`, and the way back; parts are one dimension more.
+    """Encodes a tensor's bits in one of `NATIVE_DTYPES`.
+
+    Returns:
+        The encoded tensor and a function that decodes a result. Elements that become several
+        numbers, such as a real and an imaginary part, add a last dimension.
 
     Raises:
-        TypeError: Its dtype has no fixed width.
+        TypeError: The dtype has no fixed width.
     """
     dtype = tensor.dtype
     if dtype in NATIVE_DTYPES:
@@ -115,7 +124,7 @@ def as_native_bits(
     if dtype == tf.bool:
         return tf.cast(tensor, tf.uint8), lambda result: tf.cast(result, tf.bool)
     if dtype.is_complex:
-        # Through these ops TensorFlow leads gradients, which it does not through a bitcast.
+        # TensorFlow differentiates these ops, but not a bitcast.
         parts = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
         return parts, lambda result: tf.complex(result[..., 0], result[..., 1])
     if dtype in (tf.string, tf.variant, tf.resource):

@@ -1,14 +1,14 @@
-"""Growth of a value with the batch, as its graph tells: a mean stays, a sum over samples grows.
+"""Growth of a value with the batch size, by its graph: sums over samples grow, means do not.
 
-A program that knows of no replicas may add its samples' losses up, or take their mean. On all ranks
-together a sum is to be added up, and a mean to be averaged. Both are scalars; what tells them apart
-is how the graph makes them of the batch. Each tensor gets a degree, as a unit of measurement is
-derived: 0 of what one more sample does not change in size, 1 of a sum over the samples and of their
-number. A product adds degrees and a quotient subtracts them, so a sum divided by a number of
+A program that knows of no replicas adds up its samples' losses or takes their mean. Over all ranks,
+sums must be added up and means averaged. Both are scalars; only the graph shows which of them a
+value is. Each tensor gets a degree, derived like a unit of measurement. Values whose size does not
+depend on the number of samples have degree 0. Sums over the samples, and the number of samples,
+have degree 1. A product adds degrees and a quotient subtracts them, so a sum divided by a number of
 samples is a mean.
 
-Nothing is known of operations that are not listed, unless all that they get is of degree 0 and what
-they give has rows for the samples.
+Operations that are not listed have results of unknown degree. The exception is an operation whose
+inputs all have degree 0 and whose output has rows for the samples.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: Operations that call functions: one, or one of several.
+#: Operations that call one function, or one of several.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf")
-#: Constants up to this size only keep a divisor from being 0.
+#: Largest constant that counts as a guard against division by 0.
 _TINY = 1e-3
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How a tensor depends on the samples.
+    """Dependence of a tensor on the samples of a batch.
 
     Attributes:
-        has_rows: Whether its first dimension is that of the samples.
-        degree: With which power of their number it grows; None where the graph does not tell.
-        is_shape: Whether it is the shape of a tensor that has rows.
-        is_mixed: Whether it adds a sum to what is none.
-        of_data: Whether it is a sum over samples that counts them by what they are, as a mask does.
-        is_weighted: Whether it is a mean that was divided by such a sum.
-        is_mean: Whether it is of degree 0 and made of several samples; extents are compared
-            without this.
-        is_curved: Whether it is a function of means that is not linear, such as a root or a
-            product, which a mean over the ranks is not; compared without it, too.
+        has_rows: True if the first dimension is that of the samples.
+        degree: Power of the number of samples with which the values grow; None if unknown.
+        is_shape: True for the shape of a tensor that has rows.
+        is_mixed: True if a sum over samples was added to a term of another degree.
+        of_data: True for a sum of the samples' values, such as that of a mask; False for a number
+            of samples that comes from a shape.
+        is_weighted: True for a quotient by a sum with `of_data`.
+        is_mean: True for a value of degree 0 that depends on several samples. Comparisons of
+            extents ignore this field.
+        is_curved: True for a function of means that is not linear, such as a root or a product. The
+            mean of such values over the ranks is not the value for all samples. Comparisons of
+            extents ignore this field.
     """
 
     has_rows: bool = False
@@ -56,16 +58,16 @@ class Extent:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is a sum over the samples, or one for each sample."""
+        """True for a sum over the samples, or for values of which each belongs to one sample."""
         return self.degree == (0 if self.has_rows else 1)
 
     @property
     def depends(self) -> bool:
-        """Whether it depends on the samples, as far as anybody can tell."""
+        """True if the tensor depends on the samples, or if its dependence is unknown."""
         return self != _INDEPENDENT
 
 
-#: Of a mean, these give one.
+#: Linear operations: a mean becomes a mean.
 _LINEAR = frozenset(
     (
         *("Add", "AddV2", "AddN", "BiasAdd", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2"),
@@ -74,7 +76,7 @@ _LINEAR = frozenset(
         *("StopGradient", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack"),
     )
 )
-#: Of a mean and something that no sample has a part in, these give one.
+#: Bilinear operations: a mean and a value that depends on no sample give a mean.
 _BILINEAR = frozenset(("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"))
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 _PRODUCTS = ("Mul", "MulNoNan", *_QUOTIENTS)
@@ -89,12 +91,12 @@ Rule = Callable[[tf.Operation, Sequence[Extent]], Extent]
 
 
 def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> Extent:
-    """How a tensor depends on a batch.
+    """Returns how a tensor depends on a batch.
 
     Args:
-        tensor: Of a graph; of an eager tensor nothing is known.
+        tensor: Tensor of a graph; nothing is known of an eager tensor.
         batch: Tensors that have a row for each sample.
-        means: Tensors that are of degree 0, whatever the graph says.
+        means: Tensors that count as means without a look at their graph.
     """
     if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
         return _UNKNOWN
@@ -107,10 +109,10 @@ def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> E
 
 
 def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:
-    """Whether a graph makes a tensor without any sample, such as positions in a text.
+    """Returns whether a graph computes a tensor without any sample, such as positions in a text.
 
     Args:
-        tensor: Of a graph; of an eager tensor nothing is known.
+        tensor: Tensor of a graph; the result is False for an eager tensor.
         batch: Tensors that have a row for each sample.
     """
     if extent_of(tensor, batch).depends:
@@ -122,12 +124,15 @@ def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:
 
 
 def _is_stateful(op: tf.Operation) -> bool:
-    """Whether it may give something else each time, such as the next batch of a dataset."""
+    """Returns whether an operation can return something new each time, such as the next batch.
+
+    A variable is the same for all samples of a step, so reads of variables do not count.
+    """
     return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
 
 
 def _all_ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Operations that a tensor is made by, also in graphs around its own."""
+    """Yields the ancestors of a tensor, also those in graphs around its own."""
     captured = _captured(tensor.graph)
     for op in _ancestors(tensor):
         yield op
@@ -137,7 +142,7 @@ def _all_ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 def reads(tensor: Any, handles: Sequence[Any]) -> bool:
-    """Whether a tensor of a graph is made of variables with these handles, directly."""
+    """Returns whether the tensor's own graph reads a variable with one of these handles for it."""
     if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
         return False
     captured = _captured(tensor.graph)
@@ -148,7 +153,7 @@ def reads(tensor: Any, handles: Sequence[Any]) -> bool:
 
 
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
-    """The numbers that the graph of a tensor, or its last operation, multiplies or divides by."""
+    """Returns the constant factors and divisors in a tensor's graph, or in its last operation."""
     ops = [tensor.op] if last else _ancestors(tensor)
     graphs = [graph for op in ops if op.type in CALLS for graph in compat.called_graphs(op)]
     ops += [op for graph in graphs for op in graph.get_operations()]
@@ -162,7 +167,7 @@ def _key(tensor: tf.Tensor) -> tuple[int, str]:
 
 
 def _captured(graph: tf.Graph) -> dict[str, Any]:
-    """What a function takes from around it, by the names of its placeholders."""
+    """Returns the outer tensors that a function captures, by the names of its placeholders."""
     return {inner.name: outer for outer, inner in getattr(graph, "captures", ())}
 
 
@@ -186,9 +191,9 @@ def _in_graph(tensor: tf.Tensor, known: dict[tuple[int, str], Extent]) -> Extent
 
 
 def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
-    """All operations that a tensor is made by, each after those that it needs.
+    """Returns the ancestors of a tensor in its graph, each after its own inputs.
 
-    That is not the order in which they were made: a gradient gives a loop more inputs.
+    Creation order is different: a gradient adds inputs to a loop that was made before.
     """
     found: dict[tf.Operation, None] = {}
     ahead = [(tensor.op, False)]
@@ -209,7 +214,11 @@ def _may_have_rows(tensor: tf.Tensor) -> bool:
 
 
 def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
-    """What the functions give that an operation calls, which all get its last inputs."""
+    """Returns the extents of the outputs of an operation that calls functions.
+
+    All called functions take the last inputs of the operation. The list is empty if the operation
+    calls nothing, or if no input depends on the samples.
+    """
     if op.type not in CALLS or not any(each.depends or each.is_mean for each in inputs):
         return []
     ways = []
@@ -223,7 +232,7 @@ def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
 
 
 def _either(ways: Sequence[Extent]) -> Extent:
-    """What one of several functions gives."""
+    """Returns the extent of an output that one of several functions computes."""
     (first, *others) = ways
     if any(each.degree != first.degree or each.is_mixed for each in others):
         return _UNKNOWN
@@ -251,7 +260,7 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
 
 
 def _is_curved(op: tf.Operation, are_means: Sequence[bool]) -> bool:
-    """Whether an operation makes of these means what is none."""
+    """Returns whether an operation turns means into a value that is not a mean."""
     if not any(are_means) or op.type in _LINEAR or op.type in CALLS:
         return False
     if op.type in _BILINEAR:
@@ -268,7 +277,7 @@ def _by_rule(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
     rule = _RULES.get(op.type)
     if rule is not None:
         return rule(op, inputs)
-    # Any other function of each sample, or a tensor of such a shape; not one of several samples.
+    # An unlisted op counts as a function of each single sample if its output keeps the rows.
     if any(each.degree != 0 for each in inputs):
         return _UNKNOWN
     sizes = {
@@ -298,7 +307,7 @@ def _product(sign: int) -> Rule:
 
 
 def _sum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """A sum of terms: each grows alike, or is a constant that keeps others from being 0."""
+    """Returns the common degree of all terms; tiny constants, guards against 0, do not count."""
     terms = [
         extent
         for extent, tensor in zip(inputs, op.inputs, strict=True)
@@ -319,12 +328,12 @@ def _is_tiny(tensor: tf.Tensor) -> bool:
 
 
 def _truth(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """Whether something is so, of numbers or for each sample."""
+    """Returns the extent of a comparison: rows if an input has rows, else independent."""
     return _ROWS if any(each.has_rows for each in inputs) else _INDEPENDENT
 
 
 def _choice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """One of two, by a condition; zeros are of any degree."""
+    """Returns the common degree of both branches; tiny constants, such as 0, fit any degree."""
     condition, *branches = inputs
     terms = [
         extent
@@ -338,7 +347,7 @@ def _choice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _bound(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """At least, or at most, a constant, as of a divisor."""
+    """Returns the extent of a maximum or minimum with a constant, such as a bound of a divisor."""
     dependent = [each for each in inputs if each.depends]
     if len(dependent) == 1 or all(each.degree == 0 for each in inputs):
         return Extent(any(each.has_rows for each in inputs), dependent[0].degree)
@@ -346,11 +355,15 @@ def _bound(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _reduction(growth: int | None) -> Rule:
-    """Over some dimensions; `growth` is the degree of one over the samples."""
+    """Makes the rule of a reduction.
+
+    Args:
+        growth: Degree that a reduction over the samples adds; None if unknown.
+    """
 
     def rule(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
         value, _ = inputs
-        if value.is_shape:  # their product
+        if value.is_shape:  # the product of a shape is the number of elements
             return Extent(degree=1) if op.type == "Prod" else _UNKNOWN
         axes = tf.get_static_value(op.inputs[1])
         if not value.has_rows:
@@ -379,7 +392,7 @@ def _size(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """A part of a shape; of a batch it may be other samples."""
+    """Returns the extent of a part of a shape; parts of a batch are unknown: other samples."""
     value = inputs[0]
     begin = tf.get_static_value(op.inputs[1])
     if begin is None:
@@ -416,7 +429,7 @@ def _gather(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _joined(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """Sizes that make a shape, or tensors side by side."""
+    """Returns the extent of packed sizes, which make a shape, or of tensors side by side."""
     values = inputs if op.type == "Pack" else inputs[:-1]
     degrees = {each.degree for each in values}
     if op.outputs[0].dtype.is_floating and not any(each.has_rows for each in values):
@@ -431,7 +444,7 @@ def _joined(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _repeated(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    """The same for each sample, or each element of it."""
+    """Returns the extent of a value that is repeated for each sample, or for its elements."""
     value, shape = inputs
     if value.has_rows:
         return value
@@ -461,7 +474,7 @@ def _einsum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _static(tensor: tf.Tensor) -> Any:
-    """The value of integers that a graph knows, also of those that a gradient computes."""
+    """Returns constant integers of a graph, also those that a gradient computes; None otherwise."""
     known = tf.get_static_value(tensor)
     if known is not None:
         return known

@@ -1,8 +1,8 @@
-"""From TensorFlow's errors back to gradring's.
+"""Conversion of TensorFlow's errors back to gradring's.
 
-TensorFlow carries a failure through its runtime as a code and a message, and makes a Python
-exception of them in many places, most of them in C++. All of them call the class of the exception,
-so that is where the errors of gradring are told apart, by the words of the message.
+TensorFlow carries a failure through its runtime as a code and a message. It makes a Python
+exception of them in many places, most of them in C++. All these places call the exception's class,
+so the class is where errors of gradring are recognized, by the text of the message.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gradring.errors import AbortedError, ConfigError, GradringError, PeerLostEr
 
 _FACTS = ("problem", "advice", "rank", "host", "collective", "sequence", "elapsed_s")
 
-#: Without it a message is none of gradring's: in all of them, and in paths of its tracebacks.
+#: Word in all messages of gradring, and in the paths of its tracebacks.
 _MARK = "gradring"
 
-#: How TensorFlow begins a message that says where in the program a graph's op was made.
+#: Start of TensorFlow's messages that show where in the program a graph's op was made.
 _TRACE = "Graph execution error"
-#: With a rank to blame, they come from what it did: no op of this rank's graph explains them.
+#: Errors that the blamed rank caused; no op of this rank's graph explains them.
 _DONE_BY_A_RANK = (PeerLostError, AbortedError)
 
-#: How XLA refuses a graph with a collective; the message names neither that nor the rank.
+#: XLA's error for a graph with a collective; it names neither the collective nor the rank.
 _REFUSED_BY_XLA = re.compile(r"No registered 'Gradring\w+' OpKernel for XLA")
 _WITHOUT_XLA = (
     "a collective is inside code compiled with jit_compile=True, and XLA has no kernel for it: "
@@ -38,15 +38,15 @@ _WITHOUT_XLA = (
 )
 
 _installed = False
-#: Of Python code inside an op, newest first. The core remembers those of its own ops.
+#: Errors of Python code inside an op, newest first. The core remembers errors of its own ops.
 _remembered: deque[GradringError] = deque(maxlen=8)
 
 
 def install() -> None:
-    """From now on, a failed collective raises gradring's exception, with all its facts.
+    """Makes a failed collective raise gradring's exception, with all its facts.
 
-    The exception is the one that TensorFlow raises too, such as `tf.errors.AbortedError`, so that
-    code written for either works. Errors that do not come from gradring are made as ever.
+    The exception is also of the class that TensorFlow raises, such as `tf.errors.AbortedError`, so
+    code that catches either works. Errors from other sources do not change.
     """
     global _installed
     if not _installed:
@@ -56,7 +56,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
-    """For Python code inside an op, of whose errors TensorFlow passes on the words alone."""
+    """Remembers gradring's errors in an op's Python code: TensorFlow passes on only their text."""
     try:
         yield
     except GradringError as error:
@@ -65,11 +65,11 @@ def remembered() -> Iterator[None]:
 
 
 def failure_of(error: BaseException) -> GradringError | None:
-    """The exception of gradring behind another one, or None.
+    """Returns the exception of gradring behind another exception, or None.
 
     Args:
-        error: What was caught: an exception of gradring; one of TensorFlow that carries its
-            message; or one that was raised because of such an exception, or while it was handled.
+        error: The caught exception. It can be gradring's own, one of TensorFlow with gradring's
+            message, or one that was raised from such an exception or while it was handled.
 
     Returns:
         An exception with the attributes of `gradring.errors.GradringError`; `error` itself if it
@@ -92,7 +92,7 @@ def failure_of(error: BaseException) -> GradringError | None:
         candidate = following.pop(0)
         if isinstance(candidate, GradringError):
             behind = candidate.__context__
-            # Keras makes another one like it, with more words and without the facts.
+            # Keras raises a copy with a longer message and without the facts.
             if candidate.rank is None and type(behind) is type(candidate):
                 return behind
             return candidate
@@ -106,7 +106,7 @@ def failure_of(error: BaseException) -> GradringError | None:
 
 
 def _make(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of `tf.errors.OpError.__new__`; the arguments are those of `__init__`."""
+    """Replaces `tf.errors.OpError.__new__`; the arguments are those of `__init__`."""
     message = kwargs.get("message", args[2] if len(args) > 2 else "")
     failure = _failure_in(message)
     if failure is not None and not issubclass(cls, GradringError):
@@ -135,17 +135,18 @@ def _failure_in(message: Any) -> GradringError | None:
             return error
     failure = _native.tensorflow_failure(message)
     if failure is not None and not isinstance(failure, GradringError):
-        raise failure  # Ctrl-C that came meanwhile
+        raise failure  # Ctrl-C during the lookup
     return failure
 
 
 def _sentence_first(message: str) -> str:
-    """The message with gradring's sentence before TensorFlow's trace of some sixty lines.
+    """Moves gradring's sentence in a message before TensorFlow's trace of about sixty lines.
 
-    The trace is left out where a rank has ended or aborted, and no call may be wrong.
+    The trace is left out if the error blames a rank that ended or aborted, because then no op of
+    this graph is at fault.
     """
     if _REFUSED_BY_XLA.search(message):
-        # The trace comes before a message that had the sentence already.
+        # TensorFlow puts the trace before a message that already begins with the sentence.
         return f"{_WITHOUT_XLA}\n\n{message.replace(_WITHOUT_XLA, '').lstrip()}"
     failure = _failure_in(message) if message.startswith(_TRACE) else None
     trace, sentence, rest = message.partition(f"{type(failure).__name__}: {failure}")
@@ -157,15 +158,15 @@ def _sentence_first(message: str) -> str:
 
 
 def _set_message(error: Any, message: str) -> None:
-    """In place of the attribute, which TensorFlow sets again when it has found the trace."""
+    """Setter of the message attribute: TensorFlow sets it again when it has found the trace."""
     error.__dict__["_message"] = _sentence_first(message)
 
 
 class _Named(type):
-    """The class of a class that tells another name than the one that C++ sees.
+    """Metaclass of a class whose name in Python differs from the name that C++ sees.
 
-    pybind11, between TensorFlow and Python, takes it for a fault if an exception that it raises
-    turns out to be of a class of another name.
+    pybind11, between TensorFlow and Python, treats it as a bug if the exception that it raises has
+    a class of another name than it asked for.
     """
 
     @property
@@ -175,7 +176,7 @@ class _Named(type):
 
 @functools.cache
 def _combined(kind: Any, raised: Any) -> Any:
-    """A class that is both gradring's `kind` and TensorFlow's `raised`."""
+    """Makes a class that is both gradring's `kind` and TensorFlow's `raised`."""
     members = {
         "__new__": _make,
         "__init__": raised.__init__,
@@ -194,18 +195,18 @@ def _reduce(error: Any) -> Any:
 
 
 def like(error: GradringError, raised: Any) -> Any:
-    """An exception that says what this one does, and is TensorFlow's `raised` too."""
+    """Makes an exception with the text and facts of `error` that is also TensorFlow's `raised`."""
     return as_both(type(error), raised, str(error), _facts_of(error))
 
 
 def as_both(kind: Any, raised: Any, message: str, facts: dict[str, Any]) -> Any:
-    """An exception that is gradring's `kind` and TensorFlow's `raised`.
+    """Makes an exception that is both gradring's `kind` and TensorFlow's `raised`.
 
     Args:
         kind: A class of `gradring.errors`.
         raised: A class of `tf.errors`.
-        message: Whatever it says: nothing is looked up by it.
-        facts: Attributes of `GradringError`; those that are left out are not known.
+        message: Text of the exception. No remembered error is looked up by it.
+        facts: Attributes of `GradringError`; missing ones are unknown.
     """
     cls = _combined(kind, raised)
     error = kind.__new__(cls)

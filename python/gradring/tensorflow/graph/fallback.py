@@ -1,9 +1,9 @@
 """Fallbacks of code that only makes training faster or finds mistakes.
 
-Such code reads graphs, layers and datasets of others. Where it meets something that it does not
-know, one line in the log says so, and training goes on in the plain way. Errors of gradring are
-verdicts, such as a mismatch of two ranks, and pass. Graphs and programs are the same on all ranks,
-so all ranks fall back alike.
+This code reads graphs, layers and datasets of others. If it meets something unknown, it logs one
+line, and training continues in the plain way. Errors of gradring are verdicts, such as a mismatch
+of two ranks, and are raised. Graphs and programs are the same on all ranks, so all ranks fall back
+in the same places.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gradring.tensorflow.graph.failures import failure_of
 
 _logger = logging.getLogger("gradring")
 
-#: The pieces that have been named in the log of this process.
+#: The pieces that this process has already logged.
 _named: set[str] = set()
 
 
 @contextlib.contextmanager
 def falls_back(piece: str, instead: str) -> Iterator[None]:
-    """Inside, or in a function that it decorates, errors that are no verdicts end the block.
+    """Ends the block, or the decorated function, at an error that is not gradring's.
 
-    A decorated function returns None then. The log has one line for each piece and process.
+    A decorated function then returns None. The log gets one line for each piece and process.
 
     Args:
-        piece: What cannot be done, as a noun with its article.
-        instead: What happens in its place, as a sentence without its full stop.
+        piece: Name of the work that is left out, with its article.
+        instead: Consequence for the program, as a sentence without its full stop.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def falls_back(piece: str, instead: str) -> Iterator[None]:
 
 
 def note(piece: str, instead: str, error: Exception) -> None:
-    """Says, once for each piece in a process, that it is left out because of the error."""
+    """Logs that a piece is left out because of the error, once for each piece and process."""
     if piece in _named:
         return
     _named.add(piece)

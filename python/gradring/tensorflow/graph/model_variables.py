@@ -1,4 +1,4 @@
-"""The variables of models, optimizers and checkpoints, whichever Keras they are of."""
+"""Variables of models, optimizers and checkpoints, for Keras 3 and for tf_keras."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from gradring.tensorflow.seams import keras_names
 def check_built(model: Any, before: str) -> None:
     """Refuses a Keras model that has no variables yet.
 
-    One of a class of its own may call itself built by then: its layers are when they are called.
+    A subclassed model can report `built` too early, so its layers are checked as well: a layer is
+    built by its first call.
 
     Raises:
-        gradring.errors.ConfigError: It has none; says to build it `before` something.
+        gradring.errors.ConfigError: The model has none. The message says to build it `before`
+            something.
     """
     layers, weights = getattr(model, "layers", ()), getattr(model, "weights", True)
     has_none = not weights and not all(layer.built for layer in layers)
@@ -31,16 +33,16 @@ def check_built(model: Any, before: str) -> None:
 
 
 def is_built(optimizer: Any) -> bool:
-    """Whether an optimizer has its variables, or is of a kind that makes them by itself."""
-    # The sign of tf_keras is not there before.
+    """Returns whether an optimizer has its variables, or is of a kind that makes them by itself."""
+    # An optimizer of tf_keras has `_built` only once it is built.
     built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
     return bool(built) or not hasattr(optimizer, "build")
 
 
 def build(optimizer: Any, model: Any, variables: Iterable[Any] = ()) -> None:
-    """Makes the variables of an optimizer, unless there is none, or it has them.
+    """Makes the variables of an optimizer; does nothing for None and for a built optimizer.
 
-    It is built for what is trained of `model`, or if that is None, of `variables`.
+    They belong to the trainable variables of `model`, or of `variables` if `model` is None.
     """
     if is_built(optimizer):
         return
@@ -52,13 +54,13 @@ def build(optimizer: Any, model: Any, variables: Iterable[Any] = ()) -> None:
 
 
 def optimizers_of(model: Any) -> Iterator[Any]:
-    """The optimizers of a Keras model and of the models in it.
+    """Yields the optimizers of a Keras model and of the models in it.
 
-    A model has that which it was compiled with, and each that is an attribute, as those of a GAN
-    are. Keras saves all of them.
+    A model has the optimizer that it was compiled with, and the optimizers in its attributes, such
+    as those of a GAN. Keras saves all of them.
 
     Yields:
-        Each once, in an order that is the same on every rank.
+        Each optimizer once, in the same order on every rank.
     """
     found: dict[int, Any] = {}
     for part in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
@@ -71,10 +73,12 @@ def optimizers_of(model: Any) -> Iterator[Any]:
 
 
 def variables_of(model: Any) -> Iterator[Any]:
-    """Those of a Keras model and its optimizers without its metrics, of a module or a checkpoint.
+    """Yields the variables of a Keras model and its optimizers, of a module or of a checkpoint.
+
+    Metrics of a Keras model are left out.
 
     Yields:
-        Each once, in an order that is the same on every rank.
+        Each variable once, in the same order on every rank.
     """
     if hasattr(model, "load_weights"):
         metrics = {id(variable) for variable in getattr(model, "metrics_variables", ())}
@@ -84,18 +88,18 @@ def variables_of(model: Any) -> Iterator[Any]:
         return
     root = model if isinstance(model, tf.train.Checkpoint) else tf.train.Checkpoint(model)
     for part in tf.train.TrackableView(root).descendants():
-        # Of Keras 3 they are no `tf.Variable`s; its optimizers can assign, too.
+        # A Keras 3 variable is no `tf.Variable`. A Keras 3 optimizer has `assign`, but no `shape`.
         if hasattr(part, "assign") and hasattr(part, "shape"):
             yield part
 
 
 def raw_variables_of(model: Any) -> Iterator[tf.Variable]:
-    """Variables of TensorFlow that layers of a Keras model have as attributes.
+    """Yields the TensorFlow variables that layers of a Keras model have as attributes.
 
-    Keras 3 does not count them among the model's.
+    Keras 3 does not count them among the model's variables.
 
     Yields:
-        Each once, in an order that is the same on every rank.
+        Each variable once, in the same order on every rank.
     """
     known = {id(of_tensorflow(variable)) for variable in variables_of(model)}
     for layer in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
@@ -108,14 +112,17 @@ def raw_variables_of(model: Any) -> Iterator[tf.Variable]:
 
 
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:
-    """Those of an optimizer, if there is one."""
+    """Returns the variables of an optimizer; none if the optimizer is None."""
     variables = () if optimizer is None else optimizer.variables
-    # A method in tf_keras.
+    # `variables` is a method in tf_keras.
     found: Sequence[Any] = variables() if callable(variables) else variables
     return found
 
 
 def local_parts(variable: Any) -> Sequence[Any]:
-    """The variables of this process behind one of a strategy, whose values no reading adds up."""
+    """Returns this process's own variables behind a variable of a strategy.
+
+    Their values are local; a read of the strategy's variable can add up the parts of all ranks.
+    """
     inner = of_tensorflow(variable)
     return getattr(inner, "values", None) or [inner]

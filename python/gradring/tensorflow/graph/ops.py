@@ -1,7 +1,7 @@
 """Collectives on TensorFlow tensors, eagerly and inside a `tf.function`.
 
-A reduction emits the Starts of all its buckets before its first Wait, so that communication
-overlaps whatever else the graph still has to compute.
+A reduction creates the Starts of all its buckets before its first Wait, so that communication
+overlaps with the remaining computation of the graph.
 """
 
 from __future__ import annotations
@@ -51,32 +51,35 @@ def all_reduce(
     Args:
         tensors: A tensor, or a nest of tensors, of any shapes; float32, float64, float16, bfloat16,
             int8, int16, int32, int64, uint8, uint16 or uint32. `tf.IndexedSlices` are allowed for
-            "sum" and "mean", see `embeddings`. Pass gradients in the order of their variables: they
-            are started last first, as a backward pass produces them.
+            "sum" and "mean", see `embeddings`. Pass gradients in the order of their variables: the
+            last one starts first, because a backward pass produces it first.
         op: "sum" (default), "mean", "min", "max" or "product". The integer mean is an integer,
             rounded towards zero.
-        name: Shown in messages and compared between ranks; default "all_reduce".
-        communicator: What to reduce over; default that of the current strategy, or else the only
-            one that is open, or else a new one from `gradring.init()`.
-        variables: The variables whose gradients these are, or names, in the order of the flattened
-            `tensors`: shown in messages and compared between ranks, up to counters that Keras adds.
-        bucket_bytes: Bound on the tensors that travel together, in bytes; default 16 MiB.
-        embeddings: What becomes of `tf.IndexedSlices`, the same on every rank. "rows" (default):
-            the rows of all ranks, in rank order; a mean divides each of them. "sum": one row for
-            each index, the sum of its rows; what travels is what has the fewest bytes.
+        name: Name that messages show and ranks compare; default "all_reduce".
+        communicator: Group to reduce over. Default: the group of the current strategy, or else the
+            only open group, or else a new group from `gradring.init()`.
+        variables: The variables of these gradients, or names, in the order of the flattened
+            `tensors`. Messages show the names. Ranks compare them, without the counters that Keras
+            adds.
+        bucket_bytes: Largest size in bytes of tensors that travel together; default 16 MiB.
+        embeddings: Treatment of `tf.IndexedSlices`, the same on every rank. "rows" (default): the
+            result has the rows of all ranks, in rank order; a mean divides each row. "sum": the
+            result has one row for each index, the sum of its rows; gradring sends the form with
+            the fewest bytes.
 
     Returns:
         The reduced tensors, in the structure of `tensors`, with their shapes and dtypes.
 
     Raises:
-        TypeError: One of them is no tensor, such as None or a `tf.RaggedTensor`, or its dtype
-            cannot be reduced; nothing is sent then.
+        TypeError: A value cannot be sent as a tensor, such as None or a `tf.RaggedTensor`, or its
+            dtype cannot be reduced. Nothing is sent then.
         gradring.errors.ConfigError: `embeddings` is neither "rows" nor "sum".
-        ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or `variables` are
-            not as many as the tensors; or `bucket_bytes` is not above 0.
-        tf.errors.AbortedError: The collective failed; names the rank to blame. It is an exception
-            of `gradring.errors` as well, also from a `tf.function`.
-        tf.errors.DeadlineExceededError: The communicator's timeout is over; likewise.
+        ValueError: `op` is unknown, or does not exist for `tf.IndexedSlices`; or the number of
+            `variables` differs from the number of tensors; or `bucket_bytes` is not above 0.
+        tf.errors.AbortedError: The collective failed; the message names the rank to blame. The
+            exception is one of `gradring.errors` as well, also from a `tf.function`.
+        tf.errors.DeadlineExceededError: The communicator's timeout has passed. The exception is one
+            of `gradring.errors` as well.
 
     Examples:
         >>> gradring.tensorflow.all_reduce(tf.fill([3], rank + 1.0)).numpy()
@@ -102,19 +105,19 @@ def broadcast(
 ) -> tf.Tensor:
     """Gives every rank the root's tensor.
 
-    The gradient is the sum of those of all ranks on the root, and zero on all others.
+    The gradient on the root is the sum of all ranks' gradients; it is zero on all other ranks.
 
     Args:
         value: A tensor; the same shape and dtype on every rank. Any dtype of fixed width.
-        root: The rank whose contents win; default 0.
-        name: Shown in messages and compared between ranks; default "broadcast".
+        root: The rank whose tensor all ranks get; default 0.
+        name: Name that messages show and ranks compare; default "broadcast".
         communicator: As for `all_reduce`.
 
     Returns:
         A tensor like `value`.
 
     Raises:
-        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string. Nothing is
             sent then.
         ValueError: `root` is not a rank.
         tf.errors.AbortedError: As for `all_reduce`.
@@ -131,7 +134,7 @@ def broadcast(
 def broadcast_labelled(
     value: tf.Tensor, root: int, label: Label, communicator: Communicator | None
 ) -> tf.Tensor:
-    """As `broadcast`, where what is shown and what is compared differ."""
+    """Performs `broadcast` with a label whose shown name differs from the name ranks compare."""
     comm = group_of(communicator)
     check_root(root, comm.world_size, label.shown)
     value = as_tensor(value, label.shown)
@@ -151,11 +154,11 @@ def broadcast_variables(
     Args:
         variables: A `tf.Variable` or a variable of Keras, or a list of them, the same on every
             rank; of any shapes, and any dtype of fixed width.
-        root: The rank whose values win; default 0.
+        root: The rank whose values all ranks get; default 0.
         communicator: As for `all_reduce`.
 
     Raises:
-        TypeError: One of them is no variable, or as for `broadcast`.
+        TypeError: A value is no variable, or as for `broadcast`.
         ValueError: `root` is not a rank.
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
@@ -190,14 +193,14 @@ def all_gather(
     Args:
         value: A tensor of at least one dimension; ranks may differ in the size of the first. Any
             dtype of fixed width.
-        name: Shown in messages and compared between ranks; default "all_gather".
+        name: Name that messages show and ranks compare; default "all_gather".
         communicator: As for `all_reduce`.
 
     Returns:
         A tensor of shape `[sum of the first dimensions, ...]`. Gradients flow through it.
 
     Raises:
-        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; nothing is
+        TypeError: `value` is no tensor, or its dtype has no fixed width, such as string. Nothing is
             sent then.
         ValueError: `value` is a scalar.
         tf.errors.AbortedError: As for `all_reduce`.
@@ -211,7 +214,7 @@ def all_gather(
                [1, 1]], dtype=int32)
     """
     label, comm, value = _with_rows(value, name or "all_gather", communicator, "gather")
-    as_native_bits(value, label.shown)  # refuses what cannot be sent, before the counts travel
+    as_native_bits(value, label.shown)  # refuses unsendable dtypes before the counts travel
     gathering = Collective(comm, label)
     (counts,) = row_counts([value], gathering)
     (gathered,) = gather_rows([value], [counts], [gathering])
@@ -225,18 +228,18 @@ def reduce_scatter(
     name: str | None = None,
     communicator: Communicator | None = None,
 ) -> tf.Tensor:
-    """Reduces a tensor over all ranks and gives each rank its rows.
+    """Reduces a tensor over all ranks and gives each rank its part of the rows.
 
     Args:
         value: A tensor of at least one dimension; the same shape and dtype on every rank. Any dtype
             that `all_reduce` takes.
         op: As for `all_reduce`. Gradients flow through "sum" and "mean".
-        name: Shown in messages and compared between ranks; default "reduce_scatter".
+        name: Name that messages show and ranks compare; default "reduce_scatter".
         communicator: As for `all_reduce`.
 
     Returns:
-        Part `rank` of `numpy.array_split(reduced, world_size)`: the first dimension is divided, and
-        the first parts are one longer if it does not divide evenly.
+        Part `rank` of `numpy.array_split(reduced, world_size)`. If the first dimension does not
+        divide evenly, the first parts have one row more.
 
     Raises:
         TypeError: As for `all_reduce`.
@@ -264,35 +267,37 @@ def all_to_all(
     *,
     splits: Any = None,
 ) -> Any:
-    """Gives every rank its part of a tensor, and returns the parts that all have for this one.
+    """Sends every rank its part of a tensor, and returns the parts received from all ranks.
 
-    With `splits`, each rank first tells each other how many rows it has for it, 8 bytes; then these
-    rows travel, and nothing else (MPI's ``Alltoallv``).
+    If `splits` are given, each rank first sends every other rank the number of rows, 8 bytes. After
+    that, only the rows themselves travel (MPI's ``Alltoallv``).
 
     Args:
         value: A tensor of the same shape and dtype on every rank, of any dtype of fixed width. Its
-            first dimension is divided among the ranks: part r is for rank r. With `splits`, ranks
-            may differ in the first dimension.
-        name: Shown in messages and compared between ranks; default "all_to_all".
+            first dimension is divided among the ranks: part r is for rank r. If `splits` are given,
+            ranks can differ in the first dimension.
+        name: Name that messages show and ranks compare; default "all_to_all".
         communicator: As for `all_reduce`.
-        splits: How many rows go to each rank, in rank order: integers of at least 0 and of shape
-            `[world_size]`, which add up to the first dimension; all ranks have some, or none.
-            Default: equally many.
+        splits: Number of rows for each rank, in rank order: integers of at least 0, of shape
+            `[world_size]`, that add up to the first dimension. Either all ranks pass splits, or
+            none. Default: equal parts.
 
     Returns:
-        A tensor like `value`: in part r, what rank r had for this one. With `splits`, the rows from
-        all ranks, in rank order, and how many came from each, as int64 of shape `[world_size]`.
-        Gradients flow through it: those of rows go back to where the rows came from.
+        A tensor like `value`, whose part r comes from rank r. If `splits` are given, a pair: the
+        rows from all ranks, in rank order, and the number of rows from each rank, as int64 of shape
+        `[world_size]`. Gradients flow through it: the gradient of a row goes back to the rank that
+        sent the row.
 
     Raises:
         TypeError: `value` is no tensor, or its dtype has no fixed width, such as string; or
-            `splits` are no integers; nothing is sent then.
-        ValueError: `value` is a scalar, or its first dimension is known and does not divide evenly;
-            or `splits` do not divide it, which is a `tf.errors.InvalidArgumentError`, too, and
-            nothing but that where a graph learns it when it runs. Nothing is sent then.
-        gradring.errors.ConfigError: With ``transport="shm"``, there are more than 64 ranks; or the
-            first dimension turns out not to divide evenly; or a rank has no memory for what the
-            others have for it.
+            `splits` are no integers. Nothing is sent then.
+        ValueError: `value` is a scalar, or its first dimension is known and does not divide evenly,
+            or `splits` do not add up to it. Nothing is sent then. The error for `splits` is also a
+            `tf.errors.InvalidArgumentError`. A graph that learns `splits` only when it runs raises
+            a plain `tf.errors.InvalidArgumentError`.
+        gradring.errors.ConfigError: The group has more than 64 ranks and ``transport="shm"``. Or a
+            running graph finds that the first dimension does not divide evenly. Or a rank has no
+            memory for the rows from the others.
         tf.errors.AbortedError: As for `all_reduce`.
         tf.errors.DeadlineExceededError: As for `all_reduce`.
 
@@ -323,25 +328,26 @@ def all_to_all(
 def _with_rows(
     value: Any, name: str, communicator: Communicator | None, to: str
 ) -> tuple[Label, Communicator, tf.Tensor]:
-    """What a collective on rows is called, its group, and the value as a tensor.
+    """Returns the label of a collective on rows, its group, and the value as a tensor.
 
     Raises:
-        ValueError: It has no first dimension.
+        ValueError: The value is a scalar.
     """
     comm = group_of(communicator)
     value = as_tensor(value, name)
     if value.shape.rank == 0:
         raise ValueError(f"{name}: a scalar has no dimension to {to} along; reshape it to [1]")
-    # A program may reduce gradients of its own by any of these.
+    # A program can reduce its gradients by any of these collectives, packed into one tensor.
     replica_step.current().reductions.note_packed(value)
     return Label.of(name), comm, value
 
 
 def group_of(communicator: Communicator | None) -> Communicator:
-    """The communicator that a call was given, or the current one.
+    """Returns the communicator that was passed to a call, or the current one.
 
     Raises:
-        gradring.errors.ConfigError: It is none, or as for `current_communicator`.
+        gradring.errors.ConfigError: The argument is no communicator, or as for
+            `current_communicator`.
         gradring.errors.RendezvousError: As for `current_communicator`.
     """
     checks.check_communicator(communicator)
@@ -349,7 +355,7 @@ def group_of(communicator: Communicator | None) -> Communicator:
 
 
 def current_communicator() -> Communicator:
-    """The communicator of the current strategy, or the only one that is open, or a new one.
+    """Returns the communicator of the current strategy, or the only open one, or a new one.
 
     Raises:
         gradring.errors.ConfigError: Several are open.
@@ -375,14 +381,14 @@ def join_as_guest(**arguments: Any) -> Communicator:
     """Joins a group for a strategy or an op, unless this process is in it.
 
     Args:
-        **arguments: Those of `gradring.init`.
+        **arguments: Arguments of `gradring.init`.
 
     Returns:
-        The group's communicator, which a guest of those who joined does not close.
+        The group's communicator. The guest need not close it if other code has joined the group.
     """
     before = list(open_groups)
     communicator = gradring.init(**arguments)
     if communicator in before:
-        # Somebody else has joined, too.
+        # Other code joined before: this gives back the use that `init` has just counted.
         communicator.close()
     return communicator

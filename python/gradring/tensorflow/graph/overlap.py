@@ -1,4 +1,4 @@
-"""Overlap: how much of the time in collectives was hidden behind computation."""
+"""Overlap of collectives with computation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Overlap:
     """Times of one rank, in seconds.
 
     Attributes:
-        communication_s: In which bytes moved: from when the peers had entered a collective to its
+        communication_s: Time in which bytes moved: from the peers' entry into a collective to its
             end.
-        waiting_s: From when this rank had entered a collective until its peers had, too.
-        exposed_s: In which the program stood still for collectives.
+        waiting_s: Time between this rank's entry into a collective and its peers' entry.
+        exposed_s: Time in which the program was blocked by collectives.
 
     Examples:
         >>> overlap = gradring.tensorflow.Overlap(communication_s=3.0, waiting_s=1.0, exposed_s=1.0)
@@ -34,17 +34,17 @@ class Overlap:
 
     @property
     def collectives_s(self) -> float:
-        """In collectives, which run one after the other: waiting and communication."""
+        """Seconds in collectives, which run one after the other: waiting and communication."""
         return self.communication_s + self.waiting_s
 
     @property
     def hidden_s(self) -> float:
-        """In collectives while this rank went on computing."""
+        """Seconds in collectives while this rank continued to compute."""
         return max(0.0, self.collectives_s - self.exposed_s)
 
     @property
     def hidden_share(self) -> float:
-        """Part of the time in collectives that was hidden, from 0 to 1; 1 if there was none."""
+        """Hidden part of the time in collectives, from 0 to 1; 1 if there were no collectives."""
         return self.hidden_s / self.collectives_s if self.collectives_s > 0 else 1.0
 
     def __str__(self) -> str:
@@ -58,12 +58,13 @@ class Overlap:
 def measure_overlap(communicator: Communicator | None = None) -> Iterator[Overlap]:
     """Measures how much of the time in collectives is hidden while the block runs.
 
-    Steps must have ended when the block does: read a result of the last one. An op waits only when
-    all gradients of its reduction have been started, so exposed time is what the backward pass does
-    not hide; an optimizer that already works on other gradients may still hide some of it.
+    The last step must have ended before the block ends: read one of its results. An op waits only
+    when all gradients of its reduction have started. Exposed time is therefore the communication
+    that the backward pass does not hide. An optimizer that already works on other gradients can
+    still hide some of it.
 
     Args:
-        communicator: Whose collectives to count; default as for `all_reduce`.
+        communicator: Group whose collectives are measured; default as for `all_reduce`.
 
     Yields:
         The measurement; all zero until the block ends.

@@ -11,10 +11,10 @@ from gradring.tensorflow.graph import compat
 
 
 def note_own_assignments(note: Callable[[Any], None]) -> None:
-    """From now on, `is_assigned_alone` knows the variables that replicas assign by themselves.
+    """Starts to record the variables that a replica assigns by itself, for `is_assigned_alone`.
 
     Args:
-        note: Is told each before it is assigned.
+        note: Called with each such variable before its assignment.
     """
 
     def update(
@@ -29,8 +29,8 @@ def note_own_assignments(note: Callable[[Any], None]) -> None:
 
 
 def is_assigned_alone(variable: Any) -> bool:
-    """Whether a replica has assigned a mirrored variable without an aggregation.
+    """Returns whether a replica has assigned a mirrored variable without an aggregation.
 
-    TensorFlow then writes to the replica's own copy, and says nothing.
+    TensorFlow then writes to the replica's own copy without a warning.
     """
     return getattr(variable, "_gradring_is_assigned_alone", False)

@@ -1,16 +1,16 @@
-"""Random numbers, of which each rank draws its own.
+"""Random numbers that differ between replicas, from a state that is equal on all ranks.
 
-A `keras.random.SeedGenerator` has a state, which all ranks have in common: with it they compare and
-save their variables, and go on with other ranks. Drawn as it is, all ranks would have the same
-masks of dropout, and the mean of their gradients would vary as that of one rank. So a replica adds
-its number, times a constant, to the seed that it takes from the state. The first replica has the
-seeds of one process.
+All ranks have the same state of a `keras.random.SeedGenerator`. Equal states let ranks compare and
+save their variables, and continue in a group with other ranks. Equal draws would give all ranks the
+same dropout masks, and the mean of their gradients would vary as much as one rank's gradient. So a
+replica adds its number, times a constant, to the seed that it takes from the state. The first
+replica has the seeds of one process.
 
-In a loop without a strategy, the ranks have a state in common once they have broadcast it.
+In a loop without a strategy, the ranks share a state once they have broadcast it.
 
 Random operations of TensorFlow, on which `tf_keras` relies, have two seeds from the program, or
-none. In a replica, its number is added to the second in that way. So it is to the key of a
-`tf.random.Generator` that was made outside of the strategy.
+none. A replica adds its number, times the constant, to the second seed. It also adds the product to
+the key of a `tf.random.Generator` that was made outside of the strategy.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.seams import keras_names
 from gradring.tensorflow.seams.table import Replacement, find, replace
 
-#: Odd, so that the replicas' seeds differ; below 2**31, as Keras has seeds.
+#: Factor of a replica's number, odd so that all replicas' seeds differ; number of Keras' seeds.
 _APART, _SEEDS = 0x9E3779B1, 2**31
 
-#: Where a variable keeps the ranks that have its value in common.
+#: Attribute of a variable: a weak reference to the communicator whose ranks share its value.
 _SHARED = "_gradring_shared_by"
 
-#: Packages whose draws are replicas' own.
+#: Packages whose draws already differ by replica.
 _installed: set[str] = set()
 
 
 def install() -> None:
-    """Has replicas draw their own numbers, if Keras has been imported; later calls do nothing."""
+    """Makes replicas draw different numbers, if Keras has been imported; later calls do nothing."""
     keras: Any = sys.modules.get("keras")
-    # Without this attribute it is still being imported.
+    # Keras has this attribute only when its import has ended.
     if "keras" in _installed or not hasattr(keras, "callbacks"):
         return
     if keras.backend.backend() != "tensorflow":
         return
     convert = tf.autograph.experimental.do_not_convert
     own = Replacement(keras_names.NEXT_SEED, _next, lambda *_: True, convert)
-    # A strategy has refused a Keras without this name; a loop without one can go on.
+    # A strategy refuses a Keras without this name; a loop without a strategy can continue.
     with falls_back("a rank's own draw of random numbers", "all ranks draw the same"):
         found = find("keras", [keras_names.NEXT_SEED])
         if found.missing:
@@ -59,7 +59,7 @@ def install() -> None:
 
 
 def install_in_operations() -> None:
-    """Has random operations of TensorFlow draw each replica's own; later calls do nothing."""
+    """Makes TensorFlow's random operations differ by replica; later calls do nothing."""
     if "tensorflow" in _installed:
         return
     own: dict[str, Callable[..., Any]] = {
@@ -71,10 +71,10 @@ def install_in_operations() -> None:
 
 
 def note_shared(variables: Iterable[Any], communicator: Communicator) -> None:
-    """These variables have the same value on all ranks of the communicator from now on."""
+    """Records that these variables have the same value on all ranks of the communicator."""
     install()
     for variable in map(of_tensorflow, variables):
-        # The replicas of a strategy know their numbers.
+        # A strategy's variables need no mark: in a strategy, the replica has a number.
         if variable.dtype.is_integer and not isinstance(variable, compat.DistributedValues):
             setattr(variable, _SHARED, weakref.ref(communicator))
 
@@ -101,16 +101,20 @@ def _op_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
 
 
 def _key(original: Callable[..., Any], generator: Any, key: Any) -> Any:
-    """Stands in for a method of `tf.random.Generator`, which changes keys in its own strategy."""
+    """Stands in for a method of `tf.random.Generator`.
+
+    The original already changes the key in the strategy in which the generator was made.
+    """
     number = _replica()
     own = original(generator, key)
     return own + tf.cast(number * _APART, own.dtype) if number and own is key else own
 
 
 def _replica() -> int | None:
-    """The number of the replica of ours that draws; 0 where all draw the same; None: no strategy.
+    """Returns the number of the current replica, or None without a strategy.
 
-    A strategy of others counts as all draw the same.
+    The number is 0 where all ranks must draw the same: between the steps of replicas, and in
+    strategies that are not ours.
     """
     context = tf.distribute.get_replica_context()
     if context is None:
@@ -123,6 +127,6 @@ def _replica() -> int | None:
 
 
 def _rank_that_shares(generator: Any) -> int:
-    """The rank that draws, where all have the state in common, or else 0."""
+    """Returns this process's rank if the generator's state is shared by the ranks, or else 0."""
     shared = getattr(of_tensorflow(generator.state), _SHARED, lambda: None)()
     return 0 if shared is None else int(shared.rank)

@@ -15,9 +15,9 @@ from gradring.tensorflow.graph.dtypes import as_native, as_tensor, with_dtype
 from gradring.tensorflow.graph.sparse import reduce_sparse
 from gradring.tensorflow.graph.start_wait import start, wait
 
-#: What is reduced, and what comes of it.
+#: A value to reduce, or a result.
 Leaf: TypeAlias = "tf.Tensor | tf.IndexedSlices"
-#: TensorFlow's own, or one of Keras 3, which is none of TensorFlow's.
+#: A variable of TensorFlow, or one of Keras 3, which is no subclass of it.
 Variable: TypeAlias = "tf.Variable | tf.keras.Variable"
 
 
@@ -30,11 +30,11 @@ def reduce_leaves(
 
     Args:
         leaves: The tensors.
-        reduction: How they are reduced.
-        variables: What these are the gradients of, if that is known; names are not looked at.
+        reduction: Group, op, names and options of the reduction.
+        variables: The variables of these gradients, if known; names among them are ignored.
 
     Returns:
-        The results, in order, of the shapes and dtypes of the leaves; the slices of
+        The results, in order, of the shapes and dtypes of the leaves. Results for
         `tf.IndexedSlices` have the rows of all ranks, or their sums.
 
     Raises:
@@ -53,10 +53,10 @@ def reduce_leaves(
 
 
 def with_known_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> Sequence[Any]:
-    """The same gradients, which have the shapes of their variables.
+    """Sets the shapes of gradients to those of their variables, and returns the gradients.
 
-    A graph does not know all of them, such as that of a `Dense` layer's kernel for batches of any
-    size, and a tensor of unknown size travels by itself.
+    A graph does not know all shapes, such as that of a `Dense` kernel's gradient for batches of any
+    size. A tensor of unknown size would travel alone, in a bucket of its own.
     """
     for gradient, variable in zip(gradients, variables, strict=True):
         shape = getattr(variable, "shape", None)
@@ -67,7 +67,7 @@ def with_known_shapes(gradients: Sequence[Any], variables: Sequence[Any]) -> Seq
 
 
 def _reduce_dense(results: list[Leaf], positions: Sequence[int], reduction: Reduction) -> None:
-    """Replaces the tensors at `positions`."""
+    """Replaces the dense tensors at `positions` by their reductions."""
     # Last first: the order in which a backward pass produces gradients.
     encoded, entries = {}, {}
     for position in reversed(positions):

@@ -1,8 +1,8 @@
-"""Functions whose graph TensorFlow refuses are traced again, without the order of `backward_order`.
+"""Second traces of functions whose graph TensorFlow refuses, without the order of `backward_order`.
 
-That order is an optimisation. If a version of TensorFlow rewrites a graph so that the order makes a
-cycle of it, training goes on without it. What is sent, and in which order, is the same: ranks need
-not agree about it.
+That order is an optimisation. If a version of TensorFlow rewrites a graph so that the order creates
+a cycle, training continues without the order. The collectives and their sequence stay the same, so
+ranks need not agree about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gradring.tensorflow.graph.context import holding
 
 _logger = logging.getLogger("gradring")
 
-#: How TensorFlow begins to say that it cannot order a graph.
+#: Start of TensorFlow's error for a graph with a cycle.
 _CYCLE = re.compile(r"\d+ nodes in a cycle")
 
 _again: ContextVar[bool] = ContextVar("again", default=False)
@@ -31,12 +31,16 @@ _installed = False
 
 
 def is_tracing_again() -> bool:
-    """Whether what is traced now was refused before."""
+    """Returns whether the current trace is the second one of a refused function."""
     return _again.get()
 
 
 def note(operation: str) -> None:
-    """A graph that is being traced has the order, from this operation of the model on."""
+    """Records that the current trace has the order, and prepares for its refusal.
+
+    Args:
+        operation: Name of an operation of the model behind a gate, for the log.
+    """
     global _installed, _first_ordered
     _first_ordered = operation
     if not _installed:
@@ -46,7 +50,7 @@ def note(operation: str) -> None:
 
 
 def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of `tf.function`'s `__call__`."""
+    """Replaces `tf.function`'s `__call__`: traces again, without the order, after a refusal."""
     if function not in _refused:
         try:
             return original(function, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""The state of the step that a replica does.
+"""State of a replica's current step.
 
-`CustomCollectiveStrategy.run` makes a `ReplicaStep` for each call of a replica's function. What the
-modules of this package tell each other about that step is a field of it. Outside of `run`, one step
+`CustomCollectiveStrategy.run` makes a `ReplicaStep` for each call of a replica's function. The
+modules of this package share facts about the step through its fields. Outside of `run`, one step
 lasts as long as the process.
 """
 
@@ -20,24 +20,24 @@ from gradring.tensorflow.seams import keras_names
 
 
 class Reductions:
-    """What was reduced over the ranks in a step, as far as the program was traced or executed."""
+    """Values that a step has reduced over the ranks, up to the point of its trace or execution."""
 
     def __init__(self) -> None:
-        """Nothing was reduced."""
+        """Makes an empty record."""
         self._variables: set[int] = set()
-        #: `_size` of tensors of any shape: a program may have reshaped its gradients.
+        #: `_size` of tensors of any shape: a program can reshape its gradients.
         self._sizes: set[int] = set()
         #: Shapes of the rows of `tf.IndexedSlices`.
         self._rows: set[tuple[int, ...]] = set()
-        #: Elements of the largest vector, in which a program may have packed its gradients.
+        #: Elements of the largest vector: a program can pack its gradients into one.
         self._largest = 0.0
 
     def note_gradients(self, variables: Iterable[Any]) -> None:
-        """Gradients of these variables were reduced."""
+        """Records that gradients of these variables were reduced."""
         self._variables.update(id_of(variable) for variable in variables)
 
     def note_values(self, values: Iterable[Any]) -> None:
-        """Tensors were reduced, and nobody said whether they are gradients, which are floating."""
+        """Records reduced tensors that may be gradients: those of floating types."""
         for value in values:
             if not value.dtype.is_floating:
                 continue  # a count
@@ -49,16 +49,16 @@ class Reductions:
                 self.note_packed(value)
 
     def note_packed(self, value: tf.Tensor) -> None:
-        """A tensor was reduced, gathered or scattered that may consist of several gradients."""
+        """Records a reduced, gathered or scattered tensor that may contain several gradients."""
         is_known = value.shape.is_fully_defined()
         self._largest = max(self._largest, value.shape.num_elements() if is_known else math.inf)
 
     def has_gradient_of(self, variable: Any) -> bool:
-        """Whether the gradient of a variable is known to be among what was reduced."""
+        """Returns whether a gradient of this variable was reduced for certain."""
         return id_of(variable) in self._variables
 
     def cover(self, variable: Any) -> bool:
-        """Whether the gradient of a variable may be among what was reduced."""
+        """Returns whether a reduced tensor can be, or contain, the variable's gradient."""
         if self.has_gradient_of(variable):
             return True
         shape = tf.TensorShape(variable.shape)
@@ -70,78 +70,78 @@ class Reductions:
 
 
 def _size(shape: tf.TensorShape) -> int:
-    """The number of elements; 0 of a scalar, such as a loss, which is no gradient of others."""
+    """Returns the number of elements; 0 for a scalar, so a loss only covers scalar variables."""
     return int(shape.num_elements()) if shape.rank else 0
 
 
 def _is_vector(shape: tf.TensorShape) -> bool:
-    """Whether a shape has one dimension, beside those of one element."""
+    """Returns whether at most one dimension of a shape differs from 1; False for scalars."""
     return bool(shape.rank and max(_dimensions(shape)) == shape.num_elements())
 
 
 def _dimensions(shape: Any) -> tuple[int, ...]:
-    """A shape as numbers, in TensorFlow 1's way of shapes too."""
+    """Returns a shape as numbers, with TensorFlow 1's `Dimension` objects as well."""
     shape = tf.TensorShape(shape)
     return () if shape.rank is None else tuple(shape.as_list())
 
 
 class Gradients(NamedTuple):
-    """Of what the gradients are that are reduced now."""
+    """Variables of the gradients that are being reduced."""
 
-    #: As many as gradients.
+    #: One variable for each gradient.
     variables: Sequence[Any]
-    #: All of their optimizer, of which some may have no gradient.
+    #: All variables of the optimizer, including those without a gradient.
     among: Sequence[Any]
 
 
 class Share(NamedTuple):
     """A replica's part of the samples of all replicas."""
 
-    #: 1.0 is an equal part.
+    #: Share times the number of replicas: 1.0 is an equal part.
     size: tf.Tensor
-    #: Whether it is an equal one in all steps.
+    #: True if all parts are equal in all steps.
     is_equal: bool
-    #: Whether shapes say on every rank what they say on this one.
+    #: True if the shapes of this rank's tensors are those of every rank's tensors.
     has_equal_shapes: bool
 
 
 @dataclass(frozen=True)
 class ReplicaStep:
-    """State of the step, or of the part of it that runs now."""
+    """State of the step, or of the part of the step that runs now."""
 
-    #: Whether this is a step of `run`, and not what surrounds the steps.
+    #: True in a step of `run`; False in the code around the steps.
     is_in_run: bool = False
-    #: What `gradients_of` was given.
+    #: Arguments of the enclosing `cross_device_ops.gradients_of`.
     gradients_of: Gradients | None = None
-    #: Whether reductions give this rank's own sums.
+    #: True if reductions return this rank's own sums.
     is_alone: bool = False
-    #: Whether the gradients that an optimizer applies are the sums over all replicas already.
+    #: True if the optimizer's gradients are already the sums over all replicas.
     has_sums: bool = False
-    #: Whether an update rule other than that of the optimizer applies gradients.
+    #: True while an update rule of the strategy applies gradients.
     is_applying: bool = False
-    #: What was reduced in it.
+    #: Values that were reduced in this step.
     reductions: Reductions = field(default_factory=Reductions)
     #: Variables of the strategy that optimizers assigned, each with its optimizer.
     assigned: list[tuple[Any, Any]] = field(default_factory=list)
-    #: Has an element once a loss of Keras was computed in it.
+    #: Not empty once Keras has computed a loss in this step.
     keras_losses: list[bool] = field(default_factory=list)
-    #: None outside of layers; inside, whether the outermost one got an empty batch.
+    #: True in layers if the outermost layer got an empty batch; None outside of layers.
     is_empty: bool | tf.Tensor | None = None
     #: The replica's part of the samples, in a step of Keras.
     share: Share | None = None
     #: The mask of the loss that Keras computes.
     mask: Any = None
-    #: What that loss is divided by; None is what grows with the number of samples alone.
+    #: Divisor of Keras' mean of that loss; None if it grows with the number of samples only.
     divisor: tf.Tensor | None = None
     #: Tensors with a row for each sample of the replica, in a step of Keras.
     batch: list[Any] = field(default_factory=list)
-    #: Whether each replica has the whole batch of a program that knows of no replicas.
+    #: True if each replica has the whole batch; only in a program that knows of no replicas.
     has_whole_batch: bool = False
-    #: Losses that are means of the program's own, which nothing divides by the number of replicas.
+    #: Means by the program's own code that it does not divide by the number of replicas.
     own_means: list[Any] = field(default_factory=list)
-    #: Of a program that knows of no replicas: what is a mean over the samples, as its parts are.
+    #: Values that are this rank's part of a mean; only in a program that knows of no replicas.
     means: list[Any] = field(default_factory=list)
-    #: Whether what one rank assigns reaches the others by a broadcast.
+    #: True while one rank's assignments reach the others by a broadcast.
     is_broadcast: bool = False
 
 
@@ -150,26 +150,31 @@ _current: ContextVar[ReplicaStep] = ContextVar("step", default=_outside)
 
 
 def current() -> ReplicaStep:
-    """The step of this replica, or what lasts as long as the process."""
+    """Returns the step of this replica, or the process-wide state outside of steps."""
     return _current.get()
 
 
 def reductions() -> Sequence[Reductions]:
-    """Those of the current step, and those outside of steps."""
+    """Returns the reductions of the current step, and those outside of steps."""
     step = current()
     return (step.reductions, _outside.reductions) if step.is_in_run else (_outside.reductions,)
 
 
 def note_reduced(results: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Tensors were reduced, which are gradients of these variables; without any, nobody said so.
+    """Records reduced tensors, in the current step or for all steps.
 
-    What an optimizer of Keras has reduced is for this step alone. A program may apply what it has
-    reduced by itself in a later step, or reduce by a function that is not traced again.
+    A reduction by a Keras optimizer counts for this step alone. A reduction by the program counts
+    for all later steps, too: the program can apply the result later, or reduce in a function that
+    is not traced again.
+
+    Args:
+        results: The reduced tensors.
+        variables: The variables of these gradients; empty if it is unknown which they are.
     """
     by_keras = current().gradients_of
     for each in reductions() if by_keras is None else (current().reductions,):
         if variables:
-            # An optimizer may assign those without a gradient as well, to decay or clip them.
+            # An optimizer can also assign variables without a gradient, to decay or clip them.
             each.note_gradients([*variables, *(by_keras.among if by_keras else ())])
         else:
             each.note_values(results)
@@ -177,7 +182,7 @@ def note_reduced(results: Sequence[Any], variables: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def beginning() -> Iterator[ReplicaStep]:
-    """Inside is a new step of a replica."""
+    """Begins a new step of a replica, which lasts as long as the block."""
     new = replace(
         current(),
         is_in_run=True,
@@ -193,7 +198,7 @@ def beginning() -> Iterator[ReplicaStep]:
 
 @contextlib.contextmanager
 def holding(**fields: Any) -> Iterator[None]:
-    """Inside, the current step has these fields."""
+    """Sets these fields of the current step while the block runs."""
     with _being(replace(current(), **fields)):
         yield
 
@@ -208,5 +213,5 @@ def _being(step: ReplicaStep) -> Iterator[ReplicaStep]:
 
 
 def id_of(variable: Any) -> int:
-    """The same for a variable of TensorFlow and for what Keras wraps around it."""
+    """Returns an id that a TensorFlow variable and its Keras wrapper have in common."""
     return id(keras_names.VALUE.of(variable, variable))

@@ -1,7 +1,8 @@
-"""Graphs belong to a place in a group: rank and number of ranks are constants in them.
+"""New traces when the process gets another place: graphs contain rank and world size as constants.
 
-When an elastic job has given this process another place, each `tf.function` is traced anew at its
-next call. When the place is one that it has had before, the graphs of that time serve again.
+When an elastic job has given this process another rank or world size, the next call of each
+`tf.function` traces it anew. If the process had the same place before, the graphs from that time
+are used again.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from typing import Any
 from gradring.group.communicator import Communicator, at_new_group, core_of
 from gradring.tensorflow.graph import compat
 
-#: Rank and number of ranks in the beginning.
+#: Rank and world size when the communicator was first watched.
 _first: weakref.WeakKeyDictionary[Communicator, tuple[int, int]] = weakref.WeakKeyDictionary()
-#: The same now where they have changed, by what TensorFlow's graphs call the group.
+#: Current rank and world size if they have changed, by the group's number in graphs.
 _changed: dict[int, tuple[int, int]] = {}
 
-#: By which TensorFlow is to find a graph among those of a function, beside its own reasons.
+#: Further keys of TensorFlow's cache of a function's graphs, by name.
 _reasons: dict[str, Callable[[], Hashable]] = {}
 
 
 def watch(communicator: Communicator) -> None:
-    """Has functions traced for the places in this group, from the present one on."""
+    """Makes functions be traced for each place of this process in the group."""
     if communicator not in _first:
         _first[communicator] = communicator.rank, communicator.world_size
         at_new_group(communicator, _follow)
 
 
 def _follow(communicator: Communicator) -> None:
-    """The place may have changed."""
+    """Updates the cache key when a new group has formed: the place may have changed."""
     place = communicator.rank, communicator.world_size
     _changed[core_of(communicator).id] = place
     if place == _first[communicator]:
@@ -39,16 +40,16 @@ def _follow(communicator: Communicator) -> None:
 
 
 def trace_functions_for(what: Hashable) -> None:
-    """From now on, a `tf.function` runs a graph that was traced since this was said, or traces one.
+    """Makes each `tf.function` run only graphs that it traced under an equal key.
 
     Args:
-        what: None is what is said before anything is.
+        what: The key. None, the key at the start of the process, adds nothing to TensorFlow's own.
     """
     _trace_functions_by("for", lambda: what)
 
 
 def trace_functions_apart_if(condition: Callable[[], bool]) -> None:
-    """From now on, a `tf.function` has other graphs where the condition holds than elsewhere."""
+    """Separates graphs that a `tf.function` traces while the condition holds from all others."""
     _trace_functions_by("apart", lambda: condition() or None)
 
 

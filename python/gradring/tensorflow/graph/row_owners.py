@@ -1,11 +1,11 @@
-"""Rows that are added up by owners: each index belongs to one of the ranks that have it.
+"""Sums of rows by owners: each index belongs to one of the ranks that have it.
 
-Every rank knows the indices of all, so all assign the same owners and know who sends what: nothing
-but rows travels. A rank sends the rows that belong to others, each owner adds up what it has and
-gets in the order of ranks, and the sums are gathered.
+Every rank knows the indices of all ranks. So all ranks assign the same owners and know all senders
+and receivers, and only rows travel. A rank sends rows to their owners. Each owner adds up its own
+and the received rows, in the order of ranks. The sums are gathered.
 
-Of N ranks with S rows of U different indices, S-U rows go to owners, and each of U sums to N-1
-ranks; to gather all rows, each of S goes to N-1 ranks. So owners pay where ranks share indices, and
+N ranks have S rows of U different indices. Owners receive S-U rows and send each of U sums to N-1
+ranks. A gathering sends each of S rows to N-1 ranks. So owners pay if ranks share indices, and
 never between two ranks.
 """
 
@@ -23,19 +23,20 @@ from gradring.tensorflow.graph.start_wait import start_all_to_all, wait
 
 
 def _once(function: Any) -> Any:
-    """Traces a function once, and not in every graph that calls it."""
+    """Makes a function be traced once, and not again in every graph that calls it."""
     return tf.function(function, autograph=False, reduce_retracing=True)
 
 
 class Owners(NamedTuple):
-    """Who adds up which rows; the same on all ranks.
+    """Assignment of rows to owners, equal on all ranks.
 
     Attributes:
-        indices: Each index once; those of rank 0 first, then those of rank 1, and so on.
-        places: Of each row of all ranks, in rank order, where its index is among `indices`.
-        owners: Of each row of all ranks, who adds it up.
-        counts: int64 of shape `[world_size]`: how many of the indices each rank owns.
-        pairs: int64 of shape `[world_size, world_size]`: how many rows of a rank an owner adds up.
+        indices: Each index once; those that rank 0 owns first, then those of rank 1, and so on.
+        places: For each row of all ranks, in rank order, the position of its index in `indices`.
+        owners: For each row of all ranks, in rank order, the rank of its owner.
+        counts: int64 of shape `[world_size]`: number of indices that each rank owns.
+        pairs: int64 of shape `[world_size, world_size]`: number of rows of a rank (first dimension)
+            for an owner (second dimension).
     """
 
     indices: tf.Tensor
@@ -45,7 +46,7 @@ class Owners(NamedTuple):
     pairs: tf.Tensor
 
     def moved(self, with_own: tf.Tensor) -> tf.Tensor:
-        """How many rows travel, in the unit in which a gathering moves the rows of all ranks.
+        """Returns the number of rows in a gathering that would move as many bytes.
 
         Args:
             with_own: As for `reduce_by_owners`.
@@ -57,16 +58,16 @@ class Owners(NamedTuple):
 
 @_once
 def assign(indices: tf.Tensor, counts: tf.Tensor, world_size: int) -> Owners:
-    """Gives each index to one of the ranks that have it, so that all own about equally many.
+    """Gives each index to one of the ranks that have it, so that all ranks own about equally many.
 
     Args:
-        indices: Of all ranks' rows, in rank order; those of one rank differ.
-        counts: int64 of shape `[world_size]`: how many each rank has.
-        world_size: How many ranks there are.
+        indices: Indices of all ranks' rows, in rank order; each rank has an index at most once.
+        counts: int64 of shape `[world_size]`: number of rows of each rank.
+        world_size: Number of ranks.
     """
     unique, places = tf.unique(indices, tf.int64)
     ranks = tf.repeat(tf.range(world_size, dtype=tf.int64), counts)
-    # Of the ranks that have an index, the one with the largest random number.
+    # The owner of an index is the rank with the largest random number among those that have it.
     drawn = _mixed(places * world_size + ranks) * world_size + ranks
     owner = tf.math.unsorted_segment_max(drawn, places, tf.size(unique)) % world_size
     order = tf.concat(_split(tf.range(tf.size(owner)), owner, world_size), 0)
@@ -90,21 +91,22 @@ def reduce_by_owners(
     collective: Collective,
     divisor: int,
 ) -> tf.Tensor:
-    """The sums of all ranks' rows, divided and rounded once, in the order of `owners.indices`.
+    """Returns the sums of all ranks' rows, divided and rounded once, in the order of the indices.
 
     Args:
         values: This rank's rows.
-        owners: As `assign` has given.
-        counts: int64 of shape `[world_size]`: how many rows each rank has.
-        with_own: Whether ranks hand over also what they own, because it is to be looked at.
-        collective: What it is part of.
-        divisor: Of the sums.
+        owners: Result of `assign`.
+        counts: int64 of shape `[world_size]`: number of rows of each rank.
+        with_own: Whether a rank passes the rows that it owns to the collective as well, so that the
+            check for values that are not finite sees them.
+        collective: The reduction that this is a part of.
+        divisor: Divisor of the sums.
     """
     group = collective.communicator
     parts, own = _parted(values, owners, counts, group.rank, group.world_size, with_own)
     encoded, decode = as_native_bits(parts, collective.label.shown)
     sending = replace(collective.part("to owners"), check=collective.check)
-    # What a rank owns itself is added in its place, and need not go through the collective.
+    # Rows that a rank owns itself are added from its own memory; the target in flight is zeros.
     started = start_all_to_all(encoded, sending, tf.zeros_like(encoded))
     ((_, received),) = wait([started])
     sums = _added(decode(received), own, owners, group.rank, with_own, divisor)
@@ -121,7 +123,7 @@ def _parted(
     world_size: int,
     with_own: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """A chunk of rows for each owner, where zeros fill it up; and the rows that this rank owns."""
+    """Returns a chunk of rows for each owner, padded with zeros, and the rows this rank owns."""
     first = tf.reduce_sum(counts[:rank])
     owner = owners.owners[first : first + counts[rank]]
     rows = _split(tf.range(tf.size(owner)), owner, world_size)
@@ -140,11 +142,11 @@ def _added(
     with_own: tf.Tensor,
     divisor: int,
 ) -> tf.Tensor:
-    """The sums of the rows that this rank owns, added in the order of ranks."""
+    """Returns the sums of the rows that this rank owns, added in the order of ranks."""
     chunk = _chunk(owners.pairs, with_own)
     places = tf.boolean_mask(owners.places, owners.owners == rank)
     places -= tf.reduce_sum(owners.counts[:rank])
-    # What fills chunks up is added in one place more.
+    # Padding is added up in one extra place, which is dropped at the end.
     count = owners.counts[rank]
     of_chunks = _chunks(places, owners.pairs[:, rank], chunk, count)
     before, after = rank * chunk, (rank + 1) * chunk
@@ -156,7 +158,7 @@ def _added(
 
 
 def _chunk(pairs: tf.Tensor, with_own: tf.Tensor) -> tf.Tensor:
-    """Rows that an all-to-all needs room for, from each rank to each."""
+    """Returns the rows of a chunk: the most that any rank sends to any other."""
     to_others = tf.linalg.set_diag(pairs, tf.zeros_like(pairs[0]))
     return tf.reduce_max(tf.where(with_own, pairs, to_others))
 
@@ -164,7 +166,7 @@ def _chunk(pairs: tf.Tensor, with_own: tf.Tensor) -> tf.Tensor:
 def _chunks(
     numbers: tf.Tensor, counts: tf.Tensor, chunk: tf.Tensor, filling: tf.Tensor
 ) -> tf.Tensor:
-    """The first `chunk` of each group of numbers, filled up; groups follow each other."""
+    """Cuts consecutive groups of numbers to `chunk` each, and pads shorter ones with `filling`."""
     rows = tf.raw_ops.RaggedTensorToTensor(
         shape=tf.stack([tf.size(counts, tf.int64), chunk]),
         values=numbers,
@@ -176,7 +178,7 @@ def _chunks(
 
 
 def _split(numbers: tf.Tensor, groups: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """The numbers of each group, in order."""
+    """Splits numbers by their group, in order."""
     return list(tf.dynamic_partition(numbers, tf.cast(groups, tf.int32), count))
 
 
@@ -185,7 +187,7 @@ def _histogram(numbers: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _mixed(numbers: tf.Tensor) -> tf.Tensor:
-    """Of each number of int64 one below 2^31, at random as far as anybody can tell."""
+    """Hashes each int64 to a number below 2^31."""
     mask, factor = (1 << 31) - 1, 0x45D9F3B
     mixed = tf.bitwise.bitwise_and(numbers, mask)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Gathering, exchanging and adding up rows, when ranks have different numbers of them."""
+"""Gathering, exchanging and adding up rows when ranks have different numbers of rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gradring.tensorflow.graph.start_wait import (
 
 
 def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
-    """Every rank's number of rows of each value.
+    """Exchanges the numbers of rows of each value.
 
     Args:
         values: Tensors of at least one dimension.
-        collective: The one that needs the numbers.
+        collective: The collective that needs the numbers.
 
     Returns:
         For each value, int64 of shape `[world_size]`.
@@ -33,7 +33,7 @@ def row_counts(values: Sequence[tf.Tensor], collective: Collective) -> list[tf.T
 
 
 def numbers_of_all(own: tf.Tensor, collective: Collective) -> tf.Tensor:
-    """Every rank's vector of int64, as columns of shape `[length, world_size]`."""
+    """Gathers every rank's vector of int64, as columns of shape `[length, world_size]`."""
     group = collective.communicator
     column = tf.one_hot(group.rank, group.world_size, dtype=tf.int64)
     (numbers,) = reduce([own[:, tf.newaxis] * column], collective)
@@ -48,7 +48,7 @@ def gather_rows(
     Args:
         values: Tensors of at least one dimension, of any dtypes of fixed width.
         counts: For each value, the number of its rows on every rank, int64 of shape `[world_size]`.
-        collectives: One for each value.
+        collectives: Label and group for each value.
 
     Returns:
         For each value, a tensor of shape `[sum of counts, ...]` and the same dtype.
@@ -76,24 +76,25 @@ def gather_rows(
 
 
 class SplitsError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
-    """Splits that do not divide the rows, as Python says it and as TensorFlow does.
+    """Splits that do not divide the rows: a `ValueError` and an error of TensorFlow.
 
-    It is made as TensorFlow's are, since AutoGraph makes it anew, with more of a message.
+    Its constructor is TensorFlow's, because AutoGraph makes the exception anew with a longer
+    message.
     """
 
 
 def exchange_rows(
     value: tf.Tensor, sent: tf.Tensor, collective: Collective
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gives every rank some rows, once each rank has told how many.
+    """Sends rows to every rank, after an exchange of their numbers.
 
     Args:
         value: A tensor of at least one dimension, and any dtype of fixed width.
-        sent: How many rows go to each rank, by `checked_splits`.
-        collective: What it is called.
+        sent: Number of rows for each rank, from `checked_splits`.
+        collective: Label and group of the exchange.
 
     Returns:
-        The rows from all ranks, in rank order; and how many came from each, as int64.
+        The rows from all ranks, in rank order, and the number of rows from each rank, as int64.
 
     Raises:
         TypeError: The dtype has no fixed width.
@@ -109,18 +110,18 @@ def exchange_rows(
 
 
 def checked_splits(splits: Any, value: tf.Tensor, ranks: int, label: str) -> tf.Tensor:
-    """How many rows go to each rank, as int64 of shape `[ranks]`.
+    """Checks a program's splits, and returns them as int64 of shape `[ranks]`.
 
     Args:
-        splits: The same, as a program has it.
-        value: Whose rows they are.
+        splits: Number of rows for each rank, as the program passed it.
+        value: The tensor whose rows are split.
         ranks: The world size.
-        label: For messages.
+        label: Name of the collective, for messages.
 
     Raises:
-        SplitsError: The splits do not divide the rows. What only a graph knows, it checks before
-            it has the result, and raises `tf.errors.InvalidArgumentError`.
-        TypeError: They are no integers.
+        SplitsError: The splits do not divide the rows. If their values are known only when a graph
+            runs, the graph checks them and raises `tf.errors.InvalidArgumentError`.
+        TypeError: The splits are no integers.
     """
     splits = tf.convert_to_tensor(splits)
     if not splits.dtype.is_integer:
@@ -146,7 +147,7 @@ def checked_splits(splits: Any, value: tf.Tensor, ranks: int, label: str) -> tf.
 
 
 def _problem(splits: tf.Tensor, known: Any, rows: int | None, ranks: int) -> str | None:
-    """What is wrong with splits, as far as their values and the rows are known."""
+    """Returns an error text for wrong splits, as far as values and rows are known; else None."""
     if not splits.shape.is_compatible_with([ranks]):
         return f"splits have shape {splits.shape}; give one for each of {ranks} ranks"
     if known is None:
@@ -160,7 +161,7 @@ def _problem(splits: tf.Tensor, known: Any, rows: int | None, ranks: int) -> str
 
 
 def divided(values: tf.Tensor, divisor: int) -> tf.Tensor:
-    """The values, divided and rounded once; integers are rounded towards zero."""
+    """Divides the values and rounds them once; integers are rounded towards zero."""
     if divisor == 1:
         return values
     wide = tf.cast(values, accumulator(values.dtype))
@@ -171,13 +172,13 @@ def divided(values: tf.Tensor, divisor: int) -> tf.Tensor:
 def add_rows(
     values: tf.Tensor, places: tf.Tensor, count: int | tf.Tensor, divisor: int = 1
 ) -> tf.Tensor:
-    """The sums of rows with one place, added in order, divided, and rounded once.
+    """Adds up the rows of each place in order; divides and rounds each sum once.
 
     Args:
         values: Rows.
-        places: Where each row belongs.
-        count: How many places there are.
-        divisor: Of the sums; those of integers are rounded towards zero.
+        places: Place of each row, from 0 to `count - 1`.
+        count: Number of places.
+        divisor: Divisor of the sums; quotients of integers are rounded towards zero.
     """
     wide = tf.cast(values, accumulator(values.dtype))
     sums = tf.math.unsorted_segment_sum(wide, places, count)

@@ -1,24 +1,26 @@
 """The order of collectives in graphs of TensorFlow 1, and the runs of sessions that execute them.
 
-In such a graph nothing orders what has side effects, the executor takes whatever is ready, and each
-run executes another part of it: the initial broadcast once, then one of several training ops. But
-all ranks must start the same collectives in the same order.
+These graphs do not order ops with side effects: the executor takes any op that is ready. Each run
+executes another part of the graph: the initial broadcast once, then one of several training ops.
+But all ranks must start the same collectives in the same order.
 
-**The chain.** Every op with collectives, which is a Start or calls a function that has some, waits
-for the *link* that the one before it has made, and makes the next: a gate that passes the former
-link on once the op has run, which its *mark* tells. So the order is that in which the program made
-the ops, by edges of the graph alone. No op of ours waits for a turn, so no thread pool is too
-small: whatever a Wait waits for has been started, and all before it.
+**The chain.** An op has collectives if it is a Start, or if it calls a function with a Start. The
+chain consists of all these ops. Each op waits for the *link* of the op before it, and makes the
+next link. A link is a gate that passes the former link on once the op has run; the op's *mark*
+shows that it has. So the collectives run in the order in which the program made the ops, by edges
+of the graph alone. No op of ours waits for its turn, so no thread pool is too small: when a Wait
+runs, its collective and all collectives before it have started.
 
 **A run.** A permanent chain would execute every older collective with each run. So a run *feeds*
-what it leaves out: TensorFlow executes nothing behind a fed tensor. The collectives that a run
-wants are those that its fetches reach without following the chain. The link before the first of
-them is fed, and so is the mark of each one in between that is not wanted. Links go from op to op as
-data up to a `PlaceholderWithDefault`, which no optimizer may drop or merge, since its name can be
-fed; from there a control edge leads to the op. The chain begins with a placeholder, so that a run
-that knows nothing of this fails by its name and sends nothing.
+links and marks of collectives that it leaves out, because TensorFlow executes nothing behind a fed
+tensor. A run wants the collectives that its fetches reach without a step along the chain. It feeds
+the link before the first wanted collective, and the marks of all unwanted ones up to the last
+wanted one. A link leads as data to a `PlaceholderWithDefault`, and from there a control edge leads
+to the op. No optimizer drops or merges this placeholder, because a run could feed it by its name.
+The chain begins with a plain placeholder. A run that bypasses this module fails because nothing
+feeds the placeholder, its name is in the error, and nothing is sent.
 
-What a session is asked to run is known before it runs, so ranks can compare it (`compare_runs`).
+The collectives of a run are known before the run, so ranks can compare them (`compare_runs`).
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ _KINDS = {"GradringAllGatherStart": "all_gather", "GradringAllToAllVStart": "all
 
 _STARTS = {"GradringStart", *_KINDS}
 
-#: Where a graph keeps its order.
+#: Attribute of a graph with its `Order`.
 _ATTRIBUTE = "_gradring_order"
 
 _OUTSIDE = "call it outside, or put the conditional or loop into a tf.function"
 
-#: What is fed for links and marks: nobody reads it.
+#: Value that is fed for links and marks; no op uses it.
 _PASSED = np.int64(0)
 
-#: Compares with the other ranks what a run is about to execute on a communicator.
+#: Compares the collectives of a coming run on one communicator with those of the other ranks.
 Comparison = Callable[[Communicator, Sequence["Running"]], None]
 
 _comparisons: list[Comparison] = []
@@ -65,14 +67,16 @@ class Running:
     """A collective that a run of a session executes.
 
     Attributes:
-        communicator: Its number.
+        communicator: Number of its communicator.
         kind: ``all_reduce``, ``broadcast`` and so on.
-        op: The reduce op; empty where nothing is reduced.
-        root: The rank whose contents win, or which gets the result.
-        label: What it is called.
-        dtype: Of the tensors.
-        shapes: As far as they are known and must be the same on all ranks; None elsewhere.
-        sometimes: Whether a conditional or a loop decides how often it runs.
+        op: The reduce op; empty for a collective without a reduction.
+        root: The rank that sends, for a broadcast, or that gets the result, for a reduce.
+        label: Its label.
+        dtype: Dtype of its tensors.
+        shapes: Shapes of its tensors. None stands for sizes that are unknown or can differ between
+            ranks.
+        sometimes: Whether a called function, such as a branch or a loop body, contains it, so that
+            the number of its executions is open.
     """
 
     communicator: int
@@ -87,7 +91,14 @@ class Running:
 
 @dataclass
 class _Link:
-    """An op with collectives in the chain: what it waits for, and what tells that it has run."""
+    """An op of the chain.
+
+    Attributes:
+        op: The op with collectives.
+        before: The link for which it waits.
+        mark: A tensor that exists once the op has run.
+        starts: The Starts that it executes.
+    """
 
     op: tf.Operation
     before: tf.Tensor
@@ -97,7 +108,13 @@ class _Link:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a run needs besides what it was asked for."""
+    """Additions to a run of a session.
+
+    Attributes:
+        running: The collectives that it executes.
+        fed: Links and marks to feed.
+        targets: Waits to execute in addition.
+    """
 
     running: Sequence[Running] = ()
     fed: Sequence[tf.Tensor] = ()
@@ -106,23 +123,23 @@ class _Plan:
 
 @dataclass
 class Order:
-    """That of the collectives of one graph, in which sessions run parts.
+    """The order of the collectives of one graph.
 
     Attributes:
-        token: What every Start takes as its token; it orders those of a `tf.function`.
+        token: Token input of every Start; it orders the Starts inside a `tf.function`.
     """
 
     token: tf.Tensor
     _last: tf.Tensor
     _links: list[_Link] = field(default_factory=list)
     _link_ops: set[tf.Operation] = field(default_factory=set)
-    #: The Starts of each function's graph, and of the functions that it calls.
+    #: The Starts of each function's graph, with those of the functions that it calls.
     _inside: dict[tf.Graph, list[tf.Operation]] = field(default_factory=dict)
     _plans: dict[tuple[Any, ...], _Plan] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
-        """Ops that are made inside wait for the collectives before them."""
+        """Makes ops that are created in the block wait for all earlier collectives."""
         with compat.outside_control(), tf.device("/device:CPU:0"):
             passed = tf.raw_ops.PlaceholderWithDefault(input=self._last, shape=[])
         self._link_ops.add(passed.op)
@@ -130,16 +147,16 @@ class Order:
             yield
 
     def add(self, op: tf.Operation, mark: tf.Tensor, starts: Sequence[tf.Operation]) -> None:
-        """What follows in the chain waits for this op."""
+        """Appends an op to the chain: later ops of the chain wait for it."""
         self._links.append(_Link(op, self._last, mark, starts))
         self._last = compat.gate(self._last, mark)
         self._link_ops.add(self._last.op)
 
     def starts_of(self, functions: Iterable[tf.Graph]) -> list[tf.Operation]:
-        """The Starts of these functions, whose graphs are whole, and of those that they call.
+        """Returns the Starts of completely traced functions and of the functions that they call.
 
         Raises:
-            NotImplementedError: One that does not order its ops calls a function with a Start.
+            NotImplementedError: A function that does not order its ops calls one with a Start.
         """
         found = []
         for function in functions:
@@ -151,7 +168,7 @@ class Order:
     def _starts_in(self, function: tf.Graph) -> list[tf.Operation]:
         found = []
         for op in function.get_operations():
-            # A function that has been traced before is called without making its Starts anew.
+            # A call of a function with an earlier trace creates no new Starts.
             called = self.starts_of(compat.called_graphs(op))
             is_branch = compat.is_control_flow(function)
             if called and is_branch and not compat.orders_side_effects(function):
@@ -165,7 +182,7 @@ class Order:
         fetches: Sequence[tf.Tensor],
         fed: Sequence[str],
     ) -> _Plan:
-        """What a run needs that is asked for this, where tensors of these names are fed."""
+        """Returns the additions to a run with these operations, tensors and fed names."""
         key = (
             tuple(op.name for op in targets),
             tuple(tensor.name for tensor in fetches),
@@ -190,7 +207,7 @@ class Order:
             to_visit += [tensor.op for tensor in op.inputs if tensor.name not in fed]
             to_visit += op.control_inputs
             if op in marks:
-                # What is started is waited for, though nobody may have asked for the result.
+                # Every started collective is waited for, even if the run does not fetch its result.
                 ends = [each for each in marks[op].consumers() if each.type == _WAIT]
                 waits += ends
                 to_visit += ends
@@ -204,13 +221,13 @@ class Order:
 
 
 def of_this_graph(what: str) -> Order | None:
-    """The order of the graph that is being built, if it is for sessions; None elsewhere.
+    """Returns the order of the graph that is being built, if it is for sessions; else None.
 
     Args:
-        what: Is to be made, for messages.
+        what: Label of the collective that is about to be created, for messages.
 
     Raises:
-        NotImplementedError: It cannot be where it is to be.
+        NotImplementedError: The place, such as a loop of TensorFlow 1, cannot have a collective.
     """
     if tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions():
         return None
@@ -223,7 +240,7 @@ def of_this_graph(what: str) -> Order | None:
 
 
 def make(order: Order, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Makes a Start, whose last output is its handle, in the order of its graph."""
+    """Creates a Start in the order of its graph; the last tensor of the result is its handle."""
     *functions, _ = _enclosing_graphs()
     if not functions:
         with order.entering():
@@ -233,7 +250,7 @@ def make(order: Order, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
     if compat.orders_side_effects(functions[0]):
         made = run()
     else:
-        # A branch, whose ops with side effects are all executed.
+        # A branch executes all its ops with side effects, but does not order them.
         before = [op for op in functions[0].get_operations() if op.type in _STARTS]
         with tf.control_dependencies(before[-1:]):
             made = run()
@@ -242,13 +259,13 @@ def make(order: Order, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
 
 
 def refuse(what: str) -> None:
-    """Refuses what is to be in a graph for sessions.
+    """Refuses operations that graphs for sessions cannot have.
 
     Args:
-        what: Its name, for the message.
+        what: Name of the operation, for the message.
 
     Raises:
-        NotImplementedError: The graph that is being built is one.
+        NotImplementedError: The graph that is being built is for sessions.
     """
     if not (tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions()):
         raise NotImplementedError(
@@ -258,15 +275,15 @@ def refuse(what: str) -> None:
 
 
 def compare_runs(comparison: Comparison) -> None:
-    """From now on, this is called before each run with collectives, for each communicator.
+    """Registers a comparison, called before each run with collectives, for each communicator.
 
-    Where it raises, nothing of the run is executed.
+    The run executes nothing if the comparison raises.
     """
     _comparisons.append(comparison)
 
 
 def _check_place(what: str, functions: Sequence[tf.Graph], graph: tf.Graph) -> None:
-    # A function of TensorFlow 2 orders all that is in it.
+    # A function of TensorFlow 2 orders all ops in it.
     ordered = functions and compat.orders_side_effects(functions[0])
     unordered = [
         each
@@ -294,7 +311,7 @@ def _unordered(what: str, remedy: str) -> NotImplementedError:
 def _order_of(graph: tf.Graph) -> Order:
     outside = graph.as_default(), compat.outside_control(), tf.device("/device:CPU:0")
     with outside[0], outside[1], outside[2], tf.name_scope("gradring/"):
-        # Every Start takes it; no variable is ever there.
+        # Every Start takes this handle; no variable is ever created for it.
         token = tf.raw_ops.VarHandleOp(
             dtype=tf.float32, shape=[], name="a_graph_with_a_collective_needs_gradring"
         )
@@ -335,7 +352,7 @@ def _run(
     fed: Sequence[str],
     run: Callable[[Sequence[tf.Operation], dict[tf.Tensor, Any]], Any],
 ) -> Any:
-    """In place of the run of a session."""
+    """Replaces the run of a session: adds links and waits, and converts errors."""
     order: Order | None = getattr(graph, _ATTRIBUTE, None)
     plan = _Plan() if order is None else order.plan(targets, fetches, fed)
     if not plan.running:
@@ -346,7 +363,7 @@ def _run(
             return run(plan.targets, dict.fromkeys(plan.fed, _PASSED))
         except GradringError as error:
             if isinstance(error, tf.errors.FailedPreconditionError):
-                raise  # ranks were to run different things, and the group goes on
+                raise  # the comparison has found a difference; the group stays usable
             sessions.recover_no_session()
             if isinstance(error, tf.errors.OpError):
                 raise
@@ -358,10 +375,10 @@ def _run(
 
 @contextlib.contextmanager
 def _alone(running: Sequence[Running]) -> Iterator[None]:
-    """Inside, no other thread runs collectives of these communicators.
+    """Keeps other threads from running collectives of these communicators during the block.
 
     Raises:
-        RuntimeError: One does.
+        RuntimeError: Another thread is running some.
     """
     numbers = {each.communicator for each in running}
     with _busy_lock:
@@ -380,7 +397,7 @@ def _alone(running: Sequence[Running]) -> Iterator[None]:
 
 
 def _compare(running: Sequence[Running]) -> None:
-    # In the order in which ranks have made their communicators, which is one order for all.
+    # All ranks have made their communicators in the same order.
     for communicator in sorted(open_groups, key=lambda each: core_of(each).id):
         number = core_of(communicator).id
         own = [each for each in running if each.communicator == number]
@@ -394,7 +411,7 @@ def _described(link: _Link) -> Iterator[Running]:
         if start.type == "GradringStart":
             kind, op = (start.get_attr(name).decode() for name in ("collective", "reduce_op"))
             root = start.get_attr("root")
-        # The tensors are its last inputs; its outputs are they, and the handle.
+        # The last inputs are the tensors; the outputs are as many tensors and the handle.
         shapes = [tensor.shape for tensor in start.inputs[1 - len(start.outputs) :]]
         rows_differ = kind in ("all_gather", "all_to_all")
         yield Running(
@@ -417,7 +434,7 @@ def _comparable(shape: tf.TensorShape, rows_differ: bool) -> list[int | None] | 
 
 
 def _enclosing_graphs() -> list[tf.Graph]:
-    """The graph that is being built and those around it, up to the first that is no function's."""
+    """Returns the graph being built and those around it, up to the first that is no function's."""
     graphs = [tf.compat.v1.get_default_graph()]
     while isinstance(graphs[-1], compat.FuncGraph):
         graphs.append(graphs[-1].outer_graph)

@@ -1,4 +1,4 @@
-"""Sessions of TensorFlow 1: their runs, and the operations that their graphs get."""
+"""Replacements in sessions of TensorFlow 1: their runs, and new operations in their graphs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def watch_calls(
     graph: tf.Graph,
     calling: Callable[[Sequence[tf.Graph], Callable[[], tf.Operation]], tf.Operation],
 ) -> None:
-    """From now on, ops of this graph that call functions are made by `calling`.
+    """Makes `calling` create the ops of this graph that call functions.
 
     Args:
-        graph: A graph that is no function's.
-        calling: Takes the functions' graphs, and what makes the op.
+        graph: A graph for sessions, not the graph of a function.
+        calling: Takes the functions' graphs, and a function that creates the op.
     """
     creator = compat.row("Graph._create_op_internal")
     create = creator.of(graph)
@@ -34,12 +34,13 @@ def watch_calls(
 
 
 def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> None:
-    """From now on, sessions run by `run`.
+    """Makes `run` execute the runs of sessions.
 
     Args:
-        run: Takes the session's graph, the operations and the tensors that are asked for, the names
-            of what is fed, and a function that runs this with more operations and more that is fed.
-        concerns: Whether a graph is one for `run`.
+        run: Takes the session's graph, the requested operations and tensors, the names of fed
+            tensors, and a function. That function performs the run with additional operations and
+            additional fed tensors.
+        concerns: Takes a graph; returns whether `run` executes its sessions.
     """
 
     def running(
@@ -109,9 +110,10 @@ def wrap_runs(run: Callable[..., Any], concerns: Callable[[tf.Graph], bool]) -> 
 
 
 def recover_no_session() -> None:
-    """From now on, a `MonitoredSession` raises `tf.errors.AbortedError`.
+    """Makes a `MonitoredSession` raise `tf.errors.AbortedError` instead of recovering from it.
 
-    It would take it for a server's that comes back, and make sessions again and again.
+    The session would treat the error as the restart of a server, and make a new session again and
+    again.
     """
     errors = compat.row("monitored_session._PREEMPTION_ERRORS")
     if errors in compat.FOUND.owners:

@@ -1,26 +1,26 @@
 """All-reduce of `tf.IndexedSlices`: the gradients of embeddings.
 
-By default (``embeddings="rows"``), the rows of all ranks are gathered in rank order, and none are
-added up: Keras' optimizers square rows of equal index one by one, so sums would train otherwise
-than one process. Only the rows themselves can travel then. Indices that no sample has a part in,
-such as positions in a text, are the same on all ranks, and one process has each once: their values
-are reduced as dense ones are.
+The default setting, ``embeddings="rows"``, gathers the rows of all ranks in rank order and does not
+add them up. Keras' optimizers square rows of equal index one by one, so sums would train
+differently from one process. Only the rows themselves can travel then. Indices that depend on no
+sample, such as positions in a text, are equal on all ranks, and one process has each of them once.
+Their values are reduced like dense ones.
 
-With ``embeddings="sum"``, rows of one index are summed before they travel and once more after, in
-the wide type in which the engine accumulates too, so that all ways round alike. What travels is
-chosen when the ranks know each other's numbers of rows, so all choose alike. With N ranks, a rank
-sends (N-1)/N of
+The other setting, ``embeddings="sum"``, adds up rows of one index before they travel and once more
+afterwards. It adds in the wide type in which the engine accumulates, so all ways below round the
+same. Ranks choose a way when they know each other's numbers of rows, so all choose the same one.
+A rank of N sends (N-1)/N of these bytes:
 
-* *the rows*, gathered from all by all: `rows x (row + index)` bytes, with the rows of all ranks;
-* *the rows to owners* (row_owners.py), which add them up, and the sums from there: fewer rows where
-  ranks share indices, but one collective more;
-* *the whole table*: an all-reduce of `2 x table` bytes.
+* *The rows*, gathered on all ranks: `rows x (row + index)` bytes for the rows of all ranks.
+* *The rows to owners* (row_owners.py), which return the sums: fewer rows if ranks share indices,
+  but one more collective.
+* *The whole table*: an all-reduce of `2 x table` bytes.
 
-So a table is made dense only where its rows would take more memory. Its size must be known when
-the graph is traced; a table of unknown size always travels as rows.
+So a table becomes dense only if its rows would take more bytes. Its size must be known when the
+graph is traced; a table of unknown size always travels as rows.
 
-A measurement decides only between the first two, which add in the same order, and whose results
-have their rows in the same order.
+A measurement decides only between the first two ways. Both add in the same order and return rows in
+the same order, so results do not depend on measurements.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from gradring.tensorflow.graph.rows import (
 )
 from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX, reduce
 
-#: Size from which on a table that becomes dense is announced, in bytes.
+#: Smallest table, in bytes, that is announced in the log when it becomes dense.
 ANNOUNCED_BYTES = 1 << 30
 
-#: What one collective more costs where nothing was measured, as bytes that could be sent meanwhile;
-#: and what is believed of a measurement.
+#: Cost of one more collective without a measurement, as the bytes that could be sent meanwhile.
 MESSAGE_BYTES = 256 << 10
+#: Bounds of a measured cost.
 MESSAGE_BYTES_BOUNDS = 4 << 10, 1 << 20
 
-#: What finding the owner of a row costs, likewise.
+#: Cost of finding the owner of one row, as the bytes that could be sent meanwhile.
 OWNER_BYTES = 64
 
-#: Spreads digests over all numbers.
+#: Factor that spreads digests over all numbers.
 _ODD = 0x1E3779B97F4A7C15
 
 #: Values and their indices.
@@ -71,9 +71,9 @@ def reduce_sparse(
 ) -> None:
     """Replaces the `tf.IndexedSlices` at `positions` by their reductions.
 
-    The results have the rows of all ranks, in rank order; those of a reduction that adds up rows of
-    equal index have one row for each index that occurs on any rank, or all rows of the table. So
-    have those whose rows the graph adds up before.
+    The results have the rows of all ranks, in rank order. If the reduction adds up rows of equal
+    index, or the graph did so before, they have one row for each index of any rank. A table that
+    traveled dense has all its rows.
 
     Raises:
         ValueError: The op is neither "sum" nor "mean".
@@ -87,7 +87,7 @@ def reduce_sparse(
         )
     # Last first, as for dense gradients.
     positions = list(reversed(positions))
-    # What is in conditionals has an order inside of a function.
+    # TensorFlow 1 orders collectives in conditionals only inside a function.
     in_session = session_order.of_this_graph(reduction.names.of(positions).shown) is not None
     given = [results[position] for position in positions]
 
@@ -103,9 +103,9 @@ def reduce_sparse(
 
 
 def _has_each_index_once(gradient: tf.IndexedSlices) -> bool:
-    """Whether a graph adds up rows before, as `tf.nn.embedding_lookup_sparse` does.
+    """Returns whether the graph has added up rows, as `tf.nn.embedding_lookup_sparse` does.
 
-    One process has one row for each index then, of all samples, which optimizers square.
+    One process then has one row for each index, a sum over all samples, and optimizers square it.
     """
     if not tf.is_symbolic_tensor(gradient.indices):
         return False
@@ -118,7 +118,7 @@ def _has_each_index_once(gradient: tf.IndexedSlices) -> bool:
 def _rows_of_all(
     given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
 ) -> list[Rows]:
-    """The rows of all ranks; a mean divides each."""
+    """Gathers the rows of all ranks; a mean divides each row."""
     batch = replica_step.current().batch
     are_added = [is_of_no_batch(each.indices, batch) for each in given]
     told = [tf.shape(each.values, tf.int64)[0] for each in given]
@@ -144,12 +144,12 @@ def _rows_of_all(
 
 @dataclass(frozen=True)
 class _Gathering:
-    """Slices of which every rank is to have all.
+    """Slices whose rows are gathered on every rank.
 
     Attributes:
-        own: This rank's.
+        own: This rank's slices.
         counts: Every rank's number of rows.
-        collective: What it is called, does and checks.
+        collective: Group, label, op and check.
     """
 
     own: tf.IndexedSlices
@@ -157,7 +157,11 @@ class _Gathering:
     collective: Collective
 
     def added(self, digests: tf.Tensor) -> Rows:
-        """Values reduced place by place, if the indices of all ranks have one digest."""
+        """Reduces values place by place if all ranks' digests are equal; else gathers the rows.
+
+        Args:
+            digests: Every rank's digest of its indices.
+        """
         told = tf.stack([digests, self.counts])
         way: Rows = tf.cond(
             tf.reduce_all(told == told[:, :1]), self._added, lambda: _gathered([self])[0]
@@ -187,7 +191,7 @@ def _gathered(given: Sequence[_Gathering]) -> list[Rows]:
 
 
 def _digest(indices: tf.Tensor) -> tf.Tensor:
-    """An int64 that tells indices apart, also by their order."""
+    """Returns an int64 digest of the indices and their order."""
     wide = tf.cast(tf.reshape(indices, [-1]), tf.int64) + 1
     weights = (2 * tf.range(tf.size(wide, tf.int64)) + 1) * tf.constant(_ODD, tf.int64)
     shifted = tf.bitwise.right_shift(weights, tf.constant(29, tf.int64))
@@ -197,13 +201,13 @@ def _digest(indices: tf.Tensor) -> tf.Tensor:
 def _summed(
     given: Sequence[tf.IndexedSlices], positions: Sequence[int], reduction: Reduction
 ) -> list[Rows]:
-    """The sums of the rows of each index."""
+    """Adds up the rows of each index over all ranks."""
     slices = [summed(each) for each in given]
     lengths = [tf.shape(own.values, tf.int64)[0] for own in slices]
-    # Of what ranks may say differently, the highest counts.
+    # Ranks can differ in these two numbers; all use the largest.
     said = [_message_bytes(reduction.communicator), int(bool(reduction.check_gradients))]
     told = tf.concat([lengths, tf.constant(said, tf.int64)], 0)
-    # A rank that keeps rows apart has another name for it.
+    # The name makes it a mismatch if another rank uses embeddings="rows".
     numbers = numbers_of_all(told, reduction.of(positions).part("rows, embeddings=sum"))
     *all_counts, message_bytes, checked = tf.unstack(numbers, len(slices) + 2)
     return [
@@ -225,10 +229,10 @@ def travels_dense(
     index_bytes: int,
     table_rows: int | tf.Tensor,
 ) -> bool | tf.Tensor:
-    """Whether the table moves fewer bytes than the indices of `rows` rows and `moved` rows do.
+    """Returns whether the table moves fewer bytes than `rows` indices and `moved` rows.
 
     Returns:
-        A bool, or one as a tensor where a number of rows is an integer as a tensor.
+        A bool, or a boolean tensor if a number of rows is a tensor.
     """
     return moved * row_bytes + rows * index_bytes > 2 * table_rows * row_bytes
 
@@ -236,12 +240,12 @@ def travels_dense(
 def moved_by_owners(
     rows: int | tf.Tensor, indices: int | tf.Tensor, world_size: int
 ) -> int | tf.Tensor:
-    """How many rows owners move, in the unit in which a gathering moves `rows`.
+    """Returns the number of rows in a gathering that would move as many bytes as owners do.
 
     Args:
-        rows: Of all ranks.
-        indices: How many different ones they have.
-        world_size: How many ranks there are, more than one.
+        rows: Number of rows of all ranks.
+        indices: Number of different indices among them.
+        world_size: Number of ranks, above 1.
     """
     return indices + (rows - indices) // (world_size - 1)
 
@@ -249,7 +253,7 @@ def moved_by_owners(
 def owners_may_pay(
     rows: int | tf.Tensor, moved: int | tf.Tensor, row_bytes: int
 ) -> bool | tf.Tensor:
-    """Whether it may be worth while to find owners; nothing that is measured has a say."""
+    """Returns whether owners may save more than it costs to find them, without measured costs."""
     return (rows - moved) * row_bytes > MESSAGE_BYTES + OWNER_BYTES * rows
 
 
@@ -258,11 +262,11 @@ class _Reducing:
     """One reduction of slices.
 
     Attributes:
-        own: This rank's, each index once.
+        own: This rank's slices, each index once.
         counts: Every rank's number of rows.
-        message_bytes: What one collective more costs.
-        checked: Whether some rank looks for rows that are not finite.
-        collective: What it is called, does and checks.
+        message_bytes: Cost of one more collective, as the bytes that could be sent meanwhile.
+        checked: Whether some rank checks for rows that are not finite.
+        collective: Group, label, op and check.
     """
 
     own: tf.IndexedSlices
@@ -279,7 +283,7 @@ class _Reducing:
         row_bytes = elements * own.values.dtype.size
         rows = moved = tf.reduce_sum(self.counts)
         table = None if own.dense_shape is None else tf.get_static_value(own.dense_shape)
-        # Between two ranks owners never move less, and without a mesh they cannot be reached.
+        # Owners never save rows between two ranks, and they need a mesh: all-to-all connections.
         may_pay: bool | tf.Tensor = False
         if 2 < group.world_size <= ALL_TO_ALL_RANKS_MAX:
             fewest = moved_by_owners(rows, tf.reduce_max(self.counts), group.world_size)
@@ -317,7 +321,7 @@ class _Reducing:
         return total.values, total.indices
 
     def _by_owners(self, row_bytes: int) -> Rows:
-        """By owners, unless one collective more costs more than the rows that they save."""
+        """Reduces by owners, unless one more collective costs more than the rows that they save."""
         own, collective, divisor = self.own, self.collective, _divisor(self.collective)
         (indices,) = gather_rows([own.indices], [self.counts], [collective.part("indices")])
         owners = row_owners.assign(indices, self.counts, collective.communicator.world_size)
@@ -345,9 +349,10 @@ def _divisor(collective: Collective) -> int:
 
 
 def _message_bytes(communicator: Communicator) -> int:
-    """What one collective more costs, by what was measured when the group formed.
+    """Returns the cost of one more collective, as measured when the group formed.
 
-    An all-reduce of B bytes in two steps takes two latencies, and sends 2B in our unit.
+    The measured all-reduce has two steps. For B bytes it takes two latencies and sends 2B in our
+    unit, so the factors of two cancel.
     """
     measured = core_of(communicator).stats()["algorithms"].get("direct")
     if measured is None or not measured["latency_s"] or not measured["seconds_per_byte"]:
@@ -357,19 +362,19 @@ def _message_bytes(communicator: Communicator) -> int:
 
 
 def summed(value: tf.IndexedSlices, divisor: int = 1) -> tf.IndexedSlices:
-    """The same slices with one row for each index: the sum of its rows, divided, rounded once."""
+    """Adds up the rows of each index; divides and rounds each sum once."""
     indices, places = tf.unique(tf.convert_to_tensor(value.indices))
     values = add_rows(value.values, places, tf.size(indices), divisor)
     return tf.IndexedSlices(values, indices, value.dense_shape)
 
 
 def with_each_index_once(value: Any) -> Any:
-    """`summed` of `tf.IndexedSlices`; anything else as it is."""
+    """Returns `summed` of `tf.IndexedSlices`; any other value is returned as is."""
     return summed(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _announce(name: str, rows: int, row_bytes: int) -> None:
-    """Says, once for each variable and when it happens, that a large table becomes dense."""
+    """Logs that a large table becomes dense: once for each variable, when it first happens."""
 
     def say() -> int:
         if name not in _announced:

@@ -1,7 +1,7 @@
 """The Start and Wait ops, their ordering token and their derivatives.
 
 Start hands tensors to gradring's engine and returns at once; Wait blocks until they are done. The
-tensors in between lead shapes and gradients from one to the other; what they contain means nothing.
+tensors in between carry shapes and gradients from Start to Wait; their contents mean nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gradring.group.arrays import Place
 from gradring.group.communicator import Communicator, core_of, open_groups
 from gradring.tensorflow.graph import compat, failures, retracing, session_order, vectorize
 
-#: With more ranks, not all are connected with one another; `MESH_RANKS_MAX` of the core.
+#: Largest group in which all ranks are connected with each other; `MESH_RANKS_MAX` of the core.
 ALL_TO_ALL_RANKS_MAX = 64
-#: What AutoGraph makes of a loop in a `tf.function`.
+#: Function that AutoGraph makes from a loop over a dataset in a `tf.function`.
 _LOOP_OVER_DATASET = "Dataset_scan_scan_body"
 
 _tokens: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
@@ -35,8 +35,8 @@ def start(
 
     Args:
         tensors: A bucket of tensors of one dtype that the engine takes.
-        collective: What it is called, does and checks.
-        root: For a broadcast, the rank whose contents win.
+        collective: Group, label, op and check.
+        root: For a broadcast, the rank whose tensors all ranks get.
 
     Returns:
         The tensors in flight, of the same shapes and dtype, and the handle last.
@@ -49,17 +49,17 @@ def start(
 def start_all_to_all(
     tensor: tf.Tensor, collective: Collective, target: tf.Tensor | None = None
 ) -> list[tf.Tensor]:
-    """Starts to give every rank its part of a tensor.
+    """Starts an all-to-all exchange of equal parts of a tensor.
 
     Args:
-        tensor: Of a first dimension that divides evenly by the world size: part r is for rank r.
-        collective: What it is called and checks.
-        target: Of the same shape: what this rank's own part is of the result. Default: `tensor`, so
-            that what a rank has for itself is in place.
+        tensor: Tensor whose first dimension is a multiple of the world size: part r is for rank r.
+        collective: Group, label and check.
+        target: Tensor of the same shape, into which parts are received. This rank's own part of the
+            result is that of the target. Default: `tensor`, which has that part in place.
 
     Returns:
-        In flight, the tensor itself, and what all ranks have for this one, in rank order; and the
-        handle last.
+        Three tensors: in flight, the tensor itself and the parts from all ranks, in rank order; and
+        the handle.
     """
     return _start("all_to_all", [tensor, tensor if target is None else target], collective)
 
@@ -67,39 +67,40 @@ def start_all_to_all(
 def start_all_to_all_v(
     tensor: tf.Tensor, sent: tf.Tensor, received: tf.Tensor, collective: Collective
 ) -> list[tf.Tensor]:
-    """Starts to give every rank some rows.
+    """Starts an all-to-all exchange of rows.
 
     Args:
-        tensor: This rank's rows, one rank's after the other's.
-        sent: int64 of shape `[world_size]`: how many of them are for each rank.
-        received: The same: how many each rank has for this one, as that one has told.
-        collective: What it is called and checks.
+        tensor: This rank's rows, in the order of the ranks that they are for.
+        sent: int64 of shape `[world_size]`: number of rows for each rank.
+        received: int64 of shape `[world_size]`: number of rows from each rank, which the ranks have
+            exchanged before.
+        collective: Group, label and check.
 
     Returns:
-        In flight, the rows that all ranks have for this one, in rank order; and the handle last.
+        The rows from all ranks in flight, in rank order, and the handle.
     """
     inputs = {"sent": sent, "received": received, "tensor": tensor}
     return _run_start("GradringAllToAllVStart", inputs, [tensor], collective, {})
 
 
 def start_reduce_scatter(tensor: tf.Tensor, collective: Collective) -> list[tf.Tensor]:
-    """Starts to reduce a tensor of which each rank gets its rows, as many as `row_counts` says.
+    """Starts a reduce-scatter; `row_counts` gives each rank's number of rows.
 
     Returns:
-        The tensor in flight, of which this rank's rows are the result, and the handle last.
+        The tensor in flight, and the handle. Only this rank's rows of the tensor are a result.
     """
     return _start("reduce_scatter", [tensor], collective, collective.op)
 
 
 def row_counts(tensor: tf.Tensor, world_size: int) -> tf.Tensor:
-    """How many rows each rank has of a tensor that is divided, as by ``numpy.array_split``."""
+    """Returns each rank's number of rows of a tensor divided as by ``numpy.array_split``."""
     rows = tf.shape(tensor, tf.int64)[0]
     ranks = tf.range(world_size, dtype=tf.int64)
     return rows // world_size + tf.cast(ranks < rows % world_size, tf.int64)
 
 
 def own_rows(tensor: tf.Tensor, communicator: Communicator) -> tf.Tensor:
-    """This rank's rows of a tensor that is divided."""
+    """Returns this rank's rows of a tensor divided as by ``numpy.array_split``."""
     rank, world_size = communicator.rank, communicator.world_size
     if tensor.shape[0] is not None:
         return tensor[Place(rank, world_size).rows(tensor.shape[0])]
@@ -121,7 +122,15 @@ def _run_start(
     collective: Collective,
     attributes: dict[str, str | int],
 ) -> list[tf.Tensor]:
-    """Runs an op that starts a collective of tensors, which are among its inputs."""
+    """Runs an op that starts a collective.
+
+    Args:
+        name: Registered name of the op.
+        inputs: Inputs of the op behind the token, by name.
+        tensors: The tensors of the collective among the inputs; the op returns as many in flight.
+        collective: Group, label and check.
+        attributes: Attributes of this kind of op.
+    """
     check = collective.check
     common: dict[str, str | int] = {
         "label": collective.label.shown,
@@ -144,7 +153,7 @@ def _run_start(
 
 
 def wait(started: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
-    """Waits for everything started, once all of it has been.
+    """Waits for all given starts; the first Wait runs after the last Start.
 
     Returns:
         The tensors of each start, without its handle.
@@ -176,7 +185,7 @@ def start_all_gather(
     Args:
         tensor: This rank's rows.
         counts: int64 of shape `[world_size]`: every rank's number of rows.
-        collective: What it is called and checks.
+        collective: Group, label and check.
 
     Returns:
         The gathered tensor in flight, and the handle last.
@@ -186,12 +195,12 @@ def start_all_gather(
 
 
 def eager_step(communicator: Communicator) -> contextlib.AbstractContextManager[None]:
-    """A step of the program where it executes eagerly; in a graph, its executions are the steps."""
+    """Counts the block as a step of an eager program; in a graph, each execution is a step."""
     return communicator.step() if tf.executing_eagerly() else contextlib.nullcontext()
 
 
 def _origin() -> str:
-    """What is going to execute an op that is made now."""
+    """Returns the origin of an op that is created now: eager code, a function or a dataset."""
     if tf.executing_eagerly():
         return "eager"
     return "function" if _dataset_function() is None else "dataset"
@@ -201,7 +210,7 @@ def _check_place(collective: Collective) -> None:
     """Refuses a collective in a function of a dataset.
 
     Raises:
-        NotImplementedError: It is to be in one.
+        NotImplementedError: The function that is being traced belongs to a dataset.
     """
     communicator = collective.communicator
     if _dataset_function() not in (None, _LOOP_OVER_DATASET):
@@ -214,7 +223,7 @@ def _check_place(collective: Collective) -> None:
 
 
 def _token(communicator: Communicator, order: session_order.Order | None) -> tf.Tensor:
-    """The handle of the communicator's ordering token, or of its graph's: a scalar resource."""
+    """Returns the ordering token, a scalar resource, of the communicator or of `order`'s graph."""
     if order is not None:
         _prepare(communicator)
         handle = order.token
@@ -230,11 +239,12 @@ def _token(communicator: Communicator, order: session_order.Order | None) -> tf.
 
 
 def _capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
-    """The eager `tensor` inside the `tf.FuncGraph` that is being built.
+    """Captures the eager `tensor` into the `tf.FuncGraph` that is being built.
 
-    Branches and bodies capture it from the function that they are in: TensorFlow cannot make
-    gradients of conditionals and loops that capture eager tensors of their own. So do the functions
-    that are called there, before or after: ops keep their order only if they take the same tensor.
+    Branches and loop bodies capture the tensor from the function around them, because TensorFlow
+    has no gradients for conditionals and loops that capture eager tensors directly. Functions that
+    are called in a branch or body capture it in the same way: ops keep their order only if they
+    take the same tensor.
     """
     has_it = any(captured is tensor for captured, _ in graph.captures)
     outer = graph.outer_graph
@@ -268,7 +278,7 @@ def _gate_gradient(_op: Any, gradient: Any) -> list[Any]:
 
 @tf.RegisterGradient("GradringStart")  # type: ignore[untyped-decorator]
 def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
-    """Each rank's loss depends on other ranks' inputs, so gradients go where these came from."""
+    """Sends gradients back to the ranks whose inputs this rank's loss depends on."""
     kind, of_op, root = _what(op.get_attr)
     collective = _started(op.get_attr, of_op)
     *upstream, _handle = gradients
@@ -297,18 +307,19 @@ def _start_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 
 def _reduce_to(root: int, tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
-    """The sums of all ranks' tensors, on the root; zeros on all others."""
+    """Returns the sums of all ranks' tensors on the root, and zeros on all other ranks."""
     (sums,) = wait([_start("reduce", tensors, collective, "sum", root)])
-    # Not known to TensorFlow's optimizer, which would free what follows from its order with others.
+    # TensorFlow's optimizer must not know the value: it would fold the selection below, and
+    # the order of the reduction with other collectives would be lost.
     is_root = tf.raw_ops.PlaceholderWithDefault(
         input=tf.constant(collective.communicator.rank == root), shape=[]
     )
-    # All ranks go on from the reduction, so that its own derivative is every rank's.
+    # On all ranks the result depends on the reduction, so every rank has its second derivative.
     return [tf.where(is_root, total, tf.zeros_like(total)) for total in sums]
 
 
 def _divided(tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor]:
-    """What is due of each rank's part in a sum or a mean."""
+    """Scales gradients by 1/N for a mean."""
     if collective.op == "sum":
         return tensors
     return [tensor / collective.communicator.world_size for tensor in tensors]
@@ -317,7 +328,11 @@ def _divided(tensors: list[tf.Tensor], collective: Collective) -> list[tf.Tensor
 def _all_to_all_gradients(
     upstream: Sequence[tf.Tensor], collective: Collective
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What comes back from where each part went; and what this rank has not received but had."""
+    """Returns the gradients of the sent tensor and of the target.
+
+    The gradient of a sent part comes back from its receiver. The gradient of the target is that of
+    this rank's own part, which was not received but taken from the target.
+    """
     of_tensor, of_received = upstream
     group = collective.communicator
     is_own = tf.repeat(
@@ -331,7 +346,7 @@ def _all_to_all_gradients(
 
 @tf.RegisterGradient("GradringAllGatherStart")  # type: ignore[untyped-decorator]
 def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
-    """Of the sum over all ranks' losses, this rank's rows."""
+    """Returns the gradient of this rank's rows: a sum over all ranks, because all have the rows."""
     if upstream is None or not upstream.dtype.is_floating:
         return [None, None, None]
     gathering = _started(op.get_attr)
@@ -344,7 +359,7 @@ def _all_gather_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
 
 @tf.RegisterGradient("GradringAllToAllVStart")  # type: ignore[untyped-decorator]
 def _all_to_all_v_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
-    """Each row's goes back to where the row came from."""
+    """Sends the gradient of each row back to the rank that the row came from."""
     _, sent, received, tensor = op.inputs
     if upstream is None or not upstream.dtype.is_floating:
         return [None] * 4
@@ -356,7 +371,7 @@ def _all_to_all_v_gradient(op: Any, upstream: Any, _handle: Any) -> list[Any]:
 
 
 def _start_tangents(attrs: dict[str, Any], inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-    """Of a linear collective, the same of the tangents."""
+    """Performs the same collective on the tangents, because the collective is linear."""
     kind, of_op, root = _what(attrs.__getitem__)
     collective = _started(attrs.__getitem__, of_op)
     if not inputs[1].dtype.is_floating:
@@ -388,7 +403,7 @@ def _all_to_all_v_tangents(
 
 
 def _register_tangents(op: str, rule: Callable[..., list[Any]]) -> None:
-    """Says what `tf.autodiff.ForwardAccumulator` does with an op.
+    """Registers the rule of an op for `tf.autodiff.ForwardAccumulator`.
 
     Args:
         op: Registered name of the op.
@@ -409,10 +424,10 @@ vectorize.register()
 
 
 def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
-    """The collective that an op with these attributes has started.
+    """Returns the collective that an op with these attributes has started.
 
     Raises:
-        NotImplementedError: TensorFlow cannot lead a derivative to where it is.
+        NotImplementedError: TensorFlow cannot compute a derivative at this place.
     """
     label = Label(_text(attr("label")), _text(attr("identity")))
     if _is_lost_in_control_flow():
@@ -426,10 +441,10 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
 
 
 def _is_lost_in_control_flow() -> bool:
-    """Whether what is being built is the gradient of a function that a branch or a body calls.
+    """Returns whether a gradient is being built of a function that a branch or loop body calls.
 
-    TensorFlow cannot trace resources back through it. It also makes functions of conditionals and
-    loops by itself, under persistent tapes and for second derivatives.
+    TensorFlow cannot trace resources back through such a function. Under persistent tapes and for
+    second derivatives, it also makes functions from nested conditionals and loops by itself.
     """
     if None in (compat.graph_stack, *compat.CONTROL_FLOW_GRADIENTS):
         return False  # TensorFlow's own error is less clear
@@ -443,18 +458,18 @@ def _is_lost_in_control_flow() -> bool:
 
 
 def _what(attr: Callable[[str], Any]) -> tuple[str, str, int]:
-    """What a Start with these attributes does, its reduce op, and its root.
+    """Returns the kind, the reduce op and the root of a Start with these attributes.
 
-    What reduces nothing is as linear as a sum.
+    The op is "sum" for kinds that reduce nothing, because they are as linear as a sum.
     """
     return _text(attr("collective")), _text(attr("reduce_op")) or "sum", attr("root")
 
 
 def _linear(collective: Collective, derivative: str) -> Collective:
-    """The same collective for derivatives.
+    """Returns the collective for derivatives, with the same op.
 
     Raises:
-        LookupError: It has none.
+        LookupError: The op has no derivative.
     """
     if collective.op not in ("sum", "mean"):
         raise LookupError(
@@ -465,7 +480,11 @@ def _linear(collective: Collective, derivative: str) -> Collective:
 
 
 def _communicator(number: int) -> Communicator:
-    """The open communicator of this number."""
+    """Returns the open communicator with this number.
+
+    Raises:
+        LookupError: It has been closed.
+    """
     for communicator in open_groups:
         if core_of(communicator).id == number:
             return communicator
@@ -480,19 +499,19 @@ def _text(attr: bytes | str) -> str:
 
 
 def _ordering_token() -> tf.Variable:
-    """A scalar resource variable outside every graph, strategy and distribution scope.
+    """Makes a scalar resource variable outside every graph, strategy and distribution scope.
 
     Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.
-    Its name is in the error of a SavedModel that would contain such an op, and nowhere else.
+    The error for a SavedModel that would contain such an op shows the name of the variable.
     """
     return compat.plain_variable(0.0, "a_function_with_a_collective_cannot_be_exported")
 
 
 def _dataset_function() -> str | None:
-    """The name of the dataset's function, such as that of a `map`, of which this is traced a part.
+    """Returns the name of the dataset's function being traced, such as a `map`'s; else None.
 
-    It is `_LOOP_OVER_DATASET` in the body of `for batch in dataset`, which is executed where it
-    stands.
+    The body of `for batch in dataset` has the name `_LOOP_OVER_DATASET`. It is no part of the input
+    pipeline: it runs in its place in the program.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:

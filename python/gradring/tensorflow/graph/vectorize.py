@@ -2,11 +2,12 @@
 
 `tf.vectorized_map`, `tape.jacobian` and `tape.batch_jacobian` turn each op of a loop body into one
 op on stacked tensors, which have a first dimension for the iterations. A reduction or a broadcast
-treats every element by itself, so of a stacked tensor it is the same op; one of rows stacks rows
-behind the dimension of the iterations. Tensors that are equal in all iterations are sent once.
+treats every element by itself, so the same op works on a stacked tensor. A collective on rows first
+moves the dimension of rows before that of iterations. Tensors that are equal in all iterations are
+sent once.
 
-The ops of the body as it was traced stay in the graph, and run for the first iteration, because
-they are stateful; their results are not read.
+The traced ops of the body stay in the graph because they are stateful. They run for the first
+iteration, and their results are ignored.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: Those whose ranks have rows of their own, by numbers that come before the tensor.
+#: Starts of collectives on rows; the numbers of rows come before the tensor in their inputs.
 _OF_ROWS = ("GradringAllGatherStart", "GradringAllToAllVStart")
 
 
 def register() -> None:
-    """Tells TensorFlow of the ops; may be called again."""
+    """Registers the rules for our ops with TensorFlow; repeated calls are allowed."""
     if not compat.has("pfor.RegisterPFor", "pfor.wrap", "pfor._create_op"):
         return
     compat.RegisterPFor("GradringStart")(_start)
     for op in _OF_ROWS:
         compat.RegisterPFor(op)(_start_of_rows)
     compat.RegisterPFor("GradringWait")(_wait)
-    # What is vectorised has no backward pass of its own to order.
+    # A vectorised loop has no backward pass of its own to order.
     compat.RegisterPFor("GradringGate")(lambda loop: [loop.inputs[0]])
 
 
@@ -76,7 +77,7 @@ def _again(op: Any, inputs: list[Any]) -> list[Any]:
 
 
 def _like(tensors: list[Any], results: list[Any]) -> list[Any]:
-    """The results, each stacked where its tensor is."""
+    """Marks each result as stacked if its tensor is stacked."""
     return [
         compat.stacked_or_not(result, tensor.is_stacked)
         for tensor, result in zip(tensors, results, strict=False)
@@ -84,7 +85,7 @@ def _like(tensors: list[Any], results: list[Any]) -> list[Any]:
 
 
 def _exchanged(tensor: Any) -> Any:
-    """The same with the first two dimensions exchanged: iterations and rows."""
+    """Exchanges the first two dimensions: iterations and rows."""
     return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
 
 
