@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// How one pair of elements is combined.
+/// Operations on one pair of elements.
 pub(super) trait Element: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
