@@ -59,7 +59,7 @@ pub enum Collective {
     /// and chunk c of the second half comes from rank c. A rank's chunk for itself is not copied,
     /// so the caller puts it into both halves where it is needed.
     AllToAll,
-    /// As `AllToAll` with chunks of any size. The first part of the buffer has a chunk for each
+    /// Like `AllToAll`, with chunks of any size. The first part of the buffer has a chunk for each
     /// rank, the rest has one from each. Both ranks know the size of a chunk before.
     AllToAllV {
         /// Elements for each rank, in rank order.
@@ -128,7 +128,7 @@ impl Collective {
         }
     }
 
-    /// Whether the buffer of `rank` may change.
+    /// Returns whether the buffer of `rank` may change.
     #[must_use]
     pub const fn writes(&self, rank: usize) -> bool {
         match self {
@@ -304,8 +304,8 @@ impl Call {
     /// rank has a link with any other, or can make one.
     ///
     /// # Errors
-    /// `Config` for a root that does not exist, for counts that do not divide the buffer, for
-    /// chunks of a wrong length, and for exchanges between any two ranks if not all can be reached.
+    /// `Config` for a root that does not exist, counts that do not divide the buffer, or chunks of a
+    /// wrong length. Also for exchanges between any two ranks if not all can be reached.
     pub fn validate(&self, rank: usize, world_size: usize, reaches_all: bool) -> Result<()> {
         if let Some(root) = self.collective.root().filter(|root| *root >= world_size) {
             let call = Text::of(self);

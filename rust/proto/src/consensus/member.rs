@@ -161,8 +161,8 @@ impl Member {
         }
     }
 
-    /// Whether the group must be left, also while it connects, because others re-form or a member
-    /// is dead. The owner then calls [`Self::reform`].
+    /// Returns whether the group must be left, also while it connects, because others re-form or a
+    /// member is dead. The owner then calls [`Self::reform`].
     #[must_use]
     pub const fn must_reconfigure(&self) -> bool {
         matches!(&self.phase, Phase::Together(together) if together.reconfigured_by.is_some())

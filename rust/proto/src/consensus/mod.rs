@@ -2,7 +2,8 @@
 //!
 //! Pure code without sockets, threads or a clock. A [`Member`](member::Member) is the state of one
 //! process. Its owner passes in requests of other processes (`answer`) and the outcomes of its own
-//! requests (`heard`), and performs each `step`: send a request, connect as a new group, or wait.
+//! requests (`heard`). The owner also performs each `step`: send a request, connect as a new group,
+//! or wait.
 //!
 //! *How.* When a group has failed, one of its members, the proposer, gathers promises for a ballot.
 //! A process that has promised takes part in no lower ballot, and reports the roster at which it
@@ -29,8 +30,8 @@
 //! rings with a common member are never alive together, and a member that has left a ring never
 //! comes back, because ballots only grow. Take two rosters that descend from one base by different
 //! ways. Both had to be quorums of the base's members, and each counted only dead processes as
-//! dead. So either one of them has a dead member and is no ring any more, or both are more than
-//! half of the same living processes and have one in common. A roster need not be a quorum of an
+//! dead. If one of them has a dead member, it is no ring any more. Otherwise both are more than
+//! half of the same living processes, and have one in common. A roster need not be a quorum of an
 //! older set that its line has dropped. But then an established roster of that line had all living
 //! processes of the set, and each of them had left every other roster that it had accepted. Two
 //! rules are the write quorum of all of Vertical Paxos (Lamport, Malkhi, Zhou: Vertical Paxos and

@@ -95,7 +95,7 @@ impl Roster {
         self.ballot.round
     }
 
-    /// Whether a process is a member.
+    /// Returns whether a process is a member.
     #[must_use]
     pub fn has(&self, id: Id) -> bool {
         self.position(id).is_some()
@@ -134,7 +134,7 @@ impl Roster {
         older.map(|held| &*held.peers).chain(own.map(|own| &**own))
     }
 
-    /// Whether `some` may decide about the successor: they must be a quorum of each set.
+    /// Returns whether `some` may decide about the successor: they must be a quorum of each set.
     #[must_use]
     pub fn may_be_succeeded_by(
         &self,
@@ -171,8 +171,9 @@ impl Roster {
     }
 }
 
-/// Whether `some` are more than half of the living processes in `set`. The dead do not count. So
-/// two quorums of one set, each alive when the other was decided, have a process in common.
+/// Returns whether `some` are more than half of the living processes in `set`. The dead do not
+/// count. So two quorums of one set, each alive when the other was decided, have a process in
+/// common.
 fn is_quorum(some: &BTreeSet<Id>, set: &[Peer], dead: &BTreeSet<Id>) -> bool {
     let here = living(set, dead).filter(|peer| some.contains(&peer.id));
     2 * here.count() > living(set, dead).count()

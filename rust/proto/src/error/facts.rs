@@ -597,7 +597,7 @@ impl Broken {
         Breakage::Failed { error }.into()
     }
 
-    /// Whether bytes arrived changed, as opposed to a pipe that only ended.
+    /// Returns whether bytes arrived changed, as opposed to a pipe that only ended.
     #[must_use]
     pub const fn corrupted(&self) -> bool {
         use Breakage::{Counter, Segment, Undecipherable};

@@ -195,7 +195,7 @@ mod tests {
         assert!(shelf.take(LENGTH + 1).is_none());
         assert_eq!((shelf.used_bytes, shelf.kept_bytes), (0, 0));
         assert_eq!(shelf.used_bytes_max, bytes(2 * LENGTH));
-        // As much is kept as the bound allows.
+        // The shelf keeps as much as the bound allows.
         for _ in 0..2 {
             shelf.begin_use(LENGTH);
         }

@@ -73,7 +73,7 @@ impl Terms {
         Self(terms.split_off(excess))
     }
 
-    /// Whether a point is in the servers' past: no later term has abandoned it.
+    /// Returns whether a point is in the servers' past: no later term has abandoned it.
     #[must_use]
     pub fn contains(&self, point: Point) -> bool {
         let later = self.0.iter().filter(|(term, _)| *term > point.term);

@@ -18,7 +18,7 @@ pub enum Optimizer {
     Sgd {
         /// Momentum; 0 needs no slot.
         momentum: f64,
-        /// Whether to use Nesterov momentum.
+        /// True for Nesterov momentum.
         #[serde(rename = "nesterov")]
         is_nesterov: bool,
     },
@@ -38,7 +38,7 @@ pub enum Optimizer {
         beta_2: f64,
         /// Added to avoid division by zero.
         epsilon: f64,
-        /// Whether to use the largest mean of squares so far.
+        /// True if the largest mean of squares so far is used.
         #[serde(rename = "amsgrad")]
         is_amsgrad: bool,
     },
@@ -64,8 +64,8 @@ impl Optimizer {
         }
     }
 
-    /// Whether a gradient of zero changes neither weights nor slots. If so, an update of some rows
-    /// need not touch the others.
+    /// Returns whether a gradient of zero changes neither weights nor slots. If so, an update of
+    /// some rows need not touch the others.
     #[must_use]
     pub const fn keeps_without_gradient(&self) -> bool {
         matches!(self, Self::Sgd { momentum: 0.0, .. } | Self::Adagrad { .. })
@@ -159,8 +159,8 @@ pub fn decay(hyper: &Hyper, weights: &mut [f32]) {
     }
 }
 
-/// Corrects a gradient for the change of the weights from `then` to `now` by delay compensation,
-/// with the square of the gradient as its derivative (Zheng et al.: Asynchronous Stochastic
+/// Corrects a gradient for the change of the weights from `then` to `now`, with the square of the
+/// gradient as its derivative. This is delay compensation (Zheng et al.: Asynchronous Stochastic
 /// Gradient Descent with Delay Compensation, 2017, arXiv 1609.08326).
 pub fn compensate(strength: f32, gradient: &mut [f32], now: &[f32], then: &[f32]) {
     for (gradient, (now, then)) in zip(gradient, zip(now, then)) {

@@ -1,4 +1,4 @@
-//! The queue of gradients. By the [`Rules`] it decides which of them become the next update, and
+//! The queue of gradients. It applies the [`Rules`]: which gradients become the next update, and
 //! which workers may compute.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -30,7 +30,7 @@ struct Member {
     /// Its pushes that were applied or dropped. A new member starts with the slowest member's
     /// number.
     settled: u64,
-    /// Whether it has been allowed to compute since its last submission.
+    /// True if it has been allowed to compute since its last submission.
     computes: bool,
 }
 
@@ -137,13 +137,13 @@ impl Queue {
         self.pending.len()
     }
 
-    /// Whether the queue is empty.
+    /// Returns whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Whether the queue has no capacity left.
+    /// Returns whether the queue has no capacity left.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.pending.len() >= self.capacity()
@@ -398,7 +398,7 @@ impl Queue {
         (is_due || nobody_computes()).then_some(count)
     }
 
-    /// Whether the rule lets a member pull and compute.
+    /// Returns whether the rule lets a member pull and compute.
     fn may_go(&self, worker: u32) -> bool {
         let Some(member) = self.members.get(&worker) else {
             return false;
@@ -430,7 +430,7 @@ impl Queue {
             .map(|acknowledged| acknowledged.number)
     }
 
-    /// Whether a member has been allowed to compute.
+    /// Returns whether a member has been allowed to compute.
     #[must_use]
     pub fn computes(&self, worker: u32) -> bool {
         self.members

@@ -177,13 +177,13 @@ impl Rules {
         self.late_after.unwrap_or_else(usual)
     }
 
-    /// Whether late gradients are corrected.
+    /// Returns whether late gradients are corrected.
     #[must_use]
     pub const fn compensates(&self) -> bool {
         matches!(self.late, Late::Compensate)
     }
 
-    /// Whether an update waits for a gradient of each worker, except for backups.
+    /// Returns whether an update waits for a gradient of each worker, except for backups.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
         self.staleness == Some(0)

@@ -37,9 +37,9 @@ struct Leader {
     since: Instant,
     terms: Terms,
     origin: Origin,
-    /// Whether a worker of an earlier term has joined this term.
+    /// True if a worker of an earlier term has joined this term.
     has_survivors: bool,
-    /// Whether workers may compute: all have joined once, or the wait for the others is over.
+    /// True if workers may compute: all have joined once, or the wait for the others is over.
     has_begun: bool,
     queue: Queue,
     /// Entries that not all keepers have applied; the last leads to the queue's version.
@@ -138,8 +138,8 @@ impl Sequencer {
         }
     }
 
-    /// Whether workers outlived the servers of the term before. In that case absent workers may be
-    /// gone for good.
+    /// Returns whether workers outlived the servers of the term before. In that case absent workers
+    /// may be gone for good.
     #[must_use]
     pub fn has_survivors(&self) -> bool {
         matches!(&self.phase, Phase::Leading(leader) if leader.has_survivors)
@@ -591,8 +591,8 @@ impl Leader {
         self.heard.remove(&worker);
     }
 
-    /// Whether the log has capacity. Servers that lag in updates or snapshots hold up the log,
-    /// because it keeps the entries that they still need.
+    /// Returns whether the log has capacity. Servers that lag in updates or snapshots hold up the
+    /// log, because it keeps the entries that they still need.
     fn may_append(&self, snapshot_every: Version) -> bool {
         let version = self.queue.version();
         let unsaved = version.saturating_sub(self.saved());

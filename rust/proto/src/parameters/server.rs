@@ -55,7 +55,7 @@ pub struct Server<D> {
     disk: D,
     /// Updates between two snapshots; `None` for further copies of shards, which write none.
     snapshot_every: Option<Version>,
-    /// Whether pulled weights are kept, to correct late gradients.
+    /// True if pulled weights are kept, to correct late gradients.
     keeps_pulled: bool,
     state: Option<State>,
     /// Round of the status that it has sent. Its state must not change before the start that
@@ -348,7 +348,7 @@ impl State {
         is(self.acknowledged.get(&id.worker)) || is(self.at.applied.get(&id.worker))
     }
 
-    /// Whether a payload fits the shard.
+    /// Returns whether a payload fits the shard.
     fn accepts(&self, base: Version, payload: &Payload) -> bool {
         match (payload, &self.at.shard) {
             (Payload::Initial { parts, .. }, _) => base == 0 && Shard::is_whole(parts),

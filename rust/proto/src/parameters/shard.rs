@@ -20,7 +20,7 @@ pub struct Spec {
     pub rows: usize,
     /// Elements per row.
     pub width: usize,
-    /// Whether weight decay applies to it.
+    /// True if weight decay applies to it.
     pub decays: bool,
 }
 
@@ -88,7 +88,7 @@ impl Spec {
 }
 
 impl Gradient {
-    /// Whether it has the shape of the part.
+    /// Returns whether it has the shape of the part.
     fn fits(&self, spec: &Spec) -> bool {
         match self {
             Self::Dense(values) => values.len() == spec.elements(),
@@ -133,7 +133,7 @@ impl Shard {
         Self { optimizer, parts }
     }
 
-    /// Whether initial weights have as many values as their specs require.
+    /// Returns whether initial weights have as many values as their specs require.
     #[must_use]
     pub fn is_whole(parts: &[(Spec, Weights)]) -> bool {
         let mut sizes = parts
@@ -154,7 +154,7 @@ impl Shard {
         parts.flat_map(|part| std::iter::once(&mut part.weights).chain(&mut part.slots))
     }
 
-    /// Whether it has as many values as its parts and its optimizer require.
+    /// Returns whether it has as many values as its parts and its optimizer require.
     #[must_use]
     pub fn fits_itself(&self) -> bool {
         let slots = self.optimizer.initial_slots().len();
@@ -165,7 +165,7 @@ impl Shard {
         })
     }
 
-    /// Whether gradients have the shapes of its parts.
+    /// Returns whether gradients have the shapes of its parts.
     #[must_use]
     pub fn fits(&self, gradients: &[Option<Gradient>]) -> bool {
         let fits = |(part, gradient): (&Part, &Option<Gradient>)| {

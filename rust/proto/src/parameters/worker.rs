@@ -129,13 +129,13 @@ impl Worker {
         self.again = now;
     }
 
-    /// Whether there is a request that the program has not taken.
+    /// Returns whether there is a request that the program has not taken.
     #[must_use]
     pub const fn has_event(&self) -> bool {
         self.event.is_some()
     }
 
-    /// Whether all pushes are submitted, and the sequencer has sent `Go` since.
+    /// Returns whether all pushes are submitted, and the sequencer has sent `Go` since.
     #[must_use]
     pub const fn has_gone_on(&self) -> bool {
         matches!(self.phase, Phase::Pulling { .. } | Phase::Computing)
@@ -169,7 +169,7 @@ impl Worker {
         self.dropped_before + self.dropped
     }
 
-    /// Whether a push would count: the program's weights are still in the servers' past.
+    /// Returns whether a push would count: the program's weights are still in the servers' past.
     #[must_use]
     pub const fn computes(&self) -> bool {
         self.base.is_some()

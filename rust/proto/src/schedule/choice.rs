@@ -42,8 +42,8 @@ const LEVELS_BYTES_MAX: usize = 64 << 10;
 /// each other directly. Transfers to other racks share one line.
 const RACK_FLAT_BYTES_MAX: usize = 512 << 10;
 
-/// Bound on the bytes that the ranks of one host send together in pairs, in groups with links for
-/// levels where some ranks would be guests, or pairs would cross racks.
+/// Bound on the bytes that the ranks of one host send together in pairs. It applies where levels
+/// have their links, and some ranks would be guests or pairs would cross racks.
 const RACK_PAIRED_BYTES_MAX: usize = 64 << 10;
 
 /// Like `FLAT_BYTES_MAX`, for schedules of halves with guests, which send their whole buffers.
@@ -142,7 +142,7 @@ pub struct Policy {
     pub topology: Arc<Topology>,
     /// Rules of the user.
     pub rules: Rules,
-    /// Whether sums must be folds in the order of ranks.
+    /// True if sums must be folds in the order of ranks.
     pub reproducible: bool,
     /// Type to which float32 elements of reductions are rounded for travelling, if any.
     pub wire_dtype: Option<DType>,
@@ -171,7 +171,7 @@ pub(super) enum Reason {
     SharedHosts,
     /// Hosts share racks, and bytes between racks count.
     SharedRacks,
-    /// With so many ranks, steps that grow with their logarithm are fewer.
+    /// The group is so large that steps growing with its logarithm are fewer.
     FewHalvings,
     /// Few steps as before, and the buffer is so small that only steps count.
     FewDoublings,
@@ -236,13 +236,13 @@ impl Policy {
         }
     }
 
-    /// Whether all ranks are connected with one another.
+    /// Returns whether all ranks are connected with one another.
     #[must_use]
     pub fn is_mesh(&self) -> bool {
         self.world_size() <= MESH_RANKS_MAX
     }
 
-    /// Whether every rank has a link with any other, or can make one.
+    /// Returns whether every rank has a link with any other, or can make one.
     #[must_use]
     pub fn reaches_all(&self) -> bool {
         self.is_mesh() || self.connects_on_demand
@@ -341,12 +341,12 @@ impl Policy {
         }
     }
 
-    /// Whether the group has the links for `algorithm` from its start.
+    /// Returns whether the group has the links for `algorithm` from its start.
     pub(super) fn connects(&self, algorithm: Algorithm) -> bool {
         algorithm.needs_few_links(&self.topology) || self.is_mesh()
     }
 
-    /// Whether `algorithm` has its links, and sums in the requested order.
+    /// Returns whether `algorithm` has its links, and sums in the requested order.
     pub(super) fn allows(&self, algorithm: Algorithm, call: &Call) -> bool {
         self.connects(algorithm) && self.sums_as_asked(algorithm, call)
     }
@@ -428,13 +428,13 @@ impl Policy {
         *paired.start()..=limit.min(*paired.end())
     }
 
-    /// Whether `algorithm` sums in the order of ranks.
+    /// Returns whether `algorithm` sums in the order of ranks.
     fn folds(&self, algorithm: Algorithm, call: &Call) -> bool {
         algorithm.folds() || (algorithm == Algorithm::Ring && self.ring_is_direct(call))
     }
 
-    /// Whether a ring is as direct as two steps. This holds between two ranks, without a fold
-    /// beside the buffer, unless partial results have their own type.
+    /// Returns whether a ring is as direct as two steps. This holds between two ranks, without a
+    /// fold beside the buffer, unless partial results have their own type.
     fn ring_is_direct(&self, call: &Call) -> bool {
         let dtype = self.wire_dtype(call).unwrap_or(call.dtype);
         let accumulator = call.collective.op().map(|op| dtype.accumulator(op));

@@ -134,7 +134,8 @@ fn from_first_to_second(rank: usize, count: usize) -> Schedule {
 
 /// Sends chunk c of `source` to rank c, and receives chunk c of `target` from rank c. These are two
 /// parts of the buffer: two ranks that swap chunks in place would each have to send before
-/// receiving. Of S bytes in equal chunks, a rank sends S(N-1)/N; of other chunks, all but its own.
+/// receiving. A rank sends all chunks but its own, which are S(N-1)/N bytes if all chunks are
+/// equal.
 fn all_to_all(rank: usize, source: &[Range<usize>], target: &[Range<usize>]) -> Schedule {
     exchange(
         rank,

@@ -18,7 +18,7 @@
 //!
 //! If two ranks each reduced the other's elements in place, each would have to send first. Without
 //! any buffer between them, they would wait for each other. So the higher rank sets aside the
-//! received elements. By then the lower rank has sent, and receives into place.
+//! received elements. The lower rank has sent by then, and receives into place.
 //!
 //! It is the recursive doubling of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
 //! communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).

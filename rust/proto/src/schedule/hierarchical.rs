@@ -20,11 +20,12 @@
 //!
 //! For a reduce, owners send final chunks to the root instead of the all-gathers in steps 2 and 3.
 //!
-//! With two levels and H hosts, a host sends 2S(H-1)/H bytes to others, however many ranks it has.
-//! This is the minimum; `direct` would send as much for each rank of the host. The price is 2H
-//! steps in a row. With racks, each of R racks sends 2S(R-1)/R bytes, in 2R+2 steps. Groups may
-//! have different numbers of units: the units of a smaller group own several shards, and carry a
-//! larger part of its traffic. Partial results travel, as on a ring, in the accumulator type.
+//! If there are two levels and H hosts, a host sends 2S(H-1)/H bytes to others, however many ranks
+//! it has. This is the minimum; `direct` would send as much for each rank of the host. The price is
+//! 2H steps in a row. If there are R racks, each of them sends 2S(R-1)/R bytes, in 2R+2 steps.
+//! Groups may have different numbers of units: the units of a smaller group own several shards, and
+//! carry a larger part of its traffic. Partial results travel, as on a ring, in the accumulator
+//! type.
 //!
 //! See M. Cho, U. Finkler, D. Kung and H. Hunter, "BlueConnect: decomposing all-reduce for deep
 //! learning on heterogeneous network hierarchy", Proc. Machine Learning and Systems 1 (2019).

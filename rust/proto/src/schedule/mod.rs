@@ -143,7 +143,7 @@ impl Access {
         }
     }
 
-    /// Whether two operations on the same elements must keep their order.
+    /// Returns whether two operations on the same elements must keep their order.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn conflicts(self, other: Self) -> bool {
@@ -224,7 +224,7 @@ named! {
 }
 
 impl Algorithm {
-    /// Whether this algorithm performs the collective in a group with this topology.
+    /// Returns whether this algorithm performs the collective in a group with this topology.
     #[must_use]
     pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
         match self {
@@ -255,7 +255,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether the group has the links of this algorithm even if not all ranks are connected.
+    /// Returns whether the group has the links of this algorithm even if not all ranks are
+    /// connected.
     fn needs_few_links(self, topology: &Topology) -> bool {
         match self {
             Self::Ring | Self::Halving | Self::Doubling => true,
@@ -264,7 +265,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether it sums in the order of ranks, for any number of ranks.
+    /// Returns whether it sums in the order of ranks, for any number of ranks.
     const fn folds(self) -> bool {
         match self {
             Self::Direct | Self::OneShot | Self::Star => true,

@@ -102,8 +102,8 @@ impl Topology {
         position.expect("every rank has a host")
     }
 
-    /// Whether there are several hosts, and one of them has several ranks, or one rack has several
-    /// hosts.
+    /// Returns whether there are several hosts, and one of them has several ranks, or one rack has
+    /// several hosts.
     #[must_use]
     pub fn has_levels(&self) -> bool {
         let shares_host = self.hosts.iter().any(|ranks| ranks.len() > 1);
@@ -116,16 +116,16 @@ impl Topology {
         self.hosts.iter().map(Vec::len).max().unwrap_or_default()
     }
 
-    /// Whether racks are known, all racks have equally many hosts, and all hosts equally many
-    /// ranks.
+    /// Returns whether racks are known, all racks have equally many hosts, and all hosts equally
+    /// many ranks.
     #[must_use]
     pub fn has_even_racks(&self) -> bool {
         let alike = |groups: &[Vec<usize>]| groups.iter().all(|of| of.len() == groups[0].len());
         !self.racks.is_empty() && alike(&self.racks) && alike(&self.hosts)
     }
 
-    /// Whether all hosts have equally many ranks, a power of two, and the ranks of each host are in
-    /// a row. If there are racks, the same must hold for the hosts of each rack.
+    /// Returns whether all hosts have equally many ranks, a power of two, and the ranks of each
+    /// host are in a row. If there are racks, the same must hold for the hosts of each rack.
     #[must_use]
     pub fn has_even_blocks(&self) -> bool {
         let size = self.local_ranks_max();
@@ -136,7 +136,7 @@ impl Topology {
         self.has_blocks() && is_even && are_even && powers
     }
 
-    /// Whether the ranks of each host are in a row.
+    /// Returns whether the ranks of each host are in a row.
     #[must_use]
     pub fn has_blocks(&self) -> bool {
         let mut ranks = self.hosts.iter().flatten().copied().zip(0..);

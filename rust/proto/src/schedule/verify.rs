@@ -1,7 +1,7 @@
 //! Proof by symbolic execution: runs the schedules of all ranks on sets of contributions.
 //!
 //! Every element is the set of ranks whose contributions it holds. Transfers happen as in the
-//! strictest network, one without any buffering: sender and receiver must both have reached the
+//! strictest network, one without any buffering. Sender and receiver must both have reached a
 //! transfer, and must have done all earlier operations on the same elements. Transfers on one link
 //! keep their order. The order of several possible transfers cannot change their contents. So if
 //! this run ends, every order of delivery ends with the same result; more buffering only enables
@@ -19,8 +19,9 @@ use crate::dtype::ReduceOp;
 /// A bit for each rank.
 type Ranks = u128;
 
-/// State of an element: the ranks that have contributed, whether it is final, the contributions
-/// that are folded beside it (always those of the lowest ranks), and those that are set aside.
+/// State of an element: its contributions, as a set of ranks, and whether it is final.
+/// Contributions may also be `folded` beside it, always those of the lowest ranks, or be set
+/// `aside`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Element {
     contributions: Ranks,
@@ -159,7 +160,7 @@ fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(
     startable(&operations[receiver], other).then_some((receiver, other))
 }
 
-/// Whether an operation is first on its link, and free of earlier conflicts.
+/// Returns whether an operation is first on its link, and free of earlier conflicts.
 fn startable(operations: &[Operation], index: usize) -> bool {
     let operation = &operations[index];
     operations[..index].iter().all(|earlier| {

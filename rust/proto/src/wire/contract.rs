@@ -132,7 +132,7 @@ pub fn endpoints(header: &Header) -> (usize, usize) {
     (rank(12), rank(14))
 }
 
-/// Whether these bytes are a header, and not some other data.
+/// Returns whether these bytes are a header, and not some other data.
 #[must_use]
 #[inline]
 pub fn is_header(bytes: &Header) -> bool {
@@ -152,8 +152,8 @@ pub fn text_of(call: &Call) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// Description of the peer's call, from its text. Where the text is cut or empty, the header adds
-/// or replaces details.
+/// Description of the peer's call, from its text. If the text is cut or empty, the header adds or
+/// replaces details.
 #[must_use]
 pub fn called(text: &[u8], theirs: &Header, own: &Header) -> String {
     let text = String::from_utf8_lossy(text);
@@ -322,7 +322,7 @@ mod tests {
         let told = ", 6 elements of float32 under another name";
         assert!(long.starts_with("send(dest=3) '\u{e9}"));
         assert!(long.ends_with(&format!("{CUT}{told}")));
-        // As much as fits, and not less.
+        // The text is cut only as far as necessary.
         let around = "send(dest=3) '' float32".len();
         assert!(called(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));
         let cut = called(&"x".repeat(TEXT_BYTES + 1 - around));

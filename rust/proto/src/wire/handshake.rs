@@ -129,7 +129,7 @@ impl ClientKind {
 }
 
 impl Purpose {
-    /// Whether the connection addresses a process, whatever its rank.
+    /// Returns whether the connection addresses a process, whatever its rank.
     pub const fn is_of_no_rank(&self) -> bool {
         matches!(
             self,

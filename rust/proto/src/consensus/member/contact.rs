@@ -19,7 +19,7 @@ pub(super) struct Contact {
 }
 
 impl Contact {
-    /// Whether further waiting for it is useless.
+    /// Returns whether further waiting for it is useless.
     pub(super) fn is_given_up(&self, timing: &Timing, silence: Duration, now: Instant) -> bool {
         let over = |since: Option<Instant>, limit| since.is_some_and(|since| now >= since + limit);
         over(self.unanswered, silence) || over(self.busy, timing.busy)

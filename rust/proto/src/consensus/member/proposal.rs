@@ -185,7 +185,7 @@ impl Member {
         })
     }
 
-    /// Whether joiners may still promise. A silent joiner is quarantined for a while.
+    /// Returns whether joiners may still promise. A silent joiner is quarantined for a while.
     fn awaits_joiners(&mut self, proposal: &Proposal, reforming: &Reforming, now: Instant) -> bool {
         let (contacts, timing) = (&self.contacts, &self.timing);
         let is_settled = |id: &Id| {
