@@ -41,7 +41,7 @@ pub struct Error {
     pub collective: Option<String>,
     /// Ordinal of that collective.
     pub sequence: Option<u64>,
-    /// How long the operation had been under way.
+    /// Time from the start of the operation to the failure.
     pub elapsed: Option<Duration>,
     /// The part of the world in which it happened, if the group is not all of the world.
     #[serde(skip)]

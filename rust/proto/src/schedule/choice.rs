@@ -175,7 +175,7 @@ pub(super) enum Reason {
     FewHalvings,
     /// Few steps as before, and the buffer is so small that only steps count.
     FewDoublings,
-    /// Between two ranks a ring is direct.
+    /// Two ranks exchange directly on a ring.
     TwoRanks,
     /// Sums must be folds in the order of ranks.
     Reproducible,

@@ -4,11 +4,11 @@
 //! P of N ranks take part, and the others are guests (`pairs`).
 //!
 //! 1. *Guests* send their whole buffers to their hosts. Invariant: the P ranks hold all
-//! contributions.
+//!    contributions.
 //! 2. In step k rank r exchanges partial results with the rank that it meets, and each reduces the
-//! received ones into its own. Invariant after step k: a rank's whole buffer holds the
-//! contributions of the 2^(k+1) ranks that differ in the lowest k+1 bits. After the last step,
-//! number log2(P), it is final.
+//!    received ones into its own. Invariant after step k: a rank's whole buffer holds the
+//!    contributions of the 2^(k+1) ranks that differ in the lowest k+1 bits. After the last step,
+//!    number log2(P), it is final.
 //! 3. *Guests* get the result.
 //!
 //! Doubling sends S log2(N) bytes in log2(N) steps, where `halving` sends 2S(N-1)/N in twice as

@@ -4,12 +4,12 @@
 //! P of N ranks take part, and the others are guests (`pairs`).
 //!
 //! 1. *Guests* send their whole buffers to their hosts. Invariant: the P ranks hold all
-//! contributions.
+//!    contributions.
 //! 2. *Reduce-scatter.* In step k rank r exchanges halves with the rank that it meets. Both have
-//! the same part of the buffer. The lower rank keeps the lower half, the higher rank the upper one,
-//! and each reduces the received half into its own. Invariant after step k: a part of 1/2^(k+1)
-//! holds the contributions of the 2^(k+1) ranks that differ in the lowest k+1 bits. This takes
-//! log2(P) steps and S(P-1)/P bytes.
+//!    the same part of the buffer. The lower rank keeps the lower half, the higher rank the upper
+//!    one, and each reduces the received half into its own. Invariant after step k: a part of
+//!    1/2^(k+1) holds the contributions of the 2^(k+1) ranks that differ in the lowest k+1 bits.
+//!    This takes log2(P) steps and S(P-1)/P bytes.
 //! 3. *All-gather* is the same in reverse, with final values, in as many steps and bytes.
 //! 4. *Guests* get the result.
 //!

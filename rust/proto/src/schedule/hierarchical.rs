@@ -7,12 +7,13 @@
 //! each group, unit l owns shard l. The owners of one shard, one in each group, are the units of
 //! the level above.
 //!
-//! 1. *Reduce-scatter in groups*, from the lowest level up. Every unit sends its elements of each shard
-//!    to the owner in its group. Invariant: an owner's shard holds the contributions of its whole group.
+//! 1. *Reduce-scatter in groups*, from the lowest level up. Every unit sends its elements of each
+//!    shard to the owner in its group. Invariant: an owner's shard holds the contributions of its
+//!    whole group.
 //! 2. *Across*, the owners of one shard, one in each group of the highest level, are a ring:
 //!    reduce-scatter and all-gather as in `ring`. Invariant: an owner's shard is final.
-//! 3. *All-gather in groups*, from the highest level down. Every owner sends its shards to the others of
-//!    its group.
+//! 3. *All-gather in groups*, from the highest level down. Every owner sends its shards to the
+//!    others of its group.
 //!
 //! Above 64 ranks few ranks are connected, so the units of a group are a ring, too, if there are
 //! equally many in each group. Then a unit owns one shard, and exchanges with two others on each

@@ -3,7 +3,7 @@
 //!
 //! 1. `Hello`, initiator to responder: ranks of both, group, purpose and a nonce.
 //! 2. `Welcome`, responder to initiator: its rank, its nonce, and HMAC(token, "callee",
-//! transcript).
+//!    transcript).
 //! 3. `Proof`, initiator to responder: HMAC(token, "caller", transcript).
 //! 4. `Accepted`, responder to initiator.
 //!
@@ -159,7 +159,7 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// How others reach a rank and recognise its host.
+/// Address, host and settings of a rank that joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// `host:port` at which others reach it; empty for rank 0 at the rendezvous address.
@@ -254,7 +254,7 @@ impl Hello {
         })
     }
 
-    /// The rank of the initiator, unless it is no rank of the group.
+    /// Rank of the initiator; `None` where [`Purpose::is_of_no_rank`].
     fn initiator(&self) -> Option<usize> {
         (!self.purpose.is_of_no_rank()).then_some(self.rank)
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handshake::GroupId;
 
-/// The state of one rank, as it sees itself.
+/// State of one rank, by its own account.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// Its rank.
@@ -48,7 +48,7 @@ pub enum Phase {
         awaited: Vec<usize>,
         /// The collective that ended last; its age is the time since then.
         ended: Option<Collective>,
-        /// Why the group has failed, if it has.
+        /// Cause of the group's failure, if it has failed.
         failed: Option<String>,
     },
     /// A process of an elastic job without a group.

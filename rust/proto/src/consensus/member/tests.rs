@@ -196,7 +196,7 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
         let now = job.now;
         let caller = job.members.iter_mut().find(|it| it.me.id == caller);
         caller.expect("it lives").reform(&NONE, now);
-        // It does not wait for its turn.
+        // That member does not wait for its turn.
         job.pass(Duration::from_millis(100));
         let calls = job
             .members

@@ -62,7 +62,7 @@ fn a_wrong_or_missing_token_is_refused_on_both_sides() {
     }
 }
 
-/// A connection that turns one bit of what is written.
+/// A connection that turns one bit of the written bytes.
 struct Damaging(TcpStream, usize);
 
 impl Read for Damaging {
