@@ -48,7 +48,7 @@ impl Contract {
             Collective::Reduce { .. } => 7,
             Collective::Gather { .. } => 8,
             Collective::Scatter { .. } => 9,
-            // The direction shows which rank sends and which one receives.
+            // Both are one exchange; sender and receiver in the header show which rank sends.
             Collective::Send { .. } | Collective::Receive { .. } => 10,
             Collective::AllToAllV { .. } => 11,
         };
