@@ -19,7 +19,7 @@ pub struct Slice {
     pub count: usize,
 }
 
-/// A slice of a buffer, and the ordinal of its first element there.
+/// A slice of a buffer, and the position of its first element in the buffer.
 struct Placed {
     slice: Slice,
     first: usize,
@@ -28,13 +28,13 @@ struct Placed {
 // SAFETY: a Slice is an address and a length; `Buffer::new` makes its caller answer for access.
 unsafe impl Send for Slice {}
 
-/// A list of slices of one element type, and what keeps their memory alive.
+/// Slices of one element type, with the owner of their memory.
 ///
 /// Fusing gradients costs no copy: the slices stay where they are, and a schedule's element
 /// ranges run over their concatenation.
 pub struct Buffer {
     dtype: DType,
-    /// Most buffers have one slice, and need no memory for a list.
+    /// Most buffers have one slice, and so need no heap memory for the list.
     slices: SmallVec<[Placed; 1]>,
     count: usize,
     /// Dropped when the collective has ended, before its work is reported as done.
@@ -72,7 +72,7 @@ impl Buffer {
     /// A buffer over one piece of memory that outlives it.
     ///
     /// # Safety
-    /// As for `new`, with nothing to keep the memory alive.
+    /// The same as for [`Self::new`]; the caller keeps the memory alive.
     pub unsafe fn contiguous(dtype: DType, start: *mut u8, count: usize) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Self::new(dtype, [Slice { start, count }], Box::new(())) }
@@ -106,8 +106,8 @@ impl Buffer {
         self.count
     }
 
-    /// Fills `parts` with the memory of a byte range, as far as they reach; returns how many
-    /// parts were filled.
+    /// Fills `parts` with the memory of a byte range, as far as there are parts. Returns the number
+    /// of filled parts.
     #[inline]
     pub fn gather<'a>(&'a self, bytes: Range<usize>, parts: &mut [IoSlice<'a>]) -> usize {
         let mut filled = 0;
@@ -119,7 +119,7 @@ impl Buffer {
         filled
     }
 
-    /// As `gather`, for writing.
+    /// Like [`Self::gather`], for writing.
     #[inline]
     pub fn scatter<'a>(&'a mut self, bytes: Range<usize>, parts: &mut [IoSliceMut<'a>]) -> usize {
         let mut filled = 0;
@@ -140,7 +140,7 @@ impl Buffer {
             .map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) })
     }
 
-    /// Overwrites the elements from `at` on with `source`, whole elements of `dtype`, converted.
+    /// Overwrites the elements from `at` on with the elements of `source`, converted from `dtype`.
     pub fn widen_from(&mut self, at: usize, dtype: DType, source: &[u8]) {
         let (size, wide_size) = (dtype.size_bytes(), self.dtype.size_bytes());
         assert!(source.as_ptr().addr().is_multiple_of(size) && source.len().is_multiple_of(size));
@@ -156,13 +156,13 @@ impl Buffer {
         }
     }
 
-    /// A copy in a narrower float type, in `memory`, which grows as needed.
+    /// A copy in a narrower float type, in `memory`, which grows if necessary.
     ///
     /// # Errors
     /// `Exhausted` when it cannot grow.
     ///
     /// # Safety
-    /// `memory` must outlive the copy and be left alone meanwhile.
+    /// `memory` must outlive the copy, and nothing else may use it meanwhile.
     pub unsafe fn narrowed(&self, dtype: DType, memory: &mut Vec<u64>) -> Result<Self> {
         debug_assert_eq!(dtype.accumulator(ReduceOp::Sum), self.dtype);
         make_room(
@@ -182,7 +182,7 @@ impl Buffer {
         Ok(narrow)
     }
 
-    /// Overwrites everything with the elements of a `narrowed` copy.
+    /// Overwrites all elements with those of a `narrowed` copy.
     pub fn widen_all_from(&mut self, narrow: &Self) {
         let mut at = 0;
         for elements in narrow.elements(0..narrow.count()) {
@@ -210,14 +210,14 @@ impl Buffer {
         );
     }
 
-    /// The accumulator in which this buffer's contributions to `op` are combined, if that is
-    /// another type than its own, in `memory`, which grows as needed.
+    /// An accumulator with this buffer's contributions to `op`, in `memory`, which grows if
+    /// necessary. `None` if the buffer's own type is that of the accumulator.
     ///
     /// # Errors
     /// `Exhausted` when it cannot grow.
     ///
     /// # Safety
-    /// As for `narrowed`.
+    /// The same as for [`Self::narrowed`].
     pub unsafe fn accumulator(&self, op: ReduceOp, memory: &mut Vec<u64>) -> Result<Option<Self>> {
         let accumulator = self.dtype.accumulator(op);
         if accumulator == self.dtype {
@@ -241,8 +241,8 @@ impl Buffer {
         Ok(Some(wide))
     }
 
-    /// Turns complete results in `range` into final values: from an accumulator, whose elements
-    /// from the given one on correspond to the range, or in place.
+    /// Turns complete results in `range` into final values. They are read from an accumulator,
+    /// beginning with the given element, or are changed in place.
     pub fn finish_from(
         &mut self,
         accumulator: Option<(&Self, usize)>,
@@ -274,12 +274,12 @@ impl Buffer {
         assert_eq!(done, range.len(), "finished past the end of a buffer");
     }
 
-    /// The first byte of a buffer of one slice.
+    /// First byte of a buffer with one slice.
     fn start(&self) -> *mut u8 {
         self.slices[0].slice.start
     }
 
-    /// The pieces of memory that make up a byte range, in order.
+    /// Pieces of memory that make up a byte range, in order.
     fn pieces(&self, bytes: Range<usize>) -> impl Iterator<Item = (*mut u8, usize)> {
         let size = self.dtype.size_bytes();
         assert!(
@@ -300,14 +300,14 @@ impl Buffer {
     }
 }
 
-/// Makes `memory` hold at least so many bytes of `what`; what it held before is lost.
+/// Makes `memory` hold at least `bytes` bytes of `what`. Its earlier contents are lost.
 ///
 /// # Errors
-/// `Exhausted` when there is no memory for that.
+/// `Exhausted` when the memory cannot be allocated.
 pub fn make_room(memory: &mut Vec<u64>, bytes: usize, what: &str) -> Result<()> {
     let words = bytes.div_ceil(size_of::<u64>());
     if memory.len() < words {
-        // The old and the new one are never there together.
+        // The old and the new memory never exist at the same time.
         *memory = Vec::new();
         let reserved = memory.try_reserve_exact(words);
         reserved.map_err(|_| Error::no_memory(bytes, what))?;

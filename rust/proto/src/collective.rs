@@ -1,4 +1,4 @@
-//! A collective as a rank asks for it: over a buffer, under a name.
+//! A collective as a rank requests it: operation, buffer and name.
 
 use std::fmt::{self, Write as _};
 
@@ -11,12 +11,12 @@ use crate::error::{Error, Result, Text, Unusable};
 pub enum Collective {
     /// Every rank ends with the reduction of all contributions.
     AllReduce {
-        /// How contributions are combined.
+        /// Operation that combines contributions.
         op: ReduceOp,
     },
     /// Every rank ends with its own chunk of the reduction; the rest of its buffer is undefined.
     ReduceScatter {
-        /// How contributions are combined.
+        /// Operation that combines contributions.
         op: ReduceOp,
         /// Elements owned by each rank, in rank order; they add up to the buffer's count.
         counts: Vec<usize>,
@@ -28,39 +28,39 @@ pub enum Collective {
     },
     /// Every rank ends with the root's contents.
     Broadcast {
-        /// The rank whose contents win.
+        /// The rank whose contents all ranks get.
         root: usize,
     },
-    /// The root ends with the reduction of all contributions, the same bits as by an all-reduce; the
-    /// buffers of the others are undefined.
+    /// The root ends with the reduction of all contributions, with the same bits as by an
+    /// all-reduce. The buffers of the others are undefined.
     Reduce {
-        /// How contributions are combined.
+        /// Operation that combines contributions.
         op: ReduceOp,
         /// The rank that gets the result.
         root: usize,
     },
-    /// The root, whose buffer has a chunk for each rank with its own in place, ends with all of them;
-    /// the buffers of the others are their chunks.
+    /// The root ends with the chunks of all ranks. Its buffer has a chunk for each rank, with its
+    /// own in place. The buffer of any other rank is its chunk.
     Gather {
         /// The rank that gets the chunks.
         root: usize,
         /// Elements of each rank.
         chunk: usize,
     },
-    /// Every rank ends with its chunk of the root's buffer. The buffers of the others are their
-    /// chunks; the root's own stays in place.
+    /// Every rank ends with its chunk of the root's buffer. The root's own chunk stays in place.
+    /// The buffer of any other rank is its chunk.
     Scatter {
         /// The rank that has the chunks.
         root: usize,
         /// Elements of each rank.
         chunk: usize,
     },
-    /// Of the buffer's two halves, the first keeps what a rank sends: in chunk c, what goes to
-    /// rank c. Chunk c of the second ends with what rank c has sent to this one. A rank's chunk for
-    /// itself is not touched, so that both halves begin alike where it is wanted.
+    /// Every rank sends a chunk to every other. Chunk c of the buffer's first half goes to rank c,
+    /// and chunk c of the second half comes from rank c. A rank's chunk for itself is not copied,
+    /// so the caller puts it into both halves where it is needed.
     AllToAll,
-    /// As `AllToAll` with chunks of any size: the buffer's first part has a chunk for each rank, the
-    /// rest one from each. What one rank has for another, both know before.
+    /// Like `AllToAll`, with chunks of any size. The first part of the buffer has a chunk for each
+    /// rank, the rest has one from each. Both ranks know the size of a chunk before.
     AllToAllV {
         /// Elements for each rank, in rank order.
         sent: Vec<usize>,
@@ -69,14 +69,14 @@ pub enum Collective {
     },
     /// No rank leaves before every rank has entered.
     Barrier,
-    /// Of two ranks, the first one's contents end on the other, which calls `Receive`.
+    /// Sends the buffer to the other one of two ranks, which calls `Receive`.
     Send {
-        /// That other rank, as it is called in their group.
+        /// Rank of the receiver in the group that the program sees.
         to: usize,
     },
-    /// What the second of two ranks calls when the first one calls `Send`.
+    /// Receives from the other one of two ranks, which calls `Send`.
     Receive {
-        /// The first one, as it is called in their group.
+        /// Rank of the sender in the group that the program sees.
         from: usize,
     },
 }
@@ -100,7 +100,7 @@ impl Collective {
         }
     }
 
-    /// The other rank of what two do alone.
+    /// The other rank of an exchange between two ranks.
     #[must_use]
     pub const fn partner(&self) -> Option<usize> {
         match self {
@@ -109,7 +109,7 @@ impl Collective {
         }
     }
 
-    /// The reduce operation, where there is one.
+    /// The reduce operation, if there is one.
     #[must_use]
     pub const fn op(&self) -> Option<ReduceOp> {
         match self {
@@ -128,7 +128,7 @@ impl Collective {
         }
     }
 
-    /// Whether the buffer of `rank` may change.
+    /// Returns whether the buffer of `rank` may change.
     #[must_use]
     pub const fn writes(&self, rank: usize) -> bool {
         match self {
@@ -139,7 +139,7 @@ impl Collective {
         }
     }
 
-    /// The rank that has a part of its own, where there is one.
+    /// The rank with a part of its own, if there is one.
     #[must_use]
     pub const fn root(&self) -> Option<usize> {
         match self {
@@ -152,17 +152,17 @@ impl Collective {
     }
 }
 
-/// What a caller calls a collective.
+/// Name of a collective, from its caller.
 #[derive(Debug, Clone, Default, Eq)]
 pub struct Name {
-    /// For people; may differ between ranks, and may be empty.
+    /// Text for people; may differ between ranks, and may be empty.
     pub shown: String,
-    /// Compared across ranks.
+    /// Text that must be equal on all ranks.
     pub compared: String,
 }
 
 impl PartialEq for Name {
-    /// Two empty strings are not compared: they have no memory, and glibc's `memcmp` for AVX-512
+    /// Skips `memcmp` for two empty strings: they have no memory, and glibc's version for AVX-512
     /// takes 100 ns to find that out.
     fn eq(&self, other: &Self) -> bool {
         let same = |a: &str, b: &str| a.len() == b.len() && (a.is_empty() || a == b);
@@ -170,7 +170,7 @@ impl PartialEq for Name {
     }
 }
 
-/// On one line, and without what a terminal would obey: it may come from anybody.
+/// One line, with control characters escaped, because a name may come from an untrusted peer.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.shown.chars().try_for_each(|c| match c.is_control() {
@@ -181,7 +181,7 @@ impl fmt::Display for Name {
 }
 
 impl<S: Into<String>> From<S> for Name {
-    /// A name that is compared as it is shown.
+    /// A name whose shown text is also compared.
     fn from(name: S) -> Self {
         let shown = name.into();
         Self {
@@ -193,14 +193,15 @@ impl<S: Into<String>> From<S> for Name {
 
 /// One collective to run.
 pub struct Request {
-    /// Which collective.
+    /// The operation.
     pub collective: Collective,
-    /// What it reads and writes.
+    /// Memory that it reads and writes.
     pub buffer: Buffer,
     /// The caller's name for it.
     pub name: Name,
-    /// Shapes of the tensors in the bucket, such as `[98]` or `[3,4] [7]`, for messages and
-    /// compared across ranks; of one row where ranks may differ in their number.
+    /// Shapes of the tensors in the bucket, such as `[98]` or `[3,4] [7]`. They appear in errors
+    /// and must be equal on all ranks. If ranks may differ in their number of rows, it is the shape
+    /// of one row.
     pub shapes: String,
 }
 
@@ -216,7 +217,7 @@ impl Request {
         }
     }
 
-    /// Splits the request into what it is and what it works on.
+    /// Splits the request into its call and its memory.
     pub fn into_parts(self) -> (Call, Buffer) {
         let call = Call {
             collective: self.collective,
@@ -230,7 +231,7 @@ impl Request {
 }
 
 /// Appends the shape of one more tensor of a bucket to a request's `shapes`. Every call does this,
-/// so it takes the shortest way from a number to its digits.
+/// so it uses the fastest conversion of numbers.
 pub fn push_shape(shapes: &mut String, dims: impl IntoIterator<Item = impl itoa::Integer>) {
     shapes.push_str(if shapes.is_empty() { "[" } else { " [" });
     for (axis, dim) in dims.into_iter().enumerate() {
@@ -242,10 +243,10 @@ pub fn push_shape(shapes: &mut String, dims: impl IntoIterator<Item = impl itoa:
     shapes.push(']');
 }
 
-/// A request without its memory: what all ranks have to agree about.
+/// A request without its memory: everything on which all ranks have to agree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// Which collective.
+    /// The operation.
     pub collective: Collective,
     /// Element type.
     pub dtype: DType,
@@ -258,7 +259,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// A sum of as many float32 as fit into `bytes`.
+    /// A sum of as many float32 values as fit into `bytes`.
     #[must_use]
     pub fn float_sum(bytes: usize) -> Self {
         Self {
@@ -270,24 +271,24 @@ impl Call {
         }
     }
 
-    /// Size of the buffer.
+    /// Size of the buffer in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.count * self.dtype.size_bytes()
     }
 
-    /// The number of elements that all ranks have to agree about.
+    /// Number of elements that must be equal on all ranks.
     pub(crate) const fn agreed_count(&self) -> usize {
         match self.collective {
             Collective::Gather { chunk, .. } | Collective::Scatter { chunk, .. } => chunk,
-            // Of each two, by `count_between`.
+            // Each pair of ranks has its own count, in `count_between`.
             Collective::AllToAllV { .. } => 0,
             _ => self.count,
         }
     }
 
-    /// The number of elements about which rank `from` and rank `to` have to agree beside that, where
-    /// `rank`, whose call this is, is one of them.
+    /// Number of elements between ranks `from` and `to` that must be equal on these two ranks. This
+    /// is the call of `rank`, which is one of them.
     #[inline]
     pub(crate) fn count_between(&self, rank: usize, from: usize, to: usize) -> Option<usize> {
         match &self.collective {
@@ -299,12 +300,12 @@ impl Call {
         }
     }
 
-    /// Whether the call makes sense for `rank` in a group of `world_size` ranks, each of which has or
-    /// gets a link with any other if it `reaches_all`.
+    /// Checks the call for `rank` in a group of `world_size` ranks. `reaches_all` is true if each
+    /// rank has a link with any other, or can make one.
     ///
     /// # Errors
-    /// `Config` for a root that does not exist, counts that do not divide the buffer, or chunks that
-    /// go from any rank to any where not all can be reached, or that are not of the length said.
+    /// `Config` for a root that does not exist, counts that do not divide the buffer, or chunks of a
+    /// wrong length. Also for exchanges between any two ranks if not all can be reached.
     pub fn validate(&self, rank: usize, world_size: usize, reaches_all: bool) -> Result<()> {
         if let Some(root) = self.collective.root().filter(|root| *root >= world_size) {
             let call = Text::of(self);
@@ -373,7 +374,7 @@ impl Call {
     }
 }
 
-/// All counts together, if that is a number.
+/// Sum of all counts; `None` if it overflows.
 fn total<const N: usize>(counts: [&Vec<usize>; N]) -> Option<usize> {
     let mut counts = counts.into_iter().flatten();
     counts.try_fold(0_usize, |sum, count| sum.checked_add(*count))

@@ -57,9 +57,9 @@ impl DType {
     }
 }
 
-/// A type of Rust whose values are, as they lie in memory, elements of a buffer.
+/// A Rust type whose values are elements of a buffer as they lie in memory.
 ///
-/// Sealed: there are as many as there are [`DType`]s. 16-bit floats are those of the crate `half`.
+/// Sealed: each [`DType`] has one such type. 16-bit floats are those of the crate `half`.
 pub trait Element: Copy + sealed::Sealed {
     /// The element type.
     const DTYPE: DType;
@@ -90,7 +90,7 @@ elements! {
 }
 
 named! {
-    /// How the contributions of the ranks are combined, element by element.
+    /// Operation that combines the contributions of the ranks, element by element.
     #[derive(Hash, Serialize, Deserialize)]
     #[repr(u8)]
     pub enum ReduceOp {

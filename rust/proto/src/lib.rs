@@ -1,10 +1,11 @@
 //! Decisions and messages of gradring's processes, as functions of messages and time.
 //!
-//! [`schedule`] has collectives as data, [`kernel`] their arithmetic, [`wire`] what travels,
-//! [`consensus`] who is in the next group of an elastic job, and [`parameters`] what parameter servers
-//! do. Nothing here can name a socket, a thread, a clock or the environment: `clippy.toml` refuses it.
+//! [`schedule`] has collectives as data, [`kernel`] their arithmetic, [`wire`] the messages,
+//! [`consensus`] the choice of an elastic job's next group, and [`parameters`] the protocol of
+//! parameter servers. `clippy.toml` refuses sockets, threads, clocks and the environment in this
+//! crate.
 
-// Tests have threads, sockets and clocks at the ends of what they test.
+// Tests use threads, sockets and clocks around the code that they test.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 pub mod buffer;

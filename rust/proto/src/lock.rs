@@ -1,5 +1,5 @@
-//! Locking in spite of a thread that panicked while it held the lock: what it left is whole, because
-//! every change under a lock of ours is one assignment or one call of a collection.
+//! Locks that stay usable after a panic of the thread that held them. The protected value is whole,
+//! because every change under a lock of ours is one assignment or one call of a collection.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,13 +9,13 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes what is in `mutex`, and frees the lock. So the caller waits for a thread, or drops what waits
-/// for one, while others can have the lock.
+/// Takes the value out of `mutex`, and frees the lock. So the caller can wait for a thread, or drop
+/// a value that waits for one, while others use the lock.
 pub fn take<T>(mutex: &Mutex<Option<T>>) -> Option<T> {
     lock(mutex).take()
 }
 
-/// Waits for a change of what `guard` protects.
+/// Waits for a change of the guarded value.
 pub fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
@@ -37,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    /// Locks its mutex when it is dropped, as a thread may before it ends.
+    /// Locks its mutex when it is dropped, as a thread may do before it ends.
     struct Locks(Arc<Mutex<Option<Self>>>);
 
     impl Drop for Locks {

@@ -25,7 +25,7 @@ macro_rules! named {
                 }
             }
 
-            /// The value of this name, if there is one.
+            /// The value with this name, if there is one.
             #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|value| value.name() == name)

@@ -1,4 +1,4 @@
-//! Tables of values that texts say: from its rows follow a struct, its defaults, and how it is read,
+//! Tables of settings. Their rows define a struct, its defaults, and how its values are read,
 //! compared and shown.
 
 use std::time::Duration;
@@ -7,20 +7,22 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, Unusable};
 use crate::schedule::algorithm_rules::Rules;
 
-/// Longer is as good as for ever: a century, which no clock has difficulties with.
+/// Longest accepted duration in seconds: a century, as good as for ever, and in range of every
+/// clock.
 pub const LONGEST_S: f64 = 100.0 * 365.0 * 86_400.0;
 
-/// What a value can be: it is read from text, and shown to people.
+/// A type of values that are read from text and shown to people.
 pub trait Value: Sized {
-    /// The value that `text` says under this name.
+    /// Reads the value of setting `name` from `text`.
     fn read(name: &str, text: &str) -> Result<Self>;
 
-    /// The value as processes compare it.
+    /// The value as text, as processes compare it.
     fn shown(&self) -> String;
 }
 
-/// Makes a struct with a field for each row: name, type, default as text, whether all processes need
-/// the same value, and what it is. Fields in a second block are for code alone; no text says them.
+/// Makes a struct with a field for each row: name, type, default as text, whether all processes
+/// need the same value, and description. Fields in a second block are set by code only, never from
+/// text.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! settings_table {
@@ -47,10 +49,10 @@ macro_rules! settings_table {
         }
 
         impl $table {
-            /// The defaults, but for what these texts say, by name.
+            /// The defaults, except for the values in `texts`, by name.
             ///
             /// # Errors
-            /// `Config` when there is no such name, or no such value of it.
+            /// `Config` when there is no such name, or the text is not a value for it.
             pub fn of(texts: &std::collections::BTreeMap<String, String>) -> $crate::error::Result<Self> {
                 use $crate::settings::Value as _;
                 let mut table = Self::default();
@@ -63,7 +65,7 @@ macro_rules! settings_table {
                 Ok(table)
             }
 
-            /// What must be equal everywhere, as text.
+            /// All values that must be equal in all processes, as text.
             pub fn compared(&self) -> String {
                 use $crate::settings::Value as _;
                 let all = [$(($agreed, stringify!($name), self.$name.shown())),*];
@@ -78,7 +80,7 @@ macro_rules! settings_table {
 #[doc(inline)]
 pub use settings_table as table;
 
-/// The error about a value that a setting cannot have.
+/// The error for a value that a setting cannot have.
 #[must_use]
 pub fn wrong(name: &str, value: &str, wanted: &str) -> Error {
     let (name, value, wanted) = (name.into(), value.into(), wanted.into());
@@ -171,7 +173,7 @@ impl Value for Option<DType> {
     }
 }
 
-/// A name that is known where it is used.
+/// A name that is checked where it is used.
 impl Value for String {
     fn read(_name: &str, text: &str) -> Result<Self> {
         Ok(text.into())
@@ -182,7 +184,7 @@ impl Value for String {
     }
 }
 
-/// Makes values of enums with names.
+/// Makes enums with names usable as values of settings.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! named_values {

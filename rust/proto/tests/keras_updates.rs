@@ -1,5 +1,5 @@
-//! The server's optimizers against Keras' own, bit by bit; `tests/tensorflow/keras_updates.py` wrote
-//! down what those make of the same gradients.
+//! The server's optimizers compared with Keras' own, bit by bit.
+//! `tests/tensorflow/keras_updates.py` recorded the results of Keras for the same gradients.
 
 use std::collections::BTreeMap;
 

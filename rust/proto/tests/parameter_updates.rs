@@ -1,5 +1,5 @@
-//! A synchronous update of a parameter server has the bits of `all_reduce` with `reproducible=True`,
-//! and rows are updated as if the others were zero.
+//! A synchronous update of a parameter server has the bits of `all_reduce` with
+//! `reproducible=True`, and an update of rows has the bits of one with zeros in the other rows.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The state of one process, and what it does next.
+//! The state of one process, and its next action.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -20,29 +20,30 @@ mod proposal;
 mod reforming;
 mod together;
 
-/// Joiners, and addresses to ask, that a process keeps in mind, at most.
+/// Bound on joiners, and on addresses to ask, that a process remembers.
 const KNOWN_MAX: usize = 4096;
-/// How often the time doubles for which a joiner is passed over, or for which two are quarantined.
+/// Bound on doublings of a pause: of a joiner that is passed over, and of a quarantine.
 const DOUBLINGS_MAX: u32 = 5;
 
 /// One process of an elastic job.
 pub struct Member {
     me: Peer,
     timing: Timing,
-    /// How many members a group may have.
+    /// Numbers of members that a group may have.
     workers: RangeInclusive<usize>,
-    /// Nothing until it has accepted a roster.
+    /// `None` until it has accepted a roster.
     view: Option<AcceptedView>,
-    /// Whether it has ever been in a connected group.
+    /// True once it has been in a connected group.
     has_belonged: bool,
     promised: Ballot,
     dead: BTreeSet<Id>,
     joiners: BTreeMap<Id, Peer>,
-    /// Joiners that new rosters have left out: how often, and until when nobody stops for them.
+    /// Joiners that new rosters have left out: how often, and until when the group does not stop
+    /// for them.
     passed_over: BTreeMap<Id, (u32, Instant)>,
-    /// Addresses to which it could not connect: how often, and until when that counts.
+    /// Addresses to which it could not connect: how often, and until when the quarantine lasts.
     unreached: BTreeMap<String, (u32, Instant)>,
-    /// The roster of which another member has said that all have come to the end of the training.
+    /// The roster whose members have all reached the end of the training, as a member has reported.
     finished: Option<Ballot>,
     contacts: BTreeMap<Id, Contact>,
     phase: Phase,
@@ -57,8 +58,8 @@ enum Phase {
 }
 
 impl Member {
-    /// A process in the first group of a job, which is about to connect. All of its members listen by
-    /// now: one whose address refuses is dead.
+    /// A process in the first group of a job, before it connects. All members listen already, so a
+    /// member whose address refuses is dead.
     #[must_use]
     pub fn founding(
         me: Peer,
@@ -76,7 +77,7 @@ impl Member {
         member
     }
 
-    /// A process that would be in the job of which a member listens at one of these addresses.
+    /// A process that wants to join a job. A member of the job listens at one of these addresses.
     #[must_use]
     pub fn joining(
         me: Peer,
@@ -116,7 +117,7 @@ impl Member {
         }
     }
 
-    /// The same process as a joiner, once it has been excluded.
+    /// The same process as a joiner with a new id, after it has been excluded.
     #[must_use]
     pub fn rejoining(self, id: Id, now: Instant) -> Self {
         let mut addresses = BTreeSet::new();
@@ -143,13 +144,13 @@ impl Member {
         &self.me
     }
 
-    /// The roster that it accepted last, and what it knows of it.
+    /// The roster that it accepted last, and its knowledge of that roster.
     #[must_use]
     pub const fn view(&self) -> Option<&AcceptedView> {
         self.view.as_ref()
     }
 
-    /// The state that it is in, as docs/elastic.md draws it.
+    /// Name of the state, as in the drawing of docs/elastic.md.
     #[must_use]
     pub const fn phase(&self) -> &'static str {
         match self.phase {
@@ -160,14 +161,14 @@ impl Member {
         }
     }
 
-    /// Whether others want to re-form, or a member is dead: the group is to be left, also while it
-    /// connects: its owner calls `reform`.
+    /// Returns whether the group must be left, also while it connects, because others re-form or a
+    /// member is dead. The owner then calls [`Self::reform`].
     #[must_use]
     pub const fn must_reconfigure(&self) -> bool {
         matches!(&self.phase, Phase::Together(together) if together.reconfigured_by.is_some())
     }
 
-    /// Who wants to re-form or is dead, and how this process knows.
+    /// The process that re-forms or is dead, and the evidence, as text for errors.
     #[must_use]
     pub fn reconfigured_by(&self) -> Option<String> {
         let (Phase::Together(together), Some(view)) = (&self.phase, &self.view) else {
@@ -180,8 +181,8 @@ impl Member {
         })
     }
 
-    /// Processes that want to join, and for which the group should stop. One that the last roster has
-    /// left out, such as one that could not connect with a member, would only be left out again.
+    /// Joiners for which the group should stop. A joiner that the last roster has left out waits,
+    /// because the next roster would probably leave it out again.
     pub fn joiners(&self, now: Instant) -> impl Iterator<Item = &Peer> {
         let is_due = move |(id, _): &(&Id, &Peer)| {
             let passed_over = self.passed_over.get(id);
@@ -190,7 +191,7 @@ impl Member {
         self.joiners.iter().filter(is_due).map(|(_, peer)| peer)
     }
 
-    /// These joiners are not in the roster that is being accepted.
+    /// Counts how often rosters have left each joiner out, and doubles its pause.
     fn pass_over_joiners(&mut self, now: Instant) {
         let joiners = &self.joiners;
         self.passed_over
@@ -208,7 +209,7 @@ impl Member {
         addresses.filter(move |address| self.is_quarantined(address, now))
     }
 
-    /// All members of its roster are connected, and have the state of the training.
+    /// Records that all members of the roster are connected, and have the state of the training.
     pub fn connected(&mut self) {
         if let (Phase::Together(together), Some(view)) = (&mut self.phase, &mut self.view) {
             together.is_connected = true;
@@ -220,7 +221,8 @@ impl Member {
         }
     }
 
-    /// The group has failed, or could not connect with some, or has stopped to let others in.
+    /// Leaves a group that has failed, could not connect to `unreached`, or has stopped for
+    /// joiners.
     pub fn reform(&mut self, unreached: &[Id], now: Instant) {
         let (Phase::Together(together), Some(view)) = (&self.phase, &self.view) else {
             return;
@@ -255,13 +257,13 @@ impl Member {
         }));
     }
 
-    /// This process has left for good: what to tell the others, once.
+    /// Leaves the job for good. Returns messages for the other members, to be sent once.
     pub fn leave(&mut self) -> Vec<(String, Envelope)> {
         self.end_with(|_| Request::Leave)
     }
 
-    /// All members of its roster have come to the end of the training: what to tell those who may not
-    /// know, because the group has failed since.
+    /// Ends the job after all members have reached the end of the training. Returns messages for
+    /// members that may not know, because the group has failed since.
     pub fn finish(&mut self) -> Vec<(String, Envelope)> {
         self.end_with(Request::Finish)
     }
@@ -277,7 +279,7 @@ impl Member {
             .collect()
     }
 
-    /// Somebody who knows for certain says that a process is dead, and how.
+    /// Records a proved death, with the evidence.
     fn mark_dead(&mut self, id: Id, how: &'static str) {
         if id != self.me.id {
             self.dead.insert(id);
@@ -286,7 +288,7 @@ impl Member {
         self.joiners.remove(&id);
     }
 
-    /// Without this process its roster is no group any more.
+    /// Marks the group for a new roster if this process is one of its members.
     fn reconfigure_without(&mut self, id: Id, why: &'static str) {
         if let (Phase::Together(together), Some(view)) = (&mut self.phase, &self.view) {
             let member = view.roster.members.iter().find(|it| it.id == id);
@@ -295,7 +297,7 @@ impl Member {
         }
     }
 
-    /// It has tried to connect to an address in vain.
+    /// Records a failed connection to an address.
     fn quarantine(&mut self, address: String, now: Instant) {
         let longest = self.timing.quarantine * (1 << DOUBLINGS_MAX);
         self.unreached
@@ -311,7 +313,7 @@ impl Member {
             .is_some_and(|&(_, until)| until > now)
     }
 
-    /// How long to let those before it in the ring propose.
+    /// Time for which this process lets those before it in the ring propose.
     fn turn(&self) -> Duration {
         let roster = self.view.as_ref().map(|view| &view.roster);
         let position = roster.and_then(|roster| roster.position(self.me.id));
@@ -327,7 +329,7 @@ impl Member {
         (to.address.clone(), envelope)
     }
 
-    /// What to do next.
+    /// Returns the next action.
     pub fn step(&mut self, now: Instant) -> Step {
         match &self.phase {
             Phase::Over => Step::Wait(None),

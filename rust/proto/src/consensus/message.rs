@@ -4,16 +4,16 @@ use serde::{Deserialize, Serialize};
 
 use super::quorum::{Ballot, Id, Peer, Roster};
 
-/// Where a process stands: the roster that it accepted last.
+/// The roster that a process accepted last, and its knowledge of that roster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedView {
-    /// Which.
+    /// The accepted roster.
     pub roster: Roster,
-    /// Whether it knows that all members were connected and had the state of the training.
+    /// True if the process knows that all members were connected and had the state of the training.
     pub is_established: bool,
 }
 
-/// What everybody tells with whatever it says: facts that stay true.
+/// Facts that stay true; every request for a promise and every promise carries them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct News {
     /// Processes that are proved dead.
@@ -24,94 +24,95 @@ pub struct News {
     pub unreached: Vec<String>,
 }
 
-/// A request on its way.
+/// A request with its sender and receiver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Envelope {
-    /// Who asks.
+    /// The sender.
     pub from: Peer,
-    /// Who is meant; a joiner knows addresses only.
+    /// Id of the receiver; `None` from a joiner, which knows addresses only.
     pub to: Option<Id>,
-    /// What it asks.
+    /// The request itself.
     pub request: Request,
 }
 
-/// What a process asks another.
+/// A request to another process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Promise to take part in nothing below this ballot.
+    /// Asks for a promise to take part in no lower ballot.
     Gather {
-        /// Which.
+        /// Number of the proposal.
         ballot: Ballot,
-        /// What the proposer would decide from.
+        /// The roster from which the proposer would decide.
         base: AcceptedView,
-        /// What it knows.
+        /// Facts that the proposer knows.
         news: News,
     },
-    /// Accept this roster.
+    /// Asks to accept this roster.
     Install(Roster),
-    /// Say whether it is still at the roster of this ballot, whose members connect.
+    /// Asks whether the receiver is still at the roster of this ballot, whose members connect.
     Watch(Ballot),
-    /// Take the sender in.
+    /// Asks to let the sender join.
     Join,
     /// The sender has left for good.
     Leave,
-    /// All members of the roster of this ballot have come to the end of the training.
+    /// All members of the roster of this ballot have reached the end of the training.
     Finish(Ballot),
 }
 
-/// The answer.
+/// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// It takes part in nothing below this ballot any more.
+    /// The process takes part in no lower ballot any more.
     Promise {
-        /// Which.
+        /// Number of the proposal.
         ballot: Ballot,
-        /// Where it is; nothing for a joiner.
+        /// The roster at which the process is; `None` for a joiner.
         view: Option<AcceptedView>,
-        /// What it knows.
+        /// Facts that the process knows.
         news: News,
     },
-    /// It lives, and has to come back from its step or from connecting first.
+    /// The process lives, but has to return from its step or from connecting first.
     Busy,
-    /// It has promised this higher ballot.
+    /// The process has promised this higher ballot.
     Behind(Ballot),
-    /// It is at a roster without the sender, or knows of none with both.
+    /// The newer roster of the two processes lacks one of them. The reply has the receiver's
+    /// roster.
     Elsewhere(AcceptedView),
-    /// It has accepted the roster of this ballot, and promised nothing higher.
+    /// The process has accepted the roster of this ballot, and promised nothing higher.
     Accepted(Ballot),
-    /// It has taken notice. Its members, whom a joiner can ask as well.
+    /// The process has noted the request. The reply may have its members, for a joiner to ask.
     Noted(Vec<Peer>),
-    /// It is not the process that was meant, which therefore is dead.
+    /// Another process answers at the address, so the process that was meant is dead.
     OtherProcess,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// An answer.
+    /// A reply.
     Reply(Reply),
-    /// Nobody listens at the address.
+    /// Nothing listens at the address.
     Refused,
-    /// No answer in time.
+    /// No reply in time.
     Silent,
-    /// One that answered does not count the sender in, for this reason. That proves nothing about the
-    /// process that was meant: another one may have its address by mistake.
+    /// The process at the address refuses the sender, for this reason. That proves nothing about
+    /// the process that was meant, because another job may use its address by mistake.
     TurnedAway(String),
 }
 
-/// What the owner of a member has to do.
+/// The next action of a member's owner.
 #[derive(Debug, PartialEq)]
 pub enum Step {
-    /// Send this to an address, and tell what became of it.
+    /// Send this request to an address, and report the outcome.
     Send(String, Envelope),
-    /// Connect with the members of this roster, and tell whether that worked.
+    /// Connect with the members of this roster, and report the result.
     Connect(Roster),
-    /// The others went on without this process: it may join them under a new id.
+    /// The others have continued without this process. It may join them under a new id.
     Excluded,
-    /// The training is over, and nobody needs another group.
+    /// The training is over, and no further group is needed.
     Finished,
-    /// There is no way to go on.
+    /// The process cannot continue, for this reason.
     Failed(crate::error::Error),
-    /// Nothing to do until then, or until something is heard.
+    /// Nothing is due before this time, unless a message arrives.
     Wait(Option<std::time::Instant>),
 }

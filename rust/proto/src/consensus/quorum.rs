@@ -1,11 +1,11 @@
-//! Rosters of an elastic job, what each has to hold of the older ones, and the rule of the quorum.
+//! Rosters of an elastic job, the older sets that each roster has to respect, and the quorum rule.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One process for as long as it is a member: a random number, new at each start and each time that
+/// Identity of a process in one membership: a random number, new at each start and each time that
 /// the process gives its membership up. It is never used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Id(pub [u8; 16]);
@@ -18,66 +18,65 @@ impl fmt::Debug for Id {
     }
 }
 
-/// A process, and where it answers.
+/// A process and its address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Who.
+    /// Identity of the process.
     pub id: Id,
-    /// `host:port`, the same for the process's whole life.
+    /// `host:port`, constant for the process's whole life.
     pub address: String,
 }
 
-/// The number of a proposal. Rounds grow; the proposer tells those of one round apart.
+/// Number of a proposal. Rounds grow; the proposer distinguishes proposals of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ballot {
-    /// Greater than that of every roster and proposal that the proposer knew.
+    /// Greater than the round of every roster and proposal that the proposer knew.
     pub round: u64,
-    /// Who proposed.
+    /// The process that proposed.
     pub proposer: Id,
 }
 
 impl Ballot {
-    /// Below all others.
+    /// Lower than all other ballots.
     pub const NONE: Self = Self {
         round: 0,
         proposer: Id([0; 16]),
     };
 }
 
-/// Members of an older roster, less those that were known to be dead.
+/// Members of an older roster, without those that were known to be dead.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Held {
     peers: Vec<Peer>,
-    /// Whether each of them was in the new roster or dead when that was decided.
+    /// True if each of them was in the new roster, or dead, when that was decided.
     is_settled: bool,
 }
 
-/// A list of members that one proposal has made. All of them have to accept it before they can be a
-/// group.
+/// The members of one proposal. They can be a group only if all of them accept the roster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
-    /// What tells it from all others. Its round is the generation of the group.
+    /// Identity of the roster. Its round is the generation of the group.
     pub ballot: Ballot,
-    /// In the order of the ring. Survivors keep their old order, and their ranks as far as joiners take
-    /// the ranks of those that are gone; so rank 0 may be a joiner.
+    /// Members in the order of the ring. Survivors keep their order, and their ranks as far as
+    /// joiners take the ranks of lost members. So rank 0 may be a joiner.
     pub members: Vec<Peer>,
-    /// The sets of which the members had to be a quorum, its base's members among them.
+    /// The sets of which the members had to be a quorum, among them the members of the base.
     lineage: Vec<Held>,
 }
 
-/// What those who are to decide about the successor of a roster know of it.
+/// Knowledge of a roster among the processes that decide about its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// All its members accepted it, connected, and have the state of the training.
     Established,
-    /// Perhaps all its members accepted it; nobody here can tell.
+    /// Perhaps all its members accepted it; no deciding process knows.
     Open,
-    /// One of its members has not accepted it and never will, because it has promised a higher ballot.
+    /// One of its members has promised a higher ballot before it accepted, so it never will.
     Refuted,
 }
 
 impl Roster {
-    /// The first of a job, whose members know each other from elsewhere.
+    /// The first roster of a job, whose members met outside of the consensus.
     #[must_use]
     pub fn founding(members: Vec<Peer>) -> Self {
         Self {
@@ -90,43 +89,44 @@ impl Roster {
         }
     }
 
-    /// The generation of its group.
+    /// Generation of the group.
     #[must_use]
     pub const fn generation(&self) -> u64 {
         self.ballot.round
     }
 
-    /// Whether a process is one of its members.
+    /// Returns whether a process is a member.
     #[must_use]
     pub fn has(&self, id: Id) -> bool {
         self.position(id).is_some()
     }
 
-    /// The rank of a member.
+    /// Rank of a member.
     #[must_use]
     pub fn position(&self, id: Id) -> Option<usize> {
         self.members.iter().position(|member| member.id == id)
     }
 
-    /// The member that follows on this one in the ring, unless it is alone.
+    /// The member that follows in the ring; `None` if this one is alone.
     #[must_use]
     pub fn after(&self, id: Id) -> Option<&Peer> {
         let next = (self.position(id)? + 1) % self.members.len();
         self.members.get(next).filter(|next| next.id != id)
     }
 
-    /// Processes of older rosters of which a decision may still depend, and which are no members.
+    /// Members of older rosters on which a decision may still depend, and which are not in this
+    /// roster.
     pub fn previous_members(&self) -> impl Iterator<Item = &Peer> {
         let previous_members = self.lineage.iter().flat_map(|held| &held.peers);
         previous_members.filter(|previous| !self.has(previous.id))
     }
 
-    /// The sets of which the members of its successor have to be a quorum.
+    /// The sets of which the members of the successor have to be a quorum.
     ///
-    /// A set is dropped when two things are true. Each of its processes was in this roster or dead
-    /// when this was decided, and this roster was established: so all of them that live have left
-    /// whatever else they may have accepted. Deaths that are learned later do not count: by then
-    /// others of the set may have decided without this roster.
+    /// A set is dropped when two conditions hold. Each of its processes was in this roster or dead
+    /// when this roster was decided, and this roster was established. So all living processes of
+    /// the set have left every other roster that they had accepted. Deaths that are found later do
+    /// not count: by then, other processes of the set may have decided without this roster.
     fn sets(&self, standing: Standing) -> impl Iterator<Item = &[Peer]> {
         let needed = move |held: &&Held| standing != Standing::Established || !held.is_settled;
         let older = self.lineage.iter().filter(needed);
@@ -134,7 +134,7 @@ impl Roster {
         older.map(|held| &*held.peers).chain(own.map(|own| &**own))
     }
 
-    /// Whether `some` may decide about its successor: they are a quorum of each set.
+    /// Returns whether `some` may decide about the successor: they must be a quorum of each set.
     #[must_use]
     pub fn may_be_succeeded_by(
         &self,
@@ -145,7 +145,7 @@ impl Roster {
         self.sets(standing).all(|set| is_quorum(some, set, dead))
     }
 
-    /// Its successor.
+    /// The successor of this roster.
     #[must_use]
     pub fn successor(
         &self,
@@ -171,8 +171,9 @@ impl Roster {
     }
 }
 
-/// Whether `some` are more than half of those in `set` that live. They count only if none of them is
-/// dead, so two quorums of one set, each alive when the other was decided, have a process in common.
+/// Returns whether `some` are more than half of the living processes in `set`. The dead do not
+/// count. So two quorums of one set, each alive when the other was decided, have a process in
+/// common.
 fn is_quorum(some: &BTreeSet<Id>, set: &[Peer], dead: &BTreeSet<Id>) -> bool {
     let here = living(set, dead).filter(|peer| some.contains(&peer.id));
     2 * here.count() > living(set, dead).count()
@@ -229,7 +230,7 @@ mod tests {
     fn who_was_left_out_alive_is_held_until_it_is_in_or_dead_when_another_roster_is_decided() {
         let five = Roster::founding(peers(&[1, 2, 3, 4, 5]));
         let three = next(&five, &[1, 2, 3], Established, &[]);
-        // 4 and 5 live for all that is known, and would be enough if 1 and 2 were dead.
+        // 4 and 5 may still live, and would be enough if 1 and 2 were dead.
         assert!(!three.may_be_succeeded_by(&ids(&[2, 3]), Established, &ids(&[1])));
         assert!(three.may_be_succeeded_by(&ids(&[2, 3]), Established, &ids(&[1, 4])));
         assert_eq!(three.previous_members().count(), 2);

@@ -1,36 +1,37 @@
-//! Times of the consensus: how long it waits for what.
+//! Waiting times of the consensus.
 
 use std::time::Duration;
 
-/// All of its times.
+/// All waiting times.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
-    /// A request without an answer has failed; its sender's network sees to that.
+    /// Time limit of a request; the sender's network enforces it.
     pub request: Duration,
-    /// Between the answer to a request, or its failure, and the next one to the same process.
+    /// Pause between the outcome of a request and the next request to the same process.
     pub again: Duration,
-    /// Each member waits so much longer than the one before it in the ring before it proposes.
+    /// Delay of a proposal per position in the ring, so that members propose one after the other.
     pub stagger: Duration,
-    /// A proposer of which nothing is heard for so long is replaced.
+    /// Silence after which a proposer is replaced.
     pub quiet: Duration,
-    /// A member that gives no answer for so long may be left out by a quorum.
+    /// Silence after which a quorum may leave a member out.
     pub grace: Duration,
-    /// A member that answers but does not come back from its step for so long, likewise.
+    /// Time after which a quorum may leave out a member that answers but does not return from its
+    /// step.
     pub busy: Duration,
-    /// A joiner that gives no answer for so long is not taken in.
+    /// Silence after which a joiner is not taken in.
     pub joiner: Duration,
-    /// Processes that cannot be a quorum for so long give up.
+    /// Time after which processes that cannot be a quorum give up.
     pub minority: Duration,
-    /// So long a quorum waits for joiners, if there are too few workers.
+    /// Time for which a quorum waits for joiners if there are too few workers.
     pub workers: Duration,
-    /// A joiner that no member answers for so long gives up.
+    /// Time without a reply of any member after which a joiner gives up.
     pub join: Duration,
-    /// A joiner reminds the members of itself in this interval.
+    /// Interval in which a joiner repeats its request.
     pub remind: Duration,
-    /// Members of a roster connect for at most so long; the owner of the member sees to that.
+    /// Time limit for connecting a roster; the owner of the member enforces it.
     pub connect: Duration,
-    /// Two processes that could not connect are not in one group for so long, if a quorum allows it;
-    /// twice as long each time that they fail again.
+    /// Time for which two processes that could not connect are in different groups, if a quorum
+    /// allows it. It doubles with each further failure.
     pub quarantine: Duration,
 }
 

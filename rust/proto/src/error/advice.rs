@@ -1,18 +1,18 @@
-//! Advice: the end of an error's message, which says what to do about its fact.
+//! Advice: the end of an error's message, with the user's next step.
 
 use super::{
     Error, ErrorKind, Lost, NotAgreed, NotFormed, NotServed, NotTrusted, Obstacle, Shortage,
     Unusable,
 };
 
-/// For ranks that look for each other and are not there.
+/// Advice for ranks that miss each other at the rendezvous.
 const SAME_PLACE: &str = "look at the output of the ranks that are missing; each needs the same world size and \
                           rendezvous address, and no firewall on the way";
 const GIVE_RANKS: &str =
     "give every process a rank of its own, and end what is left of an earlier start";
 
 impl Error {
-    /// What to do; empty where the fact says it already.
+    /// The user's next step; empty if the sentence of the fact has it already.
     #[must_use]
     pub fn advice(&self) -> &'static str {
         match &self.kind {
@@ -29,7 +29,7 @@ impl Error {
             ErrorKind::PeerLost(_) => {
                 "look at that rank's own output for the cause, and restart the job"
             }
-            // No rank is to blame for a wait that its caller made short.
+            // No rank is to blame if the caller's own wait was too short.
             ErrorKind::CollectiveTimeout(_) if self.blamed.is_none() => {
                 "it goes on: wait again, or ask gradring doctor for whom it waits"
             }
@@ -67,7 +67,7 @@ impl Unusable {
             Self::SettingsDiffer { .. } | Self::TransportsDiffer { .. } => {
                 "start all ranks with the same settings"
             }
-            // These end with it.
+            // The sentences of these facts end with advice.
             Self::TooManyForReproducible { .. }
             | Self::Chunks { .. }
             | Self::NotConnected { .. }
@@ -86,7 +86,7 @@ impl Unusable {
 impl NotFormed {
     fn advice(&self) -> &'static str {
         match self {
-            // What it says of those that were turned away ends with what to do.
+            // The sentence about refused processes ends with advice.
             Self::MissingRanks { turned_away, .. } | Self::NotConnected { turned_away, .. }
                 if !turned_away.is_empty() =>
             {

@@ -1,5 +1,5 @@
-//! Facts: what happened, and the sentence that says it to people. Code asks for the fact; nothing
-//! reads a sentence.
+//! Facts of failures, each with the sentence that users read. Code matches the fact; nothing parses
+//! a sentence.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,8 +10,9 @@ use thiserror::Error;
 
 use super::{Error as Failure, shortened};
 
-/// A text that came from outside, such as the system's word on an error. It is short and without
-/// characters that would garble a terminal or a log, also after a journey: it may come from anybody.
+/// A text from outside, such as an error of the operating system. It may come from an untrusted
+/// peer, so it is shortened and freed of characters that would garble a terminal or a log, also
+/// when it is decoded.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub struct Text(String);
@@ -29,7 +30,7 @@ impl From<&str> for Text {
 }
 
 impl Text {
-    /// What something shows of itself.
+    /// The text that `shown` displays.
     pub fn of(shown: impl fmt::Display) -> Self {
         shown.to_string().into()
     }
@@ -69,7 +70,7 @@ const ALL_OR_NONE: &str = "give certificates (tls=, or GRADRING_TLS_CA, GRADRING
                            GRADRING_TLS_KEY) on every rank or on none";
 
 facts! {
-    /// Why a setting cannot be used.
+    /// Reasons why a setting cannot be used.
     Unusable {
         #[error("rank {rank} does not exist in a world of {world_size}; ranks run from 0 to world_size - 1")]
         NoSuchRank { rank: usize, world_size: usize },
@@ -153,7 +154,7 @@ facts! {
         AnswersWithoutTls,
     }
 
-    /// What is wrong with a choice of algorithms.
+    /// Mistakes in a choice of algorithms.
     BadRules {
         #[error("{name:?} is no algorithm")]
         NoAlgorithm { name: Text },
@@ -163,7 +164,7 @@ facts! {
         SizesShrink,
     }
 
-    /// Why no group has formed, or why a connection was refused meanwhile.
+    /// Reasons why a group has not formed, or why a connection was refused meanwhile.
     NotFormed {
         #[error("{}", who_is_missing(missing, *more, *world_size, rendezvous, *within, turned_away))]
         MissingRanks {
@@ -250,7 +251,7 @@ facts! {
         LinkBroke { rank: usize, error: Text },
     }
 
-    /// Why the processes of an elastic job found no members for its next generation.
+    /// Reasons why the processes of an elastic job found no members for its next generation.
     NotAgreed {
         #[error(
             "{}, and so cannot be more than half of generation {generation}; nothing has proved that {} \
@@ -266,7 +267,7 @@ facts! {
         TurnedAway { refusals: Vec<Text> },
     }
 
-    /// Why parameter servers do not serve a worker, or cannot.
+    /// Reasons why parameter servers do not serve a worker.
     NotServed {
         #[error("parameter server {server} at {address}: {}", error.kind)]
         Greeting { server: usize, address: Text, error: Box<Failure> },
@@ -330,7 +331,7 @@ facts! {
         OfParent { what: Text },
     }
 
-    /// Why a peer is not believed to belong to the job.
+    /// Reasons why a peer is not trusted to belong to the job.
     NotTrusted {
         #[error(
             "{} and rank {responder} have different tokens, and either may be the one to correct{}",
@@ -351,7 +352,7 @@ facts! {
         OwnCertificate { alert: Text },
     }
 
-    /// How the loss of a rank was noticed.
+    /// Signs of the loss of a rank.
     Lost {
         #[error("no sign of life for {} s; it is stopped, or the network to it is cut", silence.as_secs())]
         Silent { silence: Duration },
@@ -367,7 +368,7 @@ facts! {
         LinkEnded { broken: Broken },
     }
 
-    /// Why a pipe carries nothing more.
+    /// Reasons why a pipe carries nothing more.
     Breakage {
         #[error("was closed by the other side")]
         Closed,
@@ -385,7 +386,7 @@ facts! {
         Segment { sequence: u32, problem: BadSegment },
     }
 
-    /// What is wrong with a segment.
+    /// Defects of a segment.
     BadSegment {
         #[error("{bytes} bytes have the checksum {found:08x}, and were sent with {sent:08x}")]
         Checksum { bytes: usize, found: u32, sent: u32 },
@@ -399,7 +400,7 @@ facts! {
         NeverCame,
     }
 
-    /// What no correct peer sends at the start of a collective.
+    /// Contents that no correct peer sends at the start of a collective.
     Garbled {
         #[error("sent bytes that are not a collective's header")]
         NotAHeader,
@@ -407,7 +408,7 @@ facts! {
         OtherWay { rank: usize, from: usize, to: usize },
     }
 
-    /// Something a rank noticed and cannot explain alone.
+    /// A problem that a rank noticed and cannot explain alone.
     Suspicion {
         #[error("the connection to rank {peer} {broken}")]
         LinkBroken { peer: usize, broken: Broken },
@@ -424,7 +425,7 @@ facts! {
         Stalled { awaited: Vec<usize>, sequence: u64, idle: Duration },
     }
 
-    /// What a rank has not done in time.
+    /// States of a rank that has not acted in time.
     Late {
         #[error("is alive but has not entered this collective")]
         NotEntered,
@@ -445,7 +446,7 @@ facts! {
         ThisWait { limit: Duration },
     }
 
-    /// Why a communicator works no more.
+    /// Reasons why a communicator works no more.
     Abort {
         #[error("aborted the communicator: {reason}")]
         ByProgram { reason: Text },
@@ -471,7 +472,7 @@ facts! {
         OfParent,
     }
 
-    /// What no correct peer sends, or a defect of this program.
+    /// Messages that no correct peer sends, and defects of this program.
     Breach {
         #[error("one process speaks protocol version {initiator}, the rank that it connected to version {responder}")]
         OtherVersion { initiator: u32, responder: u32 },
@@ -507,7 +508,7 @@ facts! {
         Garbled { how: Garbled },
     }
 
-    /// Where bytes changed.
+    /// Places where bytes changed.
     Damage {
         #[error("the connection from rank {from} on {from_host} to rank {to} on {to_host} {broken}")]
         OnLink { from: usize, from_host: Text, to: usize, to_host: Text, broken: Broken },
@@ -515,7 +516,7 @@ facts! {
         WildTime { seconds: f64 },
     }
 
-    /// Where nothing orders two collectives.
+    /// Calls of two collectives that nothing orders.
     Disorder {
         #[error("a signal handler or finalizer that ran while {other} waits called {call}")]
         InHandler { call: Text, other: Text },
@@ -526,7 +527,7 @@ facts! {
         TwoThreads { call: Text, other: Text },
     }
 
-    /// What the system has no more of, and which limit to raise.
+    /// Exhausted resources of the system, with the limit to raise.
     Shortage {
         #[error(
             "has no memory for {bytes} bytes of {what}: reduce smaller buckets, or give its process more \
@@ -550,7 +551,7 @@ facts! {
 }
 
 impl NotServed {
-    /// Name of the exception class that stands for it.
+    /// Name of the exception class for this fact.
     pub(super) const fn exception(&self) -> &'static str {
         match self {
             Self::Greeting { error, .. } => error.kind.exception(),
@@ -574,29 +575,29 @@ impl NotServed {
     }
 }
 
-/// A pipe that will carry nothing more.
+/// The end of a pipe that carries nothing more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Broken {
-    /// Why.
+    /// Reason for the end.
     pub how: Breakage,
-    /// Which of several streams broke first.
+    /// The stream that broke first, if there are several.
     pub stream: Option<usize>,
 }
 
 impl Broken {
-    /// The other side has ended it in good order.
+    /// The other side has closed the pipe in good order.
     #[must_use]
     pub fn closed() -> Self {
         Breakage::Closed.into()
     }
 
-    /// The system says that it carries nothing more.
+    /// The operating system reports an error on the pipe.
     pub fn failed(error: impl fmt::Display) -> Self {
         let error = Text::of(error);
         Breakage::Failed { error }.into()
     }
 
-    /// Whether bytes arrived changed, as opposed to none arriving any more.
+    /// Returns whether bytes arrived changed, as opposed to a pipe that only ended.
     #[must_use]
     pub const fn corrupted(&self) -> bool {
         use Breakage::{Counter, Segment, Undecipherable};
@@ -613,7 +614,7 @@ impl From<Breakage> for Broken {
     }
 }
 
-/// To follow "the connection".
+/// Continues a sentence that begins with "the connection".
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.how.fmt(f)?;
@@ -622,12 +623,12 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Why a process has no connection to an address.
+/// Reason why a process has no connection to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Obstacle {
-    /// Its name has no address, or none yet.
+    /// The name has no address, or none yet.
     NoAddress,
-    /// Its host answers that no process listens.
+    /// The host answers that no process listens.
     NobodyListens,
     /// Nothing answers, or there is no route.
     NoWay,
@@ -646,14 +647,14 @@ fn servers(count: usize) -> String {
     format!("{count} parameter server{plural}")
 }
 
-/// `rank 3`, or `ranks 0, 1 and 2`; of many, how many more there are.
+/// `rank 3`, or `ranks 0, 1 and 2`; a long list ends with the number of further ranks.
 #[must_use]
 pub fn ranks(ranks: &[usize]) -> String {
     let shown: Vec<_> = ranks.iter().take(8).map(usize::to_string).collect();
     listed_ranks(&shown, ranks.len() - shown.len())
 }
 
-/// The same of ranks whose names may be followed by more, and of `more` that have none here.
+/// Like [`ranks`], for names that may have additions, and `more` ranks that are only counted.
 #[must_use]
 pub fn listed_ranks(names: &[String], more: usize) -> String {
     match (names, more) {
@@ -667,9 +668,9 @@ pub fn listed_ranks(names: &[String], more: usize) -> String {
 /// A rank that did not join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// Which.
+    /// Index of the rank.
     pub rank: usize,
-    /// Where it should listen, and what is found there, if that is known.
+    /// The address where it should listen, and the finding there, if that is known.
     pub found: Option<(Text, Text)>,
 }
 
@@ -719,7 +720,7 @@ fn initiator_name(initiator: Option<usize>) -> String {
     initiator.map_or_else(|| "a process".into(), |rank| format!("rank {rank}"))
 }
 
-/// How many processes found each other.
+/// Number of processes that found each other, as text.
 fn alone(here: usize) -> String {
     match here {
         1 => "this process reaches no other member".into(),
@@ -727,7 +728,7 @@ fn alone(here: usize) -> String {
     }
 }
 
-/// The first of some addresses.
+/// The first few of some addresses, as text.
 fn listed(addresses: &[Text]) -> String {
     const SHOWN: usize = 8;
     let shown = addresses.iter().take(SHOWN).map(|address| &**address);

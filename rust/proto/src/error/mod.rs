@@ -1,4 +1,4 @@
-//! Errors as facts: what happened, in which collective, and who is to blame.
+//! Errors as facts: the failure, its collective, and the rank to blame.
 
 use std::any::Any;
 use std::fmt;
@@ -20,30 +20,30 @@ pub use facts::{
 /// Result of anything that can fail in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Bound on each text of an error that travels, and on the description of a call: a bucket can have
-/// hundreds of names, and an exception pages of text.
+/// Bound in bytes on each text of an error that travels, and on the description of a call. A bucket
+/// can have hundreds of names, and an exception can have pages of text.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// How many ranks of a part of the world a message lists.
+/// Bound on the ranks that a message lists for a part of the world.
 const PART_RANKS_MAX: usize = 64;
 
-/// A message says how long the operation took if it took that long: less would read as "0.0 s".
+/// Shortest duration that a message mentions; a shorter one would read as "0.0 s".
 const WORTH_SAYING: Duration = Duration::from_millis(50);
 
-/// A failure that every rank can report in the same words: it travels in abort frames.
+/// A failure that every rank reports in the same words; it travels in abort messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Error {
-    /// What happened.
+    /// Kind of the failure, with its fact.
     pub kind: ErrorKind,
-    /// The rank that caused it, and its host, where one is known.
+    /// The rank that caused it, and its host, if known.
     pub blamed: Option<Blamed>,
     /// The collective during which it happened, such as `all_reduce 'dense/kernel' float32[98]`.
     pub collective: Option<String>,
     /// Ordinal of that collective.
     pub sequence: Option<u64>,
-    /// How long the operation had been under way.
+    /// Time from the start of the operation to the failure.
     pub elapsed: Option<Duration>,
-    /// In which part of the world it happened, if the group is not all of it.
+    /// The part of the world in which it happened, if the group is not all of the world.
     #[serde(skip)]
     pub part: Option<Arc<Part>>,
 }
@@ -51,9 +51,9 @@ pub struct Error {
 /// A group that was made from some ranks of another.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Part {
-    /// As the program knows it.
+    /// Name that the program gave it.
     pub name: String,
-    /// What its ranks are in the group of all, by rank.
+    /// Ranks in the group of all, by rank in this group.
     pub world_ranks: Vec<usize>,
 }
 
@@ -78,11 +78,11 @@ impl fmt::Display for Part {
 pub struct Blamed {
     /// Index of the process in the group.
     pub rank: usize,
-    /// Host name, or the address where the name is not known yet.
+    /// Host name, or the address while the name is unknown.
     pub host: String,
 }
 
-/// The kinds of failure, each with what happened; each is one exception class in Python.
+/// Kinds of failure with their facts. [`Self::exception`] names the exception class in Python.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum ErrorKind {
     /// A setting cannot be used.
@@ -97,24 +97,24 @@ pub enum ErrorKind {
     /// Ranks called different collectives at the same position.
     #[error("one rank called {theirs}; the others called {others}")]
     Mismatch {
-        /// What the blamed rank called.
+        /// Call of the blamed rank.
         theirs: Text,
-        /// What the other ranks called.
+        /// Call of the other ranks.
         others: Text,
     },
-    /// A rank has gone.
+    /// A rank is lost.
     #[error(transparent)]
     PeerLost(#[from] Lost),
     /// A rank is alive but did not take part in time.
     #[error(transparent)]
     CollectiveTimeout(#[from] Late),
-    /// Somebody aborted the communicator, or it is closed.
+    /// The communicator was aborted, or is closed.
     #[error(transparent)]
     Aborted(#[from] Abort),
     /// Bytes arrived that no correct peer sends, or the engine itself failed.
     #[error(transparent)]
     Protocol(#[from] Breach),
-    /// Bytes arrived other than they were sent, and were not used.
+    /// Bytes changed on their way, and were not used.
     #[error(transparent)]
     Corrupted(#[from] Damage),
     /// Collectives were called where no order among them is possible.
@@ -123,15 +123,15 @@ pub enum ErrorKind {
     /// The system refused memory, a thread or a descriptor.
     #[error(transparent)]
     Exhausted(#[from] Shortage),
-    /// The job goes on without this process, or not at all.
+    /// The job continues without this process, or not at all.
     #[error(transparent)]
     Membership(#[from] NotAgreed),
-    /// Parameter servers do not serve.
+    /// Parameter servers do not serve a worker.
     #[error(transparent)]
     Parameters(#[from] NotServed),
 }
 
-/// A fact is an error of its kind.
+/// Every fact converts into an error of its kind.
 impl<Fact: Into<ErrorKind>> From<Fact> for Error {
     fn from(fact: Fact) -> Self {
         Self::new(fact.into())
@@ -139,7 +139,7 @@ impl<Fact: Into<ErrorKind>> From<Fact> for Error {
 }
 
 impl Error {
-    /// An error of this kind with nothing else known.
+    /// An error of this kind without further details.
     #[must_use]
     pub const fn new(kind: ErrorKind) -> Self {
         Self {
@@ -152,28 +152,28 @@ impl Error {
         }
     }
 
-    /// The program, or a person, wants no more.
+    /// An abort by the program, or by a person.
     #[must_use]
     pub fn aborted(reason: &str) -> Self {
         let reason = reason.into();
         Abort::ByProgram { reason }.into()
     }
 
-    /// There is no memory for so many bytes.
+    /// A lack of memory for `bytes` bytes of `what`.
     #[must_use]
     pub fn no_memory(bytes: usize, what: &str) -> Self {
         let what = what.into();
         Shortage::NoMemory { bytes, what }.into()
     }
 
-    /// The system has no room for a thread.
+    /// A failure of the system to start a thread.
     #[must_use]
     pub fn no_thread(error: &io::Error) -> Self {
         let error = Text::of(error);
         Shortage::NoThread { error }.into()
     }
 
-    /// The system makes no eventfd.
+    /// A failure of the system to make an eventfd.
     #[must_use]
     pub fn no_wake_up(error: &io::Error) -> Self {
         Self::out_of_resources(error, "cannot wait for connections").unwrap_or_else(|| {
@@ -182,7 +182,8 @@ impl Error {
         })
     }
 
-    /// What `error` means if it says that the system is out of something that `what` needs.
+    /// The shortage that `error` reports, if it reports one; `what` describes the operation that
+    /// failed.
     #[must_use]
     pub fn out_of_resources(error: &io::Error, what: &str) -> Option<Self> {
         let code = error.raw_os_error()?;
@@ -195,7 +196,7 @@ impl Error {
         })
     }
 
-    /// A part of this program failed with a panic.
+    /// A panic in a part of this program.
     #[must_use]
     pub fn panicked(part: &str, panic: &str) -> Self {
         let (part, panic) = (part.into(), panic.into());
@@ -234,7 +235,7 @@ impl Error {
         self
     }
 
-    /// The blamed rank, as the group of all ranks counts.
+    /// Rank of the blamed process in the group of all ranks.
     #[must_use]
     pub fn blamed_of_world(&self) -> Option<usize> {
         let rank = self.blamed.as_ref()?.rank;
@@ -242,13 +243,14 @@ impl Error {
         part.map_or(Some(rank), |part| part.world_ranks.get(rank).copied())
     }
 
-    /// What happened, without what to do.
+    /// The failure as text, without advice.
     #[must_use]
     pub fn happened(&self) -> impl fmt::Display + '_ {
         Happened(self)
     }
 
-    /// The same error with texts beside the fact as `Text` has them: they may come from anybody.
+    /// The same error with its other texts shortened and cleaned like [`Text`], because they may
+    /// come from an untrusted peer.
     #[must_use]
     pub(crate) fn fit_to_travel(mut self) -> Self {
         let host = self.blamed.as_mut().map(|blamed| &mut blamed.host);
@@ -269,7 +271,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The first part of a message.
+/// The part of a message before the advice.
 struct Happened<'a>(&'a Error);
 
 impl fmt::Display for Happened<'_> {
@@ -285,9 +287,9 @@ impl fmt::Display for Happened<'_> {
                     "rank {rank} on {host} called {theirs}; the others called {others}"
                 )?;
             }
-            // Either end may have done it, or what is between them.
+            // Either end may have changed the bytes, or the network between them.
             (ErrorKind::Corrupted(_), _)
-            // It names the ranks itself.
+            // The sentence names the ranks itself.
             | (ErrorKind::Rendezvous(NotFormed::MissingRanks { .. }), _) => {
                 write!(f, "{}", error.kind)?;
             }
@@ -309,7 +311,7 @@ impl fmt::Display for Happened<'_> {
 }
 
 impl ErrorKind {
-    /// Name of the exception class in `gradring.errors` that stands for this kind.
+    /// Name of the exception class in `gradring.errors` for this kind.
     #[must_use]
     pub const fn exception(&self) -> &'static str {
         match self {
@@ -329,7 +331,7 @@ impl ErrorKind {
     }
 }
 
-/// Exceptions by which a group of an elastic job fails so that another one may do better.
+/// Exceptions after which an elastic job may continue with another group.
 pub const SURVIVABLE: [&str; 4] = [
     "AbortedError",
     "CollectiveTimeoutError",
@@ -339,8 +341,9 @@ pub const SURVIVABLE: [&str; 4] = [
 
 impl std::error::Error for Error {}
 
-/// The beginning and the end of a text, of at most `TEXT_BYTES_MAX` bytes together, on one line as far
-/// as it was on one: of a long list of shapes, the last may be what differs.
+/// The beginning and the end of a text, of at most `TEXT_BYTES_MAX` bytes together, with control
+/// characters replaced, except for line breaks. The end matters because the last of many shapes may
+/// be the one that differs.
 pub fn shortened(text: &str) -> String {
     const GAP: &str = " ... ";
     let printable = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
@@ -358,7 +361,7 @@ pub fn shortened(text: &str) -> String {
     parts.map(printable).collect()
 }
 
-/// What a panic said.
+/// Message of a panic.
 #[must_use]
 pub fn message_of(panic: &(dyn Any + Send)) -> &str {
     panic

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// How one pair of elements is combined.
+/// Operations on one pair of elements.
 pub(super) trait Element: Copy {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
@@ -85,8 +85,8 @@ fn order(bits: u16) -> i16 {
 macro_rules! half_elements {
     ($($half:ty),*) => {$(
         impl Element for $half {
-            // Only the accumulator of a sum or product travels, which is float32; these two keep
-            // the function total. float32 is wide enough that rounding twice changes nothing.
+            // Ranks exchange sums and products in their accumulator, float32; these two only keep
+            // the trait complete. float32 is wide enough that rounding twice changes nothing.
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 let sum = self.to_f32_const() + other.to_f32_const();

@@ -1,14 +1,14 @@
-//! Counts of elements that are infinite or no number at all.
+//! Counts of elements that are infinite or NaN.
 //!
-//! One pass over memory that the compiler vectorises for any processor: looking is bound by memory,
-//! so there is nothing to gain from wider vectors. Counting is for the blocks in which there is
-//! something to count.
+//! One pass over memory, which the compiler vectorises for any processor. The pass is bound by
+//! memory, so wider vectors gain nothing. Elements are counted only in blocks that have some to
+//! count.
 
 use std::slice;
 
 use crate::dtype::DType;
 
-/// Elements that are looked at together.
+/// Elements that are tested together.
 const BLOCK: usize = 4096;
 
 /// The number of elements that are infinite or NaN; 0 for integers.
@@ -16,7 +16,7 @@ const BLOCK: usize = 4096;
 /// # Safety
 ///
 /// `source` is valid for reads of `count` elements of `dtype` and aligned to one element. It may
-/// dangle when no element is asked for.
+/// dangle when `count` is zero.
 #[must_use]
 pub unsafe fn non_finite(dtype: DType, source: *const u8, count: usize) -> usize {
     if count == 0 {
@@ -43,7 +43,7 @@ macro_rules! count_exponents {
             elements
                 .chunks(BLOCK)
                 .map(|block| {
-                    // Lanes stay as wide as the elements, where a sum of them would be wider.
+                    // An OR keeps lanes as wide as the elements; a sum would widen them.
                     let found = block
                         .iter()
                         .fold(0, |found, bits| found | <$bits>::from(is_set(bits)));
@@ -99,7 +99,7 @@ mod tests {
             ];
             assert_eq!(count_of($dtype, &wild, 5), 4);
             assert_eq!(count_of($dtype, &wild, 5 * BLOCK), 4 * BLOCK);
-            // One alone is found wherever it is.
+            // A single one is found at any position.
             for place in [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 6] {
                 let mut elements = vec![tame[0]; 2 * BLOCK + 7];
                 elements[place] = wild[1];

@@ -1,20 +1,20 @@
 //! Element-wise arithmetic on the contributions of two ranks: the inner loops of every reduction.
 //!
-//! * [`reduce`] adds (or multiplies, or compares) what a peer sent to what this rank holds;
-//! * [`widen`] turns elements into the type that partial results are kept in;
-//! * [`finish`] turns fully reduced partial results into the elements the user sees;
-//! * [`non_finite`] counts what no sum survives.
+//! * [`reduce`] combines a peer's elements with those of this rank;
+//! * [`widen`] converts elements into the accumulator type, in which partial results are kept;
+//! * [`finish`] converts complete results into elements of the buffer's type;
+//! * [`non_finite`] counts elements that are infinite or NaN.
 //!
 //! The loops are written once, in `scalar`, and compiled once per instruction set: the compiler
 //! vectorises them for the features that each caller enables. Only the conversions of float16 need
-//! intrinsics. The best set of this processor is chosen at run time, so that one build serves every
-//! machine.
+//! intrinsics. The best instruction set of the processor is chosen at run time, so one build serves
+//! every machine.
 //!
 //! Every instruction set gives the same bits, and so do ranks with different processors:
 //!
 //! * no multiplication and addition are ever fused;
-//! * a NaN that comes out of [`reduce`] is the one canonical quiet NaN of its type, because which
-//!   of two NaNs survives an addition, and with which sign, differs between instruction sets;
+//! * a NaN result of [`reduce`] is the canonical quiet NaN of its type, because instruction sets
+//!   differ in the operand and the sign of a NaN that survives an addition;
 //! * minimum and maximum order -0.0 below 0.0, and a NaN in either operand wins.
 
 mod element;
@@ -37,18 +37,18 @@ const OVERRIDE_VARIABLE: &str = "GRADRING_KERNEL";
 
 /// The kernels compiled for one instruction set.
 struct Kernels {
-    /// Shown by [`instruction_set`] and accepted by the override.
+    /// Name in [`instruction_set`] and in the override.
     name: &'static str,
     run: Run,
 }
 
-/// Does this over so many elements, from source to target.
+/// Performs a task from source to target over a number of elements.
 ///
 /// The contracts are those of the public functions, except that pointers must not dangle even when
-/// no element is asked for.
+/// the number is zero.
 type Run = unsafe fn(Task, *mut u8, *const u8, usize);
 
-/// A public function, and its arguments but for the memory.
+/// A public function with its arguments, except for the memory.
 #[derive(Clone, Copy)]
 enum Task {
     Reduce(DType, ReduceOp),
@@ -134,9 +134,9 @@ pub unsafe fn finish(
 
 /// # Safety
 ///
-/// As for the function that the task names.
+/// Same contract as for the function in the task.
 unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
-    // The pointers of an empty buffer may dangle, which slices do not forgive.
+    // The pointers of an empty buffer may dangle, which slices do not allow.
     if count > 0 {
         // SAFETY: the caller keeps the contract; `active` returns only what this processor can run.
         unsafe { (active().run)(task, target, source, count) }
@@ -145,8 +145,8 @@ unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
 
 /// The instruction set that the kernels use on this machine: `avx512`, `avx2` or `scalar`.
 ///
-/// Detected once. `GRADRING_KERNEL` with one of these names overrides the choice; a set that is
-/// unknown, or that this processor lacks, is ignored, which [`ignored_override`] says.
+/// Detected once. `GRADRING_KERNEL` with one of these names overrides the choice. An unknown set,
+/// or one that the processor lacks, is ignored; [`ignored_override`] reports that.
 #[must_use]
 pub fn instruction_set() -> &'static str {
     active().name
@@ -179,7 +179,7 @@ fn select(wanted: Option<&str>) -> &'static Kernels {
     chosen.unwrap_or(&supported[0])
 }
 
-/// What this processor can run, best first. Scalar code always closes the list.
+/// Kernels that this processor can run, best first. Scalar code is always the last.
 fn supported() -> Vec<&'static Kernels> {
     #[cfg(target_arch = "x86_64")]
     let vectorised = x86_64::supported();

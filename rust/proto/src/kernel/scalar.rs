@@ -18,7 +18,7 @@ pub(super) static KERNELS: Kernels = Kernels {
 
 /// # Safety
 ///
-/// As for the function that the task names, with pointers that do not dangle even when `count` is
+/// Same contract as for the function in the task; pointers must not dangle even when `count` is
 /// zero.
 #[inline(always)]
 pub(super) unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
@@ -36,7 +36,7 @@ pub(super) unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: 
 
 /// # Safety
 ///
-/// As [`super::reduce`].
+/// Same contract as for [`super::reduce`].
 #[inline(always)]
 unsafe fn reduce(dtype: DType, op: ReduceOp, target: *mut u8, source: *const u8, count: usize) {
     // SAFETY: each arm casts to the element type that the caller vouches for.
@@ -55,7 +55,7 @@ unsafe fn reduce(dtype: DType, op: ReduceOp, target: *mut u8, source: *const u8,
 
 /// # Safety
 ///
-/// As [`super::widen`].
+/// Same contract as for [`super::widen`].
 #[inline(always)]
 unsafe fn widen(
     dtype: DType,
@@ -79,7 +79,7 @@ unsafe fn widen(
 
 /// # Safety
 ///
-/// As [`super::finish`].
+/// Same contract as for [`super::finish`].
 #[inline(always)]
 unsafe fn finish(
     dtype: DType,
@@ -227,11 +227,11 @@ mod tests {
     const HALVES: [DType; 2] = [DType::F16, DType::Bf16];
     const INTEGERS: [DType; 3] = [DType::I32, DType::I64, DType::U8];
 
-    /// A float type as float64 sees it; the 16-bit formats are computed from their definition.
+    /// A float type as float64 values. The 16-bit formats are computed from their definition.
     struct Float {
         dtype: DType,
-        /// Of a 16-bit format: the value of every magnitude up to infinity, which stands at the
-        /// next power of two, because rounding overflows half way there.
+        /// Values of all magnitudes of a 16-bit format up to infinity. Infinity stands at the next
+        /// power of two, because rounding overflows half way to it.
         magnitudes: Vec<f64>,
     }
 

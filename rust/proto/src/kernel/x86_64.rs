@@ -24,7 +24,7 @@ static AVX512: Kernels = Kernels {
     run: run_avx512,
 };
 
-/// What this processor can run, best first.
+/// Kernels that this processor can run, best first.
 pub(super) fn supported() -> impl Iterator<Item = &'static Kernels> {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
     let avx512 = avx2
@@ -52,7 +52,7 @@ unsafe fn run_avx512(task: Task, target: *mut u8, source: *const u8, count: usiz
 
 /// # Safety
 ///
-/// As [`scalar::run`]; the processor has AVX2 and F16C.
+/// Same contract as for [`scalar::run`]; the processor has AVX2 and F16C.
 #[inline(always)]
 unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
     // SAFETY: the contract is the same; the tasks name the element types of the two conversions.

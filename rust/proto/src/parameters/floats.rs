@@ -1,7 +1,8 @@
-//! Numbers whose memory is used again.
+//! Float32 arrays whose memory is reused.
 //!
-//! A gradient or a copy of weights lives for one step. To get its memory from the system and clear it
-//! takes longer than to fill it, so what was large is kept for the next one of the same length.
+//! A gradient or a copy of weights lives for one step. Getting its memory from the system and
+//! clearing it takes longer than filling it. So large memory is kept for the next array of the same
+//! length.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
@@ -10,15 +11,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::lock::lock;
 
-/// The C library itself keeps what is smaller.
+/// Bytes from which memory is kept here. The C library keeps smaller pieces.
 const LARGE_BYTES: usize = 1 << 20;
 
-/// Float32 numbers of weights or a gradient.
+/// Float32 values of weights or a gradient.
 #[derive(Debug, Default, PartialEq)]
 pub struct Floats(Vec<f32>);
 
-/// Memory of this process that is in no use now. With what is in use it is never more than what once
-/// was in use at the same time.
+/// Unused memory of this process. Used and unused memory together never exceed the largest amount
+/// that was in use at one time.
 struct Shelf {
     kept: Vec<Vec<f32>>,
     kept_bytes: usize,
@@ -29,7 +30,7 @@ struct Shelf {
 static SHELF: Mutex<Shelf> = Mutex::new(Shelf::EMPTY);
 
 impl Floats {
-    /// The same numbers in memory of their own.
+    /// A copy of the values in new memory.
     #[must_use]
     pub fn copied(values: &[f32]) -> Self {
         match kept(values.len()) {
@@ -41,7 +42,7 @@ impl Floats {
         }
     }
 
-    /// So many equal ones.
+    /// An array of equal values.
     #[must_use]
     pub fn repeated(value: f32, length: usize) -> Self {
         match kept(length) {
@@ -54,7 +55,7 @@ impl Floats {
     }
 }
 
-/// Memory with so many numbers, whichever these are, if some is kept.
+/// Kept memory of this length with arbitrary contents, if there is some.
 pub fn kept(length: usize) -> Option<Vec<f32>> {
     if is_large(length) {
         lock(&SHELF).take(length)
@@ -63,7 +64,7 @@ pub fn kept(length: usize) -> Option<Vec<f32>> {
     }
 }
 
-/// Gives back to the system what is kept, since nobody trains any more.
+/// Frees kept memory once no training runs.
 pub fn forget_kept() {
     let mut shelf = lock(&SHELF);
     shelf.used_bytes_max = shelf.used_bytes;
@@ -96,7 +97,7 @@ impl Shelf {
         self.kept.push(values);
     }
 
-    /// What was not used for longest goes first.
+    /// Frees memory down to the bound, starting with what was unused for longest.
     fn make_room(&mut self) {
         while self.used_bytes + self.kept_bytes > self.used_bytes_max {
             self.kept_bytes -= bytes(self.kept.remove(0).len());
@@ -135,8 +136,8 @@ impl Clone for Floats {
     }
 }
 
-/// The numbers travel behind the head of a message. There one byte stands for all of them, so that no
-/// head has more of these than bytes.
+/// The values travel behind the head of a message. In the head, one byte stands for an array, so a
+/// head cannot claim more arrays than it has bytes.
 impl Serialize for Floats {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_u8(0)
@@ -186,7 +187,7 @@ mod tests {
         }
         assert_eq!(held(&shelf), [LENGTH, LENGTH]);
         assert!(shelf.take(LENGTH + 1).is_none());
-        // New memory takes the place of some that was kept.
+        // New memory displaces kept memory.
         shelf.begin_use(LENGTH + 1);
         assert!(held(&shelf).is_empty());
         shelf.end_use(vec![0.0; LENGTH + 1]);
@@ -194,7 +195,7 @@ mod tests {
         assert!(shelf.take(LENGTH + 1).is_none());
         assert_eq!((shelf.used_bytes, shelf.kept_bytes), (0, 0));
         assert_eq!(shelf.used_bytes_max, bytes(2 * LENGTH));
-        // As much is kept as there is room for.
+        // The shelf keeps as much as the bound allows.
         for _ in 0..2 {
             shelf.begin_use(LENGTH);
         }
@@ -226,7 +227,7 @@ mod tests {
                 assert!(Floats::repeated(2.5, length).iter().all(|&it| it == 2.5));
             }
         }
-        // Nobody else takes the memory of so many.
+        // No other test uses memory of this length.
         let length = 3 * LENGTH + 1;
         assert!(kept(length).is_none());
         drop(Floats::repeated(2.5, length));

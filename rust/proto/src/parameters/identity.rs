@@ -2,69 +2,70 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many entries of the log the weights have in them. The first entry brings the initial weights.
+/// Number of log entries that the weights contain. The first entry brings the initial weights.
 pub type Version = u64;
 
-/// Grows whenever the servers are restored; messages of another term are not believed.
+/// Grows each time the servers are restored. Messages of another term never change the weights.
 pub type Term = u64;
 
-/// One membership of a worker: the term in which it began, and its number there. For one worker,
-/// later ones are greater.
+/// One membership of a worker: the term in which it began, and its number in that term. Later
+/// memberships of one worker compare greater.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 pub struct Incarnation(pub Term, pub u32);
 
-/// Which gradient. Nothing with the same identity is ever applied twice.
+/// Identity of a gradient, which is applied at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PushId {
     /// Index of the worker.
     pub worker: u32,
-    /// Its membership.
+    /// Membership in which the worker pushed it.
     pub incarnation: Incarnation,
-    /// Grows from push to push.
+    /// Grows with every push of the membership.
     pub number: u64,
 }
 
-/// Weights that were there: two servers that were at the same point had the same history.
+/// Identity of weights: servers at the same point have the same history.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 pub struct Point {
-    /// When the last entry was ordered.
+    /// Term in which the last entry was ordered.
     pub term: Term,
-    /// How many.
+    /// Number of entries.
     pub version: Version,
 }
 
-/// Where each term went on from what an earlier one had: which points are in the past of the servers,
-/// and which were given up when a server was lost.
+/// The version at which each term began. It shows which points are in the servers' past, and which
+/// were abandoned when a server was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Terms(Vec<(Term, Version)>);
 
-/// Terms that are remembered. Those before never gave up anything that still could come up.
+/// Bound on the terms that are remembered. Points that older terms abandoned no longer occur in
+/// messages.
 const TERMS_MAX: usize = 1024;
 
 impl Terms {
-    /// Before the first term.
+    /// No term yet.
     pub const NONE: Self = Self(Vec::new());
 
-    /// The current one; 0 before the first.
+    /// The current term; 0 before the first.
     #[must_use]
     pub fn term(&self) -> Term {
         self.0.last().map_or(0, |(term, _)| *term)
     }
 
-    /// With what version the current term began.
+    /// The version with which the current term began; 0 before the first.
     #[must_use]
     pub fn start(&self) -> Version {
         self.0.last().map_or(0, |(_, version)| *version)
     }
 
-    /// A new term that goes on from this version.
+    /// The terms with a new one that continues from `version`.
     #[must_use]
     pub fn followed_by(&self, term: Term, version: Version) -> Self {
-        // One that gave up more makes those before it superfluous.
+        // The new term excludes every point that a term with the same or a later start excluded.
         let kept = self.0.iter().filter(|(_, earlier)| *earlier < version);
         let mut terms: Vec<_> = kept.copied().collect();
         terms.push((term, version));
@@ -72,7 +73,7 @@ impl Terms {
         Self(terms.split_off(excess))
     }
 
-    /// Whether a point is in the past.
+    /// Returns whether a point is in the servers' past: no later term has abandoned it.
     #[must_use]
     pub fn contains(&self, point: Point) -> bool {
         let later = self.0.iter().filter(|(term, _)| *term > point.term);
@@ -95,7 +96,7 @@ mod tests {
         assert!(contains(&back, 1, 3) && !contains(&back, 2, 5) && !contains(&back, 1, 4));
         assert_eq!(back, first.followed_by(4, 3));
         assert_eq!((back.term(), back.start()), (4, 3));
-        // One that gives up as much as another makes it superfluous, too.
+        // A return to the same version makes an earlier one superfluous, too.
         assert_eq!(
             third.followed_by(4, 8),
             first.followed_by(2, 5).followed_by(4, 8)

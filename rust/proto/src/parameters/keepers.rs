@@ -1,41 +1,42 @@
-//! Copies of shards: which server has which.
+//! Copies of shards, and the servers that have them.
 
-/// Who keeps a copy of a shard: first those that workers pull from, by shard, and then, as often as
-/// shards are replicated, those of the same shards on the servers behind.
+/// Placement of the copies of shards. A keeper is one copy of one shard. The first `servers`
+/// keepers are the first copies, by shard, and workers pull from them. Each further group of
+/// `servers` keepers has the next copies, each one server further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keepers {
-    /// As many as there are shards.
+    /// Number of servers, and of shards.
     pub servers: usize,
-    /// Copies of each shard beside the first; fewer than servers.
+    /// Copies of each shard beside the first; fewer than `servers`.
     pub replicas: usize,
 }
 
 impl Keepers {
-    /// How many there are.
+    /// Number of keepers.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.servers * (1 + self.replicas)
     }
 
-    /// Of which shard a keeper has a copy.
+    /// Shard of a keeper.
     #[must_use]
     pub const fn shard(&self, keeper: usize) -> usize {
         keeper % self.servers
     }
 
-    /// Which of the shard's copies it is.
+    /// Index of a keeper among the copies of its shard; 0 for the first copy.
     #[must_use]
     pub const fn copy(&self, keeper: usize) -> usize {
         keeper / self.servers
     }
 
-    /// Which server it is in.
+    /// Server that has a keeper.
     #[must_use]
     pub const fn server(&self, keeper: usize) -> usize {
         (self.shard(keeper) + self.copy(keeper)) % self.servers
     }
 
-    /// The keeper of a server whose copy of its shard is this one.
+    /// The keeper on `server` that is the copy of this index.
     #[must_use]
     pub const fn on(&self, server: usize, copy: usize) -> usize {
         copy * self.servers + (server + self.servers - copy % self.servers) % self.servers

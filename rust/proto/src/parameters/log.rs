@@ -1,4 +1,4 @@
-//! The order of updates, which is the same on all servers.
+//! The log: one order of updates for all servers.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,35 +8,35 @@ use super::identity::PushId;
 use super::optimizer::Hyper;
 use super::rules::Treatment;
 
-/// Entries that not all have applied, at most. Gradients wait in the queue instead.
+/// Bound on the entries that some keeper has not applied. Further gradients wait in the queue.
 pub(super) const IN_FLIGHT_MAX: usize = 4;
 
 /// One gradient of an update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {
-    /// Which.
+    /// Identity of the gradient.
     pub id: PushId,
-    /// How it counts.
+    /// Weight and correction of the gradient.
     pub treatment: Treatment,
 }
 
 /// One update. The first of a log brings the initial weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// In the order in which they are summed up, from left to right.
+    /// The gradients, in the order in which they are summed from left to right.
     pub contributions: Vec<Contribution>,
-    /// By what the sum is multiplied.
+    /// Factor of the sum.
     pub scale: f32,
-    /// Of the first contribution.
+    /// Learning rate and weight decay of the first contribution.
     pub hyper: Hyper,
 }
 
-/// A number for all entries so far: servers at one version with the same number had the same log.
+/// Hash of all entries so far. Servers at one version with equal hashes had the same log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct History(pub u64);
 
 impl History {
-    /// With one entry more.
+    /// The history with one more entry.
     #[must_use]
     pub fn followed_by(self, entry: &Entry) -> Self {
         let mut hasher = DefaultHasher::new();

@@ -1,7 +1,7 @@
 //! Messages between workers and servers.
 //!
-//! Every message may be lost, come twice, late, or after one that was sent later. What gets no answer
-//! is said again.
+//! Messages may be lost, duplicated, delayed and reordered. A message without an answer is sent
+//! again.
 
 use std::sync::Arc;
 
@@ -14,20 +14,22 @@ use super::shard::{Payload, Weights};
 use super::snapshot::Snapshot;
 use crate::error::{Breach, Result};
 
-/// From a worker to a server.
+/// A message from a worker to a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Request {
-    /// Of the worker; 0 if it does not know.
+    /// Term that the worker knows; 0 if it knows none.
     pub term: Term,
-    /// Its index.
+    /// Index of the worker.
     pub worker: u32,
-    /// What it wants.
+    /// The request itself.
     pub ask: Ask,
 }
 
 impl Request {
+    /// Checks the sender.
+    ///
     /// # Errors
-    /// `Protocol` when it is from another worker, or about another one's gradient.
+    /// `Protocol` if the request names another worker, or another worker's gradient.
     pub fn check_from(&self, worker: u32) -> Result<()> {
         let owner = match &self.ask {
             Ask::Submit { id, .. } | Ask::Stage { id, .. } => id.worker,
@@ -41,187 +43,188 @@ impl Request {
     }
 }
 
-/// What a worker wants. Servers other than the first are asked to stage and to pull only.
+/// Kinds of request. All servers answer `Stage` and `Pull`; the other kinds go to the first server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Ask {
-    /// To be a member.
+    /// Makes the worker a member.
     Join {
         /// A random number for the attempt.
         nonce: u64,
-        /// Under which it was before the servers were restored.
+        /// Incarnation of the worker before the servers were restored, if it had one.
         claim: Option<Incarnation>,
     },
-    /// To apply what is staged on all servers, and to say when it may go on.
+    /// Asks for an update with a gradient that is staged on all servers, and for a [`Reply::Go`].
     Submit {
-        /// Which gradient.
+        /// Identity of the gradient.
         id: PushId,
-        /// The oldest version of any server's weights with which it was computed.
+        /// Oldest version of any server's weights with which the gradient was computed.
         base: Version,
-        /// What goes with it.
+        /// Learning rate and weight decay of the step.
         hyper: Hyper,
     },
-    /// The weights, once they have this version at least.
+    /// Asks for weights of at least this version.
     Pull {
-        /// Which of its pulls.
+        /// Number of the pull.
         round: u64,
-        /// From what version on.
+        /// Lowest version that the worker accepts.
         at_least: Version,
     },
-    /// Not to be taken for lost.
+    /// Proves that the worker lives, so that it is not taken for lost.
     Alive(Incarnation),
-    /// To be counted out.
+    /// Ends the membership.
     Leave(Incarnation),
-    /// To keep this until it is applied.
+    /// Leaves a gradient at a server until it is applied.
     Stage {
-        /// Which gradient.
+        /// Identity of the gradient.
         id: PushId,
-        /// With which version of this server's weights it was computed.
+        /// Version of this server's weights with which the gradient was computed.
         base: Version,
-        /// The part for this server.
+        /// This server's part of the gradient.
         payload: Arc<Payload>,
     },
 }
 
-/// From a server to a worker.
+/// A message from a server to a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Reply {
-    /// The servers are in another term: join it.
+    /// The servers are in another term. The worker joins it.
     OtherTerm(Terms),
-    /// It is no member under this incarnation any more: join under a new one.
+    /// The worker is no member under this incarnation any more. It joins under a new one.
     NotMember(Term, Incarnation),
-    /// It is a member.
+    /// The worker is a member.
     Joined {
-        /// In which term.
+        /// Term of the membership.
         term: Term,
-        /// Which attempt worked.
+        /// Nonce of the attempt that succeeded.
         nonce: u64,
-        /// Under which incarnation.
+        /// Incarnation of the membership.
         incarnation: Incarnation,
-        /// The last of its pushes that counts.
+        /// Number of the last push that is applied or dropped, as all before it are.
         latest: u64,
-        /// On how many servers each shard is, beside the first.
+        /// Number of copies of each shard beside the first.
         replicas: usize,
     },
-    /// The server has it.
+    /// The server keeps the gradient.
     Staged(Term, PushId),
-    /// It may pull, and compute the next gradient.
+    /// The worker may pull, and compute the next gradient.
     Go {
-        /// In which term.
+        /// Current term.
         term: Term,
-        /// Under which incarnation.
+        /// Incarnation of the worker.
         incarnation: Incarnation,
-        /// After which push.
+        /// Number of the worker's last push that was submitted.
         number: u64,
-        /// From what version on; 0 asks for the initial weights.
+        /// Lowest version to pull; 0 asks for the initial weights instead.
         version: Version,
-        /// Pushes up to this number have been applied or dropped.
+        /// All pushes up to this number have been applied or dropped.
         settled: u64,
-        /// How many were dropped in this term.
+        /// Number of pushes of this incarnation that were dropped in this term.
         dropped: u64,
     },
-    /// It was counted out, as it wanted: all that is in no update is dropped.
+    /// The membership has ended at the worker's request. Its pushes that are in no update are
+    /// dropped.
     Left {
-        /// In which term.
+        /// Current term.
         term: Term,
-        /// Under which incarnation.
+        /// Incarnation that has ended.
         incarnation: Incarnation,
-        /// How many of its pushes were dropped in this term.
+        /// Number of pushes of this incarnation that were dropped in this term.
         dropped: u64,
     },
-    /// What was pulled.
+    /// Answers [`Ask::Pull`].
     Weights {
-        /// Which pull.
+        /// Number of the pull.
         round: u64,
-        /// Which weights.
+        /// Point of the weights.
         point: Point,
-        /// Of each part.
+        /// Weights of each part.
         parts: Vec<Weights>,
     },
 }
 
-/// Where servers go on together.
+/// The point from which all servers continue in a new term.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
-    /// Of the statuses from which it follows.
+    /// Round of the statuses from which the start was computed.
     pub round: u64,
-    /// Of which the last is the new one.
+    /// All terms; the last one is the new term.
     pub terms: Terms,
-    /// With which weights.
+    /// Point of the weights.
     pub point: Point,
-    /// The last that led there, for those that have not applied all of them.
+    /// Last entries before the point, for servers that have not applied all of them.
     pub entries: Vec<Entry>,
 }
 
-/// From the sequencer to a server.
+/// A message from the sequencer to a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Order {
-    /// Say what you have.
+    /// Asks for a [`Report::Status`].
     Prepare {
         /// A random number for the round.
         round: u64,
     },
-    /// Go on from there.
+    /// Continue from this start.
     Install(Start),
-    /// Apply these.
+    /// Append these entries to the log, and apply them.
     Append {
-        /// Of the sequencer.
+        /// Term of the sequencer.
         term: Term,
-        /// The version before the first of them.
+        /// Version before the first entry.
         after: Version,
-        /// In order.
+        /// The entries in the order of the log.
         entries: Vec<Entry>,
-        /// The last push of each worker that needs not be kept, once these are applied.
+        /// Last push of each worker that need not be kept once the entries are applied.
         acknowledged: Vec<PushId>,
-        /// All servers have a snapshot of this version, so none before it is needed.
+        /// A version of which all servers have a snapshot, so older snapshots are superfluous.
         stable: Version,
     },
-    /// Say all that you have there, for others.
+    /// Asks for the whole state at this start, for servers that lack it.
     FetchState(Start),
-    /// Go on from there, with what another server has.
+    /// Continue from this start, with a snapshot that another server has sent.
     InstallSnapshot(Start, Arc<Snapshot>),
 }
 
-/// From a server to the sequencer.
+/// A message from a server to the sequencer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Report {
-    /// What it has.
+    /// State of the server.
     Status {
-        /// Of the order.
+        /// Round of the order.
         round: u64,
-        /// The last it knows.
+        /// The last terms that it knows.
         terms: Terms,
-        /// Its snapshots.
+        /// Points of its snapshots.
         points: Vec<Point>,
-        /// What it has in memory, which does not change until it goes on.
+        /// Point of its state in memory, which does not change before the next start.
         at: Option<Point>,
-        /// The last that led there.
+        /// The last entries before that point.
         entries: Vec<Entry>,
     },
-    /// It goes on in this term.
+    /// The server has begun this term.
     Installed {
-        /// Which.
+        /// The new term.
         term: Term,
-        /// The last push of each worker that the weights have.
+        /// Last push of each worker in the weights.
         applied: Vec<PushId>,
-        /// Its last snapshot.
+        /// Version of its last snapshot.
         saved: Version,
     },
-    /// It has applied entries up to this version, and a snapshot of that one.
+    /// Progress of the server in the log.
     Applied {
-        /// Of the sequencer.
+        /// Term of the sequencer.
         term: Term,
-        /// What it has applied.
+        /// Version of the last entry that it has applied.
         version: Version,
-        /// Its last snapshot.
+        /// Version of its last snapshot.
         saved: Version,
     },
-    /// It is in no term, or cannot go on in this one.
+    /// The server is in no term, or cannot continue in this one.
     Lost(Term),
-    /// What others go on with.
+    /// Answers [`Order::FetchState`].
     FetchedState {
-        /// Of the start.
+        /// Round of the start.
         round: u64,
-        /// All of it.
+        /// The whole state.
         state: Arc<Snapshot>,
     },
 }

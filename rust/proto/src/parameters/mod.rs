@@ -2,50 +2,52 @@
 //!
 //! Pure code without sockets, threads or a clock: a [`Worker`](worker::Worker) in each worker, a
 //! [`Server`](server::Server) in each server, and a [`Sequencer`](sequencer::Sequencer) in the
-//! first of them. Their owners carry messages and tell the time.
+//! first of them. Their owners carry messages and pass the time in.
 //!
 //! *How.* A worker pulls the weights from all servers, computes, and stages its gradient: each
-//! server keeps the part for its own weights. When all of them have theirs, the worker submits the
-//! gradient to the sequencer, which decides when it counts, and how much (`queue`, where all update
-//! rules are). The decision is an entry of a log. All servers apply the entries in the order of the
-//! log, so they go through the same versions. The worker may go on when the sequencer says so: that
-//! is where a rule holds a fast worker back. The first entry of a log brings the initial weights,
-//! from a worker.
+//! server keeps the part for its own weights. Once all servers have staged their parts, the worker
+//! submits the gradient to the sequencer. The sequencer decides when the gradient counts, and with
+//! what weight (`queue` has all update rules). Each decision is an entry of a log. All servers
+//! apply the entries in the order of the log, so they pass through the same versions. The worker
+//! continues when the sequencer sends `Go`; here a rule holds a fast worker back. The first entry
+//! of a log brings the initial weights, from a worker.
 //!
-//! *Never half.* An entry names gradients that all servers have. Only a restart takes a staged
-//! gradient from a server, and then that server is in no term any more.
+//! *Never half.* An entry names only gradients that all servers have staged. Only a restart removes
+//! a staged gradient from a server, and a restarted server is in no term.
 //!
-//! *Never twice.* The log has the identities of one worker in growing order. They begin with the
-//! incarnation, which is new whenever a worker comes back and cannot tell what became of its
-//! gradients; an incarnation that has ended never counts again. So what comes twice or late is
-//! known for what it is.
+//! *Never twice.* In the log, the identities of one worker's pushes grow. An identity begins with
+//! the incarnation. A worker that comes back and cannot know which of its gradients were applied
+//! gets a new incarnation; one that has ended never counts again. So duplicates and late messages
+//! are recognised.
 //!
-//! *Copies.* Each shard may be kept by several servers (`keepers`), which all are told the same. A
-//! gradient is staged at all keepers before it is submitted.
+//! *Copies.* Each shard may have several copies, on different servers (`keepers`); all copies get
+//! the same orders. A gradient is staged at all keepers before it is submitted.
 //!
-//! *A lost server* has forgotten what was staged, and what it applied after its last snapshot. So
-//! all servers go on together in a new term (`restoring`): from the last version that any keeper
-//! has, if of each shard some keeper has it or can reach it, and others are filled from those; or
-//! else from the last version of which all servers have a snapshot. Messages of older terms are not
-//! believed. The sequencer does not let the log run ahead of snapshots by more than two intervals,
-//! and no server removes one before all have a later one. `Terms` says where each began. A worker
-//! that hears of a new term drops gradients that it computed with weights that were given up, and
-//! pushes the others again: their identities tell whether the log still has them. With copies, it
-//! keeps a gradient until all keepers have applied it, so no loss of one server loses any. The
-//! first server writes a new term down before anybody else hears of it, and a server that was
-//! restarted in a term does not take that one up again; so a term has one log.
+//! *A lost server* has forgotten its staged gradients, and the updates after its last snapshot. So
+//! all servers begin a new term together (`restoring`). If each shard has a keeper that has the
+//! newest version of any keeper, or can reach it, the term begins there, and these keepers send
+//! snapshots to the others. Otherwise the term begins at the newest version of which all servers
+//! have a snapshot. Messages of older terms are not believed. The sequencer does not let the log
+//! run ahead of snapshots by more than two intervals, and no server removes a snapshot before all
+//! have a later one. `Terms` records where each term began. A worker that learns of a new term
+//! drops gradients that it computed with abandoned weights, and pushes the others again: their
+//! identities show whether the log still has them. If there are copies, a worker keeps a gradient
+//! until all keepers have applied it, so the loss of one server loses no gradient. The first server
+//! writes a new term to its disk before any other process learns of it, and a restarted server does
+//! not enter a term again. So a term has one log.
 //!
-//! *Waiting for workers.* A worker that outlived the restored servers claims the incarnation that it had,
-//! and the others are back as soon as it is. If nobody claims one, all processes have started anew: the
-//! term begins as the first one does, when all workers are there or a time has passed.
+//! *Waiting for workers.* A worker that outlived the restored servers claims its old incarnation.
+//! The other workers then come back as quickly, if they live. If no worker claims one, all
+//! processes are new. The term then begins like the first one: when all workers have joined, or a
+//! time has passed.
 //!
-//! *A lost worker* is one of which nothing was heard for a while. It counts no more, and what it
-//! submitted is dropped as far as it is in no entry, so nobody waits for it.
+//! *A lost worker* has sent nothing for a while. It no longer counts, and its submitted gradients
+//! that are in no entry are dropped, so no worker waits for it.
 //!
-//! *What is given up.* Pulls from several servers may meet different versions, unless the rule is
-//! synchronous without backups; then no version can follow while a member pulls. Updates since the
-//! last common snapshot are lost with the last copy of a shard. If all servers lose their disks,
-//! training goes on from a worker's weights.
+//! *Limits.* Pulls from several servers may return different versions, except under a synchronous
+//! rule without backups, where no version can follow while a member pulls. If all copies of a shard
+//! are lost, so are the updates since the last common snapshot. If all servers lose their disks,
+//! training continues from a worker's weights.
 
 pub mod floats;
 pub mod identity;

@@ -1,59 +1,60 @@
-//! The optimizers that a server knows, in Keras 3's order of arithmetic, which rounds as Keras does.
+//! Keras' optimizers for servers, in the order of arithmetic of Keras 3, so that results round
+//! equally.
 //!
-//! Everything is float32. What Python computes before it reaches TensorFlow, such as `1 - beta_1`, is
-//! float64 first. No multiplication and addition are fused. Gradients are clipped by the workers:
-//! Keras clips what each worker has computed, before anything is summed up.
+//! All values are float32. Expressions that Python evaluates before TensorFlow, such as `1 -
+//! beta_1`, are float64 first. No multiplication is fused with an addition. Workers clip the
+//! gradients, because Keras clips each gradient before the sum.
 
 use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
-/// How a gradient changes the weights; what stays the same for the whole training. Programs say it in
-/// JSON, by Keras' names.
+/// Rule by which a gradient changes the weights, constant for the whole training. Programs pass it
+/// as JSON with Keras' names.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {
     /// `keras.optimizers.SGD`.
     Sgd {
-        /// 0 has no slot.
+        /// Momentum; 0 needs no slot.
         momentum: f64,
-        /// Whether the gradient is taken where the momentum leads.
+        /// True for Nesterov momentum.
         #[serde(rename = "nesterov")]
         is_nesterov: bool,
     },
     /// `keras.optimizers.Adagrad`.
     Adagrad {
-        /// With what the sums of squares begin.
+        /// Initial value of the sums of squares.
         #[serde(rename = "initial_accumulator_value")]
         initial: f64,
-        /// Against division by zero.
+        /// Added to avoid division by zero.
         epsilon: f64,
     },
     /// `keras.optimizers.Adam`; with a weight decay `AdamW`.
     Adam {
-        /// Decay of the mean.
+        /// Decay of the mean of gradients.
         beta_1: f64,
         /// Decay of the mean of squares.
         beta_2: f64,
-        /// Against division by zero.
+        /// Added to avoid division by zero.
         epsilon: f64,
-        /// Whether the largest mean of squares so far counts.
+        /// True if the largest mean of squares so far is used.
         #[serde(rename = "amsgrad")]
         is_amsgrad: bool,
     },
 }
 
-/// What may change from step to step, and therefore comes with every gradient.
+/// Values that may change from step to step, and therefore come with every gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Hyper {
-    /// As any schedule or callback of the worker has it.
+    /// Learning rate of the step, from the worker's schedule or callback.
     pub learning_rate: f32,
-    /// Part of the weights that goes away, times the learning rate; 0 for none.
+    /// Decay of the weights per unit of learning rate; 0 for none.
     pub weight_decay: f32,
 }
 
 impl Optimizer {
-    /// With what each slot of a variable begins.
+    /// Initial value of each slot of a variable.
     pub fn initial_slots(&self) -> Vec<f32> {
         match *self {
             Self::Sgd { momentum: 0.0, .. } => vec![],
@@ -63,18 +64,17 @@ impl Optimizer {
         }
     }
 
-    /// Whether a gradient of zero leaves weights and slots as they are, so that an update of some rows
-    /// need not touch the others.
+    /// Returns whether a gradient of zero changes neither weights nor slots. If so, an update of
+    /// some rows need not touch the others.
     #[must_use]
     pub const fn keeps_without_gradient(&self) -> bool {
         matches!(self, Self::Sgd { momentum: 0.0, .. } | Self::Adagrad { .. })
     }
 
-    /// Changes weights and slots, all as long as the gradient, by the update of this number; the first
-    /// is 1.
+    /// Performs update `number`; the first is 1. Weights and slots must be as long as the gradient.
     ///
     /// # Panics
-    /// If there are not as many slots as the optimizer has.
+    /// If the number of slots is not that of the optimizer.
     pub fn update(
         &self,
         number: u64,
@@ -150,7 +150,7 @@ impl Optimizer {
     }
 }
 
-/// Takes the weight decay off, which is the first part of an update.
+/// Applies the weight decay, which is the first part of an update.
 pub fn decay(hyper: &Hyper, weights: &mut [f32]) {
     if hyper.weight_decay != 0.0 {
         for weight in weights {
@@ -159,16 +159,16 @@ pub fn decay(hyper: &Hyper, weights: &mut [f32]) {
     }
 }
 
-/// The gradient at the weights of today, as far as those at which it was computed tell: delay
-/// compensation (Zheng et al.: Asynchronous Stochastic Gradient Descent with Delay Compensation, 2017,
-/// arXiv 1609.08326) with the square of the gradient for its derivative.
+/// Corrects a gradient for the change of the weights from `then` to `now`, with the square of the
+/// gradient as its derivative. This is delay compensation (Zheng et al.: Asynchronous Stochastic
+/// Gradient Descent with Delay Compensation, 2017, arXiv 1609.08326).
 pub fn compensate(strength: f32, gradient: &mut [f32], now: &[f32], then: &[f32]) {
     for (gradient, (now, then)) in zip(gradient, zip(now, then)) {
         *gradient += strength * *gradient * *gradient * (now - then);
     }
 }
 
-/// As TensorFlow's float32 has it.
+/// A power as TensorFlow computes it in float32.
 fn power(base: f64, exponent: u64) -> f32 {
     (base as f32).powf(exponent as f32)
 }
@@ -212,7 +212,7 @@ mod tests {
             epsilon: 0.0,
             is_amsgrad,
         };
-        // The first step of Adam has the length of the learning rate, whatever the gradient.
+        // The first step of Adam has the length of the learning rate for any gradient.
         assert_eq!(updated(adam(false), &[4.0]), (0.5, vec![2.0, 4.0]));
         let (_, slots) = updated(adam(true), &[4.0, 0.0]);
         assert_eq!(slots, [1.0, 3.0, 4.0]);
@@ -238,7 +238,7 @@ mod tests {
             epsilon: 2.0,
             is_amsgrad: false,
         };
-        // The means are 2 and 4, and 0.5 * sqrt(0.25) / 0.5 times 2 / (2 + 2) comes off.
+        // The means are 2 and 4, so the weight decreases by 0.5 * sqrt(0.25) / 0.5 * 2 / (2 + 2).
         assert_eq!(updated(adam, &[4.0]).0, 0.75);
         let keep = [sgd(0.0), sgd(0.5), adagrad, adam].map(|it| it.keeps_without_gradient());
         assert_eq!(keep, [true, false, true, false]);

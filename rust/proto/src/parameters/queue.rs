@@ -1,4 +1,5 @@
-//! The queue of gradients: which become the next update, and which worker may go on, by all [`Rules`].
+//! The queue of gradients. It applies the [`Rules`]: which gradients become the next update, and
+//! which workers may compute.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,55 +13,55 @@ use super::rules::{Overflow, Rules};
 /// A gradient that is staged on all servers.
 #[derive(Debug, Clone)]
 pub struct Pending {
-    /// Which.
+    /// Identity of the gradient.
     pub id: PushId,
-    /// The version of the weights with which it was computed.
+    /// Version of the weights with which it was computed; 0 for initial weights.
     pub base: Version,
-    /// What goes with it.
+    /// Learning rate and weight decay of the step.
     pub hyper: Hyper,
 }
 
-/// A worker that counts.
+/// A worker that takes part.
 #[derive(Debug, Clone)]
 struct Member {
     incarnation: Incarnation,
-    /// The last push that it has submitted.
+    /// Number of the last push that it has submitted.
     latest: u64,
-    /// How many of its pushes were applied or dropped, and at least as many as the slowest had when it
-    /// came.
+    /// Its pushes that were applied or dropped. A new member starts with the slowest member's
+    /// number.
     settled: u64,
-    /// Whether it was told to go on since it last submitted something.
+    /// True if it has been allowed to compute since its last submission.
     computes: bool,
 }
 
-/// Which of a worker's pushes are applied or dropped.
+/// Settled pushes of a worker: those that were applied or dropped.
 #[derive(Debug, Clone, Copy)]
 struct Acknowledged {
     incarnation: Incarnation,
-    /// The last of them.
+    /// Number of the last settled push; `u64::MAX` once the incarnation has ended.
     number: u64,
-    /// How many of them are in no update.
+    /// Settled pushes that are in no update.
     dropped: u64,
 }
 
-/// What became of gradients. Initial weights are none.
+/// Fates of gradients, without initial weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Part of an update.
+    /// Applied in an update.
     pub applied: u64,
-    /// Too late.
+    /// Dropped because they were late.
     pub late: u64,
-    /// Did not fit into the queue.
+    /// Dropped because the queue was full.
     pub overflowed: u64,
-    /// Did not fit into it, and waited for room; what became of them then is counted, too.
+    /// Held outside of the full queue for a while; their final fate is counted, too.
     pub held: u64,
-    /// Initial weights, where others had brought some already.
+    /// Initial weights that came after those of another push.
     pub superfluous: u64,
-    /// Its worker was lost.
+    /// Dropped because their worker was lost.
     pub lost: u64,
 }
 
-/// What became of a push.
+/// Fate of a push.
 #[derive(Clone, Copy)]
 enum Fate {
     Applied,
@@ -68,26 +69,27 @@ enum Fate {
     Overflowed,
 }
 
-/// Members, and gradients that wait.
+/// Members, and gradients that wait for an update.
 #[derive(Debug)]
 pub struct Queue {
     rules: Rules,
     version: Version,
     members: BTreeMap<u32, Member>,
     pending: VecDeque<Pending>,
-    /// Those for which there was no room, at most one of each worker.
+    /// Gradients outside of the full queue, at most one of each worker.
     waiting: VecDeque<Pending>,
-    /// By worker, of the pushes of its last incarnation.
+    /// Settled pushes of each worker's last incarnation.
     acknowledged: BTreeMap<u32, Acknowledged>,
     counts: Counts,
     staleness: BTreeMap<u64, u64>,
 }
 
-/// What is staler counts as this stale where gradients are counted by their staleness.
+/// Largest staleness in the histogram; gradients that are staler count there, too.
 const STALENESS_MAX: u64 = 63;
 
 impl Queue {
-    /// At this version, whose log ends each worker's pushes with these, and with nobody.
+    /// An empty queue at `version` without members; `applied` has each worker's last push in the
+    /// log.
     #[must_use]
     pub fn new(rules: Rules, version: Version, applied: &[PushId]) -> Self {
         let acknowledged = |id: &PushId| {
@@ -111,43 +113,43 @@ impl Queue {
         }
     }
 
-    /// The version after all entries that were cut.
+    /// Version after all entries that were cut.
     #[must_use]
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// What became of gradients so far.
+    /// Fates of gradients so far.
     #[must_use]
     pub const fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// By staleness in versions, of how many gradients updates were made.
+    /// Histogram of applied gradients by staleness in versions.
     #[must_use]
     pub const fn staleness(&self) -> &BTreeMap<u64, u64> {
         &self.staleness
     }
 
-    /// How many gradients wait.
+    /// Number of gradients in the queue.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pending.len()
     }
 
-    /// Whether none waits.
+    /// Returns whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Whether there is no room for another.
+    /// Returns whether the queue has no capacity left.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.pending.len() >= self.capacity()
     }
 
-    /// Who counts, in order.
+    /// Members and their incarnations, ordered by worker.
     pub fn members(&self) -> impl Iterator<Item = (u32, Incarnation)> {
         self.members
             .iter()
@@ -160,13 +162,13 @@ impl Queue {
         self.members.get(&worker).map(|member| member.incarnation)
     }
 
-    /// The last push of a member.
+    /// Number of a member's last push; 0 for a worker that is no member.
     #[must_use]
     pub fn latest(&self, worker: u32) -> u64 {
         self.members.get(&worker).map_or(0, |member| member.latest)
     }
 
-    /// For each worker, the last push that is applied or dropped, as all before it are.
+    /// For each worker, its last settled push; all pushes before it are settled, too.
     #[must_use]
     pub fn acknowledged(&self) -> Vec<PushId> {
         let acknowledged = self.acknowledged.iter();
@@ -179,7 +181,7 @@ impl Queue {
             .collect()
     }
 
-    /// How many pushes of a worker's last incarnation are in no update, and will be in none.
+    /// Pushes of a worker's last incarnation that are in no update and never will be.
     #[must_use]
     pub fn dropped(&self, worker: u32) -> u64 {
         self.acknowledged
@@ -187,8 +189,9 @@ impl Queue {
             .map_or(0, |acknowledged| acknowledged.dropped)
     }
 
-    /// A worker counts from now on: the last of its pushes that is over. An incarnation that has ended,
-    /// or that others have followed, does not come back: what it has pushed may still be on its way.
+    /// Makes a worker a member, and returns the number of its last settled push. Refuses an
+    /// incarnation that has ended, or that is older than the worker's last one: its pushes may
+    /// still be on their way.
     pub fn join(&mut self, worker: u32, incarnation: Incarnation) -> Option<u64> {
         let acknowledged = match self.acknowledged.get(&worker) {
             Some(acknowledged) if incarnation < acknowledged.incarnation => return None,
@@ -205,7 +208,7 @@ impl Queue {
             },
         };
         let latest = acknowledged.number;
-        // What it had submitted beyond, it submits again.
+        // The worker submits later pushes again.
         self.remove(worker);
         let slowest = self.members.values().map(|member| member.settled).min();
         let member = Member {
@@ -219,7 +222,7 @@ impl Queue {
         Some(latest)
     }
 
-    /// A worker counts no more, and what it submitted is dropped as far as it is in no entry.
+    /// Ends a membership, and drops the worker's gradients that are in no entry.
     pub fn remove(&mut self, worker: u32) {
         if let Some(member) = self.members.remove(&worker) {
             let all = self.pending.iter().chain(&self.waiting);
@@ -237,7 +240,7 @@ impl Queue {
         }
     }
 
-    /// A member's next gradient.
+    /// Queues a member's next gradient. If the queue is full, [`Overflow`] decides.
     pub fn submit(&mut self, pushed: Pending) {
         let worker = pushed.id.worker;
         let Some(member) = self.members.get_mut(&worker) else {
@@ -257,7 +260,7 @@ impl Queue {
                 }
                 Overflow::DropNewest => self.settle(&pushed, Fate::Overflowed),
                 Overflow::DropOldest => {
-                    // It waits before the other is over: the last that is over is the one before it.
+                    // Queued first, because `settle` looks for the worker's first pending gradient.
                     self.pending.push_back(pushed);
                     if let Some(oldest) = self.pending.pop_front() {
                         self.settle(&oldest, Fate::Overflowed);
@@ -267,7 +270,8 @@ impl Queue {
         }
     }
 
-    /// A synchronous update has one of each worker, whatever the bound.
+    /// Bound on the queue. Synchronous updates need no bound: each takes one gradient of each
+    /// worker.
     fn capacity(&self) -> usize {
         if self.rules.is_synchronous() {
             usize::MAX
@@ -276,9 +280,9 @@ impl Queue {
         }
     }
 
-    /// A push is applied or dropped.
+    /// Records that a push was applied or dropped.
     fn settle(&mut self, pushed: &Pending, fate: Fate) {
-        // Initial weights are no step.
+        // Initial weights are not a step.
         let is_step = pushed.base > 0;
         let (counts, is_dropped) = (&mut self.counts, !matches!(fate, Fate::Applied));
         match fate {
@@ -307,12 +311,12 @@ impl Queue {
             .min()
     }
 
-    /// The next update, if there is one to be.
+    /// Cuts the next update, if it is due.
     pub fn cut(&mut self) -> Option<Entry> {
         self.admit();
         let count = self.due()?;
         let mut taken: Vec<_> = self.pending.drain(..count).collect();
-        // The order of the sum must not depend on who was first.
+        // The order of the sum must not depend on the order of arrival.
         taken.sort_by_key(|it| it.id);
         let (version, rules) = (self.version, &self.rules);
         let contribution = |it: &Pending| {
@@ -341,7 +345,7 @@ impl Queue {
         })
     }
 
-    /// Drops what is too late, and lets those in that wait for room.
+    /// Drops late gradients, and moves held ones into the queue while it has capacity.
     fn admit(&mut self) {
         loop {
             self.drop_late();
@@ -368,7 +372,7 @@ impl Queue {
         }
     }
 
-    /// How many of those that wait are the next update.
+    /// Number of queued gradients in the next update; `None` if it is not due.
     fn due(&self) -> Option<usize> {
         let there = self.pending.len();
         if there == 0 {
@@ -394,7 +398,7 @@ impl Queue {
         (is_due || nobody_computes()).then_some(count)
     }
 
-    /// Whether a member may pull and compute, as far as the others are concerned.
+    /// Returns whether the rule lets a member pull and compute.
     fn may_go(&self, worker: u32) -> bool {
         let Some(member) = self.members.get(&worker) else {
             return false;
@@ -414,7 +418,8 @@ impl Queue {
         member.settled + pending - slowest.unwrap_or(0) <= staleness
     }
 
-    /// Tells a member to go on if it may: the last of its pushes that are over.
+    /// Lets a member compute if the rule allows it, and returns the number of its last settled
+    /// push.
     pub fn go(&mut self, worker: u32) -> Option<u64> {
         if !self.may_go(worker) {
             return None;
@@ -425,7 +430,7 @@ impl Queue {
             .map(|acknowledged| acknowledged.number)
     }
 
-    /// Whether a member was told to go on.
+    /// Returns whether a member has been allowed to compute.
     #[must_use]
     pub fn computes(&self, worker: u32) -> bool {
         self.members

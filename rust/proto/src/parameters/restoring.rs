@@ -1,4 +1,5 @@
-//! The plan for servers after one was lost: where they go on together, and which need a snapshot.
+//! The plan after a server was lost: the common start of all servers, and the keepers that need a
+//! snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,43 +8,44 @@ use super::keepers::Keepers;
 use super::log::Entry;
 use super::message::Start;
 
-/// What a keeper has said about itself.
+/// State of a keeper, from its [`Report::Status`](super::message::Report::Status).
 #[derive(Debug, Clone)]
 pub(super) struct Status {
     pub(super) terms: Terms,
-    /// Its snapshots.
+    /// Points of its snapshots.
     pub(super) points: BTreeSet<Point>,
-    /// What it has in memory.
+    /// Point of its state in memory, if it has one.
     pub(super) at: Option<Point>,
-    /// The last entries that led there.
+    /// The last entries before that point.
     pub(super) entries: Vec<Entry>,
 }
 
-/// Where the weights of a term come from.
+/// Origin of a term's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// No server had any: a worker gives the initial ones.
+    /// No server had weights, so a worker brings the initial ones.
     Initial,
     /// The memory of servers.
     Memory,
     /// The snapshots of all servers.
     Snapshots,
-    /// A worker gives initial ones, because the servers had no version in common.
+    /// A worker brings the initial weights, because the servers had no version in common.
     NothingInCommon,
 }
 
-/// How all come to the same point.
+/// The start of a new term, and the keepers that cannot reach it alone.
 pub(super) struct Plan {
     pub(super) start: Start,
     pub(super) origin: Origin,
-    /// Keepers that cannot come to it by themselves.
+    /// Keepers that need a snapshot from another keeper.
     pub(super) lacking: BTreeSet<usize>,
 }
 
 impl Plan {
-    /// Goes on from the last version that anybody has, if of each shard there is a copy that has it, or
-    /// has all the gradients that it lacks. Otherwise from the last snapshot that all servers have.
-    /// The new term is later than all that servers know, and than `heard_of`.
+    /// Starts from the newest version in any keeper's memory, if each shard has a copy that has
+    /// this version or can apply the entries that it lacks. Otherwise starts from the newest
+    /// snapshot that all servers have. The new term is greater than every term that a server knows,
+    /// and than `heard_of`.
     pub(super) fn of(
         keepers: Keepers,
         round: u64,
@@ -104,13 +106,13 @@ impl Plan {
         }
     }
 
-    /// Who gives a shard to those that lack it.
+    /// The keeper that sends a shard to those that lack it.
     pub(super) fn donor(&self, keepers: Keepers, shard: usize) -> Option<usize> {
         let mut all = (0..keepers.count()).filter(|it| keepers.shard(*it) == shard);
         all.find(|keeper| !self.lacking.contains(keeper))
     }
 
-    /// Shards that somebody lacks.
+    /// Shards that some keeper lacks.
     pub(super) fn missing(&self, keepers: Keepers) -> BTreeSet<usize> {
         let shards = self.lacking.iter().map(|it| keepers.shard(*it));
         shards.collect()

@@ -1,6 +1,7 @@
 //! The update rules of a parameter server, in one table.
 //!
-//! A row of [`Rules`] is also a field of `gradring.updates.ParameterServer`, or follows from some.
+//! Each row of [`Rules`] is a field of `gradring.updates.ParameterServer`, or follows from its
+//! fields.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -12,14 +13,14 @@ use crate::error::Result;
 use crate::names::named;
 use crate::settings::{named_values, table, wrong};
 
-/// The strength of the correction of late gradients: lambda of DC-ASGD.
+/// Strength of the correction of late gradients: lambda of DC-ASGD.
 const COMPENSATION: f32 = 0.04;
 
-/// All servers need the same values.
+/// Marks a value that must be equal on all servers.
 const ALL: bool = true;
 
 table! {
-    /// The rule by which gradients become updates, as the program says it.
+    /// The rule by which gradients become updates, as the program sets it.
     pub struct Rules {
         workers: u32 = "1", ALL, "Workers at the start.";
         staleness: Option<u64> = "0", ALL,
@@ -32,41 +33,41 @@ table! {
         snapshot_every: Version = "100", ALL, "Updates between two snapshots.";
         replicas: usize = "0", ALL, "On how many servers each shard is, beside the first.";
     } and {
-        /// Bound on the gradients that wait to be applied, if it is not the usual one.
+        /// Bound on the gradients that wait to be applied; `None` for the default.
         queue_max: Option<usize>,
-        /// Updates by which weights may be older before a gradient is late, if not as many as usual.
+        /// Largest staleness, in versions, of a gradient that is not late; `None` for the default.
         late_after: Option<u64>,
     }
 }
 
 named! {
-    /// What happens when the queue is full.
+    /// Treatment of a gradient that does not fit into the queue.
     pub enum Overflow {
-        /// The worker waits.
+        /// Its worker waits.
         Wait: "wait",
-        /// The one that has waited longest is dropped.
+        /// The oldest gradient in the queue is dropped.
         DropOldest: "drop_oldest",
-        /// The new one is dropped.
+        /// The new gradient is dropped.
         DropNewest: "drop_newest",
     }
 }
 
 named! {
-    /// What happens to a late gradient.
+    /// Treatment of a late gradient.
     pub enum Late {
-        /// It counts 1 / (1 + staleness).
+        /// Its weight is 1 / (1 + staleness).
         Weight: "weight",
-        /// It is corrected for what has changed since.
+        /// It is corrected for the change of the weights since.
         Compensate: "compensate",
         /// It is dropped.
         Drop: "drop",
-        /// It counts like any other.
+        /// It counts fully.
         Keep: "keep",
     }
 }
 
 named! {
-    /// What an update is of its gradients.
+    /// Combination of the gradients of an update.
     pub enum Combine {
         /// Their mean.
         Mean: "mean",
@@ -77,33 +78,33 @@ named! {
 
 named_values!(Overflow, Late, Combine);
 
-/// How long the servers wait for what.
+/// Times of the protocol, and the interval of snapshots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timing {
-    /// What was not answered is said again after so long.
+    /// Time after which an unanswered message is sent again.
     pub again: Duration,
-    /// A worker of which nothing is heard for so long is lost.
+    /// Time without any message after which a worker is lost.
     pub silence: Duration,
-    /// The first update waits so long for all workers.
+    /// Time for which the first update waits for all workers.
     pub start: Duration,
     /// Updates between two snapshots.
     pub snapshot_every: Version,
 }
 
-/// How a gradient counts in an update.
+/// Weight and correction of a gradient in an update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Treatment {
-    /// By what it is multiplied.
+    /// Factor of the gradient.
     pub weight: f32,
-    /// The strength of the correction for what has changed since.
+    /// Strength of the correction for the change of the weights since; `None` for no correction.
     pub compensation: Option<f32>,
 }
 
 impl Rules {
-    /// Whether so many servers can apply it.
+    /// Checks the rules for this number of servers.
     ///
     /// # Errors
-    /// `Config` for what cannot be used, or not together; names it.
+    /// `Config` for an unusable value or combination, which the error names.
     pub fn check(&self, servers: usize) -> Result<()> {
         let says = |is_right: bool, name: &str, value: &dyn Display, wanted: &str| match is_right {
             true => Ok(()),
@@ -155,15 +156,16 @@ impl Rules {
         )
     }
 
-    /// Bound on the gradients that wait to be applied; those of one update always fit.
+    /// Bound on the gradients that wait to be applied; at least the size of one update.
     #[must_use]
     pub fn queue_max(&self) -> usize {
         let usual = || 2 * self.aggregate.max(self.workers as usize);
         self.queue_max.unwrap_or_else(usual).max(self.aggregate)
     }
 
-    /// Updates by which weights may be older before a gradient is late. Where workers do not wait for
-    /// each other, nearly every gradient is a little stale.
+    /// Largest staleness, in versions, of a gradient that is not late. If workers do not wait for
+    /// each other, nearly every gradient is a little stale, so [`Late::Drop`] then has a larger
+    /// default.
     #[must_use]
     pub fn late_after(&self) -> u64 {
         let usual = || match self.late {
@@ -175,20 +177,20 @@ impl Rules {
         self.late_after.unwrap_or_else(usual)
     }
 
-    /// Whether late gradients are corrected.
+    /// Returns whether late gradients are corrected.
     #[must_use]
     pub const fn compensates(&self) -> bool {
         matches!(self.late, Late::Compensate)
     }
 
-    /// Whether an update has a gradient of each worker, but for backups.
+    /// Returns whether an update waits for a gradient of each worker, except for backups.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
         self.staleness == Some(0)
     }
 
-    /// Of how many of the living workers a synchronous update needs a gradient. A lost worker counts
-    /// as one of the backups.
+    /// Number of gradients that a synchronous update needs from `living` workers. A lost worker
+    /// counts as one of the backups.
     #[must_use]
     pub fn needed(&self, living: usize) -> usize {
         let lost = (self.workers as usize).saturating_sub(living);
@@ -196,8 +198,7 @@ impl Rules {
         living.saturating_sub(spare).max(1)
     }
 
-    /// How a gradient of weights that have become older by so many updates counts; nothing if it is
-    /// dropped.
+    /// Treatment of a gradient of this staleness; `None` if it is dropped.
     #[must_use]
     pub fn treatment(&self, staleness: u64) -> Option<Treatment> {
         let whole = Treatment {
@@ -221,7 +222,7 @@ impl Rules {
         }
     }
 
-    /// By what the sum of so many gradients is multiplied.
+    /// Factor of the sum of `count` gradients.
     #[must_use]
     pub fn scale(&self, count: usize) -> f32 {
         match self.combine {

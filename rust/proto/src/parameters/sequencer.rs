@@ -1,4 +1,5 @@
-//! The sequencer, in the first server: it restores all servers, orders updates, and tells workers to go on.
+//! The sequencer of the first server: it restores all servers, orders updates, and paces the
+//! workers.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,15 +17,15 @@ use super::rules::{Rules, Timing};
 use super::snapshot::Snapshot;
 
 enum Phase {
-    /// Asks the keepers what they have.
+    /// Collects the status of each keeper.
     Preparing {
         round: u64,
         answers: BTreeMap<usize, Status>,
     },
-    /// Has them go on from there.
+    /// Brings all keepers to the plan's start.
     Installing {
         plan: Plan,
-        /// By shard, the snapshot for those that lack it, once it is here.
+        /// Snapshot of each shard that some keeper lacks, once a donor has sent it.
         fetched: BTreeMap<usize, Option<Arc<Snapshot>>>,
         installed: BTreeMap<usize, Version>,
         applied: Vec<PushId>,
@@ -36,31 +37,32 @@ struct Leader {
     since: Instant,
     terms: Terms,
     origin: Origin,
-    /// Whether a worker has come that was a member of an earlier term.
+    /// True if a worker of an earlier term has joined this term.
     has_survivors: bool,
-    /// Whether workers may compute: all were there, or nobody waits for the others any more.
+    /// True if workers may compute: all have joined once, or the wait for the others is over.
     has_begun: bool,
     queue: Queue,
     /// Entries that not all keepers have applied; the last leads to the queue's version.
     log: VecDeque<Entry>,
-    /// By keeper, what it has applied, and of what it has a snapshot.
+    /// Applied version and version of the last snapshot, by keeper.
     progress: Vec<(Version, Version)>,
-    /// Members, when something was heard of them, and under which number they came.
+    /// Time of each member's last request, and the nonce with which it joined.
     heard: BTreeMap<u32, (Instant, u64)>,
-    /// Incarnations of this term.
+    /// Number of incarnations given out in this term.
     incarnations: u32,
     keepers: Keepers,
 }
 
-/// For how many times `again` a synchronous update waits for workers after servers were restored.
+/// Time, in units of [`Timing::again`], for which a restored synchronous job waits for all workers
+/// before it makes an update.
 const GATHERING: u32 = 4;
 
-/// What there is to send.
+/// A message to send.
 #[derive(Debug)]
 pub enum Output {
-    /// To a keeper.
+    /// An order to a keeper.
     Keeper(usize, Order),
-    /// To a worker.
+    /// A reply to a worker.
     Worker(u32, Reply),
 }
 
@@ -69,19 +71,22 @@ pub struct Sequencer {
     rules: Rules,
     timing: Timing,
     keepers: Keepers,
-    /// Of which questions get their numbers, so that no answer is to one of an earlier process.
+    /// State of a generator of round numbers. It starts at random, so that no report to an earlier
+    /// sequencer process fits a round of this one.
     random: u64,
     phase: Phase,
-    /// When unanswered orders are said again.
+    /// Time at which unanswered orders are sent again.
     again: Instant,
     restored: u64,
-    /// A term of which workers have heard, and servers that all have lost their memory have not.
+    /// A later term that a worker has named. The next term must exceed it, also if all servers have
+    /// lost their disks.
     heard_of: Term,
     out: Vec<Output>,
 }
 
 impl Sequencer {
-    /// One that has just started; `random` is a number that no other has.
+    /// A sequencer that starts with a new term; `random` must differ from that of every other
+    /// process.
     #[must_use]
     pub fn new(rules: Rules, timing: Timing, keepers: Keepers, random: u64, now: Instant) -> Self {
         let mut sequencer = Self {
@@ -102,7 +107,8 @@ impl Sequencer {
         sequencer
     }
 
-    /// What became of gradients in this term, how many wait, and the version.
+    /// Fates of this term's gradients, the length of the queue, and the version. `None` between
+    /// terms.
     #[must_use]
     pub fn counts(&self) -> Option<(Counts, usize, Version)> {
         match &self.phase {
@@ -114,7 +120,7 @@ impl Sequencer {
         }
     }
 
-    /// With what version the current term began; 0 before the first.
+    /// The version with which the current term began; 0 between terms.
     #[must_use]
     pub fn start(&self) -> Version {
         match &self.phase {
@@ -123,7 +129,7 @@ impl Sequencer {
         }
     }
 
-    /// Where the weights of the current term come from, if there is one.
+    /// Origin of the current term's weights.
     #[must_use]
     pub fn origin(&self) -> Option<Origin> {
         match &self.phase {
@@ -132,13 +138,14 @@ impl Sequencer {
         }
     }
 
-    /// Whether workers outlived the servers of the term before: those that are away may have left.
+    /// Returns whether workers outlived the servers of the term before. In that case absent workers
+    /// may be gone for good.
     #[must_use]
     pub fn has_survivors(&self) -> bool {
         matches!(&self.phase, Phase::Leading(leader) if leader.has_survivors)
     }
 
-    /// By staleness in versions, of how many gradients of this term updates were made.
+    /// Histogram of applied gradients in this term by their staleness in versions.
     #[must_use]
     pub fn staleness(&self) -> BTreeMap<u64, u64> {
         match &self.phase {
@@ -147,7 +154,7 @@ impl Sequencer {
         }
     }
 
-    /// The members of the term.
+    /// Members of the term, ordered by worker.
     #[must_use]
     pub fn members(&self) -> Vec<(u32, Incarnation)> {
         match &self.phase {
@@ -156,13 +163,13 @@ impl Sequencer {
         }
     }
 
-    /// How often servers were restored since the process started.
+    /// How often servers were restored since this process started.
     #[must_use]
     pub const fn restored(&self) -> u64 {
         self.restored
     }
 
-    /// When `step` has something to do, if nothing is heard before.
+    /// Time of the next [`Self::step`] if no message arrives before.
     #[must_use]
     pub const fn wake(&self) -> Instant {
         self.again
@@ -180,7 +187,7 @@ impl Sequencer {
         self.say_again();
     }
 
-    /// What there is to do by now.
+    /// Drops silent workers, and returns all messages that are due by now.
     pub fn step(&mut self, now: Instant) -> Vec<Output> {
         if let Phase::Leading(leader) = &mut self.phase {
             let silent: Vec<_> = leader
@@ -221,7 +228,7 @@ impl Sequencer {
         }
     }
 
-    /// A keeper answers.
+    /// Handles the report of a keeper.
     pub fn receive(&mut self, keeper: usize, report: Report, now: Instant) {
         match report {
             Report::Status {
@@ -254,7 +261,7 @@ impl Sequencer {
         }
     }
 
-    /// When all keepers have said what they have, it is clear where they go on.
+    /// Makes the plan once every keeper has sent its status.
     fn status(&mut self, keeper: usize, asked: u64, status: Status) {
         let Phase::Preparing { round, answers } = &mut self.phase else {
             return;
@@ -276,7 +283,7 @@ impl Sequencer {
         }
     }
 
-    /// When all shards that some keepers lack are here, those get them.
+    /// Sends the missing shards on, once all of them have arrived.
     fn fetched_state(&mut self, keeper: usize, round: u64, state: Arc<Snapshot>) {
         let Phase::Installing { plan, fetched, .. } = &mut self.phase else {
             return;
@@ -293,7 +300,7 @@ impl Sequencer {
         }
     }
 
-    /// When all keepers are in the new term, the sequencer leads it.
+    /// Begins to lead the term once all keepers are in it.
     fn installed(
         &mut self,
         keeper: usize,
@@ -333,7 +340,7 @@ impl Sequencer {
                 terms: plan.start.terms.clone(),
                 keepers: self.keepers,
             };
-            // Those who had to wait need not find out by themselves.
+            // Workers that wait learn of the new term at once.
             self.out.extend((0..self.rules.workers).map(|worker| {
                 let terms = leader.terms.clone();
                 Output::Worker(worker, Reply::OtherTerm(terms))
@@ -346,7 +353,7 @@ impl Sequencer {
         }
     }
 
-    /// What all keepers have applied leaves the log.
+    /// Removes entries that all keepers have applied from the log.
     fn applied(
         &mut self,
         keeper: usize,
@@ -361,7 +368,7 @@ impl Sequencer {
         if term != leader.terms.term() {
             return;
         }
-        // No correct server is ahead of the log.
+        // Only a faulty server can be ahead of the log.
         let version = version.min(leader.queue.version());
         let known = &mut leader.progress[keeper];
         *known = (known.0.max(version), known.1.max(saved.min(version)));
@@ -372,7 +379,7 @@ impl Sequencer {
         self.order(now);
     }
 
-    /// A keeper cannot go on in the term: all begin another.
+    /// A keeper has lost its state of this term, so all servers begin another one.
     fn lost(&mut self, term: Term) {
         let current = match &self.phase {
             Phase::Preparing { .. } => return,
@@ -384,7 +391,7 @@ impl Sequencer {
         }
     }
 
-    /// A worker asks for something that is not any server's to answer.
+    /// Answers a worker's request, except for `Stage` and `Pull`, which servers answer themselves.
     pub fn answer(&mut self, request: &Request, now: Instant) {
         let Phase::Leading(leader) = &mut self.phase else {
             return;
@@ -397,7 +404,7 @@ impl Sequencer {
             }
             Ordering::Equal => {}
             Ordering::Greater => {
-                // Workers believe later terms only.
+                // Workers accept later terms only, so the next term must exceed this one.
                 self.heard_of = request.term;
                 return self.prepare();
             }
@@ -433,14 +440,14 @@ impl Sequencer {
         }
     }
 
-    /// Makes entries of what is due, and tells who may go on.
+    /// Appends due updates to the log, and sends `Go` to the workers that may compute.
     fn order(&mut self, now: Instant) {
         let Phase::Leading(leader) = &mut self.phase else {
             return;
         };
         let mut is_new = false;
         let everybody = leader.heard.len() >= self.rules.workers as usize;
-        // Survivors come back at once, and have gradients that belong together.
+        // Survivors rejoin at once, and a synchronous update needs the gradients of all of them.
         let is_gathering = !everybody && now < leader.since + GATHERING * self.timing.again;
         while !(is_gathering && self.rules.is_synchronous())
             && leader.may_append(self.timing.snapshot_every)
@@ -452,7 +459,8 @@ impl Sequencer {
         leader.has_begun |= everybody
             || now >= leader.since + self.timing.start
             || (leader.has_survivors && leader.queue.version() > 0);
-        // What the queue has no room for while the log waits for a server need not be computed.
+        // While the log waits for a server and the queue is full, further gradients would only wait
+        // or be dropped.
         let is_stuck = leader.queue.is_full() && !leader.may_append(self.timing.snapshot_every);
         if leader.has_begun && !is_stuck {
             let members: Vec<_> = leader.queue.members().map(|(worker, _)| worker).collect();
@@ -471,7 +479,8 @@ impl Sequencer {
     }
 }
 
-/// What a keeper is to do so that all come to the same point.
+/// The next order that brings a keeper to the plan's start. `None` while the keeper must wait, or
+/// has finished.
 fn installing(
     keepers: Keepers,
     plan: &Plan,
@@ -485,7 +494,7 @@ fn installing(
         let gives = is_missing && plan.donor(keepers, shard) == Some(keeper);
         return gives.then_some(Order::FetchState(start));
     }
-    // The term must be on a disk before anybody else hears of it.
+    // Keeper 0 must write the term to its disk before any other process learns of the term.
     if installed.contains_key(&keeper) || (keeper > 0 && !installed.contains_key(&0)) {
         return None;
     }
@@ -496,7 +505,7 @@ fn installing(
 }
 
 impl Leader {
-    /// A worker wants to be a member.
+    /// Makes a worker a member, or confirms its membership.
     fn join(
         &mut self,
         worker: u32,
@@ -505,7 +514,8 @@ impl Leader {
         now: Instant,
     ) -> Result<Reply, Reply> {
         let term = self.term();
-        // It may have been counted out, and in again, since it came under this number.
+        // Only the latest nonce counts: after an older one, the worker may have been removed and
+        // have joined again.
         let is_known = self.heard.get(&worker).is_some_and(|(_, it)| *it == nonce);
         let is_same = |member: &Incarnation| claim.is_none_or(|claim| claim == *member);
         let member = self
@@ -535,7 +545,7 @@ impl Leader {
         })
     }
 
-    /// A member has staged a gradient.
+    /// Queues the gradient that a member has staged.
     fn submit(&mut self, worker: u32, id: PushId, base: Version, hyper: Hyper) -> Option<Reply> {
         if id.number <= self.queue.latest(worker) {
             return self.go_again(worker);
@@ -544,7 +554,7 @@ impl Leader {
         None
     }
 
-    /// A member leaves.
+    /// Removes a member at its own request.
     fn leave(&mut self, worker: u32, incarnation: Incarnation) -> Reply {
         self.remove(worker);
         Reply::Left {
@@ -554,7 +564,7 @@ impl Leader {
         }
     }
 
-    /// Whether a worker is a member under this incarnation, of which something was heard now.
+    /// Refuses workers that are no members under this incarnation; notes the time for members.
     fn check_member(
         &mut self,
         worker: u32,
@@ -570,7 +580,7 @@ impl Leader {
         Ok(())
     }
 
-    /// A member may not have heard that it may go on, or what is settled since.
+    /// Repeats a `Go` that may have been lost, with what has been settled since.
     fn go_again(&mut self, worker: u32) -> Option<Reply> {
         let computes = self.queue.computes(worker);
         computes.then(|| self.go(worker)).flatten()
@@ -581,21 +591,21 @@ impl Leader {
         self.heard.remove(&worker);
     }
 
-    /// Servers that lag, in their updates or their snapshots, hold the others up: what they have not
-    /// done is kept for them.
+    /// Returns whether the log has capacity. Servers that lag in updates or snapshots hold up the
+    /// log, because it keeps the entries that they still need.
     fn may_append(&self, snapshot_every: Version) -> bool {
         let version = self.queue.version();
         let unsaved = version.saturating_sub(self.saved());
         self.log.len() < IN_FLIGHT_MAX && unsaved < snapshot_every.saturating_mul(2)
     }
 
-    /// Of what all servers have a snapshot; only first copies have any.
+    /// The version of which all servers have a snapshot; only first copies write snapshots.
     fn saved(&self) -> Version {
         let firsts = &self.progress[..self.keepers.servers];
         firsts.iter().map(|(_, saved)| *saved).min().unwrap_or(0)
     }
 
-    /// What a keeper has not applied yet.
+    /// The entries that a keeper has not applied yet.
     fn append(&self, keeper: usize) -> Order {
         let version = self.queue.version();
         let after = self.progress[keeper].0;
@@ -618,8 +628,8 @@ impl Leader {
         self.terms.term()
     }
 
-    /// The last of a worker's pushes that it needs not keep: with copies, no loss of one server can
-    /// take it back.
+    /// Number of the last push that the worker need not keep. If there are copies, the worker keeps
+    /// a push until all keepers have applied it, so that the loss of one server cannot undo it.
     fn settled(&self, worker: u32, acknowledged: u64) -> u64 {
         let entries = self.log.iter().filter(|_| self.keepers.replicas > 0);
         let contributions = entries.flat_map(|entry| &entry.contributions);

@@ -1,4 +1,4 @@
-//! One server: what is staged, the log as far as it is applied, the weights, and their snapshots.
+//! One server: staged gradients, the applied part of the log, the weights, and their snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use super::message::{Ask, Order, Reply, Report, Request, Start};
 use super::shard::{Payload, Push, Shard, Weights};
 use super::snapshot::Snapshot;
 
-/// Weights of earlier pulls that are kept for each worker, to correct its late gradients.
+/// Pulled versions that are kept for each worker, to correct its late gradients.
 const PULLED_VERSIONS_MAX: usize = 2;
 
-/// Where a server keeps what a restart must not take from it.
+/// Storage for what a restart must not lose.
 pub trait Disk {
-    /// The last that was begun.
+    /// The terms that were begun last.
     fn terms(&self) -> Terms;
-    /// Snapshots that are there as a whole.
+    /// Points of complete snapshots.
     fn points(&self) -> Vec<Point>;
-    /// One of them; one that cannot be read is none of them any more.
+    /// Loads a snapshot. If it cannot be read, its point is removed from the list.
     fn load(&mut self, point: Point) -> Option<Snapshot>;
-    /// Remembers terms before it returns, and removes snapshots that are not in their past.
+    /// Writes terms before it returns, and removes snapshots that are not in their past.
     fn begin(&mut self, terms: &Terms);
-    /// Begins to write, after what was begun before; the owner calls `saved` when all of it is there.
+    /// Begins to write a snapshot, after earlier ones. The owner calls `saved` once it is complete.
     fn save(&mut self, snapshot: Snapshot);
     /// Removes snapshots before this version.
     fn forget_before(&mut self, version: Version);
@@ -33,42 +33,43 @@ struct Staged {
     payload: Arc<Payload>,
 }
 
-/// A server in a term.
+/// State of a server in a term.
 struct State {
     terms: Terms,
     at: Snapshot,
-    /// The last snapshot since the term began: from there on, all servers have the same ones.
+    /// Version of the last snapshot in this term. In one term, all servers save the same versions.
     saved: Version,
-    /// The last that were applied: others may not have heard of them.
+    /// The last applied entries, for servers that have not received them.
     entries: VecDeque<Entry>,
     staged: BTreeMap<PushId, Staged>,
-    /// By worker: which pull waits for which version.
+    /// Number of each worker's waiting pull, and the lowest version that the pull accepts.
     pulls: BTreeMap<u32, (u64, Version)>,
-    /// By worker: weights of its last pulls.
+    /// Weights of each worker's last pulls, with their versions.
     pulled_versions: BTreeMap<u32, VecDeque<(Version, Vec<Weights>)>>,
-    /// By worker: the last push that needs not be kept.
+    /// Last push of each worker that need not be kept.
     acknowledged: BTreeMap<u32, (Incarnation, u64)>,
 }
 
-/// One server.
+/// One server, with its state while it is in a term.
 pub struct Server<D> {
     disk: D,
-    /// Updates between two snapshots; copies of other servers' shards have none.
+    /// Updates between two snapshots; `None` for further copies of shards, which write none.
     snapshot_every: Option<Version>,
-    /// Whether late gradients are corrected.
+    /// True if pulled weights are kept, to correct late gradients.
     keeps_pulled: bool,
     state: Option<State>,
-    /// The round that it has answered: until it goes on, nothing may change.
+    /// Round of the status that it has sent. Its state must not change before the start that
+    /// follows.
     prepared_round: Option<u64>,
-    /// The round with whose outcome it went on.
+    /// Round of the start with which it began the current term.
     installed_round: Option<u64>,
-    /// What it has read for the outcome of the round that it has answered: reading takes long, and
-    /// who asks may have lost its patience and ask again.
+    /// Snapshot loaded for the current round. Loading takes long, and the sequencer may repeat its
+    /// order.
     loaded: Option<Snapshot>,
 }
 
 impl<D: Disk> Server<D> {
-    /// One that has just started.
+    /// A server that has just started.
     #[must_use]
     pub const fn new(disk: D, snapshot_every: Option<Version>, keeps_pulled: bool) -> Self {
         Self {
@@ -82,30 +83,30 @@ impl<D: Disk> Server<D> {
         }
     }
 
-    /// Its disk.
+    /// The server's disk.
     pub const fn disk(&mut self) -> &mut D {
         &mut self.disk
     }
 
-    /// Where it is, if it is in a term.
+    /// State in memory; `None` if the server is in no term.
     #[must_use]
     pub fn at(&self) -> Option<&Snapshot> {
         self.state.as_ref().map(|state| &state.at)
     }
 
-    /// In which term, if it is in one.
+    /// Current term, if the server is in one.
     #[must_use]
     pub fn term(&self) -> Option<Term> {
         self.state.as_ref().map(|state| state.terms.term())
     }
 
-    /// How many gradients are staged.
+    /// Number of staged gradients.
     #[must_use]
     pub fn staged(&self) -> usize {
         self.state.as_ref().map_or(0, |state| state.staged.len())
     }
 
-    /// A snapshot is on the disk.
+    /// Records that a snapshot is on the disk.
     pub fn saved(&mut self, point: Point) {
         if let Some(state) = &mut self.state
             && state.terms.contains(point)
@@ -115,7 +116,7 @@ impl<D: Disk> Server<D> {
         }
     }
 
-    /// A worker asks; nothing if the answer comes later, or not.
+    /// Answers a worker. Returns `None` if the answer follows later, or never.
     pub fn answer(&mut self, request: &Request) -> Option<Reply> {
         let state = self.state.as_mut()?;
         let term = state.terms.term();
@@ -144,7 +145,8 @@ impl<D: Disk> Server<D> {
         }
     }
 
-    /// The sequencer says what to do: an answer for it, and weights that workers have waited for.
+    /// Follows an order. Returns a report to the sequencer, and weights for workers that have
+    /// waited.
     pub fn apply(&mut self, order: Order) -> (Option<Report>, Vec<(u32, Reply)>) {
         match order {
             Order::Prepare { round } if self.installed_round == Some(round) => (None, vec![]),
@@ -206,7 +208,7 @@ impl<D: Disk> Server<D> {
         {
             return (state.at.point == point).then(|| state.installed());
         }
-        // It may have been in this term and forgotten what it did there.
+        // After a restart, the server may have been in this term and have forgotten its updates.
         if self.disk.terms().term() >= term {
             return (self.disk.terms().term() == term).then_some(Report::Lost(term));
         }
@@ -247,8 +249,8 @@ impl<D: Disk> Server<D> {
         })
     }
 
-    /// What it has at this point: in memory, perhaps after some updates more, or on its disk. Nothing
-    /// if it is another process than the one that was asked.
+    /// The state at the start: from memory, perhaps after some more updates, or from the disk.
+    /// `None` if this process has not sent the status of the round, as after a restart.
     fn reach(&mut self, start: &Start) -> Option<Snapshot> {
         if self.prepared_round != Some(start.round) {
             return None;
@@ -265,7 +267,7 @@ impl<D: Disk> Server<D> {
             if applied.is_some() && state.at.point == start.point {
                 return Some(state.at.clone());
             }
-            // It would say again that it can come there.
+            // Otherwise the next status would claim again that the server can reach the start.
             self.state = None;
         }
         let loaded = self.loaded.take().filter(|it| it.point == start.point);
@@ -273,7 +275,7 @@ impl<D: Disk> Server<D> {
         self.loaded.clone()
     }
 
-    /// Applies what is new of these entries. Nothing if a gradient of theirs is not there.
+    /// Applies the entries that are new. Returns `None` if a gradient is missing.
     fn append(
         &mut self,
         after: Version,
@@ -294,7 +296,7 @@ impl<D: Disk> Server<D> {
                 self.disk.save(state.at.clone());
             }
         }
-        // Everything that these entries need has been used.
+        // Every gradient that these entries need has been used.
         for id in acknowledged {
             let last = state.acknowledged.entry(id.worker).or_default();
             *last = (*last).max((id.incarnation, id.number));
@@ -302,7 +304,7 @@ impl<D: Disk> Server<D> {
         let mut staged = std::mem::take(&mut state.staged);
         staged.retain(|id, _| !state.is_over(id));
         state.staged = staged;
-        // The one before is kept, too: a disk may damage what was written.
+        // Keeps one more snapshot, because a disk may damage the newer one.
         let kept = stable.saturating_sub(self.snapshot_every.unwrap_or(0));
         self.disk.forget_before(kept);
         let keeps_pulled = self.keeps_pulled;
@@ -331,7 +333,8 @@ impl State {
         }
     }
 
-    /// What it has not applied of the last entries; nothing if it needs more than those.
+    /// Entries up to the start that are not applied yet; `None` if the start does not have all of
+    /// them.
     fn missing<'a>(&self, start: &'a Start) -> Option<&'a [Entry]> {
         let missing = start.point.version.checked_sub(self.at.point.version)?;
         let first = start.entries.len().checked_sub(missing as usize)?;
@@ -345,7 +348,7 @@ impl State {
         is(self.acknowledged.get(&id.worker)) || is(self.at.applied.get(&id.worker))
     }
 
-    /// Whether a payload can be what it says.
+    /// Returns whether a payload fits the shard.
     fn accepts(&self, base: Version, payload: &Payload) -> bool {
         match (payload, &self.at.shard) {
             (Payload::Initial { parts, .. }, _) => base == 0 && Shard::is_whole(parts),
@@ -354,7 +357,7 @@ impl State {
         }
     }
 
-    /// The weights for a pull, if it may have them.
+    /// Replies to a waiting pull, if the weights are new enough.
     fn weights_for(&mut self, worker: u32, keeps_pulled: bool) -> Option<Reply> {
         let (round, at_least) = *self.pulls.get(&worker)?;
         let shard = self.at.shard.as_ref()?;
@@ -379,7 +382,8 @@ impl State {
         })
     }
 
-    /// The next entry of the log, of this term; nothing if a gradient of it is not there.
+    /// Applies the next entry in `term`. Returns `None` if a gradient is missing, or was applied
+    /// before.
     fn apply_entry(&mut self, entry: &Entry, term: Term) -> Option<()> {
         let mut staged = Vec::new();
         for contribution in &entry.contributions {

@@ -1,4 +1,4 @@
-//! The weights on one server, and what an update does to them.
+//! The weights on one server, and the effect of an update on them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,59 +13,60 @@ use super::identity::Version;
 use super::log::Entry;
 use super::optimizer::{Hyper, Optimizer, compensate, decay};
 
-/// Everything about a part of a variable but its values.
+/// Shape and properties of a part of a variable, without its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Rows in it.
+    /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
-    /// Whether the weight decay counts for it.
+    /// True if weight decay applies to it.
     pub decays: bool,
 }
 
-/// The weights of a part as a pull has them.
+/// The weights of a part, in memory that pulls share.
 pub type Weights = Arc<Floats>;
 
 /// The gradient of a part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Gradient {
-    /// Of all elements.
+    /// Values for all elements.
     Dense(Floats),
-    /// Of some rows, the others being zero.
+    /// Values for some rows; the gradient of the other rows is zero.
     Rows {
-        /// Which, each once, in order. They travel behind the head of a message, as floats do.
+        /// Indices of the rows, unique and ascending. They travel behind the head of a message, as
+        /// floats do.
         #[serde(skip)]
         rows: Vec<u32>,
-        /// Their elements.
+        /// Elements of these rows.
         values: Floats,
     },
 }
 
-/// What a worker stages on one server.
+/// A worker's push as staged on one server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Payload {
     /// The initial weights.
     Initial {
-        /// How they will change.
+        /// Optimizer for all later updates.
         optimizer: Optimizer,
-        /// Parts and their values.
+        /// Parts, with their values.
         parts: Vec<(Spec, Weights)>,
     },
-    /// For each part, if it has a gradient.
+    /// Gradients by part; `None` for a part without one.
     Gradients(Vec<Option<Gradient>>),
 }
 
-/// What a contribution of an update brings.
+/// Gradients of one contribution to an update.
 #[derive(Debug, Clone, Copy)]
 pub struct Push<'a> {
-    /// For each part, if it has one.
+    /// Gradients by part; `None` for a part without one.
     pub gradients: &'a [Option<Gradient>],
-    /// The weights with which they were computed, if they are still known.
+    /// Weights with which they were computed, if the server still has these.
     pub then: Option<&'a [Weights]>,
 }
 
-/// One part with its slots.
+/// One part with its optimizer slots.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Part {
     spec: Spec,
@@ -87,7 +88,7 @@ impl Spec {
 }
 
 impl Gradient {
-    /// Whether it can be one of a part.
+    /// Returns whether it has the shape of the part.
     fn fits(&self, spec: &Spec) -> bool {
         match self {
             Self::Dense(values) => values.len() == spec.elements(),
@@ -99,7 +100,7 @@ impl Gradient {
         }
     }
 
-    /// Where its values are in a part, and which they are.
+    /// Ranges of elements in a part, with their gradients.
     fn pieces(&self, width: usize) -> Vec<(Range<usize>, &[f32])> {
         match self {
             Self::Dense(values) => vec![(0..values.len(), values)],
@@ -115,7 +116,7 @@ impl Gradient {
 }
 
 impl Shard {
-    /// As a worker brings it.
+    /// A shard of a worker's initial weights, with fresh slots.
     #[must_use]
     pub fn new(optimizer: Optimizer, parts: &[(Spec, Weights)]) -> Self {
         let slot = |value, spec: &Spec| Arc::new(Floats::repeated(value, spec.elements()));
@@ -132,7 +133,7 @@ impl Shard {
         Self { optimizer, parts }
     }
 
-    /// Whether initial weights are as long as they say.
+    /// Returns whether initial weights have as many values as their specs require.
     #[must_use]
     pub fn is_whole(parts: &[(Spec, Weights)]) -> bool {
         let mut sizes = parts
@@ -141,19 +142,19 @@ impl Shard {
         sizes.all(|(said, there)| said == Some(there))
     }
 
-    /// All values: of each part the weights, and then its slots.
+    /// All values: for each part its weights, then its slots.
     pub fn arrays(&self) -> impl Iterator<Item = &Weights> {
         let parts = self.parts.iter();
         parts.flat_map(|part| std::iter::once(&part.weights).chain(&part.slots))
     }
 
-    /// The same, to be filled.
+    /// All values in the order of [`Self::arrays`], to be filled.
     pub fn arrays_mut(&mut self) -> impl Iterator<Item = &mut Weights> {
         let parts = self.parts.iter_mut();
         parts.flat_map(|part| std::iter::once(&mut part.weights).chain(&mut part.slots))
     }
 
-    /// Whether its values are as many as its parts and its optimizer say.
+    /// Returns whether it has as many values as its parts and its optimizer require.
     #[must_use]
     pub fn fits_itself(&self) -> bool {
         let slots = self.optimizer.initial_slots().len();
@@ -164,7 +165,7 @@ impl Shard {
         })
     }
 
-    /// Whether these can be gradients of it.
+    /// Returns whether gradients have the shapes of its parts.
     #[must_use]
     pub fn fits(&self, gradients: &[Option<Gradient>]) -> bool {
         let fits = |(part, gradient): (&Part, &Option<Gradient>)| {
@@ -173,7 +174,7 @@ impl Shard {
         gradients.len() == self.parts.len() && zip(&self.parts, gradients).all(fits)
     }
 
-    /// What a pull gets.
+    /// Weights for a pull, without a copy.
     #[must_use]
     pub fn weights(&self) -> Vec<Weights> {
         self.parts.iter().map(|part| part.weights.clone()).collect()
@@ -182,7 +183,7 @@ impl Shard {
     /// Performs the update that leads to this version, with one push for each contribution.
     ///
     /// # Panics
-    /// If a gradient does not fit.
+    /// If a gradient does not fit its part.
     pub fn apply(&mut self, version: Version, entry: &Entry, pushed: &[Push<'_>]) {
         for (index, part) in self.parts.iter_mut().enumerate() {
             let mut gradients = Vec::new();
@@ -200,7 +201,7 @@ impl Shard {
             }
             if let Some(mut gradient) = sum(gradients, &part.spec) {
                 multiply(entry.scale, &mut gradient);
-                // The first version has the initial weights, so the first update leads to the second.
+                // Version 1 has the initial weights, so the first update leads to version 2.
                 part.update(&self.optimizer, version - 1, &entry.hyper, &gradient);
             }
         }
@@ -265,7 +266,7 @@ fn dense(gradient: &Gradient, spec: &Spec) -> Floats {
     values
 }
 
-/// The sum from left to right, as `all_reduce` with `reproducible=True` has it.
+/// The sum from left to right, as in `all_reduce` with `reproducible=True`.
 fn sum<'a>(gradients: Vec<Cow<'a, Gradient>>, spec: &Spec) -> Option<Cow<'a, Gradient>> {
     if gradients.len() < 2 {
         return gradients.into_iter().next();
@@ -361,7 +362,7 @@ mod tests {
         assert!(!changed(|part| part.spec.rows = 3));
     }
 
-    /// After one update by one gradient that counts whole: the weights, which were all 1.
+    /// Weights after one update per gradient, each of weight 1. All weights start at 1.
     fn updated(optimizer: Optimizer, version: Version, gradients: &[Gradient]) -> Vec<f32> {
         use crate::parameters::identity::{Incarnation, PushId};
         use crate::parameters::log::Contribution;
@@ -403,7 +404,8 @@ mod tests {
             values: vec![2.0].into(),
         };
         let both = [Gradient::Dense(vec![2.0, 2.0].into()), rows];
-        // By 1, and then by half as much, and 1 again where there is a gradient.
+        // Momentum moves both by 1, then by half as much; the gradient moves the second row by 1
+        // more.
         assert_eq!(updated(MOMENTUM, 2, &both), [-0.5, -1.5]);
     }
 
@@ -415,7 +417,7 @@ mod tests {
             epsilon: 0.0,
             is_amsgrad: false,
         };
-        // It has the length of the learning rate then.
+        // Adam's first step has the length of the learning rate.
         let gradient = Gradient::Dense(vec![4.0, 4.0].into());
         assert_eq!(updated(adam, 2, &[gradient]), [0.5, 0.5]);
     }

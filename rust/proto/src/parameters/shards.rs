@@ -1,4 +1,4 @@
-//! The placement of variables: which server keeps which part of which.
+//! Placement of variables: which server keeps which part of each variable.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,27 +9,28 @@ use std::ops::Range;
 pub struct Part {
     /// Index of the variable.
     pub variable: usize,
-    /// Whole rows of it.
+    /// Elements of whole rows.
     pub elements: Range<usize>,
 }
 
-/// Rows of a variable: how many, and how many elements in each.
+/// Shape of a variable: its rows, and the elements of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// The first dimension; 1 for a scalar.
     pub rows: usize,
-    /// The product of the others.
+    /// The product of the other dimensions.
     pub width: usize,
 }
 
-/// Places variables over servers, so that each has about as many elements.
+/// Places variables on servers so that all servers have about equally many elements.
 ///
-/// What is larger than its fair share of a server is split between rows. The largest come first, each
-/// to the server that has least; `placed` says by variable where the program wants one, whole. The
-/// outcome depends on the arguments alone, so all workers and servers arrive at the same one.
+/// A variable above a server's fair share is split between rows. The largest parts are placed
+/// first, each on the server with the fewest elements. `placed` has the server of each variable
+/// that the program places itself, whole. The result depends on the arguments alone, so all workers
+/// and servers compute the same one.
 ///
 /// # Panics
-/// If a variable is placed on a server that is none.
+/// If a variable is placed on a server that does not exist.
 #[must_use]
 pub fn place(
     variables: &[Shape],
@@ -122,7 +123,7 @@ mod tests {
             elements: 0..end,
         };
         assert_eq!(shards, [vec![whole(1, 4)], vec![whole(0, 64)]]);
-        // What is placed counts for where the rest goes.
+        // Placed variables count in the loads of servers.
         let shards = place(&[shape(2, 2), shape(1, 4)], &[(0, 0)].into(), 2);
         assert_eq!(shards, [vec![whole(0, 4)], vec![whole(1, 4)]]);
     }

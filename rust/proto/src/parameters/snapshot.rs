@@ -1,4 +1,4 @@
-//! A snapshot: all that a server has at one point.
+//! A snapshot: the state of one copy of a shard at one point.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use super::identity::{Incarnation, Point};
 use super::log::History;
 use super::shard::Shard;
 
-/// Everything about a copy of a shard at one point, as a disk or another server gets it.
+/// Everything about one copy of a shard at one point; disks and other servers receive it whole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Which.
+    /// Term and version of the state.
     pub point: Point,
-    /// The log up to there.
+    /// Hash of the log up to this point.
     pub history: History,
-    /// By worker, its last push in the log.
+    /// Incarnation and number of the last push in the log, by worker.
     pub applied: BTreeMap<u32, (Incarnation, u64)>,
-    /// Nothing before the first entry.
+    /// Weights and slots; `None` before the first entry.
     pub shard: Option<Shard>,
 }
 
 impl Snapshot {
-    /// Before the first entry.
+    /// The state before the first entry.
     #[must_use]
     pub fn empty() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! One worker: what it has pushed and must keep, and what it asks next.
+//! One worker: the pushes that it must keep, and its next requests.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -12,29 +12,29 @@ use super::optimizer::Hyper;
 use super::rules::Timing;
 use super::shard::{Payload, Weights};
 
-/// A gradient that may have to be said again.
+/// A gradient that may have to be sent again.
 struct Push {
     number: u64,
-    /// The oldest weights with which it was computed, and their versions by server.
+    /// Oldest weights with which it was computed; `bases` has the version of each server.
     base: Point,
     bases: Vec<Version>,
-    /// By shard.
+    /// Gradients by shard.
     payloads: Vec<Arc<Payload>>,
     hyper: Hyper,
 }
 
-/// The weights of one server, and which they are.
+/// Weights of one server, with their point.
 pub type Pulled = (Point, Vec<Weights>);
 
 enum Phase {
     Joining {
         nonce: u64,
     },
-    /// It waits for leave to go on after this push, which it has submitted unless it is 0.
+    /// Waits for [`Reply::Go`] after this push, which is submitted; 0 before the first.
     Waiting {
         number: u64,
     },
-    /// By keeper, whether this push is there.
+    /// Stages this push; `staged` shows by keeper whether it has confirmed.
     Staging {
         number: u64,
         staged: Vec<bool>,
@@ -47,16 +47,16 @@ enum Phase {
     Computing,
 }
 
-/// What the program has to do.
+/// A request to the program.
 #[derive(Debug)]
 pub enum Event {
-    /// Push the initial weights.
+    /// Asks for the initial weights.
     WantsInitial,
-    /// Compute with these weights, by server, and push.
+    /// Asks for a gradient, computed with these weights, by server.
     Weights(Vec<Pulled>),
 }
 
-/// What a worker does.
+/// State of one worker.
 pub struct Worker {
     me: u32,
     keepers: Keepers,
@@ -65,30 +65,33 @@ pub struct Worker {
     terms: Terms,
     incarnation: Option<Incarnation>,
     phase: Phase,
-    /// Of the last push.
+    /// Number of the last push.
     number: u64,
-    /// Of the last push that all servers have been told of in this term.
+    /// Number of the last push that needs no more staging in this term: all keepers have it, or it
+    /// is settled.
     submitted: u64,
-    /// Of the last pull; no other process of this worker has the same.
+    /// Number of the last pull. It starts at random, so no other process of this worker uses the
+    /// same.
     round: u64,
-    /// Pushes that may have to be said again, in order.
+    /// Pushes that may have to be sent again, in order.
     unsettled: VecDeque<Push>,
-    /// Of the pushes of this incarnation, how many were dropped in this term, as the sequencer says.
+    /// Pushes of this incarnation that were dropped in this term, by the sequencer's count.
     dropped: u64,
-    /// How many were dropped before.
+    /// Pushes that were dropped before.
     dropped_before: u64,
-    /// With which weights the program computes, by server.
+    /// Points of the weights with which the program computes, by server; `None` if a push would not
+    /// count.
     base: Option<Vec<Point>>,
-    /// When unanswered requests are said again.
+    /// Time at which unanswered requests are sent again.
     again: Instant,
     event: Option<Event>,
 }
 
 impl Worker {
-    /// One that has just started; `random` is a number that no other has.
+    /// A worker that has just started; `random` must differ from that of every other process.
     #[must_use]
     pub const fn new(me: u32, servers: usize, timing: Timing, random: u64, now: Instant) -> Self {
-        // Server 0 says how often shards are replicated.
+        // Server 0 reports the number of replicas.
         let replicas = 0;
         Self {
             me,
@@ -110,41 +113,41 @@ impl Worker {
         }
     }
 
-    /// What the program has to do now, told once.
+    /// Takes the request to the program, if there is a new one.
     pub const fn event(&mut self) -> Option<Event> {
         self.event.take()
     }
 
-    /// When `step` has something to do, if nothing is heard before.
+    /// Time of the next [`Self::step`] if no message arrives before.
     #[must_use]
     pub const fn wake(&self) -> Instant {
         self.again
     }
 
-    /// What is unanswered is said at once: a connection to a server is new, or there is a push.
+    /// Makes the next step send unanswered requests, as after a new connection or a push.
     pub const fn say_again(&mut self, now: Instant) {
         self.again = now;
     }
 
-    /// Whether there is something that the program was not told yet.
+    /// Returns whether there is a request that the program has not taken.
     #[must_use]
     pub const fn has_event(&self) -> bool {
         self.event.is_some()
     }
 
-    /// Whether all that was pushed has been submitted, and the sequencer has said to go on since.
+    /// Returns whether all pushes are submitted, and the sequencer has sent `Go` since.
     #[must_use]
     pub const fn has_gone_on(&self) -> bool {
         matches!(self.phase, Phase::Pulling { .. } | Phase::Computing)
     }
 
-    /// The term of the servers, as far as it knows.
+    /// The servers' term, as far as the worker knows.
     #[must_use]
     pub fn term(&self) -> Term {
         self.terms.term()
     }
 
-    /// What tells the sequencer that it is to be counted out.
+    /// A request to end the membership.
     #[must_use]
     pub fn leave(&self) -> Request {
         Request {
@@ -154,26 +157,25 @@ impl Worker {
         }
     }
 
-    /// How many gradients it keeps.
+    /// Number of gradients that the worker keeps.
     #[must_use]
     pub fn unsettled(&self) -> usize {
         self.unsettled.len()
     }
 
-    /// How many gradients are in no update, and will be in none, as far as it knows.
+    /// Number of gradients that are in no update and never will be, as far as the worker knows.
     #[must_use]
     pub const fn dropped(&self) -> u64 {
         self.dropped_before + self.dropped
     }
 
-    /// Whether a push would count: the weights that it was told to compute with are still those of the
-    /// servers' past.
+    /// Returns whether a push would count: the program's weights are still in the servers' past.
     #[must_use]
     pub const fn computes(&self) -> bool {
         self.base.is_some()
     }
 
-    /// What the next push would be called; nothing if it would not count.
+    /// Identity of the next push; `None` if it would not count.
     #[must_use]
     pub fn next_id(&self) -> Option<PushId> {
         let incarnation = self.incarnation.filter(|_| self.base.is_some())?;
@@ -184,8 +186,9 @@ impl Worker {
         })
     }
 
-    /// What the program has computed, by server: its identity, unless servers were restored meanwhile, to
-    /// before the weights that it was computed with; then new ones are pulled already.
+    /// Accepts a gradient, by shard, and returns its identity. Returns `None` if the servers went
+    /// back to a version before the weights with which it was computed; the worker pulls new ones
+    /// already.
     pub fn push(&mut self, payloads: Vec<Arc<Payload>>, hyper: Hyper) -> Option<PushId> {
         let (bases, incarnation) = (self.base.take()?, self.incarnation?);
         self.number += 1;
@@ -208,13 +211,14 @@ impl Worker {
         })
     }
 
-    /// Who keeps what, as far as it knows.
+    /// Placement of copies, as far as the worker knows.
     #[must_use]
     pub const fn keepers(&self) -> Keepers {
         self.keepers
     }
 
-    /// To be sent, by keeper; what is not a gradient goes to those with the index of their server.
+    /// Requests to send now, by keeper. Those without a gradient go to first copies, whose index is
+    /// that of their server.
     pub fn step(&mut self, now: Instant) -> Vec<(usize, Request)> {
         if now < self.again {
             return Vec::new();
@@ -253,7 +257,7 @@ impl Worker {
             }
             Phase::Computing => {}
         }
-        // The sequencer hears of it in any case.
+        // The sequencer gets a sign of life in any case.
         if let Some(incarnation) = self.incarnation
             && !matches!(self.phase, Phase::Joining { .. } | Phase::Waiting { .. })
         {
@@ -285,7 +289,7 @@ impl Worker {
         }
     }
 
-    /// A keeper has answered.
+    /// Handles the reply of a keeper.
     pub fn receive(&mut self, keeper: usize, reply: Reply, now: Instant) {
         let term = self.terms.term();
         match reply {
@@ -299,7 +303,7 @@ impl Worker {
             Reply::NotMember(theirs, incarnation)
                 if theirs == term && Some(incarnation) == self.incarnation =>
             {
-                // Whether they have been applied cannot be told under another incarnation.
+                // Under another incarnation nothing shows whether they were applied.
                 self.drop_unless(|_| false);
                 self.base = None;
                 self.incarnation = None;
@@ -332,7 +336,7 @@ impl Worker {
                 dropped,
             } if theirs == term && Some(incarnation) == self.incarnation => {
                 self.unsettled.retain(|push| push.number > settled);
-                // An older one may come later.
+                // An older reply may arrive later.
                 self.dropped = self.dropped.max(dropped);
                 if !matches!(self.phase, Phase::Waiting { number: ours } if ours == number) {
                     return;
@@ -348,7 +352,7 @@ impl Worker {
                 self.dropped = dropped;
             }
             Reply::Staged(theirs, id) if theirs == term && id == self.id(id.number) => {
-                // What comes again must not make this worker say more again.
+                // A repeated reply must not make this worker repeat requests.
                 let Phase::Staging { number, staged } = &mut self.phase else {
                     return;
                 };
@@ -387,7 +391,8 @@ impl Worker {
         self.again = now;
     }
 
-    /// Keeps some of the unsettled gradients; the sequencer counts anew.
+    /// Drops unsettled gradients that `keeps` rejects. Adds up the drops here, because the
+    /// sequencer's count starts again at 0.
     fn drop_unless(&mut self, keeps: impl Fn(&Push) -> bool) {
         let is_dropped = |push: &&Push| push.base.version > 0 && !keeps(push);
         let dropped = self.unsettled.iter().filter(is_dropped).count() as u64;
@@ -400,7 +405,7 @@ impl Worker {
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        // What the program was told to do, and has not heard yet, may still count.
+        // A request that the program has not taken stays valid while its weights count.
         if self.base.is_none() {
             self.event = None;
         }
@@ -408,7 +413,7 @@ impl Worker {
         self.phase = Phase::Joining { nonce };
     }
 
-    /// Stages the next push.
+    /// Stages the next push that is not submitted, if there is one.
     fn go_on(&mut self) {
         let mut numbers = self.unsettled.iter().map(|push| push.number);
         if let Some(number) = numbers.find(|number| *number > self.submitted) {

@@ -7,13 +7,13 @@ use super::topology::Topology;
 use crate::collective::Call;
 use crate::error::{BadRules, Error, Result, Unusable};
 
-/// A user's choice: algorithms with the largest buffers, in bytes, that they are for.
+/// A user's choice: algorithms, each with its largest buffer in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules(Vec<(Algorithm, usize)>);
 
 impl Rules {
-    /// Reads `auto`, the name of an algorithm, or a list as `one_shot:64KiB,direct:8MiB,ring`:
-    /// each algorithm up to its size, the last for everything else.
+    /// Reads `auto`, the name of an algorithm, or a list such as `one_shot:64KiB,direct:8MiB,ring`:
+    /// each algorithm up to its size, and the last one for everything else.
     ///
     /// # Errors
     /// `Config` for anything else.
@@ -55,7 +55,7 @@ impl Rules {
         &self.0
     }
 
-    /// The first algorithm that has a rule for such a size and performs `call`.
+    /// The first algorithm that has a rule for this size and performs `call`.
     pub(super) fn choose(&self, call: &Call, topology: &Topology) -> Option<Algorithm> {
         let bytes = call.bytes();
         let fits = |&&(algorithm, limit): &&(Algorithm, usize)| {

@@ -1,16 +1,16 @@
-//! Direct: every rank talks to every other, in two steps.
+//! Direct: every rank exchanges with every other, in two steps.
 //!
-//! *Reduce-scatter.* Every rank sends chunk c of its contribution straight to rank c, which folds
-//! all contributions to its chunk in the order of ranks: g0 + g1 + .. + gN-1, its own in its
+//! *Reduce-scatter.* Every rank sends chunk c of its contribution straight to rank c. Rank c folds
+//! all contributions to its chunk in the order of ranks: g0 + g1 + .. + gN-1, with its own in its
 //! place. *All-gather.* Every owner sends its finished chunk to all others.
 //!
 //! *Reduce.* After a reduce-scatter, every owner sends its finished chunk to the root alone.
 //! *Gather* and *scatter* are one step, in which only the root has more than one peer.
 //!
-//! A rank sends 2S(N-1)/N bytes, as on the ring and as few as possible, but waits for 2 messages
+//! A rank sends 2S(N-1)/N bytes, which is the minimum, as on the ring. It waits for 2 messages
 //! instead of 2(N-1), and contributions travel in the type of the elements, never in that of the
-//! accumulator. The price is a connection to every rank, and N-1 streams that meet at each. It is
-//! the pairwise exchange of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
+//! accumulator. The price is a connection to every rank, and N-1 streams that meet at each rank. It
+//! is the pairwise exchange of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
 //! communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
 
 use std::ops::Range;
@@ -72,8 +72,8 @@ fn reduce_scatter(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     steps
 }
 
-/// Swaps finished elements with every other rank: those of `sent` for a rank go there, what comes from
-/// one goes into its `target`.
+/// Exchanges final elements with every other rank. `sent` has the range for each rank, and `target`
+/// has the range for the elements from each rank.
 fn exchange<'a>(
     rank: usize,
     world_size: usize,
@@ -104,7 +104,7 @@ fn all_gather(rank: usize, chunks: &[Range<usize>]) -> Schedule {
     exchange(rank, world_size, |_| &chunks[rank], |peer| &chunks[peer])
 }
 
-/// Gives `root` the chunk that each rank has in `own`, in its place among `chunks`.
+/// Gives `root` the chunk `own` of each rank, at its place in `chunks`.
 fn gather(rank: usize, root: usize, own: Range<usize>, chunks: &[Range<usize>]) -> Schedule {
     if rank != root {
         return vec![Step::send(root, own, Contents::Final)];
@@ -114,7 +114,7 @@ fn gather(rank: usize, root: usize, own: Range<usize>, chunks: &[Range<usize>]) 
         .collect()
 }
 
-/// Gives every rank its one of the `chunks` of `root`, in `own`.
+/// Gives every rank one of the root's `chunks`, in `own`.
 fn scatter(rank: usize, root: usize, own: Range<usize>, chunks: &[Range<usize>]) -> Schedule {
     if rank != root {
         return vec![Step::receive(root, own, Action::Copy)];
@@ -124,7 +124,7 @@ fn scatter(rank: usize, root: usize, own: Range<usize>, chunks: &[Range<usize>])
         .collect()
 }
 
-/// Gives the second of two ranks what the first one has.
+/// Gives the second of two ranks the contents of the first one.
 fn from_first_to_second(rank: usize, count: usize) -> Schedule {
     vec![match rank {
         0 => Step::send(1, 0..count, Contents::Final),
@@ -132,9 +132,10 @@ fn from_first_to_second(rank: usize, count: usize) -> Schedule {
     }]
 }
 
-/// Chunk c of `source` goes to rank c; what comes from there goes into chunk c of `target`. Two parts
-/// of the buffer, because two ranks that swap chunks in place would each have to send before it
-/// receives. Sends S(N-1)/N bytes for S bytes in equal chunks, and no more than other chunks hold.
+/// Sends chunk c of `source` to rank c, and receives chunk c of `target` from rank c. These are two
+/// parts of the buffer: two ranks that swap chunks in place would each have to send before
+/// receiving. A rank sends all chunks but its own, which are S(N-1)/N bytes if all chunks are
+/// equal.
 fn all_to_all(rank: usize, source: &[Range<usize>], target: &[Range<usize>]) -> Schedule {
     exchange(
         rank,
@@ -149,7 +150,8 @@ const fn mirrored(rank: usize, peer: usize, world_size: usize) -> usize {
     (2 * rank + world_size - peer) % world_size
 }
 
-/// All other ranks, the next one first, so that not everybody sends to the same one at once.
+/// All other ranks, beginning with the next one, so that ranks do not all send to the same one at
+/// once.
 pub(super) fn others(rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
     (1..world_size).map(move |distance| (rank + distance) % world_size)
 }

@@ -1,21 +1,24 @@
-//! Doubling: ranks exchange all they have with one other at a time, each time for twice as many ranks.
+//! Doubling: in each step a rank exchanges its whole buffer with one other, each time for twice as
+//! many ranks.
 //!
 //! P of N ranks take part, and the others are guests (`pairs`).
 //!
-//! 1. *Guests* send all they have to their hosts. Invariant: the P ranks hold all contributions.
-//! 2. In step k rank r exchanges partial results with the rank that it meets, and both reduce what
-//!    they get. Invariant after step k: all that a rank has holds the contributions of the 2^(k+1)
-//!    ranks that differ in the lowest k+1 bits. After the last step, of log2(P), it is final.
-//! 3. Guests get the result.
+//! 1. *Guests* send their whole buffers to their hosts. Invariant: the P ranks hold all
+//!    contributions.
+//! 2. In step k rank r exchanges partial results with the rank that it meets, and each reduces the
+//!    received ones into its own. Invariant after step k: a rank's whole buffer holds the
+//!    contributions of the 2^(k+1) ranks that differ in the lowest k+1 bits. After the last step,
+//!    number log2(P), it is final.
+//! 3. *Guests* get the result.
 //!
-//! Each step takes S bytes: S log2(N) in log2(N) steps, where `halving` sends 2S(N-1)/N in twice as
-//! many; with guests, two steps more. So it is for buffers that take less time than a step's latency.
-//! Both combine the same pairs of partial results, and kernels combine a pair alike in either order,
-//! so they have the same bits.
+//! Doubling sends S log2(N) bytes in log2(N) steps, where `halving` sends 2S(N-1)/N in twice as
+//! many steps. Guests cost two more steps. So it is for buffers that take less time than a step's
+//! latency. Both combine the same pairs of partial results, and kernels give equal bits for a pair
+//! in either order, so doubling and halving have the same bits.
 //!
-//! Two ranks that each reduce in place what the other sends would each have to send first, and wait
-//! for each other where nothing between them holds a byte. So the higher one sets aside what it
-//! receives; the lower one has then sent, and receives into place.
+//! If two ranks each reduced the other's elements in place, each would have to send first. Without
+//! any buffer between them, they would wait for each other. So the higher rank sets aside the
+//! received elements. The lower rank has sent by then, and receives into place.
 //!
 //! It is the recursive doubling of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
 //! communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005).
@@ -26,7 +29,7 @@ use super::pairs::Pairs;
 use super::{Action, Contents, Part, Schedule, Step};
 use crate::collective::Collective;
 
-/// A reduce is an all-reduce whose result the others do not look at: the same bits.
+/// A reduce is an all-reduce whose result the other ranks ignore, so it has the same bits.
 pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
     let doubling = Doubling::new(part.rank, part.world_size());
     matches!(
@@ -41,7 +44,7 @@ pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule
     })
 }
 
-/// One rank's part.
+/// Schedules of one rank.
 struct Doubling {
     rank: usize,
     pairs: Pairs,
@@ -55,7 +58,7 @@ impl Doubling {
         }
     }
 
-    /// Leaves each of those that take part with all of `block`, final.
+    /// Leaves each member with the whole `block`, final.
     fn reduce(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::send(host, block.clone(), Contents::Partial)];
@@ -74,7 +77,7 @@ impl Doubling {
         of_guest.into_iter().chain(exchanges).collect()
     }
 
-    /// Gives guests what their hosts' `reduce` of `block` left.
+    /// Gives guests the results of their hosts' `reduce` of `block`.
     fn spread(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::receive(host, block.clone(), Action::Copy)];

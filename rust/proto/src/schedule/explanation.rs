@@ -1,7 +1,6 @@
-//! Explanation in words of why algorithms are chosen, for statistics.
+//! Explanation in words of the choice of algorithms, for statistics.
 //!
-//! The words come from the choices themselves, made for every range of sizes, so they cannot say
-//! anything else.
+//! The words are made from the choices for every range of sizes, so they cannot contradict them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,8 +23,7 @@ struct Range {
 }
 
 impl Policy {
-    /// For each algorithm that sums of float32 use or have a rule for: for which sizes, and
-    /// why.
+    /// Sizes and reason of each algorithm that sums of float32 use, or for which there is a rule.
     #[must_use]
     pub fn explain(&self) -> BTreeMap<&'static str, String> {
         let mut explained = BTreeMap::<_, String>::new();
@@ -104,7 +102,7 @@ impl Policy {
         bounds
     }
 
-    /// What prevents an algorithm from ever summing float32, if something does.
+    /// Reason why an algorithm can never sum float32, if there is one.
     fn obstacle(&self, algorithm: Algorithm) -> Option<&'static str> {
         let call = Call::float_sum(0);
         if !self.connects(algorithm) && !self.reproducible {
@@ -175,7 +173,7 @@ impl Cost {
     }
 }
 
-/// Such as `8.1 us + 0.60 ns/B`.
+/// Text such as `8.1 us + 0.60 ns/B`.
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (latency_us, per_byte_ns) = (
@@ -186,7 +184,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// Such as `above 21.3 KiB, up to 1 MiB`.
+/// Text such as `above 21.3 KiB, up to 1 MiB`.
 impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.above, self.up_to) {

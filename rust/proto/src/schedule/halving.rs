@@ -1,19 +1,22 @@
-//! Halving: ranks talk to one other at a time, each time about half as much, and then the way back.
+//! Halving: in each step a rank exchanges with one other, half as much as before, and then returns
+//! the same way.
 //!
 //! P of N ranks take part, and the others are guests (`pairs`).
 //!
-//! 1. *Guests* send all they have to their hosts. Invariant: the P ranks hold all contributions.
-//! 2. *Reduce-scatter.* In step k rank r exchanges halves with the rank that it meets: both have the
-//!    same part of the buffer; the lower one keeps its lower half, and reduces what it gets of it.
-//!    Invariant after step k: a part of 1/2^(k+1) holds the contributions of the 2^(k+1) ranks that
-//!    differ in the lowest k+1 bits. log2(P) steps, S(P-1)/P bytes.
-//! 3. *All-gather* is the same in reverse, with final values. As many steps and bytes.
-//! 4. Guests get the result.
+//! 1. *Guests* send their whole buffers to their hosts. Invariant: the P ranks hold all
+//!    contributions.
+//! 2. *Reduce-scatter.* In step k rank r exchanges halves with the rank that it meets. Both have
+//!    the same part of the buffer. The lower rank keeps the lower half, the higher rank the upper
+//!    one, and each reduces the received half into its own. Invariant after step k: a part of
+//!    1/2^(k+1) holds the contributions of the 2^(k+1) ranks that differ in the lowest k+1 bits.
+//!    This takes log2(P) steps and S(P-1)/P bytes.
+//! 3. *All-gather* is the same in reverse, with final values, in as many steps and bytes.
+//! 4. *Guests* get the result.
 //!
-//! With N a power of two a rank sends 2S(N-1)/N bytes, as few as possible, in 2log2(N) steps, where
-//! a ring takes 2(N-1); with guests, two steps and 2S bytes more. The largest parts travel
-//! between neighbours, which are on one host if several ranks are. Partial results travel, as on a
-//! ring, in the accumulator type.
+//! If N is a power of two, a rank sends 2S(N-1)/N bytes, which is the minimum, in 2log2(N) steps; a
+//! ring takes 2(N-1) steps. Guests cost two steps and 2S bytes more. The largest parts travel
+//! between neighbours, which are on one host if hosts have several ranks. Partial results travel,
+//! as on a ring, in the accumulator type.
 //!
 //! It is the recursive halving and doubling of R. Rabenseifner, "Optimization of collective reduction
 //! operations", Proc. International Conference on Computational Science (2004).
@@ -24,7 +27,7 @@ use super::pairs::Pairs;
 use super::{Action, Contents, Part, Receive, Schedule, Send, Step, even_parts};
 use crate::collective::Collective;
 
-/// A reduce is an all-reduce whose result the others do not look at: the same bits.
+/// A reduce is an all-reduce whose result the other ranks ignore, so it has the same bits.
 pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
     let halving = Halving::new(part.rank, part.world_size());
     matches!(
@@ -39,7 +42,7 @@ pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule
     })
 }
 
-/// One rank's part.
+/// Schedules of one rank.
 struct Halving {
     pairs: Pairs,
 }
@@ -58,7 +61,7 @@ impl Halving {
         }
     }
 
-    /// Leaves each of the members with a part of `block` that is final.
+    /// Leaves each member with a final part of `block`.
     fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::send(host, block.clone(), Contents::Partial)];
@@ -77,7 +80,7 @@ impl Halving {
         of_guest.into_iter().chain(halves).collect()
     }
 
-    /// Gives every rank what all ranks' `reduce_scatter` of `block` left.
+    /// Gives every rank the results of all ranks' `reduce_scatter` of `block`.
     fn all_gather(&self, block: &Range<usize>) -> Schedule {
         if let Some(host) = self.pairs.host() {
             return vec![Step::receive(host, block.clone(), Action::Copy)];
@@ -90,7 +93,8 @@ impl Halving {
         halves.chain(to_guest).collect()
     }
 
-    /// With whom this rank exchanges which halves of `block`, the nearest first.
+    /// Partners of this rank, with the halves of `block` that it keeps and gives; nearest partners
+    /// first.
     fn exchanges(&self, block: &Range<usize>) -> Vec<Exchange> {
         let mut part = block.clone();
         let exchange = |(peer, is_lower)| {

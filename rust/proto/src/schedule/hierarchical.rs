@@ -1,28 +1,32 @@
-//! Levels: inside hosts, where bytes are cheap, then between the hosts of a rack, if racks are known,
-//! and then across, where bytes are dear.
+//! Levels: first inside hosts, where bytes are cheap; then between the hosts of a rack, if racks
+//! are known; and then across, where bytes are expensive.
 //!
-//! A level has *units*, and puts them into groups: the lowest one puts ranks into hosts, the next one
-//! hosts into racks. On a level, a part of the buffer is cut into as many shards as the largest group
-//! has units, and every group deals the shards out to its units in turn: with L units in each group, unit
-//! l owns shard l. The owners of one shard, one in each group, are the units of the level above.
+//! A level has *units* and puts them into groups: the lowest level puts ranks into hosts, the next
+//! one puts hosts into racks. On a level, a part of the buffer is cut into as many shards as the
+//! largest group has units. Every group deals the shards out to its units in turn: with L units in
+//! each group, unit l owns shard l. The owners of one shard, one in each group, are the units of
+//! the level above.
 //!
-//! 1. *Reduce-scatter in groups*, from the lowest level up. Every unit sends its elements of each shard
-//!    to the owner in its group. Invariant: an owner's shard holds the contributions of its whole group.
+//! 1. *Reduce-scatter in groups*, from the lowest level up. Every unit sends its elements of each
+//!    shard to the owner in its group. Invariant: an owner's shard holds the contributions of its
+//!    whole group.
 //! 2. *Across*, the owners of one shard, one in each group of the highest level, are a ring:
 //!    reduce-scatter and all-gather as in `ring`. Invariant: an owner's shard is final.
-//! 3. *All-gather in groups*, from the highest level down. Every owner sends its shards to the others of
-//!    its group.
+//! 3. *All-gather in groups*, from the highest level down. Every owner sends its shards to the
+//!    others of its group.
 //!
-//! Above 64 ranks, where few are connected, units of a group are a ring, too, if there are equally many
-//! in each: a unit owns one shard, and talks to two others on each level. Only then there are links.
+//! Above 64 ranks few ranks are connected, so the units of a group are a ring, too, if there are
+//! equally many in each group. Then a unit owns one shard, and exchanges with two others on each
+//! level. Otherwise the links for it are missing.
 //!
-//! For a reduce, owners send what is final to the root instead of steps 2b and 3.
+//! For a reduce, owners send final chunks to the root instead of the all-gathers in steps 2 and 3.
 //!
-//! With two levels a host sends 2S(H-1)/H bytes to others, of H hosts, however many ranks it has, which
-//! is the least possible; `direct` would send as much for each of its ranks. The price is 2H steps in a
-//! row. With racks it is 2S(R-1)/R bytes from each of R racks, in 2R+2 steps. Groups may have different
-//! numbers of units: in a smaller one, units own several shards and have a larger part of its traffic.
-//! Partial results travel, as on a ring, in the accumulator type.
+//! If there are two levels and H hosts, a host sends 2S(H-1)/H bytes to others, however many ranks
+//! it has. This is the minimum; `direct` would send as much for each rank of the host. The price is
+//! 2H steps in a row. If there are R racks, each of them sends 2S(R-1)/R bytes, in 2R+2 steps.
+//! Groups may have different numbers of units: the units of a smaller group own several shards, and
+//! carry a larger part of its traffic. Partial results travel, as on a ring, in the accumulator
+//! type.
 //!
 //! See M. Cho, U. Finkler, D. Kung and H. Hunter, "BlueConnect: decomposing all-reduce for deep
 //! learning on heterogeneous network hierarchy", Proc. Machine Learning and Systems 1 (2019).
@@ -52,24 +56,24 @@ pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule
     }
 }
 
-/// One rank's place in all levels.
+/// Position of one rank in all levels.
 pub(super) struct Levels<'a> {
     rank: usize,
     ranks: Vec<usize>,
     /// The units of each group, the lowest level first.
     groups: Vec<&'a [Vec<usize>]>,
-    /// Whether units of a group are connected in a ring only.
+    /// True if only neighbours in the ring of a group are connected.
     has_few_links: bool,
 }
 
-/// One level of a part of the buffer: its units are ranks, one for each group of the level below.
+/// One level for a part of the buffer. Its units are ranks, one for each group of the level below.
 struct Level<'a> {
     groups: &'a [Vec<usize>],
     units: &'a [usize],
     shards: Vec<Range<usize>>,
 }
 
-/// The group of a rank on one level, and its place there.
+/// The group of a rank on one level, and the index of the rank there.
 struct Place {
     members: Vec<usize>,
     own: usize,
@@ -89,17 +93,17 @@ impl<'a> Levels<'a> {
         }
     }
 
-    /// Reduces `block` up to the chunks of this rank's shards that are final on this rank.
+    /// Reduces `block` until this rank's chunks of its shards are final.
     fn reduce_scatter(&self, block: &Range<usize>) -> Schedule {
         self.reduce_scatter_from(0, &self.ranks, block)
     }
 
-    /// Gives every rank what all ranks' `reduce_scatter` of `block` left.
+    /// Gives every rank the results of all ranks' `reduce_scatter` of `block`.
     fn all_gather(&self, block: &Range<usize>) -> Schedule {
         self.all_gather_from(0, &self.ranks, block)
     }
 
-    /// Gives rank `root` what all ranks' `reduce_scatter` of `block` left.
+    /// Gives rank `root` the results of all ranks' `reduce_scatter` of `block`.
     fn gather(&self, block: &Range<usize>, root: usize) -> Schedule {
         let owned = self.owned_from(0, &self.ranks, block).into_iter();
         if self.rank == root {
@@ -114,7 +118,7 @@ impl<'a> Levels<'a> {
             .collect()
     }
 
-    /// Every rank that this one talks to, where all groups of a level have equally many units.
+    /// All ranks with which this one exchanges, if all groups of a level have equally many units.
     pub(super) fn partners(&self) -> Vec<usize> {
         let (mut partners, mut units) = (Vec::new(), self.ranks.clone());
         for groups in &self.groups {
@@ -166,7 +170,7 @@ impl<'a> Levels<'a> {
         steps
     }
 
-    /// Which rank has which part of `part` in the end of a reduce-scatter.
+    /// Owners of the parts of `part` after a reduce-scatter.
     fn owned_from(
         &self,
         height: usize,
@@ -181,7 +185,7 @@ impl<'a> Levels<'a> {
         level.shards.iter().enumerate().flat_map(of_shard).collect()
     }
 
-    /// The level at this height, or none above the highest.
+    /// The level at this height; `None` above the highest.
     fn level<'b>(
         &'b self,
         height: usize,
@@ -270,7 +274,7 @@ impl Level<'_> {
 }
 
 impl Place {
-    /// Turn by turn, to which index in the group this one sends, and which sends to this one.
+    /// Indices in the group, turn by turn: the receiver from this unit, and the sender to it.
     fn turns(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (own, size) = (self.own, self.members.len());
         (1..size).map(move |distance| ((own + distance) % size, (own + size - distance) % size))

@@ -1,14 +1,14 @@
-//! A collective as data: the steps one rank performs, with no socket, thread or clock in sight.
+//! A collective as data: the steps that one rank performs, without any socket, thread or clock.
 //!
-//! A schedule *means* what it says when its steps are performed one after the other, the send
-//! and the receive of one step side by side. The executor overlaps steps as far as their element
-//! ranges do not conflict, which cannot be told apart from that meaning by its result.
-//! A fold keeps its intermediate result beside the buffer: until its last turn it conflicts with
-//! other turns only. What is set aside conflicts with nothing but what takes it from there.
+//! A schedule *means* that its steps are performed one after the other, with the send and the
+//! receive of one step side by side. The executor overlaps steps as far as their element ranges do
+//! not conflict, which does not change the result. A fold keeps its intermediate result beside the
+//! buffer, so until its last turn it conflicts only with its other turns. Elements that are set
+//! aside conflict only with the step that reduces them.
 //!
-//! Words: N ranks, a buffer of `count` elements, cut into N chunks. Contents travel as
-//! *contributions* (what a rank put in), as *partial* results (still to be reduced, in the
-//! accumulator type) or as *final* values.
+//! Words: N ranks; a buffer of `count` elements, cut into N chunks. A transfer carries
+//! *contributions* (a rank's input), *partial* results (still to be reduced, in the accumulator
+//! type) or *final* values.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -39,15 +39,15 @@ use pairs::Pairs;
 use ring::Ring;
 use topology::Topology;
 
-/// The part of one rank in one collective.
+/// The steps of one rank in one collective.
 pub type Schedule = Vec<Step>;
 
 /// One exchange: at most one send and at most one receive, of disjoint element ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// What is sent, if anything.
+    /// The send, if the step has one.
     pub send: Option<Send>,
-    /// What is received, if anything.
+    /// The receive, if the step has one.
     pub receive: Option<Receive>,
 }
 
@@ -80,34 +80,34 @@ impl Step {
 pub struct Send {
     /// The rank that receives it.
     pub peer: usize,
-    /// Which elements.
+    /// Elements to send.
     pub range: Range<usize>,
-    /// Whether they are contributions, partial results or final values.
+    /// State of the elements: contributions, partial results or final values.
     pub contents: Contents,
 }
 
 /// An element range that comes from a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receive {
-    /// The rank that sends it; this rank itself where its own contribution is folded, or where it
-    /// reduces what it has set aside.
+    /// The rank that sends the elements. It is this rank itself where a step folds its own
+    /// contribution, or reduces elements that it has set aside.
     pub peer: usize,
-    /// Which elements.
+    /// Elements to receive.
     pub range: Range<usize>,
-    /// What is done with them.
+    /// Operation on the received elements.
     pub action: Action,
 }
 
-/// What an operation does to elements of the buffer, and whether to those that are kept beside it.
+/// Memory that an operation uses: elements of the buffer, and those that are kept beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// Of the buffer.
+    /// Use of the buffer.
     pub buffer: Use,
-    /// Whether it uses what is kept beside the buffer.
+    /// True if it uses elements that are kept beside the buffer.
     pub beside: bool,
 }
 
-/// What an operation does to elements.
+/// Use of elements by an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// Neither reads nor writes them.
@@ -119,13 +119,13 @@ pub enum Use {
 }
 
 impl Access {
-    /// Of an operation that sends.
+    /// Access of a send.
     pub const SEND: Self = Self {
         buffer: Use::Read,
         beside: false,
     };
 
-    /// Of what `rank` does with something from `source`.
+    /// Access of `rank` that receives elements from `source`.
     pub const fn receive(rank: usize, source: usize, action: Action) -> Self {
         let buffer = match action {
             Action::Fold(Turn::First | Turn::Middle) if rank != source => Use::Nothing,
@@ -143,7 +143,7 @@ impl Access {
         }
     }
 
-    /// Whether two operations on the same elements must keep their order.
+    /// Returns whether two operations on the same elements must keep their order.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn conflicts(self, other: Self) -> bool {
@@ -153,10 +153,10 @@ impl Access {
     }
 }
 
-/// What a transfer carries.
+/// Contents of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
-    /// What a rank put in, in the buffer's own type.
+    /// A rank's input, in the buffer's own type.
     Contribution,
     /// Results that lack contributions, in the accumulator type.
     Partial,
@@ -164,34 +164,34 @@ pub enum Contents {
     Final,
 }
 
-/// What a receiver does with what arrives.
+/// Operation of a receiver on the elements of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Combine partial results with this rank's own.
+    /// Combines partial results with this rank's own.
     Reduce,
-    /// Combine, and turn the complete result into final values (scale a mean, round once).
+    /// Combines them, and turns the complete result into final values: scales a mean, rounds once.
     ReduceAndFinish,
-    /// Put final values in place.
+    /// Copies final values into the buffer.
     Copy,
-    /// Combine a contribution with those of lower ranks, beside the buffer.
+    /// Combines a contribution with those of lower ranks, beside the buffer.
     Fold(Turn),
-    /// Keep partial results beside the buffer until this rank reduces them.
+    /// Keeps partial results beside the buffer until this rank reduces them.
     SetAside,
 }
 
-/// Place of a contribution among those to one range.
+/// Position of a contribution in the fold of one range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// Of rank 0: there is nothing yet to combine it with.
+    /// Rank 0's contribution, which begins the fold.
     First,
-    /// Neither first nor last.
+    /// A contribution between the first and the last.
     Middle,
-    /// Of the last rank: the result is complete and is put in place as final values.
+    /// The last rank's contribution. The complete result goes into the buffer as final values.
     Last,
 }
 
 impl Action {
-    /// What the transfer that feeds this action carries.
+    /// Contents of a transfer that ends in this action.
     #[must_use]
     #[inline]
     pub const fn contents(self) -> Contents {
@@ -204,17 +204,17 @@ impl Action {
 }
 
 named! {
-    /// How a collective is done.
+    /// Algorithm of a collective.
     pub enum Algorithm {
-        /// Every rank talks to its neighbours on a ring.
+        /// Every rank exchanges with its neighbours on a ring.
         Ring: "ring",
-        /// Every rank talks to every other, in two steps.
+        /// Every rank exchanges with every other, in two steps.
         Direct: "direct",
         /// Every rank sends everything to every other, in one step.
         OneShot: "one_shot",
         /// Ranks reduce inside their hosts first, then in racks, then across.
         Hierarchical: "hierarchical",
-        /// Every rank sends everything to rank 0, which sends the result to every other.
+        /// Every rank sends everything to rank 0, and rank 0 sends the result to every other.
         Star: "star",
         /// Every rank exchanges halves with one other, then halves of these with the next.
         Halving: "halving",
@@ -224,7 +224,7 @@ named! {
 }
 
 impl Algorithm {
-    /// Whether this algorithm performs such a collective in such a group.
+    /// Returns whether this algorithm performs the collective in a group with this topology.
     #[must_use]
     pub fn performs(self, collective: &Collective, topology: &Topology) -> bool {
         match self {
@@ -255,7 +255,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether a group has its links also where not all ranks are connected with one another.
+    /// Returns whether the group has the links of this algorithm even if not all ranks are
+    /// connected.
     fn needs_few_links(self, topology: &Topology) -> bool {
         match self {
             Self::Ring | Self::Halving | Self::Doubling => true,
@@ -264,7 +265,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether it sums in the order of ranks, between however many.
+    /// Returns whether it sums in the order of ranks, for any number of ranks.
     const fn folds(self) -> bool {
         match self {
             Self::Direct | Self::OneShot | Self::Star => true,
@@ -285,8 +286,8 @@ impl Algorithm {
     }
 }
 
-/// The ranks with which `rank` has links, in ascending order: all others, or, where these are too
-/// many, those that it talks to on a ring, in pairs, and between racks.
+/// The ranks with which `rank` has links, in ascending order. In small groups these are all others.
+/// In larger groups these are its partners on the ring, in pairs, and between racks.
 pub fn partners(rank: usize, topology: &Topology) -> Vec<usize> {
     let world_size = topology.world_size();
     if world_size <= MESH_RANKS_MAX {
@@ -307,10 +308,11 @@ pub fn partners(rank: usize, topology: &Topology) -> Vec<usize> {
 
 /// The schedule of `rank` for this collective over `count` elements.
 ///
-/// An all-reduce or a reduce of two halves is done in blocks of at most `block` elements, one after the other.
+/// An all-reduce or reduce that consists of two halves is done in blocks of at most `block`
+/// elements, one after the other.
 ///
 /// # Panics
-/// When `algorithm` does not perform `collective` in such a group.
+/// When `algorithm` does not perform `collective` in this group.
 #[must_use]
 pub fn build(
     algorithm: Algorithm,
@@ -330,7 +332,7 @@ pub fn build(
         block,
     };
     let built = match collective {
-        // Everybody's contribution to one element passes through everybody.
+        // Each rank's result depends on the contributions of all ranks.
         Collective::Barrier => algorithm.builder()(
             &Collective::AllReduce { op: ReduceOp::Max },
             &Part { count: 1, ..part },
@@ -343,10 +345,10 @@ pub fn build(
     })
 }
 
-/// Makes the schedule of a part, unless the algorithm does not perform such a collective.
+/// Builds a schedule. Returns `None` if the algorithm does not perform the collective.
 type Builder = fn(&Collective, &Part<'_>) -> Option<Schedule>;
 
-/// One rank's part in a collective over `count` elements, of which a block is reduced at a time.
+/// One rank's part in a collective over `count` elements, reduced in blocks of `block` elements.
 struct Part<'a> {
     rank: usize,
     topology: &'a Topology,
@@ -369,10 +371,11 @@ impl Part<'_> {
         even_parts(whole, self.world_size())
     }
 
-    /// A reduction made of reduce-scatters and gatherings of one block after the other.
+    /// A reduction by blocks, each with a reduce-scatter and a gathering.
     ///
-    /// What a rank has sent of a block is still in its cache when the results overwrite it, so a large
-    /// buffer passes through memory twice (read and written once), and not three times.
+    /// The part of a block that a rank has sent is still in its cache when the results overwrite
+    /// it. So a large buffer passes through memory twice (read and written once), and not three
+    /// times.
     fn in_blocks(
         &self,
         reduce_scatter: impl Fn(&Range<usize>) -> Schedule,
@@ -392,10 +395,10 @@ impl Part<'_> {
     }
 }
 
-/// How many blocks are reduced ahead of the one that is gathered, so that links are busy while a
-/// block's last contributions arrive, and ranks that take turns on a core find something to do. Two
-/// ranks of one host need none of it: their bytes arrive at once, and the fewer blocks are under way,
-/// the more of them stays in cache.
+/// Number of blocks that are reduced ahead of the one that is gathered. They keep links busy while
+/// a block's last contributions arrive, and give work to ranks that share a core. Two ranks of one
+/// host need none: their bytes arrive at once, and with fewer blocks under way more of them stay in
+/// the cache.
 fn blocks_ahead(topology: &Topology) -> usize {
     match (topology.hosts().len(), topology.world_size()) {
         (1, 2) => 0,

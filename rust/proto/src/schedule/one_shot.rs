@@ -1,8 +1,8 @@
-//! One shot: every rank sends all of its contribution to every other, and all fold what they have in
-//! the order of ranks.
+//! One shot: every rank sends its whole contribution to every other, and every rank folds all
+//! contributions in the order of ranks.
 //!
-//! One step, and S(N-1) bytes from each rank, so it is for small buffers, where only the number of
-//! messages in a row counts.
+//! It takes one step, and S(N-1) bytes from each rank. So it is for small buffers, where only the
+//! number of consecutive messages counts.
 
 use super::direct::others;
 use super::{Contents, Part, Schedule, Step, fold_in_rank_order, star};
@@ -11,7 +11,7 @@ use crate::collective::Collective;
 pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule> {
     match collective {
         Collective::AllReduce { .. } => Some(all_reduce(part)),
-        // One step of which only the root sees the end.
+        // One step, whose result only the root gets.
         Collective::Reduce { .. } => star::build(collective, part),
         _ => None,
     }

@@ -1,10 +1,10 @@
 //! Pairs of ranks: neighbours, then neighbours of these, and so on.
 //!
-//! Of N ranks the first P take part, where P is the largest power of two up to N. In step k rank r
-//! meets rank r XOR 2^k, so that after log2(P) steps each has met, directly or not, all others. Each of
-//! the ranks that do not take part is the *guest* of one that does: rank P+g of rank g.
+//! Among N ranks the first P take part, where P is the largest power of two up to N. In step k rank
+//! r meets rank r XOR 2^k. So after log2(P) steps each has met all others, directly or not. Each of
+//! the remaining ranks is the *guest* of one that takes part: rank P+g is the guest of rank g.
 
-/// One rank's place.
+/// Position of one rank.
 pub(super) struct Pairs {
     rank: usize,
     /// Ranks that take part: a power of two.
@@ -30,7 +30,7 @@ impl Pairs {
         })
     }
 
-    /// The member that this rank is the guest of, if it is one.
+    /// The host of this rank, if this rank is a guest.
     pub(super) const fn host(&self) -> Option<usize> {
         self.rank.checked_sub(self.members)
     }
@@ -40,7 +40,7 @@ impl Pairs {
         (guest < self.world_size).then_some(guest)
     }
 
-    /// Every rank that this one talks to.
+    /// All ranks with which this one exchanges.
     pub(super) fn partners(&self) -> Vec<usize> {
         match self.host() {
             Some(host) => vec![host],

@@ -1,24 +1,24 @@
-//! The ring: every rank talks to its successor and listens to its predecessor only.
+//! The ring: every rank sends to its successor and receives from its predecessor only.
 //!
-//! *Reduce-scatter.* Chunk c starts its journey at rank c+1 and travels once around the ring;
-//! each rank on the way adds its own contribution, and rank c, the last, owns the result. In step
-//! k rank r therefore sends chunk r-k-1 and receives chunk r-k-2. Invariant after step k: what
-//! was just received holds the contributions of k+2 ranks. N-1 steps, S(N-1)/N bytes sent per
-//! rank, which is the least possible.
+//! *Reduce-scatter.* Chunk c starts at rank c+1 and travels once around the ring. Each rank on the
+//! way adds its own contribution, and rank c, the last one, owns the result. So in step k rank r
+//! sends chunk r-k-1 and receives chunk r-k-2. Invariant after step k: the received chunk holds the
+//! contributions of k+2 ranks. There are N-1 steps, and each rank sends S(N-1)/N bytes, which is
+//! the minimum.
 //!
 //! *All-gather.* The finished chunks travel once more: in step k rank r sends chunk r-k and
 //! receives chunk r-k-1. Another N-1 steps and S(N-1)/N bytes.
 //!
-//! *All-reduce* is the two in a row: 2(N-1) steps, 2S(N-1)/N bytes; see P. Patarasuk and X. Yuan,
-//! "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib.
-//! Comput. 69 (2009).
+//! *All-reduce* performs both in a row: 2(N-1) steps, 2S(N-1)/N bytes; see P. Patarasuk and X.
+//! Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
+//! Distrib. Comput. 69 (2009).
 //!
-//! *Reduce* is a reduce-scatter and an all-gather whose chunks go no further than the root.
+//! *Reduce* is a reduce-scatter and an all-gather whose chunks travel no further than the root.
 //!
 //! *Broadcast* is a pipeline: the root sends to its successor, which forwards while it receives.
 //!
-//! Ranks of one host stand in a row, so that bytes enter each host once. Above, "rank r" is the one
-//! at position r.
+//! Ranks of one host are neighbours, so that bytes enter each host once. Above, "rank r" is the
+//! rank at position r.
 
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule
     })
 }
 
-/// Ranks that each talk to the next one of them, seen from one of them.
+/// A ring of ranks, seen from one of them.
 pub(super) struct Ring {
     members: Vec<usize>,
     position: usize,
@@ -65,7 +65,7 @@ impl Ring {
         let world_size = topology.world_size();
         let members = match world_size {
             ..=MESH_RANKS_MAX => topology.hosts().concat(),
-            // More ranks are connected in this order only.
+            // In larger groups, only neighbours in this order are connected.
             _ => (0..world_size).collect(),
         };
         Self::through(members, rank)
@@ -76,18 +76,18 @@ impl Ring {
         even_parts(whole, self.members.len())
     }
 
-    /// What belongs to each rank, in the order of the ring.
+    /// Values of the members, in the order of the ring.
     pub(super) fn in_order<T: Clone>(&self, of_ranks: &[T]) -> Vec<T> {
         let members = self.members.iter();
         members.map(|&rank| of_ranks[rank].clone()).collect()
     }
 
-    /// Leaves each member with its own of `chunks`, which are in the order of the ring.
+    /// Leaves each member with its own reduced chunk; `chunks` are in the order of the ring.
     pub(super) fn reduce_scatter(&self, chunks: &[Range<usize>]) -> Schedule {
         self.reduce(chunks, Action::ReduceAndFinish)
     }
 
-    /// The same where what each member is left with lacks contributions of others.
+    /// Like `reduce_scatter`, but results lack contributions from outside of the ring.
     pub(super) fn reduce_scatter_partially(&self, chunks: &[Range<usize>]) -> Schedule {
         self.reduce(chunks, Action::Reduce)
     }
@@ -103,12 +103,13 @@ impl Ring {
         })
     }
 
-    /// The two members that this one talks to; itself, if it is alone.
+    /// The two members with which this one exchanges; itself, if it is alone.
     pub(super) fn neighbours(&self) -> [usize; 2] {
         [self.successor(), self.predecessor()]
     }
 
-    /// Gives every member all `chunks`, of which each has its own, in the order of the ring.
+    /// Gives every member all `chunks`, which are in the order of the ring. At first each member
+    /// has its own.
     pub(super) fn all_gather(&self, chunks: &[Range<usize>]) -> Schedule {
         self.exchange(|step| {
             let (sent, received) = (self.behind(step), self.behind(step + 1));
@@ -116,14 +117,14 @@ impl Ring {
         })
     }
 
-    /// Gives rank `root` all `chunks`, of which each member has its own: an `all_gather` whose
-    /// chunks go no further than there.
+    /// Gives rank `root` all `chunks`; at first each member has its own. This is an `all_gather`
+    /// whose chunks travel no further than the root.
     pub(super) fn gather(&self, chunks: &[Range<usize>], root: usize) -> Schedule {
         let size = self.members.len();
         let distance = (position(&self.members, root) + size - self.position) % size;
         let mut steps = self.all_gather(chunks);
         for (number, step) in steps.iter_mut().enumerate() {
-            // What is sent comes from `number` places behind, what is received from one more.
+            // The sent chunk comes from `number` places behind, the received chunk from one more.
             step.send
                 .take_if(|_| distance == 0 || distance + number >= size);
             step.receive.take_if(|_| distance + number + 1 >= size);
@@ -131,7 +132,7 @@ impl Ring {
         steps
     }
 
-    /// Gives every member what rank `root` has.
+    /// Gives every member the contents of rank `root`.
     pub(super) fn broadcast(&self, count: usize, root: usize) -> Schedule {
         let distance = self.behind(position(&self.members, root));
         let receive = (distance > 0).then(|| Receive {
@@ -144,7 +145,7 @@ impl Ring {
             range: 0..count,
             contents: Contents::Final,
         });
-        // Two steps, because the send forwards what the receive brings.
+        // Two steps, because the send forwards received elements.
         vec![
             Step {
                 send: None,

@@ -1,13 +1,13 @@
-//! Star: every rank sends all it has to rank 0, which sends the result to every other. A reduce is the
-//! first half, to its root.
+//! Star: every rank sends its whole contribution to rank 0, and rank 0 sends the result to every
+//! other. A reduce is the first half, to its root.
 //!
-//! *Gathering.* Every rank sends its contribution to rank 0, which folds all in the order of ranks:
-//! g0 + g1 + .. + gN-1. *Spreading.* Rank 0 sends the finished values to all others.
+//! *Gathering.* Every rank sends its contribution to rank 0. Rank 0 folds all contributions in the
+//! order of ranks: g0 + g1 + .. + gN-1. *Spreading.* Rank 0 sends the finished values to all
+//! others.
 //!
-//! No algorithm has fewer messages: 2(N-1) in all, where `one_shot` has N(N-1). On a host whose
-//! cores are fewer than its ranks that is what counts: each message may wake a rank, which then
-//! finds one of the many that it waits for. The price is that rank 0 moves S(N-1) bytes in each
-//! direction and folds them alone.
+//! No algorithm has fewer messages: 2(N-1) in all, where `one_shot` has N(N-1). This number decides
+//! on a host with fewer cores than ranks, because each message may wake a rank that still waits for
+//! many others. The price is that rank 0 moves S(N-1) bytes in each direction and folds them alone.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub(super) fn build(collective: &Collective, part: &Part<'_>) -> Option<Schedule
     }
 }
 
-/// Who folds for all.
+/// The rank that folds for all.
 const CENTRE: usize = 0;
 
 fn gather(rank: usize, world_size: usize, centre: usize, range: &Range<usize>) -> Schedule {

@@ -1,20 +1,20 @@
-//! Symmetry of schedules: which ranks do the same, so that it need not be worked out for each of them.
+//! Symmetry of schedules: ranks that do the same, so that one schedule is enough for all of them.
 
 use super::Algorithm;
 use super::topology::Topology;
 use crate::collective::Collective;
 
-/// How the schedules of all ranks follow from that of rank 0, but for which elements they are about.
+/// Relation of all ranks' schedules to that of rank 0, apart from the ranges of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symmetry {
-    /// Not at all.
+    /// No relation.
     None,
     /// Rank r does with rank r+p what rank 0 does with rank p.
     Rotation,
 }
 
 impl Symmetry {
-    /// Of an all-reduce whose chunks are alike, and of an all-to-all; others are not looked at.
+    /// Symmetry of an all-reduce with equal chunks, or of an all-to-all; `None` for all others.
     pub fn of(
         algorithm: Algorithm,
         collective: &Collective,
@@ -36,7 +36,7 @@ impl Symmetry {
         }
     }
 
-    /// The rank that is to `rank` what `peer` is to rank 0.
+    /// The rank that stands to `rank` as `peer` stands to rank 0.
     pub const fn peer(self, rank: usize, peer: usize, world_size: usize) -> usize {
         match self {
             Self::None => peer,
@@ -44,7 +44,7 @@ impl Symmetry {
         }
     }
 
-    /// What `rank` is to `other`, as what some rank is to rank 0.
+    /// The rank that stands to rank 0 as `rank` stands to `other`.
     pub const fn seen_from(self, other: usize, rank: usize, world_size: usize) -> usize {
         match self {
             Self::None => rank,
@@ -61,7 +61,8 @@ mod tests {
     use super::*;
     use crate::dtype::ReduceOp;
 
-    /// What ranks do with whom, in the order in which they do it, without the elements it is about.
+    /// Sends and receives of a schedule with their peers, in order, without the positions of
+    /// elements.
     fn shape(
         schedule: &Schedule,
         rank: usize,
@@ -95,7 +96,7 @@ mod tests {
         }
     }
 
-    /// How many algorithms are said to be alike on all ranks, which they are then.
+    /// Number of algorithms for which a symmetry is found; checks that it holds for all ranks.
     fn count_alike(collective: &Collective, world_size: usize) -> usize {
         let topology = Topology::by_host((0..world_size).map(|rank| rank / 2));
         let sizes = [(world_size * 6, 100), (world_size * 60, world_size * 20)];

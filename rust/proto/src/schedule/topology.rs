@@ -1,4 +1,4 @@
-//! Topology of a group, by host and rack: what schedules need to know about it beside its size.
+//! Topology of a group, by host and rack: all that schedules need to know about it beside its size.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 /// The ranks of a group by host, and the hosts by rack; equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// Ranks of each host in ascending order; hosts in the order of their first ranks, but those of a
-    /// rack in a row.
+    /// Ranks of each host in ascending order. Hosts are in the order of their first ranks, except
+    /// that the hosts of a rack are in a row.
     hosts: Vec<Vec<usize>>,
-    /// Hosts of each rack by index; none where racks are not known, or all would be alike.
+    /// Hosts of each rack by index; empty where racks are unknown or make no difference.
     racks: Vec<Vec<usize>>,
 }
 
@@ -20,7 +20,7 @@ impl Topology {
         Self::by_host((0..world_size).map(|_| ()))
     }
 
-    /// From each rank's host, in the order of ranks.
+    /// Groups ranks by the host of each rank, in the order of ranks.
     #[must_use]
     pub fn by_host<Host: PartialEq>(host_of_each_rank: impl Iterator<Item = Host>) -> Self {
         let (mut known, mut hosts) = (Vec::new(), Vec::<Vec<usize>>::new());
@@ -39,7 +39,8 @@ impl Topology {
         }
     }
 
-    /// The same with racks, each host in the one that its first rank names; an empty name is none.
+    /// The same topology with racks. The first rank of each host names its rack; an empty name
+    /// means that the rack is unknown.
     ///
     /// Racks count if every host has one, there are several, and one of them has several hosts.
     #[must_use]
@@ -73,21 +74,21 @@ impl Topology {
         self.hosts.iter().map(Vec::len).sum()
     }
 
-    /// The ranks of each host in ascending order; hosts in the order of their first ranks, but those of
-    /// a rack in a row.
+    /// Ranks of each host in ascending order. Hosts are in the order of their first ranks, except
+    /// that the hosts of a rack are in a row.
     #[must_use]
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.hosts
     }
 
-    /// The hosts of each rack by index, one rack after the other; none where racks are not known, or
-    /// all would be alike.
+    /// Hosts of each rack by index, one rack after the other; empty where racks are unknown or make
+    /// no difference.
     #[must_use]
     pub fn racks(&self) -> &[Vec<usize>] {
         &self.racks
     }
 
-    /// Index of the host of `rank`, and of `rank` among the ranks there.
+    /// Index of the host of `rank`, and index of `rank` among the ranks of that host.
     ///
     /// # Panics
     /// When there is no such rank.
@@ -101,28 +102,30 @@ impl Topology {
         position.expect("every rank has a host")
     }
 
-    /// Whether there are several hosts, and one of them has several ranks, or a rack several hosts.
+    /// Returns whether there are several hosts, and one of them has several ranks, or one rack has
+    /// several hosts.
     #[must_use]
     pub fn has_levels(&self) -> bool {
         let shares_host = self.hosts.iter().any(|ranks| ranks.len() > 1);
         self.hosts.len() > 1 && (shares_host || !self.racks.is_empty())
     }
 
-    /// Ranks of the host that has most.
+    /// Number of ranks of the largest host.
     #[must_use]
     pub fn local_ranks_max(&self) -> usize {
         self.hosts.iter().map(Vec::len).max().unwrap_or_default()
     }
 
-    /// Whether racks are known, and all have equally many hosts, and all hosts equally many ranks.
+    /// Returns whether racks are known, all racks have equally many hosts, and all hosts equally
+    /// many ranks.
     #[must_use]
     pub fn has_even_racks(&self) -> bool {
         let alike = |groups: &[Vec<usize>]| groups.iter().all(|of| of.len() == groups[0].len());
         !self.racks.is_empty() && alike(&self.racks) && alike(&self.hosts)
     }
 
-    /// Whether all hosts have equally many ranks, a power of two, and those of a host stand in a row; and
-    /// the same of racks, if there are any.
+    /// Returns whether all hosts have equally many ranks, a power of two, and the ranks of each
+    /// host are in a row. If there are racks, the same must hold for the hosts of each rack.
     #[must_use]
     pub fn has_even_blocks(&self) -> bool {
         let size = self.local_ranks_max();
@@ -133,7 +136,7 @@ impl Topology {
         self.has_blocks() && is_even && are_even && powers
     }
 
-    /// Whether the ranks of each host stand in a row.
+    /// Returns whether the ranks of each host are in a row.
     #[must_use]
     pub fn has_blocks(&self) -> bool {
         let mut ranks = self.hosts.iter().flatten().copied().zip(0..);
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(topology.hosts(), [vec![0, 3], vec![2, 5], vec![1, 4]]);
         assert_eq!(topology.racks(), [vec![0, 1], vec![2]]);
         assert_eq!(topology.position(2), (1, 0));
-        // Of ranks of one host that name different racks, the first one counts.
+        // If ranks of one host name different racks, the first one counts.
         assert_eq!(in_racks("abcabc", "xyxyyx"), topology);
         assert!(in_racks("abc", "xxy").has_levels());
     }

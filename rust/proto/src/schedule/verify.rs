@@ -1,11 +1,11 @@
 //! Proof by symbolic execution: runs the schedules of all ranks on sets of contributions.
 //!
-//! Every element is the set of ranks whose contribution it holds. Transfers are performed as in
-//! the strictest network, one without any buffering: a transfer happens only when the sender has
-//! reached it, the receiver has reached it, and all earlier operations that touch the same
-//! elements are done on both sides. Transfers on one link keep their order. Which of several
-//! possible transfers goes first cannot change what any other transfer carries, so if this run
-//! ends, every order of delivery ends, with the same result; more buffering only enables more.
+//! Every element is the set of ranks whose contributions it holds. Transfers happen as in the
+//! strictest network, one without any buffering. Sender and receiver must both have reached a
+//! transfer, and must have done all earlier operations on the same elements. Transfers on one link
+//! keep their order. The order of several possible transfers cannot change their contents. So if
+//! this run ends, every order of delivery ends with the same result; more buffering only enables
+//! more.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,15 +19,16 @@ use crate::dtype::ReduceOp;
 /// A bit for each rank.
 type Ranks = u128;
 
-/// Which ranks contributed to an element, whether it is a final value, which contributions have been
-/// folded beside it, always those of the lowest ranks, and which those in what was set aside are.
+/// State of an element: its contributions, as a set of ranks, and whether it is final.
+/// Contributions may also be `folded` beside it, always those of the lowest ranks, or be set
+/// `aside`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Element {
     contributions: Ranks,
     is_final: bool,
     folded: Ranks,
     aside: Ranks,
-    /// Where it was in the buffer of the rank that put it in.
+    /// Its index in the buffer of the rank that contributed it.
     place: usize,
 }
 
@@ -55,7 +56,7 @@ fn run(
     let mut state: Vec<Vec<Element>> = (0..schedules.len())
         .map(|rank| (0..count).map(|index| initial(rank, index)).collect())
         .collect();
-    // What is left to do.
+    // Remaining operations.
     let mut operations: Vec<Vec<Operation>> = (0..).zip(schedules).map(flatten).collect();
     let all = Ranks::MAX >> (Ranks::BITS as usize - schedules.len());
     loop {
@@ -140,7 +141,7 @@ fn flatten((rank, schedule): (usize, &Schedule)) -> Vec<Operation> {
     operations
 }
 
-/// The receive that send `index` of `sender` could meet now, if both sides are ready for it.
+/// The receive that send `index` of `sender` can meet now, if both sides are ready for it.
 fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(usize, usize)> {
     let send = &operations[sender][index];
     if !startable(&operations[sender], index) {
@@ -159,7 +160,7 @@ fn ready(operations: &[Vec<Operation>], sender: usize, index: usize) -> Option<(
     startable(&operations[receiver], other).then_some((receiver, other))
 }
 
-/// Whether an operation is first on its link, and free of earlier conflicts.
+/// Returns whether an operation is first on its link, and free of earlier conflicts.
 fn startable(operations: &[Operation], index: usize) -> bool {
     let operation = &operations[index];
     operations[..index].iter().all(|earlier| {
@@ -262,8 +263,9 @@ fn final_values_of_its_own(rank: usize, place: usize) -> Element {
     }
 }
 
-/// World sizes to prove: all to 64 where `EVERY_WORLD_SIZE` is set, as `make test-all` does; otherwise
-/// all small ones, and of the larger ones those beside a power of two and some that have divisors.
+/// World sizes to prove: with `EVERY_WORLD_SIZE` set, as in `make test-all`, all up to 64.
+/// Otherwise these are all small ones, and among the larger ones neighbours of a power of two and
+/// some with divisors.
 fn world_sizes() -> impl Iterator<Item = usize> {
     (2..=64).filter(|&world_size| is_proved(world_size))
 }
@@ -278,7 +280,8 @@ fn cases() -> impl Iterator<Item = (usize, usize)> {
     world_sizes().flat_map(|n| [0, 1, n - 1, n, n + 1, 2 * n + 1].map(|count| (n, count)))
 }
 
-/// From how many ranks each host has: one host after the other, and a rank on each in turn.
+/// Topologies with these numbers of ranks per host: ranks of a host in a row, and in turn with
+/// others.
 fn in_a_row_and_interleaved(sizes: &[usize]) -> [Topology; 2] {
     let hosts = || 0..sizes.len();
     let largest = *sizes.iter().max().unwrap();
@@ -293,7 +296,7 @@ fn groups(world_size: usize) -> [Topology; 2] {
     [Topology::one_host(world_size), in_turn]
 }
 
-/// Groups of up to 64 ranks on several hosts: as many ranks on each, and different numbers.
+/// Groups of up to 64 ranks on several hosts, with equal and with different numbers of ranks.
 fn groups_on_hosts() -> impl Iterator<Item = Topology> {
     let even = (2..=32).flat_map(|hosts| (1..=64 / hosts).map(move |size| vec![size; hosts]));
     let even = even.filter(|sizes| is_proved(sizes.iter().sum()));
@@ -315,8 +318,8 @@ fn groups_on_hosts() -> impl Iterator<Item = Topology> {
         .chain(groups_in_racks())
 }
 
-/// Groups on hosts with as many and with different numbers of ranks, in racks with as many and with
-/// different numbers of hosts, whose hosts stand in a row or in turn.
+/// Groups on hosts with equal and with different numbers of ranks, in racks with equal and with
+/// different numbers of hosts. Hosts of a rack are in a row, or in turn with others.
 fn groups_in_racks() -> impl Iterator<Item = Topology> {
     let shapes = [
         vec![1; 4],
@@ -351,7 +354,7 @@ fn groups_in_racks() -> impl Iterator<Item = Topology> {
     })
 }
 
-/// Small enough for several blocks where there are more elements than ranks.
+/// Small enough for several blocks if there are more elements than ranks.
 const BLOCK: usize = 20;
 const OP: ReduceOp = ReduceOp::Sum;
 
@@ -366,7 +369,7 @@ fn prove_reduce(schedules: &[Schedule], topology: &Topology, count: usize, root:
     assert!(is_complete(topology, &end[root]), "{topology:?} {root}");
 }
 
-/// What each rank has in the end.
+/// Final elements of each rank.
 fn reduced(schedules: &[Schedule], topology: &Topology, count: usize) -> Vec<Vec<Element>> {
     run(schedules, count, own_contribution)
         .unwrap_or_else(|why| panic!("{topology:?} count={count}: {why}"))
@@ -389,7 +392,7 @@ fn roots(world_size: usize) -> [usize; 3] {
     [0, world_size / 2, world_size - 1]
 }
 
-/// The algorithms whose schedules are others than on one host.
+/// The algorithms whose schedules differ from those on one host.
 fn where_ranks_are_matters(topology: &Topology) -> impl Iterator<Item = Algorithm> {
     let reordered = !topology.hosts().concat().is_sorted();
     let ring = reordered.then_some(Algorithm::Ring);
@@ -590,8 +593,8 @@ fn broadcast_gives_every_rank_the_roots_contents() {
     }
 }
 
-/// Proves a gather or a scatter of chunks between `root` and the others, of each of which it uses
-/// one chunk only: what a rank ends with is what `expected` says, a rank and a place there.
+/// Proves a gather or a scatter of chunks between `root` and the others, of one chunk per rank.
+/// `expected` has the origin of each final element: a rank, and the index there.
 fn prove_chunks(
     collective: &Collective,
     topology: &Topology,
@@ -686,7 +689,7 @@ fn all_to_all_gives_every_rank_the_chunk_that_each_has_for_it() {
     }
 }
 
-/// How many elements one rank has for another: none, a few, or, of one rank, most.
+/// Number of elements that one rank sends to another: none, a few, or, from one rank, most.
 fn part(from: usize, to: usize) -> usize {
     match (from, to) {
         (2, 0) => 40,
@@ -883,7 +886,7 @@ fn what_an_operation_touches_decides_whether_it_may_pass_another() {
         (access.buffer, access.beside)
     };
     let [first, middle, last] = [Turn::First, Turn::Middle, Turn::Last].map(Action::Fold);
-    // By what is done with something of another rank, and with its own.
+    // Access of each action to elements of another rank, and to its own.
     for (action, of_another, of_its_own) in [
         (first, (Nothing, true), (Read, true)),
         (middle, (Nothing, true), (Read, true)),
@@ -915,7 +918,7 @@ fn ranks_of_a_mesh_have_links_with_all_others_and_many_ranks_with_those_that_the
     assert_eq!(partners(1, 4), [0, 2, 3]);
     let mesh: Vec<usize> = (0..63).collect();
     assert_eq!(partners(63, 64), mesh);
-    // Neighbours, and the rank at each power of two; the last is the guest of the first.
+    // Neighbours, and the rank at each power of two. The last rank is the guest of the first.
     assert_eq!(partners(0, 65), [1, 2, 4, 8, 16, 32, 64]);
     assert_eq!(partners(5, 65), [1, 4, 6, 7, 13, 21, 37]);
     assert_eq!(partners(64, 65), [0, 63]);

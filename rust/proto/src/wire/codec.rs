@@ -1,16 +1,16 @@
-//! The serializer of every message but those that move the values of collectives, on sockets and disks.
+//! The serializer of all messages on sockets and disks, except for the values of collectives.
 //!
-//! On a stream a message has its length in front, a little-endian u32.
+//! On a stream, a little-endian u32 with its length precedes each message.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Breach, Error, Result, Text};
 
-/// A message as bytes, at most so many.
+/// Encodes a message in at most `bytes_max` bytes.
 ///
 /// # Errors
-/// `Protocol` when there would be more.
+/// `Protocol` when the message is longer.
 pub fn encode(message: &impl Serialize, bytes_max: usize) -> Result<Vec<u8>> {
     let bytes = postcard::to_stdvec(message).map_err(|error| {
         let error = Text::of(error);
@@ -22,10 +22,10 @@ pub fn encode(message: &impl Serialize, bytes_max: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The message that these bytes are.
+/// Decodes a message.
 ///
 /// # Errors
-/// `Protocol` when they are none.
+/// `Protocol` when the bytes are not such a message.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     postcard::from_bytes(bytes).map_err(|error| {
         let error = Text::of(error);
@@ -33,7 +33,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     })
 }
 
-/// A message as it travels on a stream.
+/// Encodes a message for a stream, preceded by its length.
 ///
 /// # Errors
 /// As for [`encode`].
@@ -42,7 +42,7 @@ pub(crate) fn with_length(message: &impl Serialize, bytes_max: usize) -> Result<
     Ok([&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat())
 }
 
-/// How long a message on a stream will be; to be asked before memory is taken for it.
+/// Decodes the length of a message on a stream. Call it before memory is allocated for the message.
 ///
 /// # Errors
 /// `Protocol` when it is longer than `bytes_max`.

@@ -1,13 +1,14 @@
-//! The header with which every collective starts: what this rank believes it is doing.
+//! The header with which a rank begins every collective: it describes the rank's call.
 //!
 //! Layout, little-endian, 64 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
-//! sender u16, receiver u16, sequence u64, count u64, name hash u64, schedule hash u64, root u64, step
-//! u64. Two ranks take part in the same collective exactly when their headers are equal but for the
-//! way that they go; one that goes another way than its pipe has come to the wrong rank. Where each
-//! two ranks have a count of their own, a header has that of the way that it goes.
+//! sender u16, receiver u16, sequence u64, count u64, name hash u64, schedule hash u64, root u64,
+//! step u64. Two ranks take part in the same collective exactly when their headers are equal, apart
+//! from sender and receiver. A header with another sender or receiver than its pipe has reached the
+//! wrong rank. If each pair of ranks has its own count, a header has the count of its direction.
 //!
-//! About what two ranks do alone nobody else can be asked, and one of them may leave as soon as it has
-//! sent. So the call follows as text behind such a header, for the message if the two differ.
+//! No third rank knows the calls of two ranks that exchange something alone, and one of them may
+//! leave as soon as it has sent. So the description of the call follows such a header as text, for
+//! the error if the two calls differ.
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
@@ -15,20 +16,21 @@ use crate::schedule::Algorithm;
 
 /// Length of an encoded header in bytes.
 pub const HEADER_BYTES: usize = 64;
-/// Length of that text, which is filled up with zeros: room for a name and a shape.
+/// Length of that text in bytes, padded with zeros; it fits a name and a shape.
 const TEXT_BYTES: usize = 192;
-/// Behind a text that was longer.
+/// Marks a truncated text.
 const CUT: &str = " ...";
 
 const MAGIC: u32 = u32::from_le_bytes(*b"GRC1");
 
-/// The last kind of collective.
+/// Largest `kind` of a collective.
 const KIND_MAX: u8 = 11;
 
 /// An encoded header.
 pub type Header = [u8; HEADER_BYTES];
 
-/// What ranks have to agree about in a call: its header without its place in the order.
+/// The properties of a call that must be equal on all ranks: its header without its position in the
+/// order.
 #[derive(Debug, Clone, Copy)]
 pub struct Contract(Header);
 
@@ -46,7 +48,7 @@ impl Contract {
             Collective::Reduce { .. } => 7,
             Collective::Gather { .. } => 8,
             Collective::Scatter { .. } => 9,
-            // Two calls, but one thing that two ranks do; who does which follows from the way.
+            // Both are one exchange; sender and receiver in the header show which rank sends.
             Collective::Send { .. } | Collective::Receive { .. } => 10,
             Collective::AllToAllV { .. } => 11,
         };
@@ -94,7 +96,7 @@ impl Contract {
     }
 }
 
-/// The header as one rank sends it to another.
+/// The header with its sender and receiver.
 ///
 /// # Panics
 /// When a rank is not below 65,536; groups are much smaller.
@@ -108,10 +110,10 @@ pub fn with_endpoints(mut header: Header, from: usize, to: usize) -> Header {
     header
 }
 
-/// The header as it goes from one rank to another, of which `rank` is one and has called `call`.
+/// The header from one rank to another in `call`; `rank` is one of the two.
 ///
 /// # Panics
-/// As `with_endpoints`.
+/// See [`with_endpoints`].
 #[must_use]
 #[inline]
 pub fn between(header: Header, call: &Call, rank: usize, from: usize, to: usize) -> Header {
@@ -122,7 +124,7 @@ pub fn between(header: Header, call: &Call, rank: usize, from: usize, to: usize)
     header
 }
 
-/// Who sent a header to whom.
+/// Sender and receiver of a header.
 #[must_use]
 #[inline]
 pub fn endpoints(header: &Header) -> (usize, usize) {
@@ -130,14 +132,14 @@ pub fn endpoints(header: &Header) -> (usize, usize) {
     (rank(12), rank(14))
 }
 
-/// Whether these bytes are a header at all, as opposed to a broken stream.
+/// Returns whether these bytes are a header, and not some other data.
 #[must_use]
 #[inline]
 pub fn is_header(bytes: &Header) -> bool {
     bytes[0..4] == MAGIC.to_le_bytes() && (1..=KIND_MAX).contains(&bytes[4])
 }
 
-/// What follows the header of a call of two ranks: as many bytes on both, whatever they call.
+/// Text that follows the header of a call between two ranks; it has the same length on both.
 #[must_use]
 pub fn text_of(call: &Call) -> Option<Vec<u8>> {
     call.collective.partner()?;
@@ -150,7 +152,8 @@ pub fn text_of(call: &Call) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// What was called by the text behind a header, and where that says not all, or nothing, by the header.
+/// Description of the peer's call, from its text. If the text is cut or empty, the header adds or
+/// replaces details.
 #[must_use]
 pub fn called(text: &[u8], theirs: &Header, own: &Header) -> String {
     let text = String::from_utf8_lossy(text);
@@ -161,7 +164,7 @@ pub fn called(text: &[u8], theirs: &Header, own: &Header) -> String {
     }
 }
 
-/// What a header says of its call, for one who has called something else.
+/// Description of a header's call, for a rank that has made another call.
 fn describe_difference(theirs: &Header, own: &Header) -> String {
     let word = |header: &Header, at: usize| {
         let bytes = header[at..at + 8].try_into().expect("eight bytes");
@@ -319,7 +322,7 @@ mod tests {
         let told = ", 6 elements of float32 under another name";
         assert!(long.starts_with("send(dest=3) '\u{e9}"));
         assert!(long.ends_with(&format!("{CUT}{told}")));
-        // As much as fits, and not less.
+        // The text is cut only as far as necessary.
         let around = "send(dest=3) '' float32".len();
         assert!(called(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));
         let cut = called(&"x".repeat(TEXT_BYTES + 1 - around));

@@ -1,7 +1,7 @@
-//! Control messages between neighbours, beside the data: heartbeats, questions, and aborts.
+//! Control messages between neighbours, beside the data: heartbeats, questions and aborts.
 //!
-//! Messages marked *flooded* are passed on around the ring in both directions by every rank that
-//! sees them for the first time, so one lost rank cannot keep them from the others.
+//! Every rank that receives a *flooded* message for the first time passes it on around the ring in
+//! both directions. So one lost rank cannot keep the message from the others.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::wire::codec;
 use crate::wire::gossip::{Gossip, Tick};
 
-/// Bound on one message. The longest holds the description of a bucket.
+/// Bound on one message, in bytes. The longest has the description of a bucket.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// A message between neighbours.
@@ -19,82 +19,82 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 pub enum Message {
     /// The sender is alive.
     Heartbeat(Tick),
-    /// Flooded: how a rank is doing.
+    /// Flooded: status of a rank.
     Gossip(Gossip),
     /// Flooded: a line for the log of rank 0.
     LogLine(LogLine),
     /// The sender leaves in good order.
     Goodbye,
-    /// Flooded: what is everybody doing at this position?
+    /// Flooded: a question about each rank's call at this position.
     Query {
-        /// Of the collective.
+        /// Ordinal of the collective.
         sequence: u64,
     },
     /// Flooded: a rank's answer to a query.
     Report(Report),
-    /// Flooded: the data connection between two ranks has ended, as the first one has noticed.
+    /// Flooded: the data connection between two ranks has ended.
     LinkBroken {
-        /// The rank that has noticed it.
+        /// The rank that has noticed it first.
         rank: usize,
         /// The other end.
         peer: usize,
     },
-    /// Flooded: the group has failed, and why.
+    /// Flooded: the group has failed, with the cause.
     Abort(Error),
 }
 
-/// What a rank has to say to people who read the log of rank 0.
+/// A line that a rank adds to the log of rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// The rank that says it.
+    /// The rank that adds the line.
     pub rank: usize,
     /// Grows with every line of the rank.
     pub number: u64,
-    /// The line.
+    /// Text of the line.
     pub text: String,
 }
 
-/// What one rank says it did at the position of a query.
+/// A rank's answer to a query.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The rank that says it.
+    /// The rank that answers.
     pub rank: usize,
-    /// Of the collective that was asked about.
+    /// Ordinal of the collective in the query.
     pub sequence: u64,
-    /// The collective it entered there; `None` if it has not entered it.
+    /// The collective that it entered at this position; `None` if it has entered none.
     pub entered: Option<Entered>,
-    /// For whom it waits right now, if it does so in this collective or an earlier one.
+    /// Peers for which it waits now, in this collective or an earlier one.
     pub waits: Option<Waits>,
 }
 
-/// What keeps a rank from going on.
+/// Reason why a rank makes no progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
-    /// The ranks without which nothing moves.
+    /// The ranks for which it waits.
     pub awaited: Vec<usize>,
-    /// How long nothing has moved.
+    /// Time since it last made progress.
     pub idle: Duration,
-    /// What it does with one of them alone, if that is what keeps it from this collective.
+    /// Exchange with one of these ranks alone that holds up the collective, if there is one.
     pub beside: Option<String>,
-    /// Whether the program has begun this collective in advance, and does something else.
+    /// True if the program began this collective in advance and now does something else.
     pub in_advance: bool,
 }
 
 /// A collective that a rank entered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entered {
-    /// The contract header it sent.
+    /// The contract header that it sent.
     pub header: Vec<u8>,
-    /// The call, for people.
+    /// Description of the call for people.
     pub call: String,
-    /// The step of the program that it belongs to; 0 for none.
+    /// The program's step at the call; 0 for none.
     pub step: u64,
-    /// The step that the rank's program left early last, and by what.
+    /// The step that the program left early last, and the cause.
     pub left: Option<(u64, String)>,
 }
 
 impl Entered {
-    /// The call and its step, and why that is another one than elsewhere, if the rank knows it.
+    /// The call and its step, with the step that the program left before, if it left one.
     #[must_use]
     pub fn in_its_step(&self) -> String {
         let mut text = format!("{} in step {}", self.call, self.step);
@@ -106,21 +106,21 @@ impl Entered {
 }
 
 impl Message {
-    /// The news that the group has failed; long texts are cut, so that all ranks take it.
+    /// An abort with this cause. Long texts are cut, so that all ranks accept the message.
     pub fn abort(cause: Error) -> Self {
         Self::Abort(cause.fit_to_travel())
     }
 }
 
-/// A message with its length in front.
+/// A message as bytes, preceded by its length.
 ///
 /// # Errors
-/// `Protocol` when it is longer than `decode` accepts.
+/// `Protocol` when it is longer than [`decode`] accepts.
 pub fn encode(message: &Message) -> Result<Vec<u8>, Error> {
     codec::with_length(message, MESSAGE_BYTES_MAX)
 }
 
-/// Takes the first complete message out of `bytes`.
+/// Removes the first complete message from `bytes`, and returns it.
 ///
 /// # Errors
 /// `Protocol` when the bytes are no message or announce an excessive length.

@@ -1,37 +1,37 @@
 //! The header of a frame: it announces a part of a pipe's bytes.
 //!
 //! Layout, little-endian, 16 bytes: checksum u32, length u32, sequence u32, checksum of the payload
-//! u32, which is 0 where payloads are not checked. The payload follows. The first checksum is of a
-//! magic word and the other fields: without it, one wrong bit could make the receiver wait for a frame
-//! that never comes. Checksums are CRC-32C, which sees every change of up to three bits of a frame,
-//! and every one inside 32 bits in a row.
+//! u32 (0 where payloads are not checked). The payload follows. The first checksum covers a magic
+//! word and the other fields. Without it, one wrong bit could make the receiver wait for a frame
+//! that never comes. Checksums are CRC-32C, which detects every change of up to three bits in a
+//! frame, and every change within 32 consecutive bits.
 
-/// Length of an encoded announcement in bytes.
+/// Length of an encoded header in bytes.
 pub const FRAME_HEADER_BYTES: usize = 16;
 /// Bound on the payload of a frame.
 pub const FRAME_BYTES_MAX: usize = 256 << 10;
-/// Bound on the payload of a frame that is checked: both sides keep it in their L1 or L2 caches
-/// between looking at it for the checksum and for its contents.
+/// Bound on the payload of a checked frame, in bytes. It stays in the L1 or L2 cache while the
+/// checksum is computed and the contents are used.
 pub const CHECKED_BYTES_MAX: usize = 64 << 10;
 
 const MAGIC: &[u8] = b"GRF3";
 
-/// An encoded announcement.
+/// An encoded header.
 pub type FrameHeader = [u8; FRAME_HEADER_BYTES];
 
 /// A part of a pipe's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// Its place in the pipe, from 0; it starts again after 2^32.
+    /// Position of the frame in the pipe, from 0; starts again after 2^32 frames.
     pub sequence: u32,
     /// Bytes of payload, at least 1.
     pub length: usize,
-    /// Of the payload, where it is checked.
+    /// Checksum of the payload, where payloads are checked.
     pub checksum: u32,
 }
 
 impl Frame {
-    /// Its bytes.
+    /// Encodes the header.
     #[must_use]
     #[inline]
     pub fn encode(self) -> FrameHeader {
@@ -44,7 +44,7 @@ impl Frame {
         header
     }
 
-    /// What was encoded, or `None` for bytes that no sender writes.
+    /// Decodes a header. Returns `None` for bytes that no sender writes.
     #[inline]
     pub fn decode(header: &FrameHeader) -> Option<Self> {
         let (own, covered) = header.split_first_chunk()?;

@@ -1,14 +1,17 @@
-//! The handshake of a connection: who connects, for what purpose, and the proof that both know the token.
+//! The handshake of a connection: identities, purpose, and the proof that both sides know the
+//! token.
 //!
-//! initiator -> responder  `Hello`: who connects to whom, in which group, with a nonce
-//! responder -> initiator  `Welcome`: who answers, another nonce, and HMAC(token, "callee", everything so far)
-//! initiator -> responder  `Proof`: HMAC(token, "caller", everything so far)
-//! responder -> initiator  `Accepted`
+//! 1. `Hello`, initiator to responder: ranks of both, group, purpose and a nonce.
+//! 2. `Welcome`, responder to initiator: its rank, its nonce, and HMAC(token, "callee",
+//!    transcript).
+//! 3. `Proof`, initiator to responder: HMAC(token, "caller", transcript).
+//! 4. `Accepted`, responder to initiator.
 //!
-//! Either side may answer `Refused` instead, with the error that the other should report; who has not
-//! proved to know the token is not quoted. The proofs cover both nonces, the whole `Hello` and who
-//! answers, so they can be neither replayed nor reflected nor moved to another initiator, responder,
-//! group, generation, size, purpose or version. HMAC-SHA256 is RFC 2104 with FIPS 180-4.
+//! Either side may send `Refused` instead, with the error that the other side reports. An error
+//! from a peer that has not proved to know the token is not quoted. The proofs cover both nonces,
+//! the whole `Hello` and the responder's rank. So a proof cannot be replayed or reflected, nor
+//! moved to another initiator, responder, group, generation, size, purpose or version. HMAC-SHA256
+//! is RFC 2104 with FIPS 180-4.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,91 +24,91 @@ use sha2::Sha256;
 use crate::error::{Breach, Error, ErrorKind, NotFormed, NotTrusted, Result, Text, Unusable};
 use crate::wire::codec;
 
-/// Most bytes of the name of a rack: so that a roster of all ranks fits into a message.
+/// Bound on the name of a rack in bytes, so that a roster of all ranks fits into one message.
 pub const RACK_BYTES_MAX: usize = 24;
 
-/// Grows with every change of anything that travels. What tells two versions apart never changes: the
-/// start of a greeting, and [`Message::OtherVersion`].
+/// Version of everything that travels; grows with every change. The start of a greeting and
+/// [`Message::OtherVersion`] never change, because two versions recognise each other by them.
 pub const PROTOCOL_VERSION: u32 = 21;
 
-/// Bound on what a member may send.
+/// Bound on a message of a member, in bytes.
 const MESSAGE_BYTES_MAX: usize = 2 << 20;
-/// Ranks of the largest group: with 1,024 bytes for each, its roster fits into a message.
+/// Size of the largest group: with 1,024 bytes for each rank, its roster fits into one message.
 pub const WORLD_SIZE_MAX: usize = MESSAGE_BYTES_MAX / 1024;
-/// Bound on what anybody may send; the longest is the settings of a member, or an error.
+/// Bound on a message of a stranger, in bytes. The longest is a member's settings, or an error.
 const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
-    /// To join the group; sent to rank 0 only.
+    /// Joins the group; sent to rank 0 only.
     Join(Member),
-    /// To carry payload from the initiator to the responder, as one of the streams of their pipe.
+    /// Carries payload from the initiator to the responder, as one stream of their pipe.
     Data {
-        /// Its index.
+        /// Index of the stream.
         stream: usize,
     },
-    /// To carry signs of life, questions and aborts, both ways.
+    /// Carries heartbeats, questions and aborts in both directions.
     Control,
-    /// To carry payload between two ranks of a formed group that connect lazily, as one of the
-    /// streams of their pipe.
+    /// Carries payload between two ranks of a formed group that connect lazily, as one stream of
+    /// their pipe.
     OnDemand {
-        /// What for.
+        /// Kind of payload.
         traffic: Traffic,
-        /// Its index.
+        /// Index of the stream.
         stream: usize,
     },
-    /// To ask how the rank is, from outside of the group, as often as one likes.
+    /// Asks for the rank's status from outside of the group, any number of times.
     Inquiry,
-    /// To say something about the members of the next group to the process itself, whatever its rank.
+    /// Carries messages about the members of the next group to the process, whatever its rank.
     Membership {
         /// The job, as in [`Member::job`].
         job: String,
     },
-    /// To push and pull, or to tell a parameter server what to do, as one of the streams of a link;
-    /// to a parameter server, whatever the ranks.
+    /// A worker's or sequencer's connection to a parameter server: `stream` of `streams`. Ranks in
+    /// the `Hello` are ignored.
     Parameters {
         /// The job, as in [`Member::job`].
         job: String,
-        /// Which server is meant.
+        /// Index of the server that the initiator wants to reach.
         server: usize,
-        /// Who connects.
+        /// Role and identity of the initiator.
         client: ClientKind,
-        /// What the initiator offers to make a link of, by name.
+        /// Kinds of link that the initiator offers, by name.
         transports: Vec<String>,
-        /// Its index.
+        /// Index of the stream.
         stream: usize,
-        /// How many the link has.
+        /// Number of streams of the link.
         streams: usize,
         /// A random number, the same for all streams of one link.
         attempt: u64,
     },
 }
 
-/// What travels through connections that are made on demand.
+/// Payload of connections that are made on demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Traffic {
     /// Collectives of all ranks.
     Collectives,
-    /// What the initiator sends to the responder alone.
+    /// Messages from the initiator to the responder alone.
     ToResponder,
-    /// What the responder sends to the initiator alone.
+    /// Messages from the responder to the initiator alone.
     ToInitiator,
 }
 
-/// Who connects to a parameter server.
+/// Role and identity of a parameter server's client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClientKind {
     /// A worker.
     Worker {
         /// Its index among the workers.
         index: usize,
-        /// A random number for its process, its id there, and the host.
+        /// A random number for its process, the process id, and the host.
         process: (u64, u32, String),
-        /// Equal for workers that train the same.
+        /// Fingerprint of its variables, optimizer and placement; must be equal for all workers.
         model: [u8; 32],
     },
-    /// The first server, with its rules as text.
+    /// The first server.
     Sequencer {
         /// A random number for its process.
         process: u64,
@@ -115,7 +118,7 @@ pub enum ClientKind {
 }
 
 impl ClientKind {
-    /// What messages call it.
+    /// Name of the client in errors and logs.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -126,7 +129,7 @@ impl ClientKind {
 }
 
 impl Purpose {
-    /// Whether it is to a process, whatever its rank.
+    /// Returns whether the connection addresses a process, whatever its rank.
     pub const fn is_of_no_rank(&self) -> bool {
         matches!(
             self,
@@ -135,16 +138,16 @@ impl Purpose {
     }
 }
 
-/// What tells a group from all others, whatever their ranks, addresses and token: a random number
-/// that rank 0 draws when all have joined.
+/// Identity of a group: a random number that rank 0 draws once all ranks have joined. No other
+/// group has it, even with the same ranks, addresses and token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupId([u8; 16]);
 
 impl GroupId {
-    /// That of an initiator who is in no group yet.
+    /// Used by an initiator that is in no group yet.
     pub const NONE: Self = Self([0; 16]);
 
-    /// A new one.
+    /// Draws the identity of a new group.
     pub fn draw() -> Result<Self> {
         random().map(Self)
     }
@@ -156,83 +159,84 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// How others reach a rank and recognise its host.
+/// Address, host and settings of a rank that joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// `host:port` by which others reach it; empty for rank 0 where they met it.
+    /// `host:port` at which others reach it; empty for rank 0 at the rendezvous address.
     pub address: String,
-    /// Whether it listens on its host's loopback interface, which no other host can reach.
+    /// True if it listens on its host's loopback interface, which no other host can reach.
     pub loopback_only: bool,
-    /// Name for messages.
+    /// Name of the host in errors and logs.
     pub host: String,
     /// Equal for two ranks exactly if they run on the same booted system and network.
     pub host_id: String,
-    /// Equal for two hosts exactly if they share what connects them with others; empty if unknown.
+    /// Name of the rack. Hosts with the same name share one uplink; empty if unknown.
     pub rack: String,
-    /// The job that started it, such as `slurm 4711.0`; empty if nothing says so.
+    /// The job that started it, such as `slurm 4711.0`; empty if unknown.
     pub job: String,
     /// Settings that must be equal on all ranks, as text.
     pub settings: String,
-    /// Versions of what computes beside gradring, such as `Python 3.11.7, numpy 2.4.6`. They may
-    /// differ, and rank 0 says so.
+    /// Versions of other software that computes, such as `Python 3.11.7, numpy 2.4.6`. They may
+    /// differ between ranks; rank 0 reports a difference.
     pub versions: String,
-    /// What it offers to make links of, by name.
+    /// Kinds of link that it offers, by name.
     pub transports: Vec<String>,
 }
 
 /// The first message of an initiator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version of the protocol.
+    /// Version of the protocol.
     pub version: u32,
-    /// Of the initiator.
+    /// Rank of the initiator.
     pub rank: usize,
-    /// The rank that the initiator means to reach; of no matter for an inquiry.
+    /// The rank that the initiator wants to reach; ignored where [`Purpose::is_of_no_rank`].
     pub responder: usize,
     /// Number of processes, as the initiator knows it.
     pub world_size: usize,
-    /// The group, unless it is yet to form.
+    /// The group, or [`GroupId::NONE`] before it has formed.
     pub group: GroupId,
-    /// Of an elastic job.
+    /// Generation of the group in an elastic job; 0 otherwise.
     pub generation: u32,
-    /// What the connection is for.
+    /// Purpose of the connection.
     pub purpose: Purpose,
-    /// Random, for the proofs.
+    /// Random bytes for the proofs.
     pub nonce: [u8; 32],
 }
 
 /// A message of the handshake.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    /// The initiator's first.
+    /// First message of the initiator.
     Hello(Hello),
-    /// The responder's answer.
+    /// Answer of the responder.
     Welcome {
-        /// Of the responder.
+        /// Rank of the responder.
         rank: usize,
-        /// Random, for the initiator's proof.
+        /// Random bytes for the initiator's proof.
         nonce: [u8; 32],
-        /// That the responder knows the token.
+        /// Proves that the responder knows the token.
         proof: [u8; 32],
     },
-    /// That the initiator knows the token.
+    /// Proves that the initiator knows the token.
     Proof([u8; 32]),
-    /// The end of a handshake that led to a connection.
+    /// Ends a successful handshake.
     Accepted,
-    /// Why there is no connection.
+    /// Ends a handshake without a connection, with the reason.
     Refused(Error),
-    /// The responder's version. What stands above it may change, if this stays where it is.
+    /// Version of the responder. It must keep its position among the variants, which is its number
+    /// on the wire.
     OtherVersion(u32),
 }
 
-/// Tells the other side, from whichever, why there will be no conversation.
+/// Sends the reason why this side refuses the connection; either side may call it.
 pub fn refuse(stream: &mut impl Write, error: &Error) {
-    // It may have gone, which changes nothing here.
+    // The peer may be gone already, which changes nothing here.
     let _ = write_message(stream, &Message::Refused(error.clone()));
 }
 
 impl Hello {
-    /// What `rank` says to `responder`, before it is in a group.
+    /// A greeting from `rank` to `responder` before the group has formed.
     pub fn new(
         (rank, responder): (usize, usize),
         world_size: usize,
@@ -250,19 +254,19 @@ impl Hello {
         })
     }
 
-    /// The rank of the initiator, unless it is no rank of the group.
+    /// Rank of the initiator; `None` where [`Purpose::is_of_no_rank`].
     fn initiator(&self) -> Option<usize> {
         (!self.purpose.is_of_no_rank()).then_some(self.rank)
     }
 
-    /// The same from a member of `group`, if it knows that, of this generation.
+    /// The same greeting from a member of `group` in `generation`.
     pub const fn within(mut self, group: GroupId, generation: u32) -> Self {
         self.group = group;
         self.generation = generation;
         self
     }
 
-    /// One without a secret in it, the same every time.
+    /// A constant greeting for tests, without a secret.
     #[cfg(any(test, feature = "testing"))]
     pub const fn sample(purpose: Purpose) -> Self {
         Self {
@@ -278,7 +282,7 @@ impl Hello {
     }
 }
 
-/// The initiator's side.
+/// Performs the initiator's side of the handshake.
 pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = codec::encode(&hello, MESSAGE_BYTES_MAX)?;
     let meant = (!hello.purpose.is_of_no_rank()).then_some(hello.responder);
@@ -302,7 +306,7 @@ pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) ->
         &Message::Proof(prove(token, b"caller", &transcript)),
     )?;
     match hear(stream)? {
-        // It should have refused.
+        // A responder of another rank should have refused.
         Message::Accepted => meant.map_or(Ok(()), |meant| {
             check_responder(initiator.unwrap_or_default(), meant, rank)
         }),
@@ -311,7 +315,7 @@ pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) ->
     }
 }
 
-/// The side of the responder, which is `rank`; `check` looks at an authenticated `Hello`.
+/// Performs the responder's side as `rank`; `check` accepts or refuses an authenticated `Hello`.
 pub fn respond(
     stream: &mut (impl Read + Write),
     rank: usize,
@@ -332,7 +336,7 @@ pub fn respond(
     write_message(stream, &Message::Welcome { rank, nonce, proof })?;
     let checked = match hear(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
-        // What a stranger gives as the reason is not worth repeating.
+        // A stranger's reason must not reach the user.
         Message::Refused(_) => return Err(tokens_differ(hello.initiator(), rank, token)),
         _ => Err(tokens_differ(hello.initiator(), rank, token)),
     };
@@ -348,13 +352,13 @@ pub fn respond(
     }
 }
 
-/// The version that a greeting names, whatever follows in that version.
+/// Version in a greeting. The rest of the bytes may be of an unknown format.
 fn version_of(greeting: &[u8]) -> Option<u32> {
     let ((message, version), _) = postcard::take_from_bytes::<(u32, u32)>(greeting).ok()?;
     (message == 0).then_some(version)
 }
 
-/// Whether the rank that answers is the one that was meant.
+/// Returns an error unless the rank that answers is the one that was meant.
 pub fn check_responder(initiator: usize, meant: usize, reached: usize) -> Result<()> {
     if meant == reached {
         return Ok(());
@@ -367,7 +371,7 @@ pub fn check_responder(initiator: usize, meant: usize, reached: usize) -> Result
     .into())
 }
 
-/// What was said, with what the responder adds to it.
+/// The transcript up to the responder's nonce, which both proofs sign.
 fn continued(hello: &[u8], rank: usize, nonce: &[u8; 32]) -> Vec<u8> {
     [hello, &(rank as u64).to_le_bytes(), nonce].concat()
 }
@@ -384,7 +388,7 @@ pub fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
     codec::decode(&read_body(stream, MESSAGE_BYTES_MAX)?)
 }
 
-/// The other side's next message, while it may be a stranger.
+/// Reads the next message of a peer that may be a stranger.
 pub fn hear(stream: &mut impl Read) -> Result<Message> {
     codec::decode(&read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?)
 }
@@ -395,7 +399,7 @@ fn read_body(stream: &mut impl Read, bytes_max: usize) -> Result<Vec<u8>> {
         .read_exact(&mut length)
         .map_err(|error| broken(&error))?;
     let length = codec::length(length, bytes_max)?;
-    // Memory is taken for what has come, whatever length is claimed.
+    // Allocates as bytes arrive, so a claimed length alone takes no memory.
     let mut body = Vec::new();
     let mut claimed = stream.take(length as u64);
     claimed
@@ -424,7 +428,7 @@ fn is_proof(token: &[u8], role: &[u8], transcript: &[u8], proof: &[u8; 32]) -> b
     mac(token, role, transcript).verify_slice(proof).is_ok()
 }
 
-/// Of the system.
+/// Random bytes from the operating system.
 pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|error| Breach::NoRandomNumbers {
@@ -433,7 +437,7 @@ pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     Ok(bytes)
 }
 
-/// The two processes speak different versions.
+/// Error for two processes of different protocol versions.
 pub fn other_version(initiator: u32, responder: u32) -> Error {
     Breach::OtherVersion {
         initiator,
@@ -442,8 +446,8 @@ pub fn other_version(initiator: u32, responder: u32) -> Error {
     .into()
 }
 
-/// What a refusal means that came before any proof. It may be a stranger's, who does not choose
-/// what the user reads.
+/// Error for a refusal that came before any proof. The peer may be a stranger, so none of its text
+/// reaches the user.
 fn in_our_words(refusal: &Error) -> Error {
     match &refusal.kind {
         ErrorKind::Config(_) => Unusable::OnlyTls.into(),
@@ -451,7 +455,7 @@ fn in_our_words(refusal: &Error) -> Error {
     }
 }
 
-/// The other side's proof does not fit `token`, this side's.
+/// Error for a proof that does not match `token`, this side's token.
 fn tokens_differ(initiator: Option<usize>, responder: usize, token: &[u8]) -> Error {
     NotTrusted::TokensDiffer {
         initiator,
@@ -466,7 +470,8 @@ fn unexpected(wanted: &str) -> Error {
     Breach::Unexpected { wanted }.into()
 }
 
-/// What is to be said about a connection that fails meanwhile: the error inside, if it is ours.
+/// Error for a connection that failed in the handshake: the gradring error inside `error`, if there
+/// is one.
 pub fn broken(error: &std::io::Error) -> Error {
     let inner = error.get_ref();
     if let Some(error) = inner.and_then(|inner| inner.downcast_ref::<Error>()) {

@@ -1,4 +1,4 @@
-//! Messages between ranks, as bytes; no socket in sight.
+//! Messages between processes, as bytes, without any socket.
 
 pub mod codec;
 pub mod contract;

@@ -1,4 +1,4 @@
-//! The state of a rank, as it answers a question from outside.
+//! The state of a rank, sent as the answer to an inquiry from outside of the group.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handshake::GroupId;
 
-/// The state of one rank, as it sees itself.
+/// State of one rank, by its own account.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
     /// Its rank.
@@ -15,44 +15,45 @@ pub struct State {
     pub world_size: usize,
     /// Name of its host.
     pub host: String,
-    /// Its process id there.
+    /// Its process id on the host.
     pub process_id: u32,
     /// Version of its gradring.
     pub version: String,
-    /// How far it is.
+    /// Phase of its group.
     pub phase: Phase,
 }
 
-/// How far a rank is.
+/// Phase of a rank's group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// The group has not formed yet.
     Forming {
         /// The ranks that have not joined; only rank 0 knows them.
         missing: Vec<usize>,
-        /// Zero if it is the first group of its members, who may be none of a job that runs.
+        /// Generation of the group that forms; 0 for the first group of these processes, which need
+        /// not belong to a running job.
         generation: u32,
     },
     /// The group has formed.
     Formed {
-        /// What tells the group from others.
+        /// Identity of the group.
         group: GroupId,
-        /// Listener's address and host of each rank.
+        /// Listening address and host of each rank.
         members: Vec<(String, String)>,
-        /// The collective this rank is in.
+        /// The collective in which the rank is.
         entered: Option<Collective>,
-        /// What it does with one other rank alone, if that keeps it.
+        /// An exchange with one other rank that holds the collective up, if there is one.
         beside: Option<Box<Collective>>,
-        /// The peers from which it waits for something in the one or the other.
+        /// Peers for which it waits in either of these.
         awaited: Vec<usize>,
         /// The collective that ended last; its age is the time since then.
         ended: Option<Collective>,
-        /// Why the group has failed, if it has.
+        /// Cause of the group's failure, if it has failed.
         failed: Option<String>,
     },
-    /// A process of an elastic job has no group.
+    /// A process of an elastic job without a group.
     Between {
-        /// It waits to join; otherwise it agrees with others on the next group.
+        /// True if it waits to join; otherwise it agrees with others on the next group.
         is_outside: bool,
     },
 }
@@ -62,7 +63,7 @@ pub enum Phase {
 pub struct Collective {
     /// Its ordinal.
     pub sequence: u64,
-    /// The call, for people.
+    /// Description of the call for people.
     pub call: String,
     /// Time since it was entered, or since it ended.
     pub age: Duration,

@@ -6,7 +6,7 @@ use gradring_proto::parameters::optimizer::Hyper;
 use gradring_proto::parameters::rules::Treatment;
 use gradring_proto::parameters::shard::{Gradient, Push, Shard};
 
-/// Performs an update by the mean of the gradients of as many workers, each of which counts whole.
+/// Performs an update by the mean of `gradients`, one from each worker and each with weight 1.
 pub(crate) fn apply_mean(shard: &mut Shard, version: u64, gradients: &[Gradient], hyper: Hyper) {
     let contribution = |worker| Contribution {
         id: PushId {

@@ -1,4 +1,4 @@
-//! Contacts of a member: whom to ask next, when, and whether to give up.
+//! Contacts of a member: requests that are due, and processes that do not reply.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,19 @@ use crate::consensus::message::{Request, Step};
 use crate::consensus::quorum::Peer;
 use crate::consensus::timing::Timing;
 
-/// How a process answers requests.
+/// State of the conversation with one process.
 #[derive(Default)]
 pub(super) struct Contact {
     pub(super) is_asked: bool,
     pub(super) due: Option<Instant>,
-    /// Since when it has been asked in vain.
+    /// Time of the first request that is still without a reply.
     pub(super) unanswered: Option<Instant>,
-    /// Since when it has been busy.
+    /// Time of the first of its consecutive `Busy` replies.
     pub(super) busy: Option<Instant>,
 }
 
 impl Contact {
-    /// Whether there is no use in waiting for it longer.
+    /// Returns whether further waiting for it is useless.
     pub(super) fn is_given_up(&self, timing: &Timing, silence: Duration, now: Instant) -> bool {
         let over = |since: Option<Instant>, limit| since.is_some_and(|since| now >= since + limit);
         over(self.unanswered, silence) || over(self.busy, timing.busy)
@@ -31,7 +31,7 @@ impl Contact {
 }
 
 impl Member {
-    /// The next of these requests that is due, or how long to wait.
+    /// The next due request to one of these peers, or the time to wait for it.
     pub(super) fn ask(&mut self, peers: &[Peer], request: &Request, now: Instant) -> Step {
         let mut next = None;
         for peer in peers {

@@ -1,4 +1,4 @@
-//! A member's answers to requests, and what it makes of the answers of others.
+//! A member's replies to requests, and its reactions to the replies of others.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::consensus::message::{AcceptedView, Envelope, News, Outcome, Reply, Re
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
 impl Member {
-    /// The answer to a request.
+    /// Replies to a request.
     pub fn answer(&mut self, envelope: &Envelope, now: Instant) -> Reply {
         let is_meant = envelope.to.is_none_or(|to| to == self.me.id);
         if !is_meant || matches!(self.phase, Phase::Over) {
@@ -54,7 +54,8 @@ impl Member {
                     let before = reforming.elsewhere.insert(from.id, base.clone());
                     let is_new = before.is_none_or(|before| !before.is_established);
                     if is_ahead && base.is_established && is_new {
-                        // They have gone on without this process; it need not wait for its turn to see.
+                        // The others have continued without this process, so it asks them without
+                        // waiting for its turn.
                         reforming.propose_at = now;
                     }
                 }
@@ -83,7 +84,7 @@ impl Member {
                 }
                 reforming.propose_at = now + self.timing.quiet + turn;
                 reforming.follows = Some(from.clone());
-                // It has been heard right now.
+                // The proposer has just shown that it lives.
                 let contact = self.contacts.entry(from.id).or_default();
                 contact.due = Some(now + self.timing.again);
             }
@@ -98,7 +99,7 @@ impl Member {
         }
     }
 
-    /// What became of a request to an address, where this process was meant.
+    /// Handles the outcome of a request to an address; `to` is the process that was meant.
     pub fn heard(&mut self, address: &str, to: Option<Id>, outcome: &Outcome, now: Instant) {
         let Some(id) = to else {
             return self.heard_of_joining(address, outcome, now);
@@ -119,7 +120,7 @@ impl Member {
         match reply {
             Reply::Promise { ballot, view, news } => {
                 if *ballot == promised {
-                    // It is asked again only so that it knows that this process lives.
+                    // Further requests only show that this proposer lives, so they are rare.
                     contact.due = Some(now + self.timing.quiet / 3);
                 }
                 self.learn(address, news);
@@ -144,7 +145,7 @@ impl Member {
         }
     }
 
-    /// Its own request has proved that a process is dead.
+    /// A request of this process has proved that another one is dead.
     fn lost(&mut self, id: Id, now: Instant) {
         self.mark_dead(
             id,

@@ -1,4 +1,4 @@
-//! A process that is outside of the job and would be in.
+//! A process outside of the job that wants to join.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -7,17 +7,17 @@ use super::{KNOWN_MAX, Member, Phase};
 use crate::consensus::message::{Envelope, Outcome, Reply, Request, Step};
 use crate::error::NotAgreed;
 
-/// Outside, and would be in.
+/// State of a process that wants to join.
 pub(super) struct Joining {
-    /// By address: when to ask there again; nothing while it is asked.
+    /// Time of the next request by address; `None` while a request is on its way.
     pub(super) asked: BTreeMap<String, Option<Instant>>,
-    /// By address: why a process there has turned this one away.
+    /// Reasons for which processes have refused this one, by address.
     pub(super) turned_away: BTreeMap<String, String>,
-    /// When a member answered last.
+    /// Time of a member's last reply.
     pub(super) noted: Instant,
-    /// Whether one ever did.
+    /// True once a member has replied, or if this process was a member before.
     pub(super) is_known: bool,
-    /// Addresses at which nobody listened when they were asked last.
+    /// Addresses at which nothing listened at the last request.
     pub(super) refused: BTreeSet<String>,
 }
 

@@ -1,4 +1,4 @@
-//! One proposal: whom to ask, and what to make of the answers.
+//! One proposal: the processes to ask, and the verdict on their replies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -8,17 +8,17 @@ use crate::consensus::message::AcceptedView;
 use crate::consensus::quorum::{Ballot, Id, Peer, Roster, Standing};
 use crate::error::NotAgreed;
 
-/// What a proposer has heard for its ballot.
+/// A proposer's ballot and the promises for it.
 pub(super) struct Proposal {
     pub(super) ballot: Ballot,
     pub(super) begun: Instant,
     /// The roster whose members it asks.
     pub(super) base: AcceptedView,
-    /// By process that has promised: where it is, if anywhere.
+    /// Rosters of the processes that have promised; `None` for a process without one.
     pub(super) promises: BTreeMap<Id, Option<AcceptedView>>,
 }
 
-/// What is to become of it.
+/// Verdict on a proposal.
 pub(super) enum Verdict {
     Wait,
     Decided(Roster),
@@ -26,18 +26,18 @@ pub(super) enum Verdict {
     Failed(NotAgreed),
 }
 
-/// The members of the base.
+/// Members of the base, by their replies.
 struct Members {
-    /// Have promised and live.
+    /// Living members that have promised.
     here: BTreeSet<Id>,
-    /// May still promise.
+    /// Members that may still promise.
     pending: BTreeSet<Id>,
-    /// Have answered lately, with a promise or not.
+    /// Members that have replied lately, with or without a promise.
     answering: BTreeSet<Id>,
 }
 
 impl Proposal {
-    /// What those who have promised know of the base.
+    /// Knowledge of the base among the processes that have promised.
     fn standing(&self, here: &BTreeSet<Id>, own: Ballot) -> Standing {
         let at = self.base.roster.ballot;
         let mut views = self.promises.values().flatten();
@@ -58,7 +58,8 @@ impl Proposal {
 }
 
 impl Member {
-    /// Whom to ask for promises: members, joiners, and those of older rosters, who may be dead.
+    /// Processes to ask for promises: members, joiners, and members of older rosters, even if they
+    /// may be dead.
     pub(super) fn to_ask(&self, proposal: &Proposal) -> Vec<Peer> {
         let base = &proposal.base.roster;
         let peers = base.members.iter().chain(self.joiners.values());
@@ -154,11 +155,12 @@ impl Member {
         }
         let others = base.members.iter().chain(base.previous_members());
         let mut others = others.filter(|peer| peer.id != self.me.id);
-        // A joiner has nothing that is worth an error, and the dead do not come back.
+        // A joiner has no training to lose, so it gets no error; and the dead do not come back.
         if !self.has_belonged && others.all(|peer| self.dead.contains(&peer.id)) {
             return Verdict::Excluded;
         }
-        // Others have had time to answer this process itself, which may have followed another until now.
+        // This process may have followed another one until now, so the others get time to reply to
+        // it.
         let asked = proposal.begun + self.timing.grace;
         if now < asked.max(reforming.lacking + self.timing.minority) {
             return Verdict::Wait;
@@ -183,7 +185,7 @@ impl Member {
         })
     }
 
-    /// Whether joiners may still promise. One that is silent is not asked again for a while.
+    /// Returns whether joiners may still promise. A silent joiner is quarantined for a while.
     fn awaits_joiners(&mut self, proposal: &Proposal, reforming: &Reforming, now: Instant) -> bool {
         let (contacts, timing) = (&self.contacts, &self.timing);
         let is_settled = |id: &Id| {
@@ -208,8 +210,8 @@ impl Member {
         self.joiners.iter().any(is_awaited)
     }
 
-    /// The next members: survivors, and joiners as far as there is room. Of two that could not connect
-    /// lately, the later is left out if the others are a quorum.
+    /// The next members: survivors, and joiners up to the largest group. If two processes could not
+    /// connect lately, the later one is left out if the others are a quorum.
     fn choose(
         &self,
         proposal: &Proposal,
@@ -255,8 +257,8 @@ impl Member {
     }
 }
 
-/// The ring of these: joiners take the ranks of those that are gone, so that survivors keep their
-/// ranks if as many join as were lost. Further joiners come last, and gaps that are left close.
+/// Orders members as a ring. Joiners take the ranks of lost members, so survivors keep their ranks
+/// if as many join as were lost. Further joiners come last, and remaining gaps close.
 fn in_order(base: &Roster, chosen: impl IntoIterator<Item = Peer>) -> Vec<Peer> {
     let is_survivor = |peer: &Peer| base.has(peer.id);
     let (survivors, joiners): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_survivor);
@@ -294,7 +296,7 @@ mod tests {
         }
     }
 
-    /// Member 1 of a roster of round 2 with three others, which begins to propose the next one.
+    /// Member 1 of a roster of round 2 with three others, at the start of its proposal.
     fn proposing(now: Instant) -> (Member, Proposal, Box<Reforming>) {
         let base = view(2, &[1, 2, 3, 4], false);
         let roster = base.roster.clone();
@@ -332,7 +334,7 @@ mod tests {
             (false, 2, Some((2, at(2, false))), Open),
             (false, 2, Some((2, at(1, true))), Refuted),
             (false, 2, Some((2, None)), Refuted),
-            // Who is not here may have promised and died.
+            // A process that is not here may have promised and died.
             (false, 2, Some((3, at(1, false))), Open),
             (false, 2, Some((3, None)), Open),
             (false, 1, None, Refuted),
@@ -399,7 +401,7 @@ mod tests {
             assert_eq!(verdict(&member, &proposal, &reforming, begin), becomes);
         }
         member.dead.clear();
-        // The proposal began, and no quorum was there since: for how long it waits.
+        // Seconds until the proposal began, until a quorum was last there, and until the wait ends.
         for (begun, lacking, limit) in [(0, 0, 60), (55, 0, 65), (0, 30, 90)] {
             proposal.begun = begin + begun * SECOND;
             reforming.lacking = begin + lacking * SECOND;

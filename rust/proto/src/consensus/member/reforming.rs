@@ -1,4 +1,4 @@
-//! A member without a group, which proposes the next one or follows who does.
+//! A member without a group, which proposes the next one or follows a proposer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -8,25 +8,26 @@ use super::{Member, Phase};
 use crate::consensus::message::{AcceptedView, Request, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
-/// There is no group.
+/// State of a member without a group.
 pub(super) struct Reforming {
     pub(super) since: Instant,
-    /// Since when those that answer have been no quorum.
+    /// Time since which the processes that answer have not been a quorum.
     pub(super) lacking: Instant,
-    /// Proposals that came to nothing because of a higher one.
+    /// Own proposals that failed because of a higher one.
     pub(super) attempts: u32,
-    /// When it looked last: a process that was stopped meanwhile has heard nobody for no fault of theirs.
+    /// Time of the last step. If this process was stopped since then, the others' silence proves
+    /// nothing.
     pub(super) looked: Instant,
-    /// The highest round of which it has heard.
+    /// The highest round in replies of others.
     pub(super) round: u64,
-    /// When to propose, if nobody else does.
+    /// Time at which to propose, unless another process does.
     pub(super) propose_at: Instant,
     pub(super) proposal: Option<Proposal>,
-    /// To whom it has promised last: if that one dies, another is to propose.
+    /// The proposer of the last promise. If it dies, this process proposes in its turn.
     pub(super) follows: Option<Peer>,
-    /// A higher roster with this process in it, of which it has heard.
+    /// A higher roster with this process, from the reply of another.
     pub(super) higher: Option<AcceptedView>,
-    /// Where others are that are at a roster without this process.
+    /// Rosters of processes that do not count this process in.
     pub(super) elsewhere: BTreeMap<Id, AcceptedView>,
     /// Pairs of addresses that could not connect.
     pub(super) quarantined: BTreeSet<(String, String)>,
@@ -40,7 +41,7 @@ impl Member {
             self.phase = Phase::Over;
             return Step::Finished;
         }
-        // It is taken out while it is judged.
+        // Moved out, because `judge` needs it beside `self`.
         let phase = std::mem::replace(&mut self.phase, Phase::Over);
         let Phase::Reforming(mut reforming) = phase else {
             unreachable!("asked while it re-forms only");
@@ -105,7 +106,7 @@ impl Member {
         }
     }
 
-    /// Somebody has promised more to another proposer.
+    /// Yields to a higher ballot that another process has promised.
     pub(super) fn give_way(&mut self, by: Id, higher: Ballot, now: Instant) {
         let (turn, stagger) = (self.turn(), self.timing.stagger);
         match &mut self.phase {
@@ -145,7 +146,7 @@ impl Member {
         match view {
             Some(view) if view.roster.ballot > base.ballot => {
                 if view.roster.has(me) && base.has(id) {
-                    // That one is the base, for whose members this proposal was not made.
+                    // The higher roster is the base, but this proposal has not asked its members.
                     reforming.higher = Some(view.clone());
                     reforming.proposal = None;
                     reforming.propose_at = now;

@@ -54,7 +54,7 @@ impl Job {
         })
     }
 
-    /// Lets those that live do what they want to for so long.
+    /// Lets living members act for this time.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -89,7 +89,7 @@ impl Job {
         self.members.iter_mut().for_each(|it| it.reform(&NONE, now));
     }
 
-    /// By member: its generation, and the first digits of those that it is with.
+    /// Generation of each member, and the first digits of the members in its roster.
     fn rosters(&self) -> Vec<(u64, Vec<u8>)> {
         let views = self.members.iter().filter_map(|it| it.view());
         views
@@ -121,7 +121,7 @@ fn silent_members_are_waited_for_and_then_left_out_by_a_majority() {
     job.pass(Duration::from_secs(4));
     assert_eq!(job.rosters()[..2], vec![(2, vec![1, 2]); 2]);
     job.members[..2].iter_mut().for_each(Member::connected);
-    // It comes back, is told, and would join as another.
+    // It comes back, learns of its exclusion, and would join under a new id.
     job.silent.clear();
     job.pass(Duration::from_secs(4));
     assert_eq!(job.members[2].me.id, Id([103; 16]));
@@ -189,14 +189,14 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
             .iter()
             .filter(|it| it.must_reconfigure())
             .collect();
-        // It is watched by the one before it.
+        // Its predecessor in the ring watches it.
         assert_eq!(called.len(), 1);
         assert_eq!(called[0].me.id.0[0] % 4 + 1, dead);
         let caller = called[0].me.id;
         let now = job.now;
         let caller = job.members.iter_mut().find(|it| it.me.id == caller);
         caller.expect("it lives").reform(&NONE, now);
-        // It does not wait for its turn.
+        // That member does not wait for its turn.
         job.pass(Duration::from_millis(100));
         let calls = job
             .members
@@ -313,7 +313,7 @@ fn who_hears_that_all_have_come_to_the_end_needs_no_other_group() {
         job.carry(&address, &envelope);
     }
     let now = job.now;
-    // It may still be in the last collective.
+    // The member may still be in the last collective.
     assert!(matches!(job.members[1].step(now), Step::Wait(_)));
     job.members[1].reform(&NONE, now);
     assert_eq!(job.members[1].step(now), Step::Finished);
@@ -338,7 +338,7 @@ fn the_end_of_a_group_is_not_that_of_the_next_one() {
 
 #[test]
 fn two_that_cannot_connect_are_quarantined_if_the_others_are_enough() {
-    // Of so many, one cannot reach another, and the job needs so many.
+    // A job of `size` members needs `workers`, and one member cannot reach another.
     for (size, (one, other), workers, next) in [
         (4, (4, 2), 1, &[1, 2, 3][..]),
         (4, (1, 2), 1, &[1, 3, 4]),
@@ -405,14 +405,14 @@ fn a_group_stops_ever_more_rarely_for_a_joiner_that_it_leaves_out() {
             }
         }
     }
-    // At once, and then after 1, 2, 4, 8, 16 and 32 s.
+    // The first stop comes at once, the next ones after 1, 2, 4, 8, 16 and 32 s.
     assert!((5..=8).contains(&stops), "{stops} stops in a minute");
     job.pass(Duration::from_secs(2));
     let (generation, _) = job.rosters()[0];
     assert!(generation < 12, "generation {generation}");
 }
 
-/// Members 2, 3 and 4 are a group, and a joiner has accepted a roster of which they know nothing.
+/// Members 2, 3 and 4 are a group, and a joiner has accepted a roster that they do not know.
 fn left_out_joiner() -> Job {
     let mut job = Job::new(4);
     let (timing, now) = (Timing::default(), job.now);
@@ -420,7 +420,7 @@ fn left_out_joiner() -> Job {
     job.members.push(joiner);
     job.pass(Duration::from_millis(200));
     job.reform();
-    // The proposer dies when nobody but the joiner has accepted its roster.
+    // The proposer dies when only the joiner has accepted its roster.
     loop {
         match job.members[0].step(job.now) {
             Step::Send(address, envelope) => {
@@ -452,7 +452,7 @@ fn left_out_joiner() -> Job {
 fn a_joiner_that_is_told_of_a_group_without_it_joins_that_as_another_one() {
     let mut job = left_out_joiner();
     for _ in 0..2 {
-        // It reminds them of itself, and they stop for it.
+        // The joiner repeats its request, and the group stops for it.
         job.pass(Duration::from_secs(2));
         let now = job.now;
         job.members[..3]
@@ -615,7 +615,7 @@ fn a_member_that_does_not_come_back_from_its_step_is_left_out_and_counts_as_ther
     assert_eq!(job.rosters(), vec![(1, vec![1, 2, 3]); 3]);
     job.pass(Duration::from_secs(3));
     assert_eq!(job.rosters()[..2], vec![(2, vec![1, 2]); 2]);
-    // One of two is busy, and then silent: they are no quorum since the end of its grace.
+    // One of two is busy and then silent, so they are no quorum from the end of its grace period.
     let mut job = Job::new(2);
     job.members[0].reform(&NONE, job.now);
     job.pass(Duration::from_secs(100));
@@ -704,7 +704,7 @@ fn a_process_that_is_told_of_a_surer_group_without_it_proposes_at_once_but_once(
         assert!(matches!(reply, Reply::Elsewhere(_)));
         assert_eq!(state(&mut member).propose_at == now, at_once);
     }
-    // An older one is not surer.
+    // An older roster is no reason to propose earlier.
     member.view = Some(at(4, &[1, 2, 3], true));
     state(&mut member).elsewhere.clear();
     let reply = member.answer(&gather(9, ballot(5, 9), at(2, &[9], true)), now);
@@ -726,7 +726,7 @@ fn a_promise_gives_the_own_proposal_up_and_the_proposer_time() {
     assert!(reforming.proposal.is_none());
     assert_eq!(reforming.propose_at, now + quiet + turn);
     assert_eq!(reforming.follows, Some(peer(1)));
-    // Meanwhile it watches the proposer, and if that one is dead, proposes when it is its turn.
+    // Meanwhile the member watches the proposer. If that dies, it proposes in its turn.
     let wait = member.step(now);
     assert_eq!(wait, Step::Wait(Some(now + again)));
     member.heard("h1:1", Some(peer(1).id), &Outcome::Refused, now);
@@ -835,7 +835,7 @@ fn a_process_keeps_joiners_in_mind_that_are_neither_members_nor_dead_as_far_as_i
         }
     }
     assert_eq!(member.joiners.len(), KNOWN_MAX);
-    // Who has left is another process than the one that was meant.
+    // A member that has left is another process than the one that was meant.
     member.leave();
     assert_eq!(member.answer(&join(peer(7)), now), Reply::OtherProcess);
 }
@@ -858,7 +858,7 @@ fn a_roster_is_accepted_by_its_members_that_have_promised_its_ballot_and_no_high
         let roster = view.roster.successor(ballot(2, 1), next, standing, &none);
         let reply = member.accept(&roster, BTreeSet::new(), now);
         assert_eq!(reply == Reply::Accepted(ballot(2, 1)), accepts);
-        // Of the dead, those count on that were members.
+        // Only dead processes that were members are remembered.
         let dead: &[u8] = if accepts { &[2] } else { &[2, 6] };
         assert!(
             member
@@ -868,7 +868,7 @@ fn a_roster_is_accepted_by_its_members_that_have_promised_its_ballot_and_no_high
                 .eq(dead.iter().copied())
         );
         assert_eq!(member.answer_watch(ballot(2, 1)), reply);
-        // Who has promised more, is at the roster for nobody.
+        // A member that promised a higher ballot no longer reports membership.
         member.promised = ballot(9, 4);
         let watched = member.answer_watch(ballot(2, 1));
         assert_eq!(watched, Reply::Behind(ballot(9, 4)));
@@ -906,7 +906,7 @@ fn what_counts_no_more_is_forgotten() {
     member.pass_over_joiners(now);
     let kept: Vec<_> = member.passed_over.keys().map(|id| id.0[0]).collect();
     assert_eq!(kept, [6, 7]);
-    // How often two could not connect counts for the longest time that they are kept apart.
+    // The number of failures is remembered for the longest quarantine.
     let longest = member.timing.quarantine * 32;
     for (since, is_kept) in [(longest - Duration::from_millis(1), true), (longest, false)] {
         member.unreached = [("h8:1".to_owned(), (1, now))].into();

@@ -7,21 +7,22 @@ use super::{Member, Phase};
 use crate::consensus::message::{AcceptedView, Reply, Request, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
 
-/// Its group connects or runs.
+/// State of a member whose group connects or runs.
 pub(super) struct Together {
     pub(super) is_connected: bool,
-    /// Others want to re-form, or a member is dead: which, and why.
+    /// The process that wants to re-form or is dead, and the evidence.
     pub(super) reconfigured_by: Option<(Peer, &'static str)>,
-    /// This process has found that out itself, and so need not wait for others to propose.
+    /// True if this process has found the death itself, and so proposes without waiting for its
+    /// turn.
     pub(super) has_found_death: bool,
-    /// Its owner has yet to be told to connect.
+    /// True until the owner has been asked to connect.
     pub(super) is_new: bool,
-    /// Members that have not accepted the roster for all that this process, its proposer, knows.
+    /// Members that have not confirmed the roster; kept by its proposer.
     pub(super) missing: BTreeSet<Id>,
 }
 
 impl Together {
-    /// Of a roster that has just been accepted.
+    /// State after a roster has been accepted.
     pub(super) const fn new(missing: BTreeSet<Id>) -> Self {
         Self {
             is_connected: false,
@@ -34,7 +35,7 @@ impl Together {
 }
 
 impl Member {
-    /// Moves to a roster for whose ballot this process has promised nothing higher.
+    /// Accepts a roster, if its ballot is the highest that this process has promised.
     pub(super) fn accept(&mut self, roster: &Roster, missing: BTreeSet<Id>, now: Instant) -> Reply {
         let at = self.view.as_ref().map(|view| view.roster.ballot);
         if self.promised != roster.ballot || !roster.has(self.me.id) {
@@ -45,7 +46,8 @@ impl Member {
         }
         self.joiners.retain(|&id, _| !roster.has(id));
         self.pass_over_joiners(now);
-        // Those that live remind of themselves. That one is dead may be known to the proposer alone.
+        // Living joiners repeat their requests. Perhaps only the proposer knew that one of them is
+        // dead.
         self.joiners.clear();
         self.dead
             .retain(|&id| roster.previous_members().any(|previous| previous.id == id));

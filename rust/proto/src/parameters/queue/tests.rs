@@ -16,7 +16,7 @@ fn rules(staleness: Option<u64>) -> Rules {
     }
 }
 
-/// Three members at version 1, all of which were told to go on.
+/// Three members at version 1, all of which may compute.
 fn queue(rules: Rules) -> Queue {
     let mut queue = Queue::new(rules, 1, &[]);
     for worker in 0..3 {
@@ -41,7 +41,7 @@ fn push(queue: &mut Queue, worker: u32, base: Version) {
     });
 }
 
-/// Workers of the next update, and by what their gradients are multiplied.
+/// Workers of the next update, with the factors of their gradients.
 fn cut(queue: &mut Queue) -> Option<Vec<(u32, f32)>> {
     let entry = queue.cut()?;
     let parts = entry.contributions.iter();
@@ -244,7 +244,7 @@ fn before_there_are_weights_the_first_member_goes_and_brings_them() {
     assert_eq!([0, 1].map(|it| queue.computes(it)), [true, false]);
     push(&mut queue, 0, 0);
     assert!(queue.go(0).is_none() && !queue.computes(0));
-    // Initial weights are no gradient that could be lost.
+    // Initial weights are not counted as a lost gradient.
     queue.remove(0);
     assert_eq!((queue.counts().lost, queue.go(1)), (0, Some(0)));
 }

@@ -7,7 +7,7 @@ use crate::parameters::rules::{Late, Overflow};
 
 const EVERY: Version = 4;
 
-/// Of one worker, who does not wait for anything.
+/// A sequencer with one asynchronous worker, which has joined.
 struct Served {
     sequencer: Sequencer,
     incarnation: Incarnation,
@@ -71,7 +71,7 @@ impl Served {
         self.sequencer.answer(&request, self.now);
     }
 
-    /// With what it is told to go on, or that it has left: how many of its pushes were dropped.
+    /// Number of dropped pushes in the next `Go` or `Left`, if there is one.
     fn dropped(&mut self) -> Option<u64> {
         let outputs = self.sequencer.step(self.now).into_iter();
         let dropped = outputs.filter_map(|it| match it {
@@ -97,7 +97,7 @@ impl Served {
         self.ask(Ask::Submit { id, base, hyper });
     }
 
-    /// All keepers have applied all, and saved this.
+    /// Lets all keepers apply all entries, with their last snapshot at this version.
     fn applied(&mut self, saved: Version) -> Version {
         let all = (0..self.keepers).map(|keeper| self.applied_by(keeper, saved));
         all.max().expect("there are some")
@@ -114,7 +114,7 @@ impl Served {
         version
     }
 
-    /// Up to which push the worker need not keep any, if it is told to go on.
+    /// Number of the last push that the worker need not keep, from the next `Go` if there is one.
     fn goes(&mut self) -> Option<u64> {
         let outputs = self.sequencer.step(self.now).into_iter();
         let settled = outputs.filter_map(|it| match it {
@@ -136,7 +136,7 @@ fn a_worker_computes_nothing_that_would_be_dropped_while_a_snapshot_is_being_wri
         assert_eq!(served.applied(1), number);
         assert!(served.goes().is_some());
     }
-    // The log does not run further ahead of the snapshot, and the queue has room for one.
+    // The log stops two intervals after the snapshot, and the queue has capacity for one gradient.
     served.submit(2 * EVERY + 2, 1);
     assert_eq!(served.applied(1), 2 * EVERY + 1);
     assert_eq!(served.goes(), None);
@@ -153,7 +153,7 @@ fn with_copies_a_worker_keeps_a_gradient_until_all_of_them_have_applied_it() {
     });
     served.submit(1, 0);
     assert_eq!(served.goes(), Some(0));
-    // Without copies, it is in an update that the servers were told of.
+    // Without copies, the push is settled once it is in an update.
     let (servers, replicas) = (1, 0);
     let mut alone = Served::new(Keepers { servers, replicas });
     alone.submit(1, 0);
@@ -212,7 +212,7 @@ fn a_worker_hears_what_was_dropped_when_it_may_go_on_and_when_it_leaves() {
         served.submit(number, u64::from(number > 1));
         served.applied(1);
     }
-    // One fits into the queue, and the next does not.
+    // The first one fits into the queue, the second does not.
     for number in 2 * EVERY + 2..=2 * EVERY + 3 {
         served.submit(number, 1);
     }
@@ -224,7 +224,7 @@ fn a_worker_hears_what_was_dropped_when_it_may_go_on_and_when_it_leaves() {
         (counts.applied, counts.overflowed, waiting),
         (version - 1, 1, 0)
     );
-    // The log has room for two more, so the last is in no update yet.
+    // The log has capacity for two more, so the last gradient is in no update yet.
     for number in 2 * EVERY + 4..=2 * EVERY + 6 {
         served.submit(number, 1);
         served.applied(EVERY);
@@ -267,7 +267,7 @@ fn status(round: u64, version: Option<Version>) -> Report {
     }
 }
 
-/// Of one server that goes on from this version in term 2, as it says now.
+/// A sequencer of one server that has begun term 2 at this version.
 fn leading(rules: Rules, version: Version, now: Instant) -> Sequencer {
     let (servers, replicas) = (1, 0);
     let keepers = Keepers { servers, replicas };
@@ -310,7 +310,7 @@ fn replies(sequencer: &mut Sequencer, worker: u32, now: Instant) -> Vec<Reply> {
     own.collect()
 }
 
-/// What a worker had been before servers were restored.
+/// Incarnation of a worker from before the servers were restored.
 const SURVIVOR: Incarnation = Incarnation(1, 9);
 
 fn join(claim: Option<Incarnation>) -> Ask {
@@ -367,7 +367,7 @@ fn after_all_processes_have_started_anew_workers_go_as_they_do_at_first() {
     let before = start - Duration::from_millis(1);
     for staleness in [Some(0), Some(2), None] {
         let mut sequencer = leading(two(staleness), 7, now);
-        // It asks again under what it became in this term.
+        // It joins again with the incarnation that it has in this term.
         for claim in [None, Some(Incarnation(2, 1))] {
             assert!(!goes(&say(&mut sequencer, 0, join(claim), now)));
         }
@@ -377,12 +377,12 @@ fn after_all_processes_have_started_anew_workers_go_as_they_do_at_first() {
         say(&mut sequencer, 0, join(None), now);
         assert!(goes(&say(&mut sequencer, 1, join(None), before)));
         assert!(!sequencer.has_survivors());
-        // From then on nobody waits for one that is lost.
+        // Once workers compute, they do not wait for a lost worker.
         say(&mut sequencer, 1, Ask::Leave(Incarnation(2, 2)), before);
         let nonce = 9;
         let again = Ask::Join { nonce, claim: None };
         assert!(goes(&say(&mut sequencer, 0, again, before)));
-        // One that outlived the servers does not wait for those that did not.
+        // A worker that outlived the servers does not wait for workers that did not.
         let mut sequencer = leading(two(staleness), 7, now);
         say(&mut sequencer, 0, join(None), now);
         say(&mut sequencer, 1, join(Some(SURVIVOR)), now);
@@ -392,7 +392,7 @@ fn after_all_processes_have_started_anew_workers_go_as_they_do_at_first() {
     }
 }
 
-/// What all servers go on from if these have so many versions in snapshots, and one in memory.
+/// Origin and version of the new term, for servers with these snapshots and versions in memory.
 fn origin(servers: [(&[Version], Option<Version>); 2]) -> (Option<Origin>, Version) {
     let now = Instant::now();
     let keepers = Keepers {
@@ -469,7 +469,7 @@ fn a_synchronous_update_after_a_restart_waits_for_those_that_come_back() {
         say(&mut sequencer, worker, join(None), now);
     }
     say(&mut sequencer, 0, submit(0, 1), now);
-    // One that asks again is the same, with what it has submitted.
+    // A member that joins again keeps its submitted gradient; a new incarnation has none.
     for (claim, latest) in [(Incarnation(2, 1), 1), (Incarnation(2, 9), 0)] {
         let replies = say(&mut sequencer, 0, join(Some(claim)), now);
         let Some(Reply::Joined {
@@ -495,7 +495,7 @@ fn a_synchronous_update_after_a_restart_waits_for_those_that_come_back() {
 
 #[test]
 fn the_log_runs_a_few_entries_ahead_of_the_servers() {
-    // Who wants no snapshots asks for one in as many updates as there can be.
+    // A job without snapshots sets the largest possible interval.
     for every in [EVERY, 1 << 63, Version::MAX] {
         let mut served = Served::new(Keepers {
             servers: 1,

@@ -4,7 +4,7 @@ use crate::parameters::optimizer::{Hyper, Optimizer};
 use crate::parameters::rules::Treatment;
 use crate::parameters::shard::{Gradient, Spec};
 
-/// A disk that keeps everything, at once.
+/// A disk that keeps everything, and at once.
 #[derive(Default, Clone)]
 struct Memory {
     terms: Terms,
@@ -107,7 +107,7 @@ fn pull(server: &mut Server<Memory>, worker: u32, at_least: Version) -> Option<f
     }
 }
 
-/// An update of one gradient, whose learning rate is 1.
+/// An update of one gradient with learning rate 1.
 fn entry(id: PushId, compensation: Option<f32>) -> Entry {
     let treatment = Treatment {
         weight: 1.0,
@@ -123,7 +123,7 @@ fn entry(id: PushId, compensation: Option<f32>) -> Entry {
     }
 }
 
-/// Appends one.
+/// Appends one entry.
 fn append(
     server: &mut Server<Memory>,
     after: Version,
@@ -153,7 +153,7 @@ fn an_entry_counts_once_and_a_pull_waits_for_its_version() {
         assert_eq!(sent, replies);
     }
     assert_eq!(pull(&mut server, 1, 2), Some(5.0));
-    // What comes late is acknowledged, and not kept.
+    // A late gradient is acknowledged, but not kept.
     stage(&mut server, id(1, 1), 1, gradient(3.0));
     assert_eq!(server.staged(), 0);
 }
@@ -205,7 +205,7 @@ fn from_its_answer_on_a_server_changes_nothing_until_it_is_told_where_all_go_on(
     assert!(matches!(report, Some(Report::Lost(1))));
     assert_eq!(server.at(), Some(&other));
     other.point.version = 2;
-    // What goes with another round may be of a server that was lost since.
+    // A snapshot of another round may come from a server that has been lost since.
     for (round, goes_on) in [(8, false), (9, true)] {
         let start = Start {
             round,
@@ -219,7 +219,7 @@ fn from_its_answer_on_a_server_changes_nothing_until_it_is_told_where_all_go_on(
     }
 }
 
-/// Where all go on in term 2, from version 2.
+/// Start of term 2 at version 2.
 fn second_term(round: u64, entries: Vec<Entry>) -> Start {
     Start {
         round,
@@ -360,7 +360,7 @@ fn orders_of_an_earlier_term_or_beyond_what_a_server_has_change_nothing() {
     };
     let (report, _) = server.apply(Order::Install(start));
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
-    // The round is over.
+    // The round is over, so a repeated `Prepare` gets no status.
     let (report, _) = server.apply(Order::Prepare { round });
     assert!(report.is_none());
     let append = |server: &mut Server<Memory>, term, after| {
@@ -378,7 +378,7 @@ fn orders_of_an_earlier_term_or_beyond_what_a_server_has_change_nothing() {
     assert!(matches!(beyond, Some(Report::Applied { version: 1, .. })));
     assert_eq!(server.at().map(|at| at.point), Some(point));
     assert!(matches!(append(&mut server, 3, 1), Some(Report::Lost(3))));
-    // Another process on the same disk takes no term up in which it was, or that is over.
+    // A restarted server on the same disk enters no term that it was in, and no older one.
     let mut restarted = Server::new(server.disk().clone(), Some(2), true);
     assert!(matches!(
         install(&mut restarted, terms, point),

@@ -17,7 +17,7 @@ fn worker(servers: usize) -> (Worker, Instant) {
     (Worker::new(ME, servers, timing, 7, now), now)
 }
 
-/// What it asks now, by keeper.
+/// Requests that the worker sends now, by keeper.
 fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
     worker.say_again(now);
     let term = worker.term();
@@ -94,7 +94,7 @@ fn id(number: u64) -> PushId {
     }
 }
 
-/// One of two servers in term 2, which may compute with weights of this version, or with none.
+/// A worker of two servers in term 2 that may compute with weights of this version; 0 means none.
 fn computing(version: Version) -> (Worker, Instant) {
     let (mut worker, now) = worker(2);
     worker.receive(0, Reply::OtherTerm(terms(&[(2, 0)])), now);
@@ -246,7 +246,7 @@ fn gradients_of_weights_that_were_given_up_are_dropped_and_counted_once() {
     let (mut worker, now) = computing(5);
     push(&mut worker);
     worker.receive(0, go(0, 5, 0, 2), now);
-    // An older answer may come later.
+    // An older reply may arrive later.
     worker.receive(0, go(0, 5, 0, 1), now);
     assert_eq!((worker.unsettled(), worker.dropped()), (1, 2));
     worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (3, 5)])), now);
@@ -271,7 +271,7 @@ fn gradients_of_weights_that_were_given_up_are_dropped_and_counted_once() {
 
 #[test]
 fn who_is_no_member_any_more_drops_all_that_it_keeps_and_begins_anew() {
-    // Initial weights are no gradient.
+    // Initial weights are not counted as a gradient.
     for (version, dropped) in [(0, 0), (5, 1)] {
         let (mut worker, now) = computing(version);
         push(&mut worker);
@@ -314,7 +314,7 @@ fn what_is_pushed_while_it_waits_is_staged_before_it_goes_on() {
     for keeper in 0..4 {
         worker.receive(keeper, Reply::Staged(2, id(1)), now);
     }
-    // The weights with which it computes are still those of the servers' past.
+    // The program's weights are still in the servers' past.
     worker.base = Some(vec![
         Point {
             term: 2,

@@ -3,7 +3,8 @@ use std::net::{TcpListener, TcpStream};
 use super::*;
 use crate::error::Lost;
 
-/// Lets an initiator of a group of this size and a responder of two ranks meet, with these tokens.
+/// Performs a handshake between an initiator in a group of `world_size` and a responder in one of
+/// two ranks, with these tokens.
 fn meet(
     world_size: usize,
     initiator: &'static [u8],
@@ -61,7 +62,7 @@ fn a_wrong_or_missing_token_is_refused_on_both_sides() {
     }
 }
 
-/// A connection that turns one bit of what is written.
+/// A connection that turns one bit of the written bytes.
 struct Damaging(TcpStream, usize);
 
 impl Read for Damaging {
@@ -88,7 +89,7 @@ impl Write for Damaging {
 #[test]
 fn a_bit_that_changes_in_a_greeting_is_no_certain_sign_of_a_token() {
     let hello = Hello::new((1, 0), 2, Purpose::Control).unwrap();
-    // The last one is of the nonce.
+    // The last bit belongs to the nonce.
     let last = 4 + codec::encode(&Message::Hello(hello.clone()), usize::MAX)
         .unwrap()
         .len()
@@ -124,11 +125,11 @@ fn a_bit_that_changes_in_the_rank_of_a_welcome_is_refused_on_both_sides() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = &mut TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let responding = std::thread::spawn(move || {
-        // Behind the length and the kind of message.
+        // Skips the length and the kind of message.
         let damaging = &mut Damaging(listener.accept().unwrap().0, 5);
         respond(damaging, 2, b"secret", |_| panic!("it was let in"))
     });
-    // An inquiry means no rank, and so would believe any.
+    // An inquiry names no rank, so the initiator accepts any responder.
     let hello = Hello::new((0, 0), 0, Purpose::Inquiry).unwrap();
     let initiated = initiate(stream, hello, b"secret").unwrap_err();
     for error in [initiated, responding.join().unwrap().unwrap_err()] {
@@ -137,7 +138,7 @@ fn a_bit_that_changes_in_the_rank_of_a_welcome_is_refused_on_both_sides() {
     }
 }
 
-/// The other side of a conversation: says what is on it, and keeps what it hears.
+/// The other side of a conversation: sends recorded messages, and records received ones.
 struct Tape {
     says: std::io::Cursor<Vec<u8>>,
     heard: Vec<u8>,
@@ -159,7 +160,7 @@ impl Tape {
         Self::new(says)
     }
 
-    /// The message of this number among those heard.
+    /// The received message with this number.
     fn heard(&self, number: usize) -> Message {
         let mut heard = &self.heard[..];
         for _ in 0..number {
@@ -185,7 +186,7 @@ impl Write for Tape {
     }
 }
 
-/// What each side of a successful handshake said: the initiator, and the responder.
+/// Bytes that the initiator and the responder of a successful handshake have sent.
 fn overheard() -> [Vec<u8>; 2] {
     struct Wire(TcpStream, Vec<u8>);
     impl Read for Wire {
@@ -246,7 +247,7 @@ fn a_reflected_proof_is_refused_on_both_sides() {
     let Message::Proof(overheard) = hear(&mut initiators).unwrap() else {
         panic!("an initiator's second message is its proof");
     };
-    // A responder that has only what an initiator once said.
+    // A responder that only repeats an overheard message of an initiator.
     assert_refuses_responder(&mut Tape::saying(&[
         Message::Welcome {
             rank: 0,
@@ -256,7 +257,7 @@ fn a_reflected_proof_is_refused_on_both_sides() {
         Message::Accepted,
     ]));
 
-    // An initiator that gives the responder's own proof back.
+    // An initiator that returns the responder's own proof.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let mirror = std::thread::spawn(move || {
@@ -277,8 +278,8 @@ fn a_reflected_proof_is_refused_on_both_sides() {
     assert!(matches!(mirror.join().unwrap(), Message::Refused(_)));
 }
 
-/// What rank 1 gets that connects to rank 2, when the rank `answers` accepts it without a look at which
-/// rank was meant.
+/// Result of rank 1 that connects to rank 2, if rank `answers` accepts it without comparing the
+/// ranks.
 fn connect_to_rank_2(purpose: Purpose, answers: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -434,7 +435,7 @@ fn a_connection_that_ends_in_the_handshake_says_whether_it_was_silent() {
     assert_eq!(broken(&Io::new(TimedOut, inner.clone())), inner);
 }
 
-/// What an initiator with this token makes of a refusal that comes before any proof.
+/// Error of an initiator with this token after a refusal that came before any proof.
 fn refused_with(token: &[u8], refusal: Error) -> Error {
     let hello = Hello::sample(Purpose::Control);
     let mut tape = Tape::saying(&[Message::Refused(refusal)]);
@@ -477,7 +478,7 @@ fn a_giant_length_is_refused_before_it_is_allocated() {
     assert!(matches!(error.kind, ErrorKind::Protocol { .. }), "{error}");
 }
 
-/// One whose texts are as long as they come.
+/// A member whose texts are as long as they can be.
 fn member() -> Member {
     Member {
         address: "a".repeat(100),
