@@ -92,6 +92,36 @@ NEITHER = {
     "transposed": lambda x: tf.reduce_sum(tf.transpose(x)),
 }
 
+PAIRS = {
+    "similarities": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True)),
+    "of a transposed batch": lambda x: tf.reduce_mean(tf.matmul(x, tf.transpose(x) / 0.1)),
+    "einsum": lambda x: tf.reduce_mean(tf.nn.softmax(tf.einsum("ai,bi->ab", x, x))),
+    "distances": lambda x: tf.reduce_mean(tf.square(x[:, tf.newaxis] - x[tf.newaxis])),
+    "equal labels": lambda x: tf.reduce_mean(
+        kept(tf.cast(x[:, :1] == tf.transpose(x[:, :1]), x.dtype))
+    ),
+    "expanded": lambda x: tf.reduce_sum(tf.expand_dims(x, 0) * tf.expand_dims(x, 1)),
+    "in a function": lambda x: tf.function(lambda y: tf.matmul(y, y, transpose_b=True))(x),
+}
+NO_PAIRS = {
+    "covariances": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_a=True)),
+    "a table of weights": lambda x: tf.matmul(x, tf.reshape(WEIGHTS, (1, 4)), transpose_b=True),
+    "within a sample": lambda x: tf.matmul(x[:, :, None], x[:, None, :]),
+    "within a sample, by einsum": lambda x: tf.einsum("ai,aj->aij", x, x),
+    "samples in a later dimension": lambda x: tf.transpose(x)[tf.newaxis] + tf.transpose(x),
+    "a dimension and back": lambda x: x + tf.squeeze(tf.expand_dims(x, 0), 0),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_values_of_pairs_of_samples_are_told(kind: str) -> None:
+    assert made(PAIRS[kind]).is_paired and made(PAIRS[kind], 8).is_paired
+
+
+@pytest.mark.parametrize("kind", NO_PAIRS)
+def test_values_of_each_sample_alone_are_of_no_pairs(kind: str) -> None:
+    assert not made(NO_PAIRS[kind]).is_paired and not made(NO_PAIRS[kind], 8).is_paired
+
 
 @pytest.mark.parametrize("rows", [None, 8])
 @pytest.mark.parametrize("kind", SUMS)

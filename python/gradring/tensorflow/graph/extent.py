@@ -45,6 +45,10 @@ class Extent:
         is_curved: True for a function of means that is not linear, such as a root or a product. The
             mean of such values over the ranks is not the value for all samples. Comparisons of
             extents ignore this field.
+        has_columns: True if a later dimension than the first is that of the samples, as in a
+            transposed batch. Comparisons of extents ignore this field.
+        is_paired: True for a value of pairs of samples, such as a matrix of their similarities.
+            Comparisons of extents ignore this field.
     """
 
     has_rows: bool = False
@@ -55,6 +59,8 @@ class Extent:
     is_weighted: bool = False
     is_mean: bool = field(default=False, compare=False)
     is_curved: bool = field(default=False, compare=False)
+    has_columns: bool = field(default=False, compare=False)
+    is_paired: bool = field(default=False, compare=False)
 
     @property
     def is_sum(self) -> bool:
@@ -78,6 +84,13 @@ _LINEAR = frozenset(
 )
 #: Bilinear operations: a mean and a value that depends on no sample give a mean.
 _BILINEAR = frozenset(("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum"))
+#: Operations whose result has the dimensions of the operands, after broadcasting.
+_KEEPS_DIMENSIONS = frozenset(
+    (
+        *("Add", "AddV2", "Sub", "Mul", "RealDiv", "DivNoNan", "SquaredDifference", "Maximum"),
+        *("Minimum", "Equal", "NotEqual", "Less", "Greater", "Cast", "Identity", "StopGradient"),
+    )
+)
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 _PRODUCTS = ("Mul", "MulNoNan", *_QUOTIENTS)
 
@@ -241,11 +254,17 @@ def _either(ways: Sequence[Extent]) -> Extent:
         has_rows=any(each.has_rows for each in ways),
         is_mean=any(each.is_mean for each in ways),
         is_curved=any(each.is_curved for each in ways),
+        is_paired=any(each.is_paired for each in ways),
     )
 
 
 def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:
     found = _by_rule(op, output, inputs)
+    if _is_paired(op, inputs):
+        return replace(found, is_paired=True)
+    has_columns = _has_columns(op, inputs)
+    if has_columns or found.has_columns:
+        return replace(found, has_columns=has_columns)
     if found.degree == 1 and not found.has_rows and any(each.of_data for each in inputs):
         found = replace(found, of_data=True)
     if any(each.is_weighted for each in inputs):
@@ -257,6 +276,37 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
         return found
     is_curved = any(each.is_curved for each in inputs) or _is_curved(op, are_means)
     return replace(found, is_mean=True, is_curved=is_curved)
+
+
+def _is_paired(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
+    """Returns whether an operation combines each sample with each other one, or gets such pairs."""
+    if any(each.is_paired for each in inputs):
+        return True
+    if len(inputs) != 2 or not inputs[0].has_rows:
+        return len(inputs) == 2 and inputs[1].has_rows and inputs[0].has_columns
+    if op.type == "Einsum":
+        terms, _, result = op.get_attr("equation").decode().replace(" ", "").partition("->")
+        letters = {term[:1] for term in terms.split(",")}
+        return inputs[1].has_rows and len(letters) == 2 and letters <= set(result)
+    if op.type == "MatMul" and not op.get_attr("transpose_a"):
+        turned = op.get_attr("transpose_b")
+        return inputs[1].has_rows if turned else inputs[1].has_columns
+    return op.type in _KEEPS_DIMENSIONS and inputs[1].has_columns
+
+
+def _has_columns(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
+    """Returns whether the dimension of the samples moves to a later place, or stays there."""
+    if op.type in _KEEPS_DIMENSIONS:
+        return any(each.has_columns for each in inputs)
+    if not inputs or not inputs[0].has_rows:
+        return False
+    if op.type == "StridedSlice":
+        return bool(op.get_attr("new_axis_mask") & 1)
+    if op.type not in ("ExpandDims", "Transpose"):
+        return False
+    places = _static(op.inputs[1])
+    turned = [0] if op.type == "ExpandDims" else [1, 0]
+    return places is not None and list(np.ravel(places)) == turned
 
 
 def _is_curved(op: tf.Operation, are_means: Sequence[bool]) -> bool:
@@ -457,6 +507,10 @@ def _transpose(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     return inputs[0] if stays or not inputs[0].has_rows else _UNKNOWN
 
 
+def _expanded(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    return _UNKNOWN if _has_columns(op, inputs) else inputs[0]
+
+
 def _einsum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     equation = op.get_attr("equation").decode().replace(" ", "")
     terms, _, result = equation.partition("->")
@@ -509,7 +563,7 @@ def _l2(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            *("Neg", "Identity", "Cast", "StopGradient", "Reshape", "ExpandDims", "Squeeze"),
+            *("Neg", "Identity", "Cast", "StopGradient", "Reshape", "Squeeze"),
             *("CheckNumerics", "PreventGradient", "EnsureShape", "Snapshot", "ZerosLike"),
         ),
         _same,
@@ -536,6 +590,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),
     **dict.fromkeys(("Pack", "ConcatV2"), _joined),
     **dict.fromkeys(("Tile", "BroadcastTo"), _repeated),
+    "ExpandDims": _expanded,
     "Transpose": _transpose,
     "Einsum": _einsum,
     "L2Loss": _l2,

@@ -356,6 +356,8 @@ def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
 
     The factor corrects a mean that is not divided by the number of samples, such as a masked one.
     """
+    if tf.is_symbolic_tensor(loss) and (extent := _extent(loss)).is_paired:
+        _warn_unless_mean(loss, extent)
     if factor is not None:
         loss = loss * tf.cast(factor, loss.dtype)
     return _as_mean(loss)
