@@ -174,7 +174,7 @@ class _Job:
     def _attempt(
         self, environ: Mapping[str, str], wakeup: socket.socket, *, is_first: bool
     ) -> tuple[int, bool]:
-        """Runs the job once; returns its exit code, and True if a signal ended this process."""
+        """Runs the job once; returns its exit code, and True if a signal ended the job."""
         with (
             room_for_failures("gradring-run-") as failures,
             Logs(self.log_dir, anew=is_first) as logs,
