@@ -22,7 +22,7 @@ WRONG_RESULT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what can be measured, and how."""
+    """Declares the measurements and their options."""
     kinds = parser.add_subparsers(dest="measured", metavar="WHAT", required=True)
     _add_all_reduce(kinds)
     _add_link(kinds)
