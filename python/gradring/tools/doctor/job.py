@@ -72,7 +72,7 @@ class RankState:
         return self.entered is not None and self.entered.age_s >= WAITS_LONG_S
 
     def statement(self) -> Statement:
-        """The same for `_native.diagnose`; ranks compare their calls themselves."""
+        """Converts the state for `_native.diagnose`; ranks compare their calls themselves."""
         known: list[tuple[int, str | None, int, bool]] = []
         if self.ended is not None:
             known.append((self.ended.sequence, None, 0, True))
