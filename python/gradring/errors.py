@@ -37,7 +37,7 @@ __all__ = [
 
 
 class GradringError(Exception):
-    """Base of every exception that gradring raises on purpose.
+    """The base of all exceptions of gradring.
 
     Attributes:
         problem: The message without the advice.

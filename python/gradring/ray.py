@@ -45,7 +45,7 @@ __all__ = ["GradringConfig", "GradringTrainer", "own_address"]
 
 @dataclass
 class GradringConfig(BackendConfig):  # type: ignore[misc]
-    """Makes the workers of any ``DataParallelTrainer`` a gradring group, as its backend_config.
+    """A backend_config that makes the workers of any ``DataParallelTrainer`` a gradring group.
 
     Attributes:
         timeout_s: Time limit for forming the group, in seconds; default 300.
@@ -75,7 +75,7 @@ class GradringConfig(BackendConfig):  # type: ignore[misc]
 
 
 class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """Runs a function on every worker, in which ``gradring.init()`` finds the group.
+    """A trainer that runs a function on every worker; ``gradring.init()`` in it joins the group.
 
     When a worker or its node is lost, the others raise ``PeerLostError``. Ray then restarts all
     workers on the remaining nodes, as often as its ``FailureConfig`` allows, and the function can

@@ -30,7 +30,7 @@ Examples:
 
 @dataclass(slots=True)
 class Call(Generic[T]):
-    """One collective, ready to be run or started.
+    """A prepared collective, to run or to start.
 
     Attributes:
         collective: The operation.
@@ -115,7 +115,7 @@ def reduce_scatter(
 def all_gather(
     array: NDArray[Any], lengths: Sequence[int], out: NDArray[Any] | None, place: Place
 ) -> Call[NDArray[Any]]:
-    """The call of `Communicator.all_gather`, once the lengths of the first axes are known."""
+    """Returns the call of `Communicator.all_gather`, given the lengths of the first axes."""
     shape = (sum(lengths), *array.shape[1:])
     gathered = _result(out, shape, array.dtype, "all_gather")
     start = sum(lengths[: place.rank])
@@ -125,13 +125,13 @@ def all_gather(
 
 
 def all_gather_of_equals(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
-    """The call of `Communicator.all_gather_async`."""
+    """Returns the call of `Communicator.all_gather_async`."""
     array = travelling(x)
     return all_gather(array, [array.shape[0]] * place.world_size, out, place)
 
 
 def gather(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any] | None]:
-    """The call of `Communicator.gather`."""
+    """Returns the call of `Communicator.gather`."""
     check_root(root, place.world_size, "gather")
     array = travelling(x)
     collective = _native.Collective.gather(root, array.size)
@@ -144,7 +144,7 @@ def gather(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[ND
 
 
 def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
-    """The call of `Communicator.scatter`."""
+    """Returns the call of `Communicator.scatter`."""
     check_root(root, place.world_size, "scatter")
     if x is None and place.rank != root and out is not None:
         _check_plain(out, "scatter")
@@ -166,7 +166,7 @@ def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[N
 
 
 def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
-    """The call of `Communicator.all_to_all`."""
+    """Returns the call of `Communicator.all_to_all`."""
     array = travelling(x)
     rows = place.equal_rows(array, "all_to_all")
     received = _result(out, array.shape, array.dtype, "all_to_all")
@@ -234,7 +234,7 @@ def all_to_all_v(
     received: list[int],
     place: Place,
 ) -> Call[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """The call of `Communicator.all_to_all` with splits, after the exchange of all splits.
+    """Returns the call of `Communicator.all_to_all` with splits, after the exchange of all splits.
 
     Args:
         array: Rows to send.
@@ -254,7 +254,7 @@ def all_to_all_v(
 
 
 def send(x: Any, dest: int, place: Place) -> Call[None]:
-    """The call of `Communicator.send`."""
+    """Returns the call of `Communicator.send`."""
     _check_other(dest, "dest", place, "send")
     arrays = x if isinstance(x, list | tuple) else [x]
     sent = [_sendable(travelling(array, min_dims=0)) for array in arrays]
@@ -262,7 +262,7 @@ def send(x: Any, dest: int, place: Place) -> Call[None]:
 
 
 def receive(x: T, source: int, place: Place) -> Call[T]:
-    """The call of `Communicator.recv`."""
+    """Returns the call of `Communicator.recv`."""
     _check_other(source, "source", place, "recv")
     return Call(_receiving(int(source)), x, x)
 
@@ -308,7 +308,7 @@ def check_out(
     """Checks that the result fits into ``out``; None in ``shape`` is a length not known yet.
 
     Raises:
-        TypeError: ``out`` is no numpy array, or has another dtype.
+        TypeError: ``out`` is not a numpy array, or has another dtype.
         ValueError: ``out`` has another shape, is read-only or is not C-contiguous; or a running
             work uses its memory.
     """

@@ -23,7 +23,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class Collectives:
-    """The collectives of a group, for whatever has one."""
+    """The collectives of a group; the base of `Communicator`."""
 
     rank: int
     world_size: int
@@ -55,7 +55,7 @@ class Collectives:
         Raises:
             TypeError: The dtype is not supported.
             ValueError: An array is read-only or not contiguous, shares memory with another of the
-                bucket or of a work under way, or ``op`` is unknown.
+                bucket or of a running work, or ``op`` is unknown.
             GradringError: The group failed; see `gradring.errors`.
 
         Examples:
@@ -69,7 +69,7 @@ class Collectives:
         if type(x) is not np.ndarray and isinstance(x, int | float | np.generic):
             number = np.array(x)
             self._native.all_reduce(number, op, name)
-            # item() is a Python number, [()] a numpy one: the program gets the kind it gave.
+            # item() is a Python number, [()] a numpy one: the result has the type of the argument.
             return cast(T, number[()] if isinstance(x, np.generic) else number.item())
         self._native.all_reduce(x, op, name)
         return x
@@ -83,7 +83,7 @@ class Collectives:
             name: As in `all_reduce`.
 
         Returns:
-            The work. Its ``wait()`` returns ``x``, which must be left alone until then.
+            The work. Its ``wait()`` returns ``x``; do not use ``x`` until then.
 
         Raises:
             TypeError: ``x`` cannot be reduced in place; nothing is sent then.
@@ -143,9 +143,9 @@ class Collectives:
             The bits that `all_reduce` gives on ``root``; None on all other ranks.
 
         Raises:
-            TypeError: As in `all_reduce`; or ``out`` is no numpy array of this dtype.
-            ValueError: ``root`` is not a rank; ``out`` has another shape or cannot be written; or
-                as in `all_reduce`.
+            TypeError: As in `all_reduce`; or ``out`` is not a numpy array of this dtype.
+            ValueError: ``root`` is not a rank; ``out`` has another shape or is read-only; or as in
+                `all_reduce`.
             GradringError: As in `all_reduce`.
 
         Examples:
@@ -207,7 +207,7 @@ class Collectives:
 
         Args:
             x: An array of at least one dimension, of the same shape and dtype on every rank; it is
-                not changed. Any dtype that `all_reduce` takes.
+                not changed. Dtypes are those of `all_reduce`.
             op: As in `all_reduce`; default "sum".
             out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
                 new memory.
@@ -332,7 +332,7 @@ class Collectives:
 
         Raises:
             TypeError: As in `all_gather`.
-            ValueError: ``out`` cannot be written, or has another shape.
+            ValueError: ``out`` is read-only or has another shape.
             GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
@@ -419,7 +419,7 @@ class Collectives:
             x: An array of the same shape and dtype on every rank. Only ``root``'s contents are
                 sent; other ranks can pass None if they pass ``out``. The first axis is divided
                 among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank ``r``.
-            root: The rank that has the parts; default 0.
+            root: The rank whose array is divided; default 0.
             out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
                 new memory.
             name: Compared across ranks and used in messages; default empty.
@@ -750,7 +750,7 @@ class Collectives:
             value: On ``root``, an object that JSON reproduces exactly: None, a bool, a number,
                 text, or a list or a dict of these, whose keys are text. Tuples, bytes, arrays and
                 subclasses are refused; NaN and infinities are allowed. Ignored on other ranks.
-            root: The rank whose object it is; default 0.
+            root: The rank whose object is sent; default 0.
             pickle: True, on every rank, for any object that can be pickled. Unpickling runs code
                 chosen by the sender: anybody able to join the group or to change its traffic can
                 run code on all ranks. So the group needs a token or TLS, unless all ranks listen on
@@ -816,7 +816,7 @@ class Collectives:
 
 
 class Work(Generic[T]):
-    """An asynchronous collective under way, made by the collectives that end in ``_async``.
+    """A handle of an asynchronous collective, returned by methods that end in ``_async``.
 
     Examples:
         >>> work = comm.all_reduce_async(np.full(2, rank + 1.0))

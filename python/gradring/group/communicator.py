@@ -76,8 +76,7 @@ class Communicator(Collectives):
         addresses: ``host:port`` of every rank, if known beforehand. Messages about missing ranks
             then report the state of these addresses.
         token: The job's shared secret, text in UTF-8 or bytes; a peer without it is rejected.
-        require_auth: Refuse to join without a token; None: where ``GRADRING_REQUIRE_AUTH`` asks
-            for it.
+        require_auth: Refuse to join without a token; None: as ``GRADRING_REQUIRE_AUTH`` says.
         interface: Name or IP address of the network interface at which this rank listens. It
             replaces the hosts of ``rendezvous`` and ``listen``, but not their ports. Default: the
             hosts of these two.
@@ -94,8 +93,8 @@ class Communicator(Collectives):
             ``one_shot:64KiB,direct``: each algorithm up to its size, the last for larger buffers. A
             collective that cannot use the given algorithm uses ``auto``. ``hierarchical`` needs
             several hosts, and several ranks on one host or several hosts in one rack.
-        reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
-            the algorithm, the transport and the buckets.
+        reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, for
+            every algorithm, transport and division into buckets.
         wire_dtype: ``bfloat16`` or ``float16``, which halves the traffic of float32 reductions of
             64 KiB and more. Contributions are rounded to this dtype before they are sent. The owner
             of each element sums them in float32 and rounds the result once. Smaller reductions,
@@ -208,7 +207,7 @@ class Communicator(Collectives):
         addresses: Sequence[str],
         config: _native.Config,
     ) -> None:
-        """Takes a place in a group, unless a process from which this one was forked has it."""
+        """Joins a group, unless a process from which this one was forked holds the same rank."""
         if world_size > 1:
             rendezvous = parse.address(rendezvous, "rendezvous")
         forks.check_not_held(rendezvous, rank)
@@ -225,7 +224,7 @@ class Communicator(Collectives):
         listening: tuple[_native.Listening, Sequence[int]] | None = None,
         part: tuple[str, Sequence[int]] | None = None,
     ) -> None:
-        """Forms the group; all of this has been checked."""
+        """Forms the group; the arguments are already checked."""
         self._config = config
         #: Name and world ranks of a group made by `split`; None for the group of all ranks.
         self._part = part
@@ -299,7 +298,7 @@ class Communicator(Collectives):
             The group, or None where ``color`` is None.
 
         Raises:
-            TypeError: ``color`` or ``key`` is no whole number; nothing is sent then.
+            TypeError: ``color`` or ``key`` is not a whole number; nothing is sent then.
             ConfigError: The group belongs to a running elastic job, whose ranks change; or a rank
                 has an ``announce`` address, which is valid for one port only.
             RendezvousError: A group did not form within the timeout of this one.
@@ -372,7 +371,7 @@ class Communicator(Collectives):
         data (``StopIteration``, ``tf.errors.OutOfRangeError``), KeyboardInterrupt and SystemExit,
         at any place in the step.
 
-        All ranks must use steps for the same code. A step counts from its first collective on, so
+        All ranks must put the same code into steps. A step counts from its first collective on, so
         ranks can have different numbers of steps without collectives.
         `CustomCollectiveStrategy.run`, a `GradientReducer`, Keras' ``fit`` and every call of a
         ``tf.function`` are steps of their own; inside another step they are part of it.
@@ -560,7 +559,7 @@ def formed(
     """Returns a communicator for settings and a place that are already checked.
 
     Raises:
-        GradringError: As a `Communicator`.
+        GradringError: As in `Communicator`.
     """
     communicator = Communicator.__new__(Communicator)
     communicator._join(rank, world_size, rendezvous, addresses, config)

@@ -75,7 +75,7 @@ class Elastic(Policy):
         return self._script is None and all(host.is_local for host in self._hosts)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
-        """Prepares to ask the hosts; `act` starts the workers.
+        """Prepares the survey of the hosts; `act` starts the workers.
 
         Raises:
             ConfigError: ``GRADRING_PORT`` has too few ports for the workers of a host.

@@ -1,7 +1,7 @@
 """A helper process that kills the orphans of a killed launcher.
 
 The kernel kills the rank processes themselves when the launcher dies (see ``exec_rank``), but not
-their children. The guardian knows the process group of every rank; when its pipe from the launcher
+their children. The guardian keeps the process group of every rank; when its pipe from the launcher
 closes, it kills the groups that are still registered.
 
 Run as a script, this module is the helper; it imports nothing of gradring.
@@ -30,7 +30,7 @@ class Guardian:
         )
 
     def watch(self, group: int) -> None:
-        """Registers a process group to be killed when this process dies."""
+        """Registers a process group, which the helper kills when this process dies."""
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:

@@ -139,7 +139,7 @@ def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
     """Returns the host of each rank; hosts are filled in the given order.
 
     Raises:
-        ValueError: The hosts have fewer slots than there are ranks.
+        ValueError: The hosts have fewer slots than ranks.
     """
     slots = (host for host in hosts for _ in range(host.slots))
     placed = list(islice(slots, world_size))

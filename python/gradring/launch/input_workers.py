@@ -60,7 +60,7 @@ class InputWorkers(Policy):
         """Refuses a service that other machines could use, unless the user allows it.
 
         Args:
-            environ: Variables, of which one can require authentication.
+            environ: The variables; ``GRADRING_REQUIRE_AUTH`` can require authentication.
             unprotected: True if the user allows it.
 
         Raises:
@@ -87,7 +87,7 @@ class InputWorkers(Policy):
 
     @property
     def pending(self) -> bool:
-        """True while ranks are still to be started."""
+        """True until the ranks are started."""
         return not self._has_failed and (self._address is None or self._ranks.pending)
 
     def name(self, number: int) -> str:

@@ -175,7 +175,7 @@ class Tracebacks:
         self._first: RankOutput | None = None
 
     def shown(self, output: RankOutput, lines: list[bytes]) -> list[bytes]:
-        """Returns those of a stream's next lines to show."""
+        """Returns the lines to show among a stream's next lines."""
         if not self.one or output is self._first:
             return lines
         begins = 0

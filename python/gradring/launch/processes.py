@@ -1,7 +1,7 @@
 """Rank processes, each the leader of its own session and process group.
 
 A group is signalled as a whole, so that the children of a rank (data loaders, a shell's command)
-end with it. Leaving the ``with`` block of `RankProcesses` kills whatever is left.
+end with it. Leaving the ``with`` block of `RankProcesses` kills all remaining processes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class GroupLeader:
 
         Args:
             command: Program and arguments.
-            environ: All of its variables.
+            environ: All variables of the process.
             guardian: Kills the group if this process is killed.
-            stdin: As for ``subprocess.Popen``; by default it reads nothing.
-            stdout: As for ``subprocess.Popen``.
-            stderr: As for ``subprocess.Popen``.
+            stdin: As in ``subprocess.Popen``; default: no input.
+            stdout: As in ``subprocess.Popen``.
+            stderr: As in ``subprocess.Popen``.
         """
         self._guardian = guardian
         self.popen = subprocess.Popen(
@@ -69,7 +69,7 @@ class GroupLeader:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, minus the signal's number when one killed it; None while it runs."""
+        """Exit code; minus the signal's number if one killed it; None while it runs."""
         return self.popen.returncode
 
     @property

@@ -58,7 +58,7 @@ class Program:
         Args:
             module: The module's name.
             host: The host of the program.
-            python: The interpreter with gradring there.
+            python: The interpreter with gradring on that host.
 
         Returns:
             A command to type, if the program ran under another interpreter and gradring's has the

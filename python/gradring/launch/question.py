@@ -32,7 +32,7 @@ class Question:
 
         Args:
             command: Program and arguments.
-            environ: All of its variables.
+            environ: All variables of the program.
             guardian: Kills the program if this process is killed.
             now: The time.
             limit_s: Time limit.

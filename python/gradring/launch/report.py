@@ -22,7 +22,7 @@ CHAINED = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
-#: An error of gradring that names a rank; the second form stands inside TensorFlow's errors.
+#: An error of gradring that names a rank; the second form occurs inside TensorFlow's errors.
 BLAME = re.compile(
     rb"\bgradring(?:\.errors\.| )(\w+Error): (?:.*?\(collective #\d+\): )??rank (\d+) on "
 )

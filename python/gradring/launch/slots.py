@@ -16,7 +16,7 @@ from gradring.launch.hosts import Host
 
 #: Pause before the first restart, its longest value, and the limit of doublings.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
-#: A rank that fails earlier than this after its start may have a faulty host.
+#: A failure within this time after a start counts as early, and perhaps the host is faulty.
 LIVED_S = 60.0
 #: Number of early failures in a row after which a host is given up.
 HOST_FAILURES = 3

@@ -144,7 +144,7 @@ class RemoteRankProcess(RankProcess):
             rank: The rank, for messages.
             host: The host to start it on.
             program: The rank's program.
-            environ: Variables to set in addition to those of a login on that host.
+            environ: Variables to set in addition to a login's variables on that host.
             guardian: Kills the ssh client if this process is killed.
             ssh: Access to the host.
             local_size: Number of ranks on that host, which share its cores.

@@ -56,11 +56,11 @@ class Policy(ABC):
 
     @property
     def pending(self) -> bool:
-        """True while processes are still to be started; the job then continues without any."""
+        """True until all processes are started; until then the job continues without any."""
         return False
 
     def name(self, number: int) -> str:
-        """The name of a process in messages."""
+        """Returns the name of a process in messages."""
         return self._job.world.title(number)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:

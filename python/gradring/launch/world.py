@@ -54,7 +54,8 @@ class World:
             servers: The host of each parameter server; as processes they follow the ranks.
             helpers: The host of the dispatcher and of each worker of tf.data service; their numbers
                 are -1, -2, ...
-            reader: The rank that reads this process's standard input; the others read nothing.
+            reader: The rank that reads this process's standard input; the other ranks have no
+                input.
         """
         self.reader = reader
         #: Reserves ports of this machine against other jobs.

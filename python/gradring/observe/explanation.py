@@ -96,7 +96,7 @@ def _beside(record: Record) -> tuple[int, Collective] | None:
     """Returns the ``send`` or ``recv`` that blocks the program, with its partner, if any."""
     for channel in record.channels:
         for call in channel.calls:
-            # A call started in advance, and not waited for, blocks nobody.
+            # A call that was started in advance does not block the program until it is waited for.
             if call.state in ("running", "failed") and (call.place or call.awaited_ns):
                 return channel.partner, call
     return None

@@ -1,4 +1,4 @@
-"""Counts of a `gradring.Monitor`, and how it reports them: lines, JSON, a table, a verdict."""
+"""Counters of a `gradring.Monitor`, and its reports: lines, JSON, a table, a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run_ranks``: one fresh interpreter per rank, on this machine.
+"""``run_ranks``: one new interpreter per rank, on this machine.
 
 Interpreters are started, never forked, so that TensorFlow's threads are safe. Each is the leader of
 a process group that ends with the call in every case: a failure, a timeout, Ctrl-C or a SIGKILL of
@@ -184,7 +184,7 @@ class _World:
         stop_at_failure: bool,
         hear: Callable[[int, str], None] | None = None,
     ) -> None:
-        """Starts all ranks and waits until they have ended or have been ended."""
+        """Starts all ranks, and waits until they have ended or were killed."""
         self._is_heard = hear is not None
         deadline = time.monotonic() + timeout
         stop_at = float("inf")

@@ -131,7 +131,7 @@ class RankFailure(Exception):
         super().__init__("\n".join([headline, *shown, *filter(None, details)]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by its facts, not by its message."""
+        """Pickles the arguments of the constructor, which makes the message again."""
         return type(self), (self.rank, self.outcomes)
 
 
@@ -166,7 +166,7 @@ class RankTimeout(RankFailure, TimeoutError):
         super().__init__(self.ranks[0], outcomes, headline, self.ranks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by its facts, not by its message."""
+        """Pickles the arguments of the constructor, which makes the message again."""
         return type(self), (self.ranks, self.outcomes, self.timeout)
 
 

@@ -40,7 +40,7 @@ def check_happens_now(function: str) -> None:
     """Refuses a call inside a `tf.function`, which would run only once, in the trace.
 
     Raises:
-        RuntimeError: It is called inside a `tf.function`.
+        RuntimeError: The call is inside a `tf.function`.
     """
     if tf.compat.v1.get_default_graph().building_function:
         raise RuntimeError(
@@ -151,7 +151,7 @@ def join() -> tf.Tensor:
         The rank that joined last, equal on all ranks; int32.
 
     Raises:
-        RuntimeError: It is called inside a `tf.function`.
+        RuntimeError: The call is inside a `tf.function`.
         gradring.errors.GradringError: The group failed.
 
     Examples:

@@ -45,7 +45,7 @@ _Train = TypeVar("_Train", bound=Callable[..., Any])
 
 
 class State(gradring.tensorflow.elastic.State):
-    """Variables and values that survive the loss of ranks.
+    """A state of variables and values that survives the loss of ranks.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
@@ -119,7 +119,7 @@ class State(gradring.tensorflow.elastic.State):
 
 
 class ObjectState(State):
-    """Values, such as ``batch`` and ``epoch``.
+    """A state of values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> state = hvd.elastic.ObjectState(batch=10 * hvd.rank(), epoch=0)
@@ -140,7 +140,7 @@ class ObjectState(State):
 
 
 class TensorFlowKerasState(State):
-    """A model, its optimizer, and values such as ``batch`` and ``epoch``.
+    """A state of a model, its optimizer, and values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
@@ -185,7 +185,7 @@ class TensorFlowKerasState(State):
 
 
 class TensorFlowState(State):
-    """Variables, and values such as ``batch`` and ``epoch``.
+    """A state of variables, and values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> weights = tf.Variable(tf.fill([2], 1.0 + hvd.rank()))

@@ -25,7 +25,7 @@ def in_words(control: str | None) -> str:
 def network(
     congestion: str | None = None, hosts: int = 1, rate: str | None = None
 ) -> Iterator[Sequence[Host]]:
-    """Makes simulated hosts for the ranks; none if the arguments ask for nothing special.
+    """Makes simulated hosts for the ranks; none for default arguments.
 
     Args:
         congestion: TCP congestion control of all systems. Some systems cannot set it for their

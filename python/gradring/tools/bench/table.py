@@ -56,7 +56,7 @@ def header(columns: Columns = _COLUMNS) -> str:
 
 
 def row(facts: Mapping[str, Any], columns: Columns) -> str:
-    """Returns a line of a table; ``-`` stands for None."""
+    """Returns a line of a table; None is shown as ``-``."""
     cells = (
         ("-" if facts[name] is None else format(facts[name], form)).rjust(width)
         for _, width, name, form in columns

@@ -94,7 +94,7 @@ class Problem:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name in `LARGEST_INTEGERS`.
+    """Returns the numpy dtype of a name in `LARGEST_INTEGERS`.
 
     Raises:
         ConfigError: The dtype is bfloat16, and ml_dtypes is not installed.

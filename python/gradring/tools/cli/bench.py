@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints; 1 if a result was wrong or a rank failed."""
+    """Measures and prints; returns 1 if a result was wrong or a rank failed."""
     from gradring.testing import RankFailure
 
     outer = outer_place(os.environ)

@@ -53,7 +53,7 @@ LOCAL_STEPS = 5
 SEED = 1
 EVERY_S = 1.0
 KILLED_AT = 57
-#: Pause in each elastic step, since real steps take longer than those on 8 x 8 pixels.
+#: Pause in each elastic step, since steps of real models take longer.
 PAUSE_S = 0.05
 
 

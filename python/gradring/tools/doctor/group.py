@@ -103,7 +103,7 @@ def _neighbours(low: int, high: int, world_size: int) -> bool:
 
 
 def _gather(comm: Communicator, fact: Any) -> list[Any]:
-    """Exchanges facts as JSON; returns those of all ranks, by rank."""
+    """Exchanges facts as JSON; returns the facts of all ranks, by rank."""
     return list(map(json.loads, all_gather_bytes(comm, json.dumps(fact).encode(), "doctor")))
 
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank the root's model and optimizer, after the first batch.
+    """A callback that gives every rank the root's model and optimizer after the first batch.
 
     Examples:
         >>> own = keras.layers.Dense(1, use_bias=False)

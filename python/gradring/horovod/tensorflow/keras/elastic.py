@@ -18,7 +18,7 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A model, its optimizer, and values such as ``batch`` and ``epoch``.
+    """A state of a model, its optimizer, and values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

@@ -50,7 +50,7 @@ def missing() -> str | None:
 
 
 def version() -> str:
-    """Returns the version of the installed package, of which there are two names."""
+    """Returns the version of the installed package, which has one of two names."""
     for package in ("tensorflow", "tensorflow-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return f"tensorflow {metadata.version(package)}"
@@ -141,7 +141,7 @@ class _Reduction(LocalReduction):
 
 
 def configure(comm: Communicator) -> None:
-    """Sets ``TF_CONFIG`` with ports that rank 0 has found, and the default thread pools."""
+    """Sets ``TF_CONFIG`` with free ports of rank 0's choice, and the default thread pools."""
     places = zip(agree_on_addresses(comm), agree_on_ports(comm, comm.world_size), strict=True)
     workers = [f"{address}:{port}" for address, port in places]
     os.environ["TF_CONFIG"] = tf_config_of(workers, comm.rank)
