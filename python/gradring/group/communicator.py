@@ -116,8 +116,8 @@ class Communicator(Collectives):
               share one uplink. Larger buffers are reduced inside racks before they leave them.
               None: unknown; if one rank has None, the whole group ignores racks.
             * ``stall_timeout``: seconds without any movement after which a collective fails
-              although all ranks are alive, for example because one rank does not enter it; 1800 by
-              default. A dead or silent rank is detected long before, independent of this value.
+              although all ranks are alive; 1800 by default. One reason is a rank that does not
+              enter it. A dead or silent rank is detected long before, independent of this value.
             * ``stall_warning``: seconds without any movement in a collective after which a log line
               (logger ``gradring``) names the ranks that it waits for; 30 by default. Further lines
               follow after twice as long, four times as long, and so on.
