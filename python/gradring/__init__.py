@@ -45,12 +45,12 @@ _LAZY_MODULES = ("elastic", "notebook", "tensorflow", "testing", "updates")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what most programs do without when it is first used, so that they start sooner.
+    """Imports rarely used modules at their first use, so that programs start sooner.
 
-    ``gradring.testing`` needs no import line.
+    So ``gradring.testing`` needs no import line.
 
     Raises:
-        AttributeError: There is no such name.
+        AttributeError: The name does not exist.
     """
     if name in _LAZY_MODULES:
         return importlib.import_module(f"gradring.{name}")
@@ -60,5 +60,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, and the modules that are imported when they are first used."""
+    """Returns the public names, and the modules that are imported at their first use."""
     return [*__all__, *_LAZY_MODULES]

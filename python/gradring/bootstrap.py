@@ -1,4 +1,4 @@
-"""``gradring.init()``: find the cluster, read the settings, join the group."""
+"""``gradring.init()``: finds the cluster, reads the settings, joins the group."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from gradring._native import Options
 
-#: By rank, world size and rendezvous. Of several threads that join one group, the first forms it.
+#: Locks by rank, world size and rendezvous. If several threads join one group, the first forms it.
 _turns: dict[tuple[int, int, str], AbstractContextManager[bool]] = {}
-# Whatever thread may hold one, it is not in a forked child.
+# A forked child does not have the threads that hold the locks.
 os.register_at_fork(after_in_child=_turns.clear)
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -67,75 +67,78 @@ def init(
     join: str | Sequence[str] | None = None,
     **settings: Unpack[Options],
 ) -> Communicator:
-    """Joins the group that the arguments or the environment describe.
+    """Joins the group described by the arguments or the environment.
 
-    Without arguments the cluster is detected: ``GRADRING_*`` variables, ``TF_CONFIG``, those of
-    torchrun, JAX or Keras, a Slurm step, Open MPI, MPICH or Intel MPI, Kubeflow's ``PET_*``
-    variables, SageMaker, a Kubernetes Indexed Job; a lone process is a world of one. ``gradring
-    env`` prints the same decision. An argument beats a variable. ``GRADRING_LOG`` sets the level of
-    the logger ``gradring``.
+    Without arguments, the cluster is detected from the environment. ``GRADRING_*`` variables,
+    ``TF_CONFIG``, and the variables of torchrun, JAX and Keras are recognized. So are Slurm steps,
+    Open MPI, MPICH, Intel MPI, Kubeflow (``PET_*``), SageMaker and Kubernetes Indexed Jobs. A
+    single process is a world of one. ``gradring env`` prints the same decision. An argument takes
+    precedence over a variable. ``GRADRING_LOG`` sets the level of the logger ``gradring``.
 
-    A process that is in this group already, by an earlier ``init()`` or a strategy, gets that
-    communicator; it stays open until each ``init()`` that returned it has closed it, and, if a
-    strategy formed it, to the end of the process. A group that has failed is closed, and a new one
-    formed. For a second group of the same ranks, give another ``rendezvous``.
+    If this process has joined the group before, by ``init()`` or a strategy, it gets the same
+    communicator. The communicator stays open until it has been closed once for each ``init()`` that
+    returned it. If a strategy formed it, it stays open to the end of the process. A group that has
+    failed is closed, and a new one is formed. For a second group of the same ranks, give another
+    ``rendezvous``.
 
     Args:
-        rank: This process's index; goes with ``world_size``.
-        world_size: Number of processes, at most 2048; goes with ``rank``.
-        rendezvous: ``host:port`` at which rank 0 listens; by itself it only moves the rendezvous
-            of the detected cluster.
+        rank: This process's index; requires ``world_size``.
+        world_size: Number of processes, at most 2048; requires ``rank``.
+        rendezvous: ``host:port`` at which rank 0 listens. Without ``rank``, it only replaces the
+            rendezvous of the detected cluster.
         listen: ``host:port`` at which this rank listens; by default a free port, or the address in
             ``TF_CONFIG``.
-        port: The port at which this rank listens, or a range such as ``"29500-29515"`` of which it
-            takes the first that is free, for firewalls; default ``GRADRING_PORT``, or any. Rank 0
-            listens where ``rendezvous`` says; where the launcher leaves its port open, at the first
-            of these. ``listen`` and the addresses in ``TF_CONFIG`` have ports of their own.
-        announce: ``host:port`` by which the others reach this rank, where that is not where it
-            listens: behind a forwarded port.
+        port: The port at which this rank listens, or a range for firewalls, such as
+            ``"29500-29515"``, of which it takes the first free port. Default: ``GRADRING_PORT``, or
+            any port. Rank 0 listens at the rendezvous; if the launcher sets no port for it, at the
+            first of these. ``listen`` and the addresses in ``TF_CONFIG`` have ports of their own.
+        announce: ``host:port`` at which the others reach this rank, if it differs from ``listen``,
+            for example behind a forwarded port.
         token: The job's shared secret; default ``GRADRING_TOKEN`` or ``GRADRING_TOKEN_FILE``.
         require_auth: Refuse to join without a token; default ``GRADRING_REQUIRE_AUTH``.
         tls: Certificates for TLS between all ranks; default ``GRADRING_TLS_CA``,
             ``GRADRING_TLS_CERT`` and ``GRADRING_TLS_KEY``, or no TLS.
         interface: Name or IP address of the network interface on which this rank listens; default
-            ``GRADRING_INTERFACE``, or the one that the rendezvous or ``listen`` names.
+            ``GRADRING_INTERFACE``, or the interface of the rendezvous or of ``listen``.
         transport: ``auto``, ``tcp`` or ``shm``; default ``GRADRING_TRANSPORT``, or ``auto``.
-        timeout: Seconds for forming the group; default ``GRADRING_TIMEOUT_S``, or 300.
+        timeout: Time limit for forming the group in seconds; default ``GRADRING_TIMEOUT_S``, or
+            300.
         algorithm: The all-reduce algorithm; ``auto`` chooses by size; default
             ``GRADRING_ALGORITHM``, or ``auto``.
-        reproducible: Sum in rank order, whatever the algorithm and the number of streams; default
-            ``GRADRING_REPRODUCIBLE``, or no.
-        wire_dtype: Type to which float32 is rounded on the wire, ``bfloat16`` or ``float16``, in
-            reductions of 64 KiB and more; default ``GRADRING_WIRE_DTYPE``, or no rounding.
-        job_id: What tells this job from others that may use the same addresses; ranks with
-            different ones do not form a group. Default ``GRADRING_JOB_ID``, or what the launcher
-            has set, if it has.
-        join: For a process of an elastic job that may be running already (`gradring.elastic.run`):
-            ``host:port`` of its members, or ``auto`` to look for them where the cluster says that
-            they listen, or ``auto,host:port,...`` there. If one is there, this process is alone
-            until `gradring.elastic.run` has joined them; if none is there, ``auto`` forms the first
-            group. Default ``GRADRING_JOIN``, or no.
+        reproducible: Sum in rank order, for every algorithm and number of streams; default
+            ``GRADRING_REPRODUCIBLE``, or False.
+        wire_dtype: Dtype of float32 elements on the wire in reductions of 64 KiB and more,
+            ``bfloat16`` or ``float16``; default ``GRADRING_WIRE_DTYPE``, or no rounding.
+        job_id: Identifier that separates this job from others at the same addresses; ranks with
+            different identifiers do not form a group. Default: ``GRADRING_JOB_ID``, or the
+            launcher's job id, if any.
+        join: Addresses of an elastic job that is perhaps already running (`gradring.elastic.run`).
+            Either ``host:port`` of its members; or ``auto``, to try the cluster's addresses; or
+            ``auto,host:port,...``, to try these. If a member answers, this process is alone until
+            `gradring.elastic.run` has joined the job. If none answers, ``auto`` forms the first
+            group. Default: ``GRADRING_JOIN``, or no job to join.
         settings: Any other setting of a group, by its name; default its variable.
 
-            * ``streams``: TCP connections with each peer, 1 to 16, for networks in which one cannot
-              fill the link.
-            * ``checksum``: turn bytes that a link corrupted into a `ProtocolError` on every rank,
-              instead of a wrong result.
-            * ``stall_timeout``: seconds of stall after which a collective fails although all
-              ranks live: longer than the longest time that one rank evaluates or saves while the
-              others wait for it; 1800 by default.
-            * ``stall_warning``: seconds of stall in a collective after which the log (logger
-              ``gradring``, by default stderr) names the late ranks, again at doubled intervals; 30
-              by default.
+            * ``streams``: TCP connections with each peer, 1 to 16, for networks in which a single
+              connection cannot fill the link.
+            * ``checksum``: detects bytes corrupted by a link, which then raise a `ProtocolError` on
+              every rank instead of giving a wrong result.
+            * ``stall_timeout``: seconds without progress after which a collective fails although
+              all ranks are alive; 1800 by default. Give more than the longest evaluation or saving
+              of one rank during which the others wait.
+            * ``stall_warning``: seconds without progress in a collective after which the log
+              (logger ``gradring``, by default stderr) names the late ranks, again at doubled
+              intervals; 30 by default.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.
 
     Raises:
-        ConfigError: The cluster or a setting cannot be used; or this process is in the group
-            already, with other settings.
-        RendezvousError: The other ranks were not there in time.
-        AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
+        ConfigError: The cluster or a setting is invalid; or this process has already joined the
+            group with other settings.
+        RendezvousError: The group did not form in time; names the missing ranks.
+        AuthenticationError: A peer does not know the token, or has no certificate that this rank
+            accepts.
 
     Examples:
         >>> with gradring.init() as comm:
@@ -165,7 +168,7 @@ def init(
         with turn:
             return _joined(cluster, wanted, given, listen, announce)
     except GradringError as error:
-        # The message says it all; where in gradring it was found would be 20 lines more.
+        # The message is complete; gradring's part of the traceback would add 20 lines.
         raise error.with_traceback(None) from None
 
 
@@ -176,7 +179,7 @@ def _joined(
     listen: str | None,
     announce: str | None,
 ) -> Communicator:
-    """The group, which may be open already; by one thread at a time."""
+    """Returns the open group of this place, or forms it; called by one thread at a time."""
     present = _existing(cluster)
     if present is not None:
         membership, communicator = present
@@ -220,7 +223,7 @@ def _joined(
 
 
 def _existing(cluster: Cluster) -> tuple[Membership, Communicator] | None:
-    """The open communicator of this place; one that has failed is closed and does not count."""
+    """Returns the open communicator of this place; closes it and returns None if it has failed."""
     for communicator in open_groups:
         use = open_groups.use_of(communicator)
         if use.membership is not None and use.membership.is_of(cluster):
@@ -240,7 +243,7 @@ def resolve(
     port: int | str | None = None,
     join: str | Sequence[str] | None = None,
 ) -> Cluster:
-    """The cluster of the explicit arguments, completed from ``environ``.
+    """Returns the cluster of the explicit arguments, completed from ``environ``.
 
     Raises:
         ConfigError: Only one of ``rank`` and ``world_size`` is given, they contradict each other,
@@ -252,7 +255,7 @@ def resolve(
         first, last = parse.ports(port, "port")
         environ = {**environ, parse.PORT: f"{first}-{last}"}
     if join is not None:
-        # Whether there is one is all that a cluster asks.
+        # Detection of the cluster only needs to know that `join` is set.
         environ = {**environ, parse.JOIN: "auto"}
     if rank is None and world_size is None:
         return detect(environ)
@@ -273,17 +276,17 @@ def resolve(
 
 
 def _ending_with_the_job(wanted: Settings) -> AbstractContextManager[None]:
-    """For a process that may have to join: inside, it ends if the job has ended well."""
+    """Returns a context in which a process that waits to join ends with a successful job."""
     if not wanted.join:
         return nullcontext()
-    # Other processes can do without what is elastic.
+    # Only elastic jobs need this module.
     from gradring.group.job_end import ends_with_the_job
 
     return ends_with_the_job()
 
 
 def _warn_of_misspelt_variables() -> None:
-    """Warns of variables that are not read, but whose names are almost those of settings."""
+    """Warns of unknown variables whose names are similar to those of settings."""
     known = {setting.variable for setting in SETTINGS}
     for name in sorted(os.environ.keys() - known):
         setting = meant(name, known, prefix=PREFIX) if name.startswith(PREFIX) else None
@@ -292,7 +295,7 @@ def _warn_of_misspelt_variables() -> None:
 
 
 def _check_guards(cluster: Cluster, settings: Settings) -> None:
-    """Warns about a group that anybody on the network could join.
+    """Warns of a group that anybody on the network could join.
 
     Raises:
         ConfigError: Ranks of another job could join it by accident.
@@ -314,14 +317,14 @@ def _check_guards(cluster: Cluster, settings: Settings) -> None:
 
 
 def _stays_on_loopback(cluster: Cluster, settings: Settings) -> bool:
-    """Whether rank 0 and this rank will listen where no other host can connect."""
-    if settings.interface is not None:  # it replaces the host of whatever was configured
+    """Returns True if rank 0 and this rank listen on the loopback interface only."""
+    if settings.interface is not None:  # it replaces the configured host
         return parse.is_loopback(parse.joined_address(settings.interface, 0))
     return all(map(parse.is_loopback, filter(None, (cluster.rendezvous, cluster.listen))))
 
 
 def _warn(text: str) -> None:
-    """Warns of a line of the program: the one that called this package."""
+    """Warns with the source line of the program that called this package."""
     frame, level = inspect.currentframe(), 1
     while frame and frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -1,7 +1,7 @@
-"""The exceptions of gradring: each is also the builtin that a caller would expect.
+"""The exceptions of gradring; each also has a fitting builtin exception as its base.
 
-Every message names the rank, the host and the operation it blames and ends with what to do next.
-The same facts are attributes, so that a program can act on them without parsing text.
+Every message names the blamed rank, its host and the operation, and ends with advice. The same
+facts are attributes, so that programs need not parse the text.
 
 Examples:
     >>> def train():  # it has a mistake
@@ -37,19 +37,19 @@ __all__ = [
 
 
 class GradringError(Exception):
-    """Base of every exception that gradring raises on purpose.
+    """The base of all exceptions of gradring.
 
     Attributes:
-        problem: What has happened, without the advice.
-        advice: What to do next. The message is the problem and the advice. It is empty where the
-            problem says what to do.
-        rank: The rank that is blamed, or None when no single rank is. In a group of `split` it is
-            one of that group; the message says the group, and what its ranks are in the world.
-        host: The host of that rank: its name, or its address where the name is not known.
-        collective: The collective during which it happened, such as
-            ``all_reduce(sum) 'dense/kernel' float32[98]``.
+        problem: The message without the advice.
+        advice: The next thing to do. The message consists of problem and advice. Empty if the
+            problem includes advice.
+        rank: The blamed rank; None if no single rank is to blame. In a group made by `split`, it is
+            a rank of that group; the message has the group's name and the rank in the world.
+        host: The host of that rank: its name, or its address if the name is not known.
+        collective: The collective in which the error occurred, such as ``all_reduce(sum)
+            'dense/kernel' float32[98]``.
         sequence: Ordinal of that collective.
-        elapsed_s: How long the operation had been under way, in seconds.
+        elapsed_s: Duration of the operation until the error, in seconds.
 
     Examples:
         >>> try:
@@ -61,7 +61,7 @@ class GradringError(Exception):
         'make every rank call the same collectives, with the same shapes, in the same order'
     """
 
-    #: For TensorFlow's AutoGraph, which would raise a `StagingError` in its place.
+    #: Attribute for TensorFlow's AutoGraph, which would otherwise raise a `StagingError`.
     ag_pass_through = True
 
     def __init__(
@@ -75,7 +75,7 @@ class GradringError(Exception):
         sequence: int | None = None,
         elapsed_s: float | None = None,
     ) -> None:
-        """Makes the exception; every fact that is not known stays None."""
+        """Makes the exception; facts that are not known are None."""
         super().__init__(f"{problem}; {advice}" if advice else problem)
         self.problem = problem
         self.advice = advice
@@ -87,7 +87,7 @@ class GradringError(Exception):
 
 
 class ConfigError(GradringError, ValueError):
-    """A setting cannot be used, or two settings contradict each other.
+    """A setting is invalid, or two settings contradict each other.
 
     Examples:
         >>> gradring.init(transport="pigeons")
@@ -129,7 +129,7 @@ class MismatchError(GradringError, ValueError):
 
 
 class PeerLostError(GradringError, ConnectionError):
-    """A rank has gone.
+    """A rank has left the group or was lost.
 
     Examples:
         >>> if rank == 1:
@@ -143,7 +143,7 @@ class PeerLostError(GradringError, ConnectionError):
 
 
 class CollectiveTimeoutError(GradringError, TimeoutError):
-    """A rank is alive but did not take part in a collective in time; or a wait was too short.
+    """A rank is alive but did not enter a collective in time; or the timeout of a wait has passed.
 
     Examples:
         >>> if rank == 0:
@@ -170,11 +170,11 @@ class AbortedError(GradringError, RuntimeError):
 
 
 class ProtocolError(GradringError, RuntimeError):
-    """Bytes arrived that no correct peer sends, or the engine itself failed."""
+    """Bytes arrived that no correct peer sends, or gradring's engine failed."""
 
 
 class SaveError(GradringError, OSError):
-    """A rank could not save a model or a checkpoint; raised on all of them.
+    """A rank could not save a model or a checkpoint; raised on all ranks.
 
     Examples:
         >>> comm.trace_start("/dev/null/timeline.json")

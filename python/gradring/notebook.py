@@ -1,4 +1,4 @@
-"""Cells of a notebook on several ranks of this machine, as accelerate's ``notebook_launcher``.
+"""Functions of notebook cells on several ranks, as accelerate's ``notebook_launcher``.
 
 ::
 
@@ -30,32 +30,32 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Calls ``fn(*args)`` on every rank of a new world, and prints what the ranks print.
+    """Calls ``fn(*args)`` on every rank of a new world, and prints the ranks' output.
 
-    Each rank is a fresh interpreter, so the notebook may have imported TensorFlow, and nothing of
-    what it has computed changes. The function may come from a cell: its code travels, with the
-    values of the names that it uses, by cloudpickle. Large arrays are better read by each rank, and
-    what belongs to one process (a strategy, a communicator, an open file) is made in the function.
+    Each rank is a new interpreter. So the notebook can have imported TensorFlow, and its variables
+    do not change. The function can be defined in a cell: cloudpickle sends its code, with the
+    values of the names that it uses. Load large arrays inside the function, on each rank. Also make
+    objects of a single process inside it: strategies, communicators, open files.
 
-    A line of rank 1 begins with ``[1]`` and is shown as soon as it is whole; of a progress bar, the
-    newest state every two seconds. An interrupt of the cell ends the ranks.
+    A line of rank 1 has the prefix ``[1]`` and is shown once it is complete. A progress bar is
+    shown in its newest state, every two seconds. An interrupt of the cell ends the ranks.
 
     Args:
-        fn: A function, of a cell or of a module. ``gradring.init()`` in it needs no arguments.
-        ranks: How many; default 2. They share the cores of this machine.
-        args: Its arguments, the same on every rank.
+        fn: A function of a cell or a module. ``gradring.init()`` in it needs no arguments.
+        ranks: Number of ranks, default 2. They share the cores of this machine.
+        args: The function's arguments, the same on every rank.
         env: More variables for every rank; default none.
-        timeout: Seconds for all of it; default None, no limit.
+        timeout: Time limit of the call in seconds; default None, no limit.
 
     Returns:
-        What it returned on each rank, in rank order.
+        The results of ``fn``, in rank order.
 
     Raises:
         gradring.testing.RankFailure: A rank raised, exited (even with code 0), or its process died;
-            names the one that failed first, whose traceback is among its lines.
+            the error names the rank that failed first, and has its traceback.
         gradring.testing.RankTimeout: Ranks had not finished in time, and were killed.
-        ModuleNotFoundError: There is no cloudpickle.
-        TypeError: An argument is of another type, or ``fn`` or ``args`` cannot travel.
+        ModuleNotFoundError: cloudpickle is not installed.
+        TypeError: An argument is of another type, or ``fn`` or ``args`` cannot be pickled.
         ValueError: ``ranks`` is below one, or ``timeout`` not above zero.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Ray Train: workers that Ray places form a gradring group, again after each restart.
+"""Ray Train: workers of Ray form a gradring group, again after each restart.
 
 .. code-block:: python
 
@@ -16,7 +16,7 @@
     trainer.fit()
 
 Needs ``pip install "gradring[ray]"``. Ray's own ``TensorflowTrainer`` makes its workers use Keras
-2; this one does not.
+2; this trainer does not.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["GradringConfig", "GradringTrainer", "own_address"]
 
 @dataclass
 class GradringConfig(BackendConfig):  # type: ignore[misc]
-    """Makes the workers of any ``DataParallelTrainer`` a gradring group, as its backend_config.
+    """A backend_config that makes the workers of any ``DataParallelTrainer`` a gradring group.
 
     Attributes:
-        timeout_s: Bound on forming the group, in seconds; default 300.
-        stall_timeout_s: For how many seconds a collective may stand still although all workers
-            live; default 1800.
-        token: The job's secret, to ask it how it is with ``gradring doctor``; None: a new one for
-            each start.
+        timeout_s: Time limit for forming the group, in seconds; default 300.
+        stall_timeout_s: Seconds without progress after which a collective fails although all
+            workers are alive; default 1800.
+        token: The job's secret, which ``gradring doctor`` needs to query the job; None: a new one
+            for each start.
 
     Examples:
         >>> import gradring.ray
@@ -70,22 +70,23 @@ class GradringConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What Ray calls when the workers have been placed."""
+        """The class that Ray calls after placing the workers."""
         return _GradringBackend
 
 
 class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """Runs a function on every worker, in which ``gradring.init()`` finds the group.
+    """A trainer that runs a function on every worker; ``gradring.init()`` in it joins the group.
 
-    When a worker or its node is lost, the others raise ``PeerLostError``, and Ray starts all
-    workers again, on the nodes that are left, as often as its ``FailureConfig`` allows; the
-    function then continues from ``ray.train.get_checkpoint()``.
+    When a worker or its node is lost, the others raise ``PeerLostError``. Ray then restarts all
+    workers on the remaining nodes, as often as its ``FailureConfig`` allows, and the function can
+    continue from ``ray.train.get_checkpoint()``.
 
     Args:
-        train_loop_per_worker: What every worker runs, without arguments or with the one below.
-        gradring_config: How the group works.
-        **given: As for Ray's ``DataParallelTrainer``: ``train_loop_config``, ``scaling_config``,
-            ``run_config``, ``datasets`` and so on.
+        train_loop_per_worker: The function of every worker; takes ``train_loop_config``, or no
+            argument.
+        gradring_config: Settings of the group.
+        **given: Arguments of Ray's ``DataParallelTrainer``: ``train_loop_config``,
+            ``scaling_config``, ``run_config``, ``datasets`` and so on.
 
     Examples:
         >>> import os, ray.train, gradring.ray
@@ -114,7 +115,7 @@ class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
 
 
 def own_address() -> str:
-    """A free ``host:port`` of this actor's or task's node, for it to listen at.
+    """Returns a free ``host:port`` of this actor's or task's node, to listen at.
 
     Raises:
         OSError: No port is free.
@@ -130,7 +131,7 @@ def own_address() -> str:
 
 
 class _GradringBackend(Backend):  # type: ignore[misc]
-    """Hands every worker its rank, the rendezvous and the token."""
+    """Sends every worker its rank, the rendezvous and the token."""
 
     def on_start(self, worker_group: Any, backend_config: GradringConfig) -> None:
         addresses = worker_group.execute(own_address)
@@ -149,7 +150,7 @@ class _GradringBackend(Backend):  # type: ignore[misc]
 
 
 def _become(environ: dict[str, str]) -> None:
-    """Makes this worker the rank that ``environ`` describes."""
+    """Replaces this worker's cluster variables by those of ``environ``."""
     for name in set(os.environ) - set(without_cluster_variables(os.environ)):
         del os.environ[name]
     os.environ.update(environ)

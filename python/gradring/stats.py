@@ -1,4 +1,4 @@
-"""Types of what `Communicator.stats` returns; docs/observability.md defines times, in seconds."""
+"""Types of the result of `Communicator.stats`; docs/observability.md defines its times."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["AlgorithmStats", "CollectiveStats", "RankStats", "SlowestRank", "Sta
 
 
 class CollectiveStats(TypedDict):
-    """Collectives that ended well: those of one kind, or all.
+    """Successful collectives of one kind, or of all kinds.
 
     Attributes:
-        count: How many.
-        bytes: Of the buffers they worked on.
-        bytes_sent: Of payload that this rank sent.
-        time_s: In collectives: ``waiting_s + moving_s``.
-        waiting_s: Until the peers that this rank receives from had entered as well.
-        moving_s: Communication: from then to the end.
+        count: Number of collectives.
+        bytes: Bytes of their buffers.
+        bytes_sent: Bytes of payload sent by this rank.
+        time_s: Seconds in collectives: ``waiting_s + moving_s``.
+        waiting_s: Seconds until the peers that this rank receives from had entered too.
+        moving_s: Seconds of communication, from then to the end.
         algbw_gbps: ``bytes / time_s``, in 1e9 bytes/s.
-        algorithm: The one used last.
+        algorithm: The last one used.
 
     Examples:
         >>> x = comm.all_reduce(np.ones(1000, np.float32))
@@ -38,15 +38,15 @@ class CollectiveStats(TypedDict):
 
 
 class AlgorithmStats(TypedDict):
-    """One algorithm that was used, measured, chosen or wished for.
+    """One algorithm that was used, measured, chosen or configured.
 
     Attributes:
-        count: Of the collectives that used it.
+        count: Number of collectives that used it.
         bytes: Of their buffers.
-        latency_s: Measured when the group formed; None if it was not.
-        seconds_per_byte: Measured likewise.
-        chosen: For which sizes float32 sums use it, and why, such as
-            ``up to 21.3 KiB: measured 8.0 us + 0.60 ns/B against ...``; None if for none.
+        latency_s: Latency measured when the group formed; None if not measured.
+        seconds_per_byte: Inverse bandwidth measured when the group formed, or None.
+        chosen: Sizes of float32 sums that use it, and the reason, such as ``up to 21.3 KiB:
+            measured 8.0 us + 0.60 ns/B against ...``; None if for none.
 
     Examples:
         >>> x = comm.all_reduce(np.ones(2, np.float32))
@@ -65,13 +65,13 @@ class AlgorithmStats(TypedDict):
 
 
 class SlowestRank(TypedDict):
-    """The rank that keeps the others waiting most of late.
+    """The rank for which the others have recently waited most.
 
     Attributes:
-        rank: Its rank.
+        rank: The rank.
         host: Its host.
-        made_wait_s: The longest that a peer has waited for it since the start.
-        recent_s: In the last 5 to 10 seconds, less what it has waited itself.
+        made_wait_s: The longest wait of a peer for it since the start, in seconds.
+        recent_s: The wait in the last 5 to 10 seconds, minus its own waits, in seconds.
 
     Examples:
         >>> import time
@@ -90,19 +90,19 @@ class SlowestRank(TypedDict):
 
 
 class RankStats(CollectiveStats):
-    """What this rank has done and seen itself; all of its collectives together.
+    """This rank's own counters, summed over all of its collectives.
 
     Attributes:
-        collectives: The same for each kind of collective, by its name.
-        algorithms: By name.
-        exposed_s: In which the program stood still for collectives.
-        lateness_s: By peer: how long this rank waited at the start of collectives because that
-            peer was the last to enter. With ``ring`` and ``hierarchical``, a rank hears from its
-            neighbours only.
-        lateness_recent_s: The same in the last 5 to 10 seconds.
+        collectives: The counters of each kind of collective, by its name.
+        algorithms: The algorithms by name.
+        exposed_s: Seconds in which the program was blocked by collectives.
+        lateness_s: Seconds that this rank waited at the start of collectives for each peer that was
+            the last to enter. In ``ring`` and ``hierarchical``, a rank only sees the lateness of
+            its neighbours.
+        lateness_recent_s: Such waits in the last 5 to 10 seconds.
         transport: ``tcp``, ``shm`` or ``shm+tcp``.
-        streams: As given.
-        checksum: As given.
+        streams: The setting.
+        checksum: The setting.
         tcp_congestion: The TCP congestion controls of the connections between ranks that share no
             memory, each with the reason: ``{"reno": "same host"}``.
 
@@ -125,11 +125,11 @@ class RankStats(CollectiveStats):
 
 
 class Stats(RankStats):
-    """What `Communicator.stats` returns.
+    """The result of `Communicator.stats`.
 
     Attributes:
-        slowest: Over all ranks, by what they tell each other about once a second; None if no rank
-            was waited for.
+        slowest: The slowest of all ranks, by their status messages of about once a second; None if
+            nobody waited.
 
     Examples:
         >>> x = comm.all_reduce(np.ones(3, np.float32))

@@ -1,1 +1,1 @@
-"""A connected group: its collectives over arrays and objects, and how a process gets one."""
+"""Connected groups: communicators and their collectives over arrays and objects."""

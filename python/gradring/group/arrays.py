@@ -1,4 +1,4 @@
-"""Collectives with the arrays that a program passes: all is checked before anything is sent."""
+"""Calls of collectives over a program's arrays, which are checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradring.config.words import counted
 
 T = TypeVar("T")
 ReduceOp: TypeAlias = Literal["sum", "mean", "min", "max", "product"]
-"""The name of a reduce op: how the elements that ranks have at one place become one.
+"""The name of a reduce op, which combines the ranks' elements at one position into one.
 
-``mean`` is the sum divided by the number of ranks; `Communicator` says how dtypes round and wrap.
+``mean`` is the sum divided by the number of ranks. `Communicator` documents rounding and overflow.
 
 Examples:
     >>> def reduced(op: gradring.ReduceOp) -> float:
@@ -30,13 +30,13 @@ Examples:
 
 @dataclass(slots=True)
 class Call(Generic[T]):
-    """One collective, ready to be run or started.
+    """A prepared collective, to run or to start.
 
     Attributes:
-        collective: What it does.
+        collective: The operation.
         arrays: The memory that it reads and writes.
-        result: What the program gets when it has ended.
-        shape: What ranks compare instead of the shapes of `arrays`, where those may differ.
+        result: The program's return value.
+        shape: Compared across ranks if the shapes of `arrays` can differ. None: the shapes are.
     """
 
     collective: _native.Collective
@@ -47,21 +47,21 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True)
 class Place:
-    """A rank among others."""
+    """This rank and the number of ranks."""
 
     rank: int
     world_size: int
 
     def rows(self, length: int) -> slice:
-        """This rank's part of a first axis of that length, as by ``numpy.array_split``."""
+        """Returns this rank's rows of a first axis, divided as by ``numpy.array_split``."""
         start = sum(split(length, self.world_size)[: self.rank])
         return slice(start, start + split(length, self.world_size)[self.rank])
 
     def equal_rows(self, array: NDArray[Any], of: str) -> slice:
-        """The same where all parts have to be equal.
+        """Returns this rank's rows if every rank has equally many.
 
         Raises:
-            ValueError: They cannot be.
+            ValueError: The first axis does not divide evenly.
         """
         if array.shape[0] % self.world_size:
             raise ValueError(
@@ -73,12 +73,12 @@ class Place:
 
 @functools.cache
 def all_reducing(op: ReduceOp) -> _native.Collective:
-    """The all-reduce of this name; made once, because programs start many."""
+    """Returns the all-reduce of this op; cached, because programs start many."""
     return _native.Collective.all_reduce(op)
 
 
 def broadcast(x: T, root: int, place: Place) -> Call[T]:
-    """The call of `Communicator.broadcast`."""
+    """Returns the call of `Communicator.broadcast`."""
     check_root(root, place.world_size, "broadcast")
     return Call(_native.Collective.broadcast(root), x, x)
 
@@ -86,7 +86,7 @@ def broadcast(x: T, root: int, place: Place) -> Call[T]:
 def reduce(
     x: Any, op: ReduceOp, root: int, out: NDArray[Any] | None, place: Place
 ) -> Call[NDArray[Any] | None]:
-    """The call of `Communicator.reduce`."""
+    """Returns the call of `Communicator.reduce`."""
     check_root(root, place.world_size, "reduce")
     array = travelling(x, min_dims=0)
     memory = _result(out, array.shape, array.dtype, "reduce")
@@ -99,14 +99,14 @@ def reduce(
 def reduce_scatter(
     x: Any, op: ReduceOp, out: NDArray[Any] | None, place: Place
 ) -> Call[NDArray[Any]]:
-    """The call of `Communicator.reduce_scatter`."""
+    """Returns the call of `Communicator.reduce_scatter`."""
     array = travelling(x)
     rows = place.rows(array.shape[0])
     counts = [length * row_size(array) for length in split(array.shape[0], place.world_size)]
     collective = _native.Collective.reduce_scatter(op, counts)
     shape = (rows.stop - rows.start, *array.shape[1:])
     result = _result(out, shape, array.dtype, "reduce_scatter")
-    # It is reduced where it is to be; what belongs to others, in copies.
+    # This rank's rows are reduced in `result`, the other rows in copies: `x` must not change.
     others = array[: rows.start].copy(), array[rows.stop :].copy()
     result[...] = array[rows]
     return Call(collective, [others[0], result, others[1]], result, array.shape)
@@ -115,7 +115,7 @@ def reduce_scatter(
 def all_gather(
     array: NDArray[Any], lengths: Sequence[int], out: NDArray[Any] | None, place: Place
 ) -> Call[NDArray[Any]]:
-    """The call of `Communicator.all_gather`, once the lengths of the first axes are known."""
+    """Returns the call of `Communicator.all_gather`, given the lengths of the first axes."""
     shape = (sum(lengths), *array.shape[1:])
     gathered = _result(out, shape, array.dtype, "all_gather")
     start = sum(lengths[: place.rank])
@@ -125,13 +125,13 @@ def all_gather(
 
 
 def all_gather_of_equals(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
-    """The call of `Communicator.all_gather_async`."""
+    """Returns the call of `Communicator.all_gather_async`."""
     array = travelling(x)
     return all_gather(array, [array.shape[0]] * place.world_size, out, place)
 
 
 def gather(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any] | None]:
-    """The call of `Communicator.gather`."""
+    """Returns the call of `Communicator.gather`."""
     check_root(root, place.world_size, "gather")
     array = travelling(x)
     collective = _native.Collective.gather(root, array.size)
@@ -144,7 +144,7 @@ def gather(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[ND
 
 
 def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
-    """The call of `Communicator.scatter`."""
+    """Returns the call of `Communicator.scatter`."""
     check_root(root, place.world_size, "scatter")
     if x is None and place.rank != root and out is not None:
         _check_plain(out, "scatter")
@@ -159,14 +159,14 @@ def scatter(x: Any, root: int, out: NDArray[Any] | None, place: Place) -> Call[N
     if place.rank != root:
         return Call(collective, result, result, array.shape)
     sent = _sendable(array)
-    if np.may_share_memory(sent, result):  # or others would get what is this rank's
+    if np.may_share_memory(sent, result):  # or the copy below would overwrite rows to be sent
         sent = sent.copy()
     result[...] = sent[rows]
     return Call(collective, sent, result, array.shape)
 
 
 def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[Any]]:
-    """The call of `Communicator.all_to_all`."""
+    """Returns the call of `Communicator.all_to_all`."""
     array = travelling(x)
     rows = place.equal_rows(array, "all_to_all")
     received = _result(out, array.shape, array.dtype, "all_to_all")
@@ -180,12 +180,12 @@ def all_to_all(x: Any, out: NDArray[Any] | None, place: Place) -> Call[NDArray[A
 def parted(
     x: Any, splits: Any, out: NDArray[Any] | None, place: Place
 ) -> tuple[NDArray[Any], list[int]]:
-    """What `Communicator.all_to_all` sends with ``splits``, and how many rows go to each rank.
+    """Returns the array to send and the number of rows for each rank, once checked.
 
     Raises:
-        TypeError: The splits are no integers, or ``x`` cannot travel.
-        ValueError: They are not the rows of ``x``; or there is an ``out``; or a work under way uses
-            the memory of ``x``.
+        TypeError: The splits are not integers, or the dtype of ``x`` is not supported.
+        ValueError: The sum of the splits is not the number of rows; or ``out`` is given; or a
+            running work uses the memory of ``x``.
     """
     array = travelling(x)
     given = contents(splits)
@@ -198,7 +198,7 @@ def parted(
     if given.dtype.kind in "iu":
         rows = given.tolist()
     elif given.dtype.kind == "f" and _are_integers(splits):
-        # Of uint64 beside signed ones, numpy makes floats.
+        # A list of uint64 and signed integers becomes an array of floats in numpy.
         rows = [int(each) for each in splits]
     else:
         raise TypeError(f"all_to_all: splits are of {given.dtype}; give integers")
@@ -216,12 +216,12 @@ def parted(
             "result before all ranks have told their splits; leave one of them away"
         )
     array = _sendable(array)
-    _native.check_unused(array)  # before the splits travel
+    _native.check_unused(array)  # before the splits are sent
     return array, rows
 
 
 def _are_integers(splits: Any) -> bool:
-    """Whether it is a list of Python's or numpy's integers."""
+    """Returns True for a list or tuple of Python or numpy integers."""
     is_list = isinstance(splits, list | tuple)
     return is_list and all(isinstance(each, int | np.integer) for each in splits)
 
@@ -234,15 +234,15 @@ def all_to_all_v(
     received: list[int],
     place: Place,
 ) -> Call[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """The call of `Communicator.all_to_all` with splits, once those of all ranks are known.
+    """Returns the call of `Communicator.all_to_all` with splits, after the exchange of all splits.
 
     Args:
-        array: What is sent.
+        array: Rows to send.
         sent: Rows for each rank.
-        result: Takes what is received.
+        result: Memory for the received rows.
         rows: Rows from each rank.
         received: Elements from each rank.
-        place: Of this rank.
+        place: This rank.
     """
     start, own = sum(rows[: place.rank]), sum(sent[: place.rank])
     length = sent[place.rank]
@@ -254,7 +254,7 @@ def all_to_all_v(
 
 
 def send(x: Any, dest: int, place: Place) -> Call[None]:
-    """The call of `Communicator.send`."""
+    """Returns the call of `Communicator.send`."""
     _check_other(dest, "dest", place, "send")
     arrays = x if isinstance(x, list | tuple) else [x]
     sent = [_sendable(travelling(array, min_dims=0)) for array in arrays]
@@ -262,7 +262,7 @@ def send(x: Any, dest: int, place: Place) -> Call[None]:
 
 
 def receive(x: T, source: int, place: Place) -> Call[T]:
-    """The call of `Communicator.recv`."""
+    """Returns the call of `Communicator.recv`."""
     _check_other(source, "source", place, "recv")
     return Call(_receiving(int(source)), x, x)
 
@@ -305,12 +305,12 @@ def _is_rank(given: Any, world_size: int) -> bool:
 def check_out(
     out: NDArray[Any], shape: tuple[int | None, ...], dtype: np.dtype[Any], of: str
 ) -> None:
-    """Whether the result fits into ``out``; None is a length that is not known yet.
+    """Checks that the result fits into ``out``; None in ``shape`` is a length not known yet.
 
     Raises:
-        TypeError: ``out`` is no numpy array, or has another dtype.
-        ValueError: It has another shape, is read-only or is not C-contiguous; or a work under way
-            uses its memory.
+        TypeError: ``out`` is not a numpy array, or has another dtype.
+        ValueError: ``out`` has another shape, is read-only or is not C-contiguous; or a running
+            work uses its memory.
     """
     _check_plain(out, of)
     if out.dtype != dtype:
@@ -325,7 +325,7 @@ def check_out(
         raise ValueError(f"{of}: out is read-only; pass a writable array")
     if not out.flags.c_contiguous:
         raise ValueError(f"{of}: out is not C-contiguous; pass a contiguous array")
-    _native.check_unused(out)  # before anything is written there, or travels
+    _native.check_unused(out)  # before anything is written or sent
 
 
 def _check_plain(out: object, of: str) -> None:
@@ -334,24 +334,24 @@ def _check_plain(out: object, of: str) -> None:
 
 
 def contents(x: Any) -> NDArray[Any]:
-    """``x`` as a numpy array, without a copy where it can be.
+    """Returns ``x`` as a numpy array, without a copy if possible.
 
     Raises:
-        TypeError: It cannot travel.
+        TypeError: ``x`` is not an array of numbers.
     """
     check_plain(x)
     try:
         return x if isinstance(x, np.ndarray) else np.asarray(memoryview(x))
-    except (TypeError, BufferError, ValueError):  # there are no buffers of bfloat16
+    except (TypeError, BufferError, ValueError):  # bfloat16 has no buffer format
         lent = _native.lent(x)
     return _of_numbers(x) if lent is None else _shown(*lent)
 
 
 def check_plain(x: Any) -> None:
-    """Whether the numbers of an array, or of a list, are all that it is.
+    """Refuses arrays, and lists of arrays, that are more than numbers.
 
     Raises:
-        TypeError: It has a mask, a unit, or another meaning that would not travel.
+        TypeError: One has a mask, a unit, or other metadata that would be lost.
     """
     if isinstance(x, list | tuple):
         for each in x:
@@ -361,32 +361,32 @@ def check_plain(x: Any) -> None:
 
 
 def _of_numbers(x: Any) -> NDArray[Any]:
-    """An array of what is no memory, such as a list.
+    """Converts an object without a buffer, such as a list, to an array.
 
     Raises:
-        TypeError: There is none.
+        TypeError: `x` is not a number, an array or a list of numbers.
     """
     try:
         array: NDArray[Any] = np.asanyarray(x)
     except ValueError as error:
         raise TypeError(f"this {type(x).__name__} is no array ({error}); pass one") from error
-    check_plain(array)  # what evaluates itself only now may have a mask
+    check_plain(array)  # lazy arrays are evaluated only now, and can have a mask
     if array.dtype == object and not isinstance(x, np.generic):
         raise TypeError(f"a {type(x).__name__} is no array; pass one, a number or a list of them")
     return np.asarray(array)
 
 
 def split(length: int, parts: int) -> list[int]:
-    """The lengths of the parts of ``numpy.array_split``."""
+    """Returns the lengths of the parts that ``numpy.array_split`` makes."""
     return [length // parts + (part < length % parts) for part in range(parts)]
 
 
 def travelling(x: Any, min_dims: int = 1) -> NDArray[Any]:
-    """`contents` of at least so many dimensions, which may be copied and sent.
+    """Returns `contents` with at least `min_dims` dimensions, checked for sending.
 
     Raises:
         TypeError: The dtype is not supported.
-        ValueError: An asynchronous collective under way writes to this memory.
+        ValueError: A running asynchronous collective writes to this memory.
     """
     array = contents(x)
     _native.check_dtype(array.dtype)
@@ -395,15 +395,15 @@ def travelling(x: Any, min_dims: int = 1) -> NDArray[Any]:
 
 
 def _sendable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same as memory that the core takes; it only reads it."""
-    # What it gives costs a multiple of a small message.
+    """Returns the array in a layout that the core accepts, copied if necessary."""
+    # `np.require` takes several times as long as a small message.
     return array if array.flags.carray else np.require(array, requirements=["C", "W", "A"])
 
 
 def _result(
     out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any], of: str
 ) -> NDArray[Any]:
-    """Where the result is to be."""
+    """Returns the memory for the result: `out` if given and valid, else new memory."""
     if out is None:
         return np.empty(shape, dtype)
     check_out(out, shape, dtype, of)
@@ -411,12 +411,12 @@ def _result(
 
 
 def row_size(array: NDArray[Any]) -> int:
-    """How many elements a row has."""
+    """Returns the number of elements of a row."""
     return int(np.prod(array.shape[1:], dtype=np.int64))
 
 
 class _Memory:
-    """Memory that numpy can show, as long as what lends it lives."""
+    """Borrowed memory in numpy's array interface; keeps its lender alive."""
 
     def __init__(self, lender: object, interface: dict[str, Any]) -> None:
         self.lender = lender
@@ -424,7 +424,7 @@ class _Memory:
 
 
 def _shown(lender: object, dtype_name: str, interface: dict[str, Any]) -> NDArray[Any]:
-    """Lent memory as a numpy array, which knows bfloat16 by ml_dtypes only."""
+    """Returns borrowed memory as a numpy array; bfloat16 needs the package ml_dtypes."""
     name = dtype_name
     if dtype_name == "bfloat16":
         try:

@@ -18,23 +18,23 @@ T = TypeVar("T")
 #: The dtype of an array.
 D = TypeVar("D", bound=np.generic)
 
-#: Of an object that travels.
+#: Piece size of an object that is sent.
 _PIECE_BYTES = 4 << 20
 
 
 class Collectives:
-    """The collectives of a group, for whatever has one."""
+    """The collectives of a group; the base of `Communicator`."""
 
     rank: int
     world_size: int
     host: str
     hosts: list[str]
-    #: Its settings, where this process listens, and what proves that it belongs to the job.
+    #: Settings, listening address and credentials of this process.
     _config: _native.Config
     _rendezvous: str
-    #: Of a group of `split`: its name, and what its ranks are in the world.
+    #: Name and world ranks of a group made by `split`; None for the group of all ranks.
     _part: tuple[str, Sequence[int]] | None
-    #: The group as the core has it.
+    #: The group in the core.
     _native: _native.Communicator
     _place: arrays.Place
 
@@ -55,7 +55,7 @@ class Collectives:
         Raises:
             TypeError: The dtype is not supported.
             ValueError: An array is read-only or not contiguous, shares memory with another of the
-                bucket or of a work under way, or ``op`` is unknown.
+                bucket or of a running work, or ``op`` is unknown.
             GradringError: The group failed; see `gradring.errors`.
 
         Examples:
@@ -65,30 +65,30 @@ class Collectives:
             >>> comm.all_reduce(0.25 * rank, op="mean", name="loss")
             0.125
         """
-        # The first test spares arrays the second, which takes longer.
+        # The first test is cheap and saves arrays the second, slower one.
         if type(x) is not np.ndarray and isinstance(x, int | float | np.generic):
             number = np.array(x)
             self._native.all_reduce(number, op, name)
-            # item() is a Python number, [()] a numpy one: the program gets the kind it gave.
+            # item() is a Python number, [()] a numpy one: the result has the type of the argument.
             return cast(T, number[()] if isinstance(x, np.generic) else number.item())
         self._native.all_reduce(x, op, name)
         return x
 
     def all_reduce_async(self, x: T, op: ReduceOp = "sum", *, name: str = "") -> Work[T]:
-        """As `all_reduce`, but returns at once; asynchronous collectives run in launch order.
+        """Starts an `all_reduce` and returns at once; asynchronous collectives run in launch order.
 
         Args:
-            x: As in `all_reduce`, but no number: it could not change in place.
+            x: As in `all_reduce`, but not a number, which cannot change in place.
             op: As in `all_reduce`.
             name: As in `all_reduce`.
 
         Returns:
-            The work. Its ``wait()`` returns ``x``, which must be left alone until then.
+            The work. Its ``wait()`` returns ``x``; do not use ``x`` until then.
 
         Raises:
             TypeError: ``x`` cannot be reduced in place; nothing is sent then.
             ValueError: As in `all_reduce`.
-            GradringError: The group failed before; what fails later is raised by ``wait()``.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
             >>> x = np.full(3, rank + 1.0, np.float32)
@@ -132,20 +132,20 @@ class Collectives:
 
         Args:
             x: An array of the same shape and dtype on every rank; it is not changed. A number
-                counts as an array without dimensions. Any dtype that `all_reduce` takes.
+                counts as an array without dimensions. Dtypes are those of `all_reduce`.
             op: As in `all_reduce`; default "sum".
             root: The rank that gets the result; default 0.
-            out: Memory for the result, a C-contiguous numpy array like ``x``, or ``x`` itself; on
-                other ranks than ``root``, what it holds is lost. Default: new memory.
+            out: Memory for the result: a C-contiguous numpy array like ``x``, or ``x`` itself. On
+                ranks other than ``root`` its contents are overwritten. Default: new memory.
             name: Compared across ranks and used in messages; default empty.
 
         Returns:
-            On ``root``, the same bits as `all_reduce` gives; None on all other ranks.
+            The bits that `all_reduce` gives on ``root``; None on all other ranks.
 
         Raises:
-            TypeError: As in `all_reduce`; or ``out`` is no numpy array of this dtype.
-            ValueError: ``root`` is not a rank; ``out`` has another shape or cannot be written; or
-                as in `all_reduce`.
+            TypeError: As in `all_reduce`; or ``out`` is not a numpy array of this dtype.
+            ValueError: ``root`` is not a rank; ``out`` has another shape or is read-only; or as in
+                `all_reduce`.
             GradringError: As in `all_reduce`.
 
         Examples:
@@ -183,7 +183,7 @@ class Collectives:
         out: NDArray[Any] | None = None,
         name: str = "",
     ) -> Work[NDArray[Any] | None]:
-        """As `reduce`, but returns at once: the work's ``wait()`` returns what `reduce` does.
+        """Starts a `reduce` and returns at once; the work's ``wait()`` returns the result.
 
         Examples:
             >>> work = comm.reduce_async(np.array([1, 2]) + 10 * rank, op="max")
@@ -207,7 +207,7 @@ class Collectives:
 
         Args:
             x: An array of at least one dimension, of the same shape and dtype on every rank; it is
-                not changed. Any dtype that `all_reduce` takes.
+                not changed. Dtypes are those of `all_reduce`.
             op: As in `all_reduce`; default "sum".
             out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
                 new memory.
@@ -240,7 +240,7 @@ class Collectives:
     def reduce_scatter_async(
         self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
-        """As `reduce_scatter`, but returns at once: ``wait()`` returns its result.
+        """Starts a `reduce_scatter` and returns at once; ``wait()`` returns the result.
 
         Examples:
             >>> work = comm.reduce_scatter_async(np.arange(4.0) + rank, op="mean")
@@ -263,8 +263,8 @@ class Collectives:
         """Joins the arrays of all ranks along the first axis.
 
         Args:
-            x: An array; the ranks' arrays may differ in the length of the first axis, in nothing
-                else. A number counts as an array of one element.
+            x: An array. Ranks can differ in the length of the first axis, but not in other lengths
+                or in the dtype. A number counts as an array of one element.
             out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
                 new memory.
             name: Compared across ranks and used in messages.
@@ -273,10 +273,10 @@ class Collectives:
             ``numpy.concatenate`` of the arrays in rank order.
 
         Raises:
-            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it; nothing
-                is sent then.
-            ValueError: ``out`` cannot be written, or has another shape. If it is the number of rows
-                that does not fit, the collective has taken place: the other ranks go on.
+            TypeError: The dtype of ``x`` is not supported, or ``out`` is not a numpy array of it;
+                nothing is sent then.
+            ValueError: ``out`` is read-only or has another shape. If only its number of rows is
+                wrong, the collective has taken place, and the other ranks continue.
             GradringError: As in `all_reduce`.
 
         Examples:
@@ -285,7 +285,7 @@ class Collectives:
                    [1, 1],
                    [1, 1]])
         """
-        array = arrays.travelling(x)  # which is checked before the lengths travel
+        array = arrays.travelling(x)  # checked before the lengths are sent
         rest = array.shape[1:]
         if out is not None:
             arrays.check_out(out, (None, *rest), array.dtype, "all_gather")
@@ -299,8 +299,8 @@ class Collectives:
         fits = out is None or out.shape == shape
         try:
             call = arrays.all_gather(array, lengths, out if fits else None, self._place)
-        except (MemoryError, ValueError):  # too much for numpy, too
-            # The others wait for this rank by now.
+        except (MemoryError, ValueError):  # numpy raises either
+            # The other ranks wait for this one by now.
             of_ranks = f"all_gather {name!r}"
             self._native.fail_without_memory(math.prod(shape) * array.itemsize, of_ranks)
         gathered = self._run(call, name)
@@ -319,22 +319,21 @@ class Collectives:
     def all_gather_async(
         self, x: Any, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
-        """As `all_gather` of arrays of one shape, but returns at once.
+        """Starts an `all_gather` of arrays of equal shapes and returns at once.
 
         Args:
-            x: An array of the same shape and dtype on every rank: to learn of other lengths, it
-                would have to wait.
+            x: An array of the same shape and dtype on every rank. Different lengths would have to
+                be exchanged before this call could return.
             out: As in `all_gather`.
             name: As in `all_gather`.
 
         Returns:
-            The work. Its ``wait()`` returns what `all_gather` does; until then, ``out`` must be
-            left alone.
+            The work. Its ``wait()`` returns the joined array; do not use ``out`` until then.
 
         Raises:
             TypeError: As in `all_gather`.
-            ValueError: ``out`` cannot be written, or has another shape.
-            GradringError: The group failed before; what fails later is raised by ``wait()``.
+            ValueError: ``out`` is read-only or has another shape.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
             >>> gathered = np.empty(4)
@@ -394,7 +393,7 @@ class Collectives:
     def gather_async(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any] | None]:
-        """As `gather`, but returns at once; ``x`` must be left alone until ``wait()`` returns.
+        """Starts a `gather` and returns at once; do not change ``x`` until ``wait()`` returns.
 
         Examples:
             >>> work = comm.gather_async(np.array([rank + 0.5]))
@@ -417,10 +416,10 @@ class Collectives:
         """Gives every rank its part of rank ``root``'s ``x``.
 
         Args:
-            x: An array of the same shape and dtype on every rank, of which only ``root``'s contents
-                travel; elsewhere it may be None if ``out`` is given. Its first axis is divided
+            x: An array of the same shape and dtype on every rank. Only ``root``'s contents are
+                sent; other ranks can pass None if they pass ``out``. The first axis is divided
                 among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank ``r``.
-            root: The rank that has the parts; default 0.
+            root: The rank whose array is divided; default 0.
             out: Memory for the result, a C-contiguous numpy array of its shape and dtype; default:
                 new memory.
             name: Compared across ranks and used in messages; default empty.
@@ -452,7 +451,7 @@ class Collectives:
     def scatter_async(
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
-        """As `scatter`, but returns at once; ``x`` must be left alone until ``wait()`` returns.
+        """Starts a `scatter` and returns at once; do not change ``x`` until ``wait()`` returns.
 
         Examples:
             >>> part = np.empty(2)
@@ -481,35 +480,35 @@ class Collectives:
     def all_to_all(
         self, x: Any, splits: Any = None, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Any:
-        """Gives every rank its part of ``x``, and returns the parts that all have for this one.
+        """Sends each rank its part of ``x``, and returns the parts that this rank receives.
 
-        With ``splits``, each rank first tells each other how many rows it has for it, 8 bytes; then
-        these rows travel, and nothing else (MPI's ``Alltoallv``).
+        If ``splits`` are given (MPI's ``Alltoallv``), each rank first sends each other rank the
+        number of its rows, 8 bytes, and then only these rows.
 
         Args:
             x: An array of the same shape and dtype on every rank; it is not changed. Its first axis
                 is divided among the ranks: part ``r`` of ``numpy.split(x, world_size)`` is for rank
-                ``r``. Any dtype that `all_reduce` takes. With ``splits``, ranks may differ in the
-                length of the first axis.
-            splits: How many rows go to each rank, in rank order: ``world_size`` integers of at
-                least 0, which add up to the length of the first axis; all ranks have some, or none.
-                Default: equally many.
+                ``r``. Dtypes are those of `all_reduce`. Ranks that pass ``splits`` can differ in
+                the length of the first axis.
+            splits: Number of rows for each rank, in rank order: ``world_size`` integers of at least
+                0. Their sum is the length of the first axis. Either all ranks pass splits, or none.
+                Default: equal parts.
             out: Memory for the result, a C-contiguous numpy array like ``x``, which shares no
-                memory with it; not with ``splits``. Default: new memory.
+                memory with it; cannot be combined with ``splits``. Default: new memory.
             name: Compared across ranks and used in messages; default empty.
 
         Returns:
-            An array like ``x``: in part ``r``, what rank ``r`` had for this one. With ``splits``,
-            the rows from all ranks, in rank order, and how many came from each, as an int64 array
+            An array like ``x``, whose part ``r`` came from rank ``r``. If ``splits`` are given: the
+            rows from all ranks in rank order, and the number of rows from each rank, an int64 array
             of ``world_size`` elements.
 
         Raises:
-            TypeError: The dtype of ``x`` cannot travel, or ``out`` is no numpy array of it, or
-                ``splits`` are no integers; nothing is sent then.
-            ValueError: The first axis does not divide evenly, or as ``splits`` say; or as in
-                `reduce`; nothing is sent then.
-            ConfigError: With ``transport="shm"``, there are more than 64 ranks; or a rank has no
-                memory for what the others have for it.
+            TypeError: The dtype of ``x`` is not supported, ``out`` is not a numpy array of it, or
+                ``splits`` are not integers; nothing is sent then.
+            ValueError: The first axis does not divide evenly, or its length is not the sum of
+                ``splits``; or as in `reduce`. Nothing is sent then.
+            ConfigError: With ``transport="shm"``, there are more than 64 ranks; or a rank has too
+                little memory for the rows that it receives.
             GradringError: As in `all_reduce`.
 
         Examples:
@@ -542,10 +541,10 @@ class Collectives:
     def all_to_all_async(
         self, x: Any, splits: Any = None, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[Any]:
-        """As `all_to_all`, but returns at once; ``x`` must be left alone until ``wait()`` ends.
+        """Starts an `all_to_all` and returns at once; do not change ``x`` until ``wait()`` returns.
 
-        With ``splits`` it returns once all ranks have told theirs, so every rank has to call it
-        before any goes on; the rows travel meanwhile.
+        If ``splits`` are given, the call first waits for the splits of all ranks, and only the rows
+        are sent in the background.
 
         Examples:
             >>> work = comm.all_to_all_async(np.array([0.0, 1.0]) + 10 * rank)
@@ -559,7 +558,7 @@ class Collectives:
     def _told(
         self, x: Any, splits: Any, out: NDArray[Any] | None, name: str
     ) -> arrays.Call[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """The call of `all_to_all` with splits, which all ranks have told each other then."""
+        """Exchanges the splits of all ranks and returns the call that sends the rows."""
         array, sent = arrays.parted(x, splits, out, self._place)
         telling = arrays.all_to_all(np.array(sent, np.int64), None, self._place)
         rows = self._run(telling, f"{name}/splits" if name else "splits").tolist()
@@ -567,8 +566,8 @@ class Collectives:
         received = self._native.elements_of_rows(rows, arrays.row_size(array), size, of)
         try:
             result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
-        except (MemoryError, ValueError):  # too much for numpy, too
-            # The others wait for this rank by now.
+        except (MemoryError, ValueError):  # numpy raises either
+            # The other ranks wait for this one by now.
             self._native.fail_without_memory(sum(received) * size, of)
         return arrays.all_to_all_v(array, sent, result, rows, received, self._place)
 
@@ -577,7 +576,7 @@ class Collectives:
 
         Args:
             x: An array, or a list of arrays of one dtype, of the same shapes on every rank.
-            root: The rank whose contents win; default 0.
+            root: The rank whose contents are copied; default 0.
             name: Compared across ranks and used in messages; default empty.
 
         Returns:
@@ -596,7 +595,7 @@ class Collectives:
         return self._run(arrays.broadcast(x, root, self._place), name)
 
     def broadcast_async(self, x: T, root: int = 0, *, name: str = "") -> Work[T]:
-        """As `broadcast`, but returns at once; ``x`` must be left alone until ``wait()`` ends.
+        """Starts a `broadcast` and returns at once; do not use ``x`` until ``wait()`` returns.
 
         Examples:
             >>> weights = np.arange(3) if rank == 0 else np.empty(3, np.int64)
@@ -607,25 +606,25 @@ class Collectives:
         return self._start(arrays.broadcast(x, root, self._place), name)
 
     def send(self, x: Any, dest: int, *, name: str = "") -> None:
-        """Sends ``x`` to rank ``dest``, which calls `recv`; other ranks need not know of it.
+        """Sends ``x`` to rank ``dest``, which must call `recv`; other ranks are not involved.
 
-        Ends once the other rank is in its `recv` and all has been handed over, so two ranks that
-        both send first wait for each other, as do ranks in a circle; use `send_async` there. What
-        goes from one rank to another arrives in the order in which it was sent; it has no order
-        with what goes elsewhere or the other way, and none with collectives. The first use between
-        two ranks connects them.
+        Returns once the other rank is in its `recv` and all bytes are handed over. So two ranks
+        that both call `send` first deadlock, as do ranks in a circle; use `send_async` for these
+        patterns. Messages from one rank to another arrive in the order in which they were sent.
+        Messages of other pairs, of the other direction, and collectives have no order relative to
+        them. The first message between two ranks opens their connection.
 
         Args:
             x: An array, or a list of arrays of one dtype, which are not changed; or a number, which
-                counts as an array without dimensions. Any dtype that `all_reduce` takes.
+                counts as an array without dimensions. Dtypes are those of `all_reduce`.
             dest: The rank that receives.
-            name: Compared with that of the `recv`, and used in messages; default empty.
+            name: Compared with the name of the `recv` and used in messages; default empty.
 
         Raises:
             TypeError: As in `all_reduce`.
             ValueError: ``dest`` is not another rank; or as in `all_reduce`.
-            MismatchError: The `recv` has another dtype, shape or name; it ends the group.
-            CollectiveTimeoutError: The other rank lives, but calls no `recv` within
+            MismatchError: The `recv` has another dtype, shape or name; the group fails.
+            CollectiveTimeoutError: The other rank is alive, but calls no `recv` within
                 ``stall_timeout``.
             GradringError: The group failed; see `gradring.errors`.
 
@@ -639,7 +638,7 @@ class Collectives:
         self._run(arrays.send(x, dest, self._place), name)
 
     def send_async(self, x: Any, dest: int, *, name: str = "") -> Work[None]:
-        """As `send`, but returns at once; ``x`` must be left alone until ``wait()`` ends.
+        """Starts a `send` and returns at once; do not change ``x`` until ``wait()`` returns.
 
         Examples:
             >>> other = 1 - rank
@@ -651,12 +650,13 @@ class Collectives:
         return self._start(arrays.send(x, dest, self._place), name)
 
     def recv(self, x: T, source: int, *, name: str = "") -> T:
-        """Receives into ``x`` what rank ``source`` sends.
+        """Receives a message of rank ``source`` into ``x``.
 
         Args:
-            x: An array, or a list of arrays of one dtype, of the shapes that are sent.
+            x: An array, or a list of arrays of one dtype, with the dtype and shapes that `send`
+                has.
             source: The rank that sends.
-            name: Compared with that of the `send`, and used in messages; default empty.
+            name: Compared with the name of the `send` and used in messages; default empty.
 
         Returns:
             ``x``.
@@ -675,7 +675,7 @@ class Collectives:
         return self._run(arrays.receive(x, source, self._place), name)
 
     def recv_async(self, x: T, source: int, *, name: str = "") -> Work[T]:
-        """As `recv`, but returns at once; ``x`` must be left alone until ``wait()`` returns it.
+        """Starts a `recv` and returns at once; do not use ``x`` until ``wait()`` returns it.
 
         Examples:
             >>> work = comm.recv_async(np.empty(2), source=1 - rank)
@@ -701,7 +701,7 @@ class Collectives:
         self._native.barrier()
 
     def barrier_async(self) -> Work[None]:
-        """As `barrier`, but returns at once: ``wait()`` returns when every rank has called it.
+        """Starts a `barrier` and returns at once; ``wait()`` returns when every rank has called it.
 
         Examples:
             >>> work = comm.barrier_async()
@@ -711,15 +711,15 @@ class Collectives:
         return Work(self._native.start_barrier(), None)
 
     def _check_trusted(self, of: str) -> None:
-        """Refuses pickles where a stranger could be a rank.
+        """Refuses pickles if processes outside of the job could join the group.
 
         Raises:
-            ConfigError: One could.
+            ConfigError: They could: there is no token and no TLS, and other hosts can reach a port.
         """
         if self.world_size == 1 or self._config.keeps_strangers_out:
             return
-        # A stranger's rank may tell anything of itself. But where there is one, a rank of the job
-        # can be reached, and tells so.
+        # A foreign rank can lie about its host. But if one has joined, some rank of the job is
+        # reachable from other hosts, and that rank reports it.
         reachable = self._native.reachable_from_other_hosts
         others = [rank for rank, host in enumerate(self.hosts) if host != self.hosts[0]]
         open_ranks = reachable or others
@@ -747,25 +747,25 @@ class Collectives:
         """Gives every rank the object of rank ``root``.
 
         Args:
-            value: On ``root``, None, a bool, a number, text, or a list, or a dict with text for
-                keys, of such: what JSON gives back as it is, so no tuples, bytes or arrays, and no
-                subclasses. NaN and infinities travel, too. On other ranks it does not count.
-            root: The rank whose object it is; default 0.
-            pickle: True, on every rank, for any object that can be pickled. To unpickle is to run
-                what the sender likes: who can join the group, or change what travels, can run
-                code on all ranks. So a group needs a token or TLS for it, unless all ranks listen
-                on the loopback interface of one host; across networks that others use, take TLS.
+            value: On ``root``, an object that JSON reproduces exactly: None, a bool, a number,
+                text, or a list or a dict of these, whose keys are text. Tuples, bytes, arrays and
+                subclasses are refused; NaN and infinities are allowed. Ignored on other ranks.
+            root: The rank whose object is sent; default 0.
+            pickle: True, on every rank, for any object that can be pickled. Unpickling runs code
+                chosen by the sender: anybody able to join the group or to change its traffic can
+                run code on all ranks. So the group needs a token or TLS, unless all ranks listen on
+                the loopback interface of one host. Use TLS on networks shared with others.
             name: Compared across ranks and used in messages; default "object".
 
         Returns:
             The object; on ``root`` it is ``value`` itself.
 
         Raises:
-            TypeError: JSON cannot say it, or would silently change it; nothing is sent then. Or
-                this rank cannot unpickle it.
+            TypeError: JSON has no form for the object or would silently change it; nothing is sent
+                then. Or this rank cannot unpickle it.
             ValueError: ``root`` is not a rank.
-            ConfigError: ``pickle`` without a token and TLS, in a group that others could join;
-                nothing is sent then.
+            ConfigError: ``pickle`` without a token or TLS, in a group that foreign processes could
+                join; nothing is sent then.
             GradringError: As in `all_reduce`; a `MismatchError` also if ranks differ in ``pickle``.
 
         Examples:
@@ -786,7 +786,7 @@ class Collectives:
         """Gives every rank the objects of all ranks.
 
         Args:
-            value: As in `broadcast_object`; ranks may have quite different ones.
+            value: As in `broadcast_object`; objects of different ranks can have different types.
             pickle: As in `broadcast_object`.
             name: As in `broadcast_object`.
 
@@ -816,7 +816,7 @@ class Collectives:
 
 
 class Work(Generic[T]):
-    """An asynchronous collective under way, made by the collectives that end in ``_async``.
+    """A handle of an asynchronous collective, returned by methods that end in ``_async``.
 
     Examples:
         >>> work = comm.all_reduce_async(np.full(2, rank + 1.0))
@@ -835,7 +835,7 @@ class Work(Generic[T]):
         self._x = x
 
     def done(self) -> bool:
-        """Whether the collective has ended, well or badly.
+        """Returns True once the collective has ended, with a result or an error.
 
         Examples:
             >>> work = comm.recv_async(np.empty(1), source=1 - rank)
@@ -854,15 +854,14 @@ class Work(Generic[T]):
         """Waits for the end of the collective.
 
         Args:
-            timeout: Seconds to wait; without it, or with infinity, as long as the communicator's
-                ``stall_timeout`` allows.
+            timeout: Seconds to wait; None or infinity: up to the communicator's ``stall_timeout``.
 
         Returns:
-            What the collective itself would return.
+            The result of the collective.
 
         Raises:
-            CollectiveTimeoutError: ``timeout`` is over; the collective goes on, and ``rank`` is
-                None, because no rank is to blame.
+            CollectiveTimeoutError: ``timeout`` has passed; the collective continues, and ``rank``
+                is None, because no rank is to blame.
             ValueError: ``timeout`` is negative or not a number.
             GradringError: The group failed; see `gradring.errors`.
 
@@ -886,7 +885,7 @@ class Work(Generic[T]):
 
 
 def named(communicator: Collectives, rank: int) -> str:
-    """A rank as messages call it."""
+    """Returns the name of a rank in messages, with its host."""
     text = f"rank {rank} on {communicator.hosts[rank]}"
     if communicator._part is None:
         return text
@@ -897,9 +896,9 @@ def named(communicator: Collectives, rank: int) -> str:
 def all_gather_bytes(
     communicator: Collectives, own: bytes | bytearray, name: str
 ) -> list[bytearray]:
-    """The bytes of every rank, by rank; they may differ in number.
+    """Returns the bytes of every rank, by rank; their lengths can differ.
 
-    A `bytearray` of this rank is among them itself.
+    If `own` is a `bytearray`, it is an element of the result itself, not a copy.
     """
     sizes = communicator.all_gather(np.array([len(own)]), name=f"{name}/sizes").tolist()
     own = own if isinstance(own, bytearray) else bytearray(own)
@@ -908,7 +907,7 @@ def all_gather_bytes(
         for rank in set(range(len(sizes))) - {communicator.rank}:
             parts[rank] = bytearray(sizes[rank])
     except (MemoryError, OverflowError):
-        # The others wait for this rank by now.
+        # The other ranks wait for this one by now.
         communicator._native.fail_without_memory(sum(sizes), f"all_gather {name!r}")
     collective = _native.Collective.all_gather(sizes)
     return communicator._run(arrays.Call(collective, parts, parts, (sum(sizes),)), name)
@@ -917,9 +916,9 @@ def all_gather_bytes(
 def broadcast_bytes(
     communicator: Collectives, own: str | bytearray, root: int, name: str
 ) -> bytearray:
-    """What one rank has, bytes or text in ASCII, on every other rank; on that one, nothing.
+    """Sends bytes or ASCII text of rank `root` to every other rank; returns b"" on `root`.
 
-    It travels in pieces, so that text is never whole in memory as bytes, too.
+    The message is sent in pieces, so that a large text never has a second copy as bytes.
     """
     size = np.array([len(own)])
     communicator.broadcast(size, root, name=f"{name}/size")
@@ -927,7 +926,7 @@ def broadcast_bytes(
     try:
         received = bytearray(0 if is_root else total)
     except (MemoryError, OverflowError):
-        # The others wait for this rank by now.
+        # The other ranks wait for this one by now.
         communicator._native.fail_without_memory(total, f"broadcast {name!r}")
     for start in range(0, total, _PIECE_BYTES):
         communicator.broadcast(_piece(own if is_root else received, start), root, name=name)
@@ -935,13 +934,13 @@ def broadcast_bytes(
 
 
 def _piece(of: str | bytearray, start: int) -> bytearray | memoryview:
-    """Bytes of the piece that begins there; those of text are a copy."""
+    """Returns the piece that begins at `start`: a copy of text, a view of bytes."""
     part = slice(start, start + _PIECE_BYTES)
     return bytearray(of[part], "ascii") if isinstance(of, str) else memoryview(of)[part]
 
 
 def _in_bytes(text: str) -> bytearray:
-    """Text in ASCII, without the second copy that Python would make meanwhile."""
+    """Encodes ASCII text as a `bytearray`, without a second copy in memory."""
     found = bytearray(len(text))
     for start in range(0, len(text), _PIECE_BYTES):
         found[start : start + _PIECE_BYTES] = _piece(text, start)
@@ -949,5 +948,5 @@ def _in_bytes(text: str) -> bytearray:
 
 
 def _name_of_object(name: str, pickled: bool) -> str:
-    """What ranks compare: those that pickle do not understand those that do not."""
+    """Returns the collective's name, which differs by format: JSON and pickle must not be mixed."""
     return (name or "object") + ("/pickled" if pickled else "")

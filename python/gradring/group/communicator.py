@@ -1,4 +1,4 @@
-"""A connected group of ranks: how it is made, divided, watched and left."""
+"""A connected group of ranks: forming, splitting, statistics, traces and closing."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("gradring")
 
-#: How many collectives a trace keeps: about 25 MB of memory, minutes of training.
+#: Default capacity of a trace in collectives: about 25 MB of memory, minutes of training.
 TRACE_LIMIT = 50_000
 
 
 class Communicator(Collectives):
     """A connected group of ranks with an order.
 
-    All ranks must call the same collectives in the same order, with the same dtype, shapes, op
-    and name; a difference raises `MismatchError` on every rank before a wrong value is written.
+    All ranks must call the same collectives in the same order, with the same dtype, shapes, op and
+    name. A difference raises `MismatchError` on every rank before a wrong value is written.
 
     Arrays are C-contiguous, writable buffers of float32, float64, float16, bfloat16 (ml_dtypes),
-    int32, int64 or uint8: numpy arrays, or anything with the buffer protocol or DLPack in the
-    host's memory, such as PyTorch's tensors. A list of arrays of one dtype is one bucket: it is
-    reduced together, without copies. While a collective is under way, its arrays must be left
-    alone; after a failed one, their contents are undefined.
+    int32, int64 or uint8. They can be numpy arrays, or anything in host memory with the buffer
+    protocol or DLPack, such as PyTorch's tensors. A list of arrays of one dtype is one bucket: it
+    is reduced together, without copies. Do not read or write the arrays of a collective while it
+    runs. After a failed collective, their contents are undefined.
 
-    Collectives are called by one thread at a time: one that is called while another thread is
-    inside a blocking one fails the group. Works may be waited for in any thread. In a signal
-    handler, `close`, `abort` and `stats` may be called, and collectives not while another waits.
+    Call collectives from one thread at a time: a collective that starts while another thread is
+    inside a blocking one fails the group. Any thread can wait for a work. A signal handler can call
+    `close`, `abort` and `stats`; it can call collectives only if none is waiting.
 
     16-bit floats accumulate in float32 and are rounded once. Integer sums and products wrap; the
     integer mean is rounded towards zero. A NaN wins every min and max.
@@ -71,71 +71,71 @@ class Communicator(Collectives):
         rendezvous: ``host:port`` at which rank 0 listens; not needed in a world of one.
         listen: ``host:port`` at which this rank listens; by default a free port on the interface
             that reaches the rendezvous.
-        announce: ``host:port`` by which the others reach this rank, where that is not where it
-            listens: behind a forwarded port.
-        addresses: ``host:port`` of every rank, if known beforehand: messages about ranks that are
-            missing then say what is found there.
-        token: The job's shared secret, text in UTF-8 or bytes; a peer without it is turned away.
-        require_auth: Refuse to join without a token; None: where ``GRADRING_REQUIRE_AUTH`` asks
-            for it.
-        interface: Name or IP address of the network interface at which this rank listens, whatever
-            ``rendezvous`` and ``listen`` say; they still say the port. By default the addresses
-            that these two say.
-        ports: First and last of the ports of which this rank takes the first that is free, where
-            ``listen`` does not say one; rank 0 listens at the rendezvous. None: any free port.
-        tls: Certificates with which everything that travels over TCP is inside TLS 1.3; all ranks
-            must have some. None: no TLS.
+        announce: ``host:port`` at which the others reach this rank, if it differs from ``listen``,
+            for example behind a forwarded port.
+        addresses: ``host:port`` of every rank, if known beforehand. Messages about missing ranks
+            then report the state of these addresses.
+        token: The job's shared secret, text in UTF-8 or bytes; a peer without it is rejected.
+        require_auth: Refuse to join without a token; None: as ``GRADRING_REQUIRE_AUTH`` says.
+        interface: Name or IP address of the network interface at which this rank listens. It
+            replaces the hosts of ``rendezvous`` and ``listen``, but not their ports. Default: the
+            hosts of these two.
+        ports: First and last port of a range. This rank listens at the first free port in it if
+            ``listen`` gives none; rank 0 listens at the rendezvous. None: any free port.
+        tls: Certificates for TLS 1.3, which then encrypts all TCP traffic; every rank must have
+            some. None: no TLS.
         transport: ``auto``: shared memory between ranks of one host, TCP between hosts; ``tcp``:
             TCP everywhere; ``shm``: shared memory everywhere, or `ConfigError`.
         timeout: Seconds in which the group must form.
-        algorithm: ``auto``: by the size of the buffer, the number of ranks, which of them share a
-            host, and times measured when the group forms; or ``ring``, ``direct``, ``one_shot``,
-            ``star``, ``hierarchical``, ``halving`` or ``doubling``; or text with commas such as
-            ``one_shot:64KiB,direct``: each up to its size, the last for everything else. A
-            collective that the wish does not fit is done as by ``auto``: ``hierarchical`` needs
-            several hosts, and several ranks on one of them or several hosts in one rack.
-        reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, whatever
-            the algorithm, the transport and the buckets.
-        wire_dtype: ``bfloat16`` or ``float16``: float32 contributions to reductions of 64 KiB and
-            more are rounded to it for travelling, which halves the traffic; the owner of each
-            element sums them in float32, and rounds the result once. Smaller ones, such as losses,
-            metrics and statistics, stay exact. None: elements travel as they are.
-        job_id: What tells this job from others that may use the same addresses; ranks with
-            different ones do not form a group. None: nothing does.
+        algorithm: ``auto`` chooses by the size of the buffer, the number of ranks, their hosts, and
+            times measured when the group forms. Or one of ``ring``, ``direct``, ``one_shot``,
+            ``star``, ``hierarchical``, ``halving`` and ``doubling``. Or a list such as
+            ``one_shot:64KiB,direct``: each algorithm up to its size, the last for larger buffers. A
+            collective that cannot use the given algorithm uses ``auto``. ``hierarchical`` needs
+            several hosts, and several ranks on one host or several hosts in one rack.
+        reproducible: Makes every sum the left fold ``g0 + g1 + ... + gN-1`` in rank order, for
+            every algorithm, transport and division into buckets.
+        wire_dtype: ``bfloat16`` or ``float16``, which halves the traffic of float32 reductions of
+            64 KiB and more. Contributions are rounded to this dtype before they are sent. The owner
+            of each element sums them in float32 and rounds the result once. Smaller reductions,
+            such as losses, metrics and statistics, stay exact. None: elements are sent in their own
+            dtype.
+        job_id: Identifier that separates this job from others at the same addresses; ranks with
+            different identifiers do not form a group. None: no identifier.
         settings: Any other setting of a group, by its name.
 
-            * ``streams``: TCP connections with each peer, 1 to 16; 1 by default. Several fill a
-              link that limits each connection, such as a cloud's limit per flow or a long path;
-              elsewhere they only cost. Results are the same bits; shared memory does not use them.
-            * ``checksum``: adds a CRC-32C to every 64 KiB that travel through a link, of whatever
-              kind, and checks it before the bytes are used: bytes that a network card, a switch, a
-              proxy or memory on the way has changed are a `ProtocolError` on every rank, which
-              names the link, instead of a wrong result. Costs time; ``gradring bench all-reduce
-              --checksum`` measures how much.
-            * ``rack``: a name, of at most 24 characters, that this host has in common with those
-              with which it shares a line to all others; each rank says its own. Larger buffers are
-              then reduced inside racks before they leave them. None: unknown, which counts for the
-              whole group.
+            * ``streams``: TCP connections with each peer, 1 to 16; 1 by default. Several
+              connections fill a link that limits each one, such as a cloud's limit per flow or a
+              long path; on other links they only add overhead. Results have the same bits. Shared
+              memory does not use this setting.
+            * ``checksum``: adds a CRC-32C to every 64 KiB of a link, TCP or shared memory, and
+              checks it before the bytes are used. Bytes changed by a network card, a switch, a
+            proxy or memory then raise a `ProtocolError` on every rank; the error names the link.
+            ``gradring bench all-reduce --checksum`` measures the cost.
+            * ``rack``: name of this rank's rack, at most 24 characters. Hosts with the same name
+              share one uplink. Larger buffers are reduced inside racks before they leave them.
+              None: unknown; if one rank has None, the whole group ignores racks.
             * ``stall_timeout``: seconds without any movement after which a collective fails
-              although all ranks live, such as one that a rank does not enter; 1800 by default. A
-              rank that is dead or silent is lost long before, whatever this is.
-            * ``stall_warning``: seconds without any movement in a collective after which a line in
-              the log (logger ``gradring``) names the ranks that it waits for; 30 by default. The
-              next lines come when twice as long has gone by, four times, and so on.
+              although all ranks are alive; 1800 by default. One reason is a rank that does not
+              enter it. A dead or silent rank is detected long before, independent of this value.
+            * ``stall_warning``: seconds without any movement in a collective after which a log line
+              (logger ``gradring``) names the ranks that it waits for; 30 by default. Further lines
+              follow after twice as long, four times as long, and so on.
 
     Attributes:
         rank: This process's index.
         world_size: Number of processes.
         host: The name of this rank's host.
         hosts: The names of all ranks' hosts, by rank.
-        local_rank: Its index among the ranks of its host.
+        local_rank: This process's index among the ranks of its host.
         local_size: Number of ranks on its host.
-        generation: How often the processes of an elastic job have agreed on their group; it grows.
+        generation: Number that grows each time the processes of an elastic job form a new group.
 
     Raises:
-        ConfigError: A setting cannot be used.
+        ConfigError: A setting is invalid.
         RendezvousError: The group did not form in time; names the missing ranks.
-        AuthenticationError: A peer does not know the token, or has no certificate that is accepted.
+        AuthenticationError: A peer does not know the token, or has no certificate that this rank
+            accepts.
 
     Examples:
         >>> with gradring.Communicator(rank=0, world_size=1) as alone:
@@ -207,7 +207,7 @@ class Communicator(Collectives):
         addresses: Sequence[str],
         config: _native.Config,
     ) -> None:
-        """Takes a place in a group, unless a process from which this one was forked has it."""
+        """Joins a group, unless a process from which this one was forked holds the same rank."""
         if world_size > 1:
             rendezvous = parse.address(rendezvous, "rendezvous")
         forks.check_not_held(rendezvous, rank)
@@ -224,9 +224,9 @@ class Communicator(Collectives):
         listening: tuple[_native.Listening, Sequence[int]] | None = None,
         part: tuple[str, Sequence[int]] | None = None,
     ) -> None:
-        """Forms the group; all of this has been checked."""
+        """Forms the group; the arguments are already checked."""
         self._config = config
-        #: What its ranks are in the group of all, if it is a part of that.
+        #: Name and world ranks of a group made by `split`; None for the group of all ranks.
         self._part = part
         self._native = _native.Communicator(
             rank=rank,
@@ -239,11 +239,11 @@ class Communicator(Collectives):
         )
         self._held_rank: forks.HeldRank | None = None
         self._trace_path: Path | None = None
-        #: By `around_close`.
+        #: Context managers registered by `around_close`.
         self._around_close: list[AbstractContextManager[None]] = []
-        #: By `at_new_group`.
+        #: Hooks registered by `at_new_group`; a hook returns None once its object is gone.
         self._at_new_group: list[Callable[[], Callable[[Communicator], None] | None]] = []
-        #: In an elastic job, as long as `gradring.elastic.run` is under way.
+        #: Set while `gradring.elastic.run` runs, in an elastic job.
         self._participant: _native.Participant | None = None
         #: The `Step` that the program is in.
         self._step: Step | None = None
@@ -251,7 +251,7 @@ class Communicator(Collectives):
         open_groups.add(self)
 
     def _describe(self, rendezvous: str) -> None:
-        """Notes what the group is."""
+        """Copies the group's facts from the core, for the first group and each next one."""
         native = self._native
         self._rendezvous = rendezvous
         self.rank = native.rank
@@ -280,29 +280,30 @@ class Communicator(Collectives):
     def split(
         self, color: int | None, key: int = 0, *, name: str | None = None
     ) -> Communicator | None:
-        """Forms groups of the ranks that say the same ``color``; every rank calls it.
+        """Forms one group for each ``color``, of the ranks that pass it; every rank calls it.
 
-        Each is a group of its own: it has its own connections, made with the settings, the token
-        and the certificates of this one, its own order of collectives and its own failures. So
-        groups work at the same time, and each is closed by itself, before or after this one. It
-        listens at another port: one of the range of ``port=``, or any free one where that has no
-        range.
+        Each group has its own connections, order of collectives and failures. Settings, token and
+        certificates are those of this group. Groups can work at the same time, and each is closed
+        separately, before or after this one. A group listens at another port: one of the range of
+        ``port=``, or any free port if there is no range.
 
         Args:
-            color: Which group this rank is to be in; any whole number. None: in none.
-            key: Ranks of a group are in the order of their keys, and of their ranks here where
-                keys are equal; default 0.
-            name: What errors call the group; by default "the group of color" and the color.
+            color: The group that this rank joins; any whole number. None: no group.
+            key: Ranks of the new group are in the order of their keys; equal keys are in the order
+                of the ranks in this group. Default 0.
+            name: Name of the group in error messages; by default "the group of color" and the
+                color.
 
         Returns:
             The group, or None where ``color`` is None.
 
         Raises:
-            TypeError: ``color`` or ``key`` is no whole number; nothing is sent then.
-            ConfigError: The group is part of an elastic job under way, whose ranks change; or a
-                rank is announced at an address that another port cannot have.
+            TypeError: ``color`` or ``key`` is not a whole number; nothing is sent then.
+            ConfigError: The group belongs to a running elastic job, whose ranks change; or a rank
+                has an ``announce`` address, which is valid for one port only.
             RendezvousError: A group did not form within the timeout of this one.
-            GradringError: As in `all_reduce`; also if this group fails by a rank of the new one.
+            GradringError: As in `all_reduce`; also if a rank of the new group makes this group
+                fail.
 
         Examples:
             >>> with comm.split(color=0, key=-rank, name="reversed") as group:
@@ -319,7 +320,7 @@ class Communicator(Collectives):
                 "split: the ranks of an elastic job change; split a group that is not elastic"
             )
         announced = self._config.announce
-        # Open before anybody hears of it.
+        # The port must be open before other ranks receive its address.
         listening = None
         if self.world_size > 1 and announced is None:
             listening = self._native.listen_beside(self._config.ports)
@@ -353,30 +354,32 @@ class Communicator(Collectives):
 
     @property
     def _world_ranks(self) -> Sequence[int]:
-        """What its ranks are in the group of all."""
+        """Rank of each member in the group of all ranks, indexed by its rank in this group."""
         return range(self.world_size) if self._part is None else self._part[1]
 
     def step(self, *, abort_on_exception: bool = True) -> Step:
-        """What happens inside ``with communicator.step():`` is one step of the program.
+        """Returns a context manager; its body is one step of the program.
 
-        Every rank numbers its steps, and the numbers are compared with every collective: a rank
-        that has left a step early, and goes on one step apart from the others, gets a
-        `MismatchError` like all others, where names and shapes are the same in every step. An
-        exception that leaves the step after one of its collectives has begun ends the group: the
-        others get an `AbortedError` that carries its text. One that leaves it before that lets the
-        program go on, and counts as a step: if other ranks do not leave it too, the next collective
-        is a `MismatchError`. So it is after the end of the data (``StopIteration``,
-        ``tf.errors.OutOfRangeError``), KeyboardInterrupt and SystemExit, wherever they leave it.
+        Every rank numbers its steps, and every collective compares the numbers. If a rank leaves a
+        step early and is then one step ahead, all ranks get a `MismatchError`, even if names and
+        shapes are the same in every step.
 
-        All ranks must use it alike. A step counts from its first collective on: ranks may have
-        different numbers of steps without any. `CustomCollectiveStrategy.run`, a
-        `GradientReducer` and Keras' ``fit`` are steps by themselves, and so is every call of a
-        ``tf.function``; inside another step they are a part of it.
+        An exception that leaves the step after one of its collectives has begun ends the group: the
+        other ranks get an `AbortedError` with its text. After an exception before the first
+        collective the program can continue, and the step counts. If other ranks do not leave that
+        step too, the next collective raises a `MismatchError`. The same is true of the end of the
+        data (``StopIteration``, ``tf.errors.OutOfRangeError``), KeyboardInterrupt and SystemExit,
+        at any place in the step.
+
+        All ranks must put the same code into steps. A step counts from its first collective on, so
+        ranks can have different numbers of steps without collectives.
+        `CustomCollectiveStrategy.run`, a `GradientReducer`, Keras' ``fit`` and every call of a
+        ``tf.function`` are steps of their own; inside another step they are part of it.
 
         Args:
-            abort_on_exception: False if every rank leaves the step alike, or repeats it: no
-                exception ends the group or counts as a step. A rank that leaves it alone after a
-                collective is still noticed by the number of the next step.
+            abort_on_exception: False if every rank leaves the step in the same way or repeats it.
+                Then no exception ends the group or counts as a step. If a single rank leaves after
+                a collective, the number of the next step still differs.
 
         Examples:
             >>> for batch in range(2):
@@ -388,10 +391,10 @@ class Communicator(Collectives):
         return Step(self, abort_on_exception)
 
     def stats(self) -> Stats:
-        """What this rank has done so far, and who is late; docs/observability.md defines the times.
+        """Returns this rank's counters and the slowest rank; docs/observability.md explains them.
 
         Returns:
-            A dict; `gradring.stats` has the types of all that is in it.
+            A dict; `gradring.stats` has the types of its entries.
 
         Examples:
             >>> x = comm.all_reduce(np.ones(1000, np.float32))
@@ -416,21 +419,24 @@ class Communicator(Collectives):
         return {**own, "slowest": slowest}
 
     def _waits(self, which: int) -> dict[int, dict[int, float]]:
-        """Who waited for whom, by the last gossip: 0 for all of it, 1 for the recent part."""
+        """Returns seconds that each rank waited for others.
+
+        Status messages of the ranks carry these times; `which` is 0 for all time, 1 for recent.
+        """
         return {
             gossip["rank"]: {rank: times[which] for rank, times in gossip["lateness_s"].items()}
             for gossip in self._native.gossip()
         }
 
     def trace_start(self, path: str | os.PathLike[str], *, limit: int = TRACE_LIMIT) -> None:
-        """Begins to record a timeline; every rank calls it.
+        """Begins the recording of a timeline; every rank calls it.
 
         Args:
-            path: Where `trace_stop` writes the timeline, on rank 0.
-            limit: How many collectives are kept, the last ones; at most 1,000,000.
+            path: File to which `trace_stop` writes the timeline, on rank 0.
+            limit: Capacity in collectives, at most 1,000,000; the last ones are kept.
 
         Raises:
-            ConfigError: ``limit`` is no whole number in this range.
+            ConfigError: ``limit`` is not a whole number in this range.
 
         Examples:
             >>> comm.trace_start("timeline.json")
@@ -445,14 +451,14 @@ class Communicator(Collectives):
     def trace_stop(self) -> Path | None:
         """Ends the recording and writes one timeline of all ranks; every rank calls it.
 
-        The file is Chrome's trace format, JSON: open it at ui.perfetto.dev or chrome://tracing.
+        The file is JSON in Chrome's trace format: open it at ui.perfetto.dev or chrome://tracing.
 
         Returns:
-            The path, on rank 0; None elsewhere, and if nothing was being recorded.
+            The path on rank 0; None on other ranks, and if no recording was running.
 
         Raises:
-            gradring.errors.SaveError: On all ranks, if rank 0 cannot write the file; it is an
-                `OSError`, too.
+            gradring.errors.SaveError: Rank 0 cannot write the file; raised on all ranks, and also
+                an `OSError`.
             GradringError: The group failed; see `gradring.errors`.
 
         Examples:
@@ -493,12 +499,13 @@ class Communicator(Collectives):
         self._native.abort(reason)
 
     def close(self) -> None:
-        """Leaves the group in good order; a collective under way fails. May be called twice.
+        """Leaves the group without an error on other ranks; can be called twice.
 
-        If `init` has returned it several times, only the last of as many calls leaves the group.
+        A collective of this rank that is still running fails. If `init` has returned this
+        communicator several times, only the last of as many `close` calls leaves the group.
 
-        May be called from any thread, and from a signal handler that runs while a collective waits:
-        that collective then raises `AbortedError`.
+        Any thread can call it, and so can a signal handler that runs while a collective waits; that
+        collective then raises `AbortedError`.
 
         Examples:
             >>> group = comm.split(color=0)
@@ -519,7 +526,7 @@ class Communicator(Collectives):
                     self._participant.leave(tells=True)
                 self._native.close()
             finally:
-                # Only now: a fork must not take for closed what another thread still closes.
+                # Last: a fork must not see a group as closed while another thread still closes it.
                 open_groups.remove(self)
                 if self._held_rank is not None:
                     self._held_rank.leave()
@@ -549,10 +556,10 @@ open_groups: OpenGroups[Communicator] = OpenGroups()
 def formed(
     config: _native.Config, rank: int, world_size: int, rendezvous: str, addresses: Sequence[str]
 ) -> Communicator:
-    """The group of these settings, and of a place that has been checked.
+    """Returns a communicator for settings and a place that are already checked.
 
     Raises:
-        GradringError: As a `Communicator`.
+        GradringError: As in `Communicator`.
     """
     communicator = Communicator.__new__(Communicator)
     communicator._join(rank, world_size, rendezvous, addresses, config)
@@ -560,9 +567,9 @@ def formed(
 
 
 def core_of(communicator: Communicator) -> _native.Communicator:
-    """The group as the core has it, for what observes it and for front ends.
+    """Returns the native communicator, for observers and front ends.
 
-    Ask anew each time: a process that is forked from this one gets what refuses everything.
+    Do not keep it: in a forked process the communicator gets a native part that refuses all calls.
     """
     return communicator._native
 
@@ -573,13 +580,13 @@ def participant_of(
     workers: tuple[int, int],
     worker_timeout_s: float,
 ) -> _native.Participant:
-    """This process in an elastic job, to go on from its group, or to join those at addresses.
+    """Returns this process's member of an elastic job: it keeps its group, or joins `addresses`.
 
-    It leaves the job when the communicator is closed.
+    The member leaves the job when the communicator is closed.
     """
     config = communicator._config
     if communicator.world_size == 1 and not addresses and config.listen is None:
-        # Where it would listen if it was not alone.
+        # A world of one does not listen; in an elastic job it must, at its rendezvous.
         config = config.listening_at(communicator._rendezvous or None)
     participant = _native.Participant(
         group=communicator._native,
@@ -593,7 +600,9 @@ def participant_of(
 
 
 def continue_as(communicator: Communicator, native: _native.Communicator, rendezvous: str) -> None:
-    """Makes it the next group of its elastic job; TensorFlow's graphs find it by the same number.
+    """Replaces the communicator's native group by the next one of its elastic job.
+
+    TensorFlow's graphs find the new group by the communicator's number, which stays the same.
 
     Raises:
         AbortedError: The communicator was closed meanwhile.
@@ -612,24 +621,25 @@ def continue_as(communicator: Communicator, native: _native.Communicator, rendez
 
 
 def around_close(communicator: Communicator, observer: AbstractContextManager[None]) -> None:
-    """Lets `close` enter an observer before it leaves the group, and exit it afterwards."""
+    """Makes `close` enter `observer` before it leaves the group, and exit it afterwards."""
     communicator._around_close.append(observer)
 
 
 def at_new_group(communicator: Communicator, begin: Callable[[Communicator], None]) -> None:
-    """Has this called whenever an elastic job has formed another group, which counts anew.
+    """Calls `begin` whenever an elastic job has formed its next group.
 
-    A method is called as long as its object lives elsewhere.
+    Counters of the next group start at 0. A bound method is kept by a weak reference, so that it
+    does not keep its object alive.
     """
     hook = weakref.WeakMethod(begin) if inspect.ismethod(begin) else lambda: begin
     communicator._at_new_group.append(hook)
 
 
 def _whole_number(given: object, argument: str) -> int:
-    """One of Python or numpy, as Python's.
+    """Returns a whole number of Python or numpy as an `int`.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: `given` is something else, or a bool.
     """
     if not isinstance(given, int | np.integer) or isinstance(given, bool):
         raise TypeError(f"split: {argument}={given!r} is no whole number")
@@ -661,11 +671,11 @@ os.register_at_fork(
 def _unless_gradrings(
     show: Callable[[threading.ExceptHookArgs], object],
 ) -> Callable[[threading.ExceptHookArgs], object]:
-    """Shows what ends a thread, but for errors of gradring."""
+    """Wraps a thread's exception hook so that it ignores errors of gradring."""
     return lambda end: None if issubclass(end.exc_type, GradringError) else show(end)
 
 
-@functools.cache  # once for an elastic job, whose groups change
+@functools.cache  # one warning for an elastic job, although it forms several groups
 def _warn_of_versions(*differences: str) -> None:
     if differences:
         _log.warning(
@@ -676,21 +686,22 @@ def _warn_of_versions(*differences: str) -> None:
 
 
 def program_error() -> BaseException | None:
-    """What the program that ends now has raised, if it did."""
-    # At a prompt, it is that of an earlier line.
+    """Returns the exception that ends the program, or None."""
+    # At a prompt, `sys.last_value` belongs to an earlier line.
     return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 @atexit.register
 def _close_all() -> None:
-    """Says goodbye for programs that end without closing; peers see a clean leave, or the error.
+    """Closes groups of a program that ends without `close`: peers see a clean leave or its error.
 
-    Daemon threads may be inside collectives: they are let out first, and no more come in.
+    Daemon threads can be inside collectives: first their collectives fail, and new ones are
+    refused.
     """
     _native.refuse_others(AbortedError("this process ends; end or join its threads before"))
     error = program_error()
     if error is not None:
-        # They end because of it, and must not have the last word.
+        # Threads end because of this error; their own errors must not be printed after it.
         threading.excepthook = _unless_gradrings(threading.excepthook)
     for communicator in open_groups:
         open_groups.use_of(communicator).users = 1

@@ -1,4 +1,4 @@
-"""Ranks and forks: in a forked child a communicator is still its parent's, and of no use."""
+"""Forks of a process with a rank: a forked child cannot use its parent's communicator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _of_ancestors: list[HeldRank] = []
 
 
 class HeldRank:
-    """A rank of a group, which this process holds until it leaves; its forks see whether."""
+    """A rank that this process holds until it leaves; forked processes see the state."""
 
     def __init__(self, rendezvous: str, rank: int) -> None:
         """Takes the rank."""
         self._name = (rendezvous, rank)
-        #: Which holds it.
+        #: Id of the process that holds the rank.
         self.process = os.getpid()
-        # Memory that forks share.
+        # Shared memory: forked processes see when the rank is given up.
         try:
             self._taken = mmap.mmap(-1, 1)
         except OSError as error:
@@ -33,17 +33,17 @@ class HeldRank:
         self._taken[0] = 1
 
     def leave(self) -> None:
-        """Gives the rank up, in its own process; elsewhere it is not this one's to give up."""
+        """Gives the rank up; does nothing in a forked process, which does not own it."""
         if self.process == os.getpid():
             self._taken[0] = 0
 
     def is_taken(self, rendezvous: str, rank: int) -> bool:
-        """Whether this is the rank, and its process holds it."""
+        """Returns True if this is the rank and its process is alive and has not left."""
         return self._name == (rendezvous, rank) and self._taken[0] == 1 and _lives(self.process)
 
 
 def inherit(held: HeldRank) -> None:
-    """Takes note, in a process that has just been forked, of a rank that its parent holds."""
+    """Records, in a forked process, a rank that its parent holds."""
     _of_ancestors.append(held)
 
 
@@ -70,19 +70,19 @@ def _lives(process: int) -> bool:
     return True
 
 
-#: What programs know by other names.
+#: Names for messages, of native methods that have other public names.
 _NAMES = {"run": "a collective", "start": "an asynchronous collective", "listen_beside": "split"}
 
 
 class OfParent:
-    """Takes the place of the native communicator; to leave the group is nothing to be done."""
+    """Replaces the native communicator in a forked child: closes silently, refuses other calls."""
 
     def __init__(self, rank: int, host: str) -> None:
-        """Remembers whose the communicator is."""
+        """Stores the parent's rank and host for messages."""
         self._rank, self._host = rank, host
 
     def abort(self, reason: str) -> None:
-        """Does nothing: the group goes on with the parent."""
+        """Does nothing: the parent's group continues."""
 
     def close(self) -> None:
         """Does nothing: the parent is still in the group."""

@@ -1,7 +1,7 @@
-"""Groups that have done nothing together: said at their end, as their ranks are likeliest apart.
+"""A warning at the end of groups that ran no collective, since each rank probably trained alone.
 
-A program may form a group and then compute by something that knows nothing of it. Nothing fails
-then, and each rank does the whole work.
+A program can form a group and then train with code that does not use it. Nothing fails then, but
+each rank does the whole work.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from gradring.group.communicator import Communicator, core_of, program_error
 
 _log = logging.getLogger("gradring")
 
-#: Collectives by which a strategy has compared itself on all ranks.
+#: Number of collectives by which a strategy compared its settings on all ranks.
 _of_forming: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
 
 def note_formed(communicator: Communicator) -> None:
-    """What the group has done until now was only to form."""
+    """Records the collectives so far as part of forming, which do not count as use."""
     _of_forming[communicator] = _done(communicator)
 
 
 @contextlib.contextmanager
 def told(communicator: Communicator) -> Iterator[None]:
-    """Says on rank 0, before the block closes a group of several ranks, that it was not used."""
+    """Warns on rank 0 before the block, which closes a group, if the group was not used."""
     if communicator.rank == 0 and communicator.world_size > 1 and _is_idle(communicator):
         _log.warning(
             "%s formed a group and did no collective in it: each did all of its work alone. To "
@@ -39,7 +39,7 @@ def told(communicator: Communicator) -> Iterator[None]:
 
 
 def _is_idle(communicator: Communicator) -> bool:
-    # The groups of an elastic job come and go, and count anew.
+    # Each next group of an elastic job counts from 0, so a small count proves nothing.
     is_elastic = communicator.generation > 0
     if is_elastic or core_of(communicator).has_failed or program_error() is not None:
         return False

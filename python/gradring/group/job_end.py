@@ -1,9 +1,9 @@
-"""The end of the job before a process has joined it: `gradring run` lets that process end, too.
+"""The end of a job before a process has joined it: `gradring run` ends that process too.
 
-It cannot find out by itself: nobody answers any more, as if the job had yet to begin. So the
-launcher sends `JOB_HAS_ENDED` again and again to the processes that it has started to join, until
-they end. It means nothing to those that have joined, or still import their modules; the latter get
-SIGTERM after half of the grace period.
+The process cannot detect the end: nobody answers, just as before the start of the job. So the
+launcher sends the signal `JOB_HAS_ENDED` repeatedly to processes that it started to join, until
+they end. Processes that have joined, or still import their modules, ignore the signal; the latter
+get SIGTERM after half of the grace period.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from gradring.errors import RendezvousError
 
 _log = logging.getLogger("gradring")
 
-#: How long the launcher may take to notice that a process has ended: TensorFlow's take their time.
+#: Time for the launcher to notice that a process has ended; processes with TensorFlow end slowly.
 _NOTICED_S = 10.0
 _LOOK_S = 0.1
 
 
 @contextlib.contextmanager
 def ends_with_the_job() -> Iterator[None]:
-    """Inside, where a process waits for its first group, it ends when the job has ended well.
+    """Inside, while a process waits for its first group, `JOB_HAS_ENDED` ends it with status 0.
 
-    In other threads than the main one, and where the program has a use of its own for the signal,
-    it waits as ever.
+    Does nothing in threads other than the main one, nor if the program handles the signal itself.
 
     Raises:
-        gradring.errors.RendezvousError: As what is inside does.
+        gradring.errors.RendezvousError: Raised by the block; passed on after a wait for the
+            launcher's signal.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(JOB_HAS_ENDED) != signal.SIG_DFL:
@@ -46,7 +46,7 @@ def ends_with_the_job() -> Iterator[None]:
     try:
         yield
     except RendezvousError:
-        if "GRADRING_RESTART" in os.environ:  # a launcher has started it
+        if "GRADRING_RESTART" in os.environ:  # the launcher sets this variable
             _wait_for_notice()
         raise
     finally:
@@ -54,7 +54,7 @@ def ends_with_the_job() -> Iterator[None]:
 
 
 def _wait_for_notice() -> None:
-    """The others have gone; whether they have ended well, the launcher hears when they have."""
+    """Waits for the launcher's signal: the other processes are gone, perhaps with success."""
     until = time.monotonic() + _NOTICED_S
     while time.monotonic() < until:
         time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""Python objects as bytes that ranks send one another: JSON, or pickles where all ask for them."""
+"""Encoding of Python objects as bytes: JSON, or pickle if all ranks ask for it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 class _Bytes(bytearray):
-    """Bytes as a file to write to: `pickle.dumps` would give a copy that cannot be written."""
+    """A writable file of bytes, since `pickle.dumps` returns read-only bytes."""
 
     write = bytearray.extend
 
 
 def encode(value: object, pickled: bool, of: str) -> str | bytearray:
-    """An object as text in ASCII, or pickled as bytes.
+    """Encodes an object as JSON in ASCII, or as a pickle.
 
     Args:
-        value: The object; unless ``pickled``, one that JSON gives back as it is.
-        pickled: Whether to pickle it.
+        value: The object; JSON must reproduce it exactly, unless ``pickled``.
+        pickled: True for a pickle.
         of: The collective, for messages.
 
     Raises:
-        TypeError: It is, or holds, something that JSON cannot say or would silently change; or that
-            cannot be pickled.
+        TypeError: The object, or a part of it, cannot be pickled; or JSON has no form for it or
+            would silently change it.
     """
     if pickled:
         return _pickled(value, of)
@@ -41,16 +41,16 @@ def encode(value: object, pickled: bool, of: str) -> str | bytearray:
 
 
 def decode(received: bytearray, pickled: bool, rank: int, of: str) -> Any:
-    """The object of these bytes; where they are a pickle, whatever their sender likes is run.
+    """Decodes an object; a pickle can run any code of its sender.
 
     Args:
-        received: What `encode` has made; it is empty afterwards, to have room for the next one.
-        pickled: As there.
-        rank: Who has sent them, for messages.
-        of: As there.
+        received: Result of `encode`; emptied, to free memory before the next one is decoded.
+        pickled: As in `encode`.
+        rank: The sender, for messages.
+        of: As in `encode`.
 
     Raises:
-        TypeError: They cannot be unpickled here.
+        TypeError: The bytes cannot be unpickled here.
     """
     if not pickled:
         text = received.decode("ascii")
@@ -83,7 +83,7 @@ def _pickled(value: object, of: str) -> bytearray:
 
 
 def _change(value: object, place: str) -> str | None:
-    """What JSON would give back with another type or value, if there is anything."""
+    """Describes the first part that JSON would change in type or value; None if there is none."""
     if type(value) is list:
         return _first(_change(item, f"{place}[{index}]") for index, item in enumerate(value))
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""The registry of the groups that this process is in, and what each is used for."""
+"""The registry of this process's open groups and their uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradring.config.settings import GROUP, variables
 from gradring.config.values import Settings
 from gradring.errors import ConfigError
 
-#: The settings that a group keeps until its end, and the variables that say them.
+#: Settings that a group keeps until its end, with their environment variables.
 _VARIABLES = {
     name: variables(name)
     for name in ("token", "tls", "interface", *(setting.name for setting in GROUP))
@@ -27,13 +27,13 @@ def _texts() -> dict[str, list[str | None]]:
 
 @dataclass(frozen=True)
 class Membership:
-    """How this process came into a group.
+    """The cluster and settings with which `init` joined a group.
 
     Attributes:
         cluster: The group and the place in it.
-        settings: With which it formed.
-        joins: Where members of a running job listen that it is to join first.
-        texts: What the variables said then.
+        settings: Settings with which the group formed.
+        joins: Addresses of a running job's members that this process must join first.
+        texts: Values of the environment variables at that time.
     """
 
     cluster: Cluster
@@ -42,7 +42,7 @@ class Membership:
     texts: Mapping[str, list[str | None]] = field(default_factory=_texts)
 
     def is_of(self, cluster: Cluster) -> bool:
-        """Whether it is this place in this group."""
+        """Returns True if `cluster` means the same rank of the same group."""
         mine = self.cluster
         same_job = cluster.job_id in (None, mine.job_id) or mine.job_id is None
         return same_job and (mine.rank, mine.world_size, mine.rendezvous) == (
@@ -52,14 +52,15 @@ class Membership:
         )
 
     def check(self, asked: Settings, given: Collection[str]) -> None:
-        """Refuses settings that the group does not have.
+        """Refuses settings that differ from the group's.
 
         Args:
-            asked: All settings, also those that were not asked for.
-            given: Names of the arguments among them; a variable counts if it has changed.
+            asked: All settings, defaults included.
+            given: Names of settings passed as arguments; other settings count if their variable has
+                changed.
 
         Raises:
-            ConfigError: One differs; names it.
+            ConfigError: A setting differs; the message names it.
         """
         now = _texts()
         for name in _VARIABLES:
@@ -76,12 +77,12 @@ class Membership:
 
 
 class Group(Protocol):
-    """What the registry needs of a `Communicator`."""
+    """The part of a `Communicator` that the registry uses."""
 
     generation: int
 
     def __hash__(self) -> int:
-        """By identity."""
+        """Hashes by identity."""
 
 
 G = TypeVar("G", bound=Group)
@@ -89,13 +90,16 @@ G = TypeVar("G", bound=Group)
 
 @dataclass(eq=False)
 class Use(Generic[G]):
-    """What this process has an open group for.
+    """The use of an open group in this process.
 
     Attributes:
-        membership: How `init` has joined it; None for a group that was made otherwise.
-        users: Those to whom `init` gave it, each of whom closes it.
-        kept: The group itself, where it has to stay until it is closed; see `OpenGroups.keep`.
-        is_stand_in: Whether the program has not asked for it: a strategy has it in place of one.
+        membership: Arguments of the `init` call that joined it; None for a group made without
+            `init`.
+        users: Number of `init` calls that returned it, each with a `close` of its own.
+        kept: The group itself, if it must not be collected before it is closed; see
+            `OpenGroups.keep`.
+        is_stand_in: True if the program did not ask for the group: a strategy made it for its own
+            use.
     """
 
     membership: Membership | None = None
@@ -105,38 +109,38 @@ class Use(Generic[G]):
 
 
 class OpenGroups(Generic[G]):
-    """The groups of this process that have not been closed; those that nobody has are not in it."""
+    """Weak references to this process's groups that are not closed."""
 
     def __init__(self) -> None:
-        """Begins without any."""
+        """Begins empty."""
         self._uses: weakref.WeakKeyDictionary[G, Use[G]] = weakref.WeakKeyDictionary()
 
     def add(self, group: G) -> None:
-        """Takes a group for open."""
+        """Adds a group as open."""
         self._uses[group] = Use()
 
     def remove(self, group: G) -> None:
-        """Takes a group for closed; it may be already."""
+        """Removes a closed group; does nothing if it was removed before."""
         self._uses.pop(group, None)
 
     def __iter__(self) -> Iterator[G]:
-        """In no particular order; others may be added and removed meanwhile."""
+        """Iterates over a copy in no particular order."""
         return iter(list(self._uses))
 
     def __contains__(self, group: G) -> bool:
-        """Whether nobody has closed it."""
+        """Returns True until the group is closed."""
         return group in self._uses
 
     def unnamed(self) -> list[G]:
-        """Those that a call may mean that names none: a stand-in only where there is no other."""
+        """Returns the groups for calls that name none: a stand-in only if there is no other."""
         return [group for group in self if not self.use_of(group).is_stand_in] or list(self)
 
     def use_of(self, group: G) -> Use[G]:
-        """What an open group is used for; one that is closed, for nothing."""
+        """Returns the use of an open group, or an unused `Use` for a closed one."""
         return self._uses.get(group, Use())
 
     def let_go(self, group: G) -> bool:
-        """Whether the one that closes a group is its last user; otherwise there is one less."""
+        """Returns True for the last user of a group; otherwise removes one user."""
         use = self.use_of(group)
         if use.users == 1:
             return True
@@ -144,18 +148,18 @@ class OpenGroups(Generic[G]):
         return False
 
     def yet_to_join(self, group: G) -> Sequence[str]:
-        """Where members of a running job listen that this process has yet to join."""
+        """Returns the addresses of a running job that this process has not joined yet."""
         membership = self.use_of(group).membership
         return membership.joins if membership is not None and group.generation == 0 else ()
 
     def keep(self, group: G) -> None:
-        """Keeps a group until it is closed, though its strategy may be gone before.
+        """Keeps a group alive until it is closed, even after its strategy is collected.
 
-        Ranks collect garbage at different times. One that had lost the group, and makes another
-        strategy, would wait for ranks that still have it.
+        Ranks collect garbage at different times. A rank without the group that makes another
+        strategy would form a new group and wait for ranks that still use the old one.
         """
         self.use_of(group).kept = group
 
     def kept(self) -> list[G]:
-        """The groups that `keep` was told of and that are still open."""
+        """Returns the open groups that `keep` was called for."""
         return [group for group in self if self.use_of(group).kept is not None]

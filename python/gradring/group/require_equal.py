@@ -1,4 +1,4 @@
-"""Comparison of what has to be the same on all ranks."""
+"""Comparison of values that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from gradring.errors import GradringError, MismatchError
 from gradring.group.collectives import Collectives, all_gather_bytes, named
 
-#: Of a digest, in words of 8 bytes.
+#: Length of a digest in words of 8 bytes.
 _WORDS = 3
 
 _must_match: weakref.WeakKeyDictionary[Collectives, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 def must_match(communicator: Collectives) -> dict[str, str]:
-    """What front ends note to be the same on every rank, by name; `elastic.run` compares it."""
+    """Returns the values by name that must be equal on all ranks; `elastic.run` compares them."""
     return _must_match.setdefault(communicator, {})
 
 
@@ -32,22 +32,22 @@ def require_equal(
     remedy: str = "give every rank of the job the same",
     standing: int = 0,
 ) -> list[int]:
-    """Compares what has to be the same on all ranks; every rank must call it.
+    """Compares values that must be equal on all ranks; every rank must call it.
 
     Args:
         communicator: The ranks.
-        own: What this rank has, by name; None on any rank: nothing is compared.
-        of: The call that needs it, which begins the message and names the collective.
+        own: This rank's values by name. If it is None on any rank, nothing is compared.
+        of: The calling function, for the message and the collective's name.
         remedy: The advice of the error.
-        standing: Of this rank. Those that have the highest must be equal; any other rank must be
-            as they are, and is alone told if it is not.
+        standing: This rank's standing. Ranks with the highest standing must be equal. A rank with a
+            lower one must equal them too; if it differs, only that rank gets the error.
 
     Returns:
         The ranks of the highest standing.
 
     Raises:
-        gradring.errors.MismatchError: Names the first rank that differs; on all ranks, if those of
-            the highest standing do.
+        gradring.errors.MismatchError: Names the first rank that differs; raised on all ranks if
+            they have equal standings.
     """
     text = json.dumps([standing, own]).encode()
     name = f"{of}: arguments" if of else "require_equal"
@@ -66,7 +66,7 @@ def require_equal(
             other = told[rank][1].get(name)
             if other != value:
                 if len(counting) == len(told):
-                    # All raise. Who is first must not end the group before all have been told.
+                    # All ranks raise. The barrier keeps the first from closing the group too early.
                     with contextlib.suppress(GradringError):
                         communicator.barrier()
                 raise MismatchError(
@@ -80,21 +80,20 @@ def require_equal(
 
 
 def gather_if_different(communicator: Collectives, own: bytes, name: str) -> list[bytearray] | None:
-    """The bytes of every rank, by rank, unless all have the same; every rank must call it.
+    """Returns the bytes of every rank, or None if all are equal; every rank must call it.
 
-    Where all have the same, that is one reduction of 48 bytes: the greatest digest of all ranks,
-    and the least.
+    Equal bytes cost one reduction of 48 bytes: the greatest and the least digest of all ranks.
 
     Args:
         communicator: The ranks.
-        own: What this rank has; lengths may differ.
-        name: What is compared; compared itself, and used in messages.
+        own: This rank's bytes; lengths can differ.
+        name: Name of the collective, itself compared across ranks and used in messages.
 
     Returns:
-        None where all have the same.
+        The bytes by rank; None if all are equal.
     """
     digest = np.frombuffer(hashlib.blake2b(own, digest_size=8 * _WORDS).digest(), np.int64)
-    # ~x falls as x grows, so that its greatest belongs to the least x.
+    # ~x falls as x grows, so the maximum of ~x gives the minimum of x.
     words = np.concatenate([digest, ~digest])
     communicator.all_reduce(words, "max", name=name)
     if (words[:_WORDS] == ~words[_WORDS:]).all():

@@ -1,4 +1,4 @@
-"""One step of a program, and what becomes of an exception that leaves it."""
+"""One step of a program, and exceptions that leave it."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Protocol
 
 from gradring import _native
 
-#: Names of exceptions that say that there are no more data.
+#: Names of exceptions that mean the end of the data.
 _END_OF_DATA = frozenset({"StopIteration", "StopAsyncIteration", "OutOfRangeError"})
 
-#: Of an exception's text.
+#: Longest text of an exception in messages, in lines.
 _LINES_MAX = 3
 
 
 class Group(Protocol):
-    """What a step needs of a `Communicator`."""
+    """The part of a `Communicator` that a step uses."""
 
     world_size: int
     _native: _native.Communicator
-    #: The step that the program is in.
+    #: The step now running, if any.
     _step: Step | None
 
     def abort(self, reason: str) -> None:
-        """As `Communicator.abort`."""
+        """See `Communicator.abort`."""
 
 
 @dataclass(eq=False)
 class Step:
-    """What `Communicator.step` returns; inside another one it does nothing."""
+    """The context manager of `Communicator.step`; inside another step it does nothing."""
 
     _communicator: Group
     _abort_on_exception: bool
@@ -44,7 +44,7 @@ class Step:
         if communicator._step is not self:
             return
         communicator._step = None
-        # By the program's own words, an exception may be an end like another.
+        # Without `abort_on_exception`, the program treats an exception as a normal end.
         left = described(error) if error is not None and self._abort_on_exception else None
         number, launched = communicator._native.end_step(left)
         if left is not None and launched and ends_the_group(error):
@@ -52,7 +52,7 @@ class Step:
 
 
 def abort(communicator: Group, what: str, launched: int, left: str) -> None:
-    """Ends the group because an exception, `left`, has left `what` after some collectives."""
+    """Aborts the group because the exception `left` ended `what` after some collectives."""
     if communicator.world_size == 1:
         return
     communicator.abort(
@@ -64,10 +64,10 @@ def abort(communicator: Group, what: str, launched: int, left: str) -> None:
 
 
 def described(error: BaseException) -> str:
-    """The exception in one line: the beginning and the end of a long text, such as TensorFlow's."""
+    """Returns the exception in one line; a long text, as TensorFlow's, loses its middle."""
     try:
         text = str(error)
-    except Exception:  # of the program's own class; it must not take this one's place
+    except Exception:  # a faulty class of the program must not hide the first error
         text = "<exception str() failed>"
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     if len(lines) > _LINES_MAX:
@@ -76,9 +76,10 @@ def described(error: BaseException) -> str:
 
 
 def ends_the_group(error: BaseException | None) -> bool:
-    """Whether this exception must not leave a step alone, once it has reduced something.
+    """Returns True if an exception on one rank must abort the group after a collective.
 
-    All ranks see the end of the data, and those who want this process to end see to it elsewhere.
+    The end of the data reaches all ranks. KeyboardInterrupt and SystemExit come from a user or a
+    launcher, which also ends the other ranks.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, Exception) and names.isdisjoint(_END_OF_DATA)

@@ -1,4 +1,4 @@
-"""A failure of one rank that is a failure of all."""
+"""A block of code whose failure on one rank is raised on all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def agreed(
     what: str | Path,
     error_type: type[GradringError] = SaveError,
 ) -> Iterator[None]:
-    """Leaves when every rank has left, and raises on all of them if one has raised."""
+    """Waits until every rank has left the block, and raises on all ranks if one has raised."""
     failure: Exception | None = None
     try:
         yield
@@ -29,11 +29,11 @@ def agreed(
     try:
         said = all_gather_bytes(communicator, words, f"{verb}/failure")
     except GradringError as error:
-        # One rank failed in the middle of a collective, and the group with it.
+        # A rank failed in the middle of a collective, so the group has failed too.
         raise error from failure
     for rank, text in enumerate(said):
         if text:
-            # Who is first must not end the group before all have been told.
+            # The barrier keeps the first rank from closing the group before all have the error.
             with contextlib.suppress(GradringError):
                 communicator.barrier()
             host = communicator.hosts[rank]

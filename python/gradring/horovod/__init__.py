@@ -1,4 +1,4 @@
-"""Programs written for Horovod, with one changed import or none.
+"""Horovod's interface, for programs written for Horovod, with one changed import or none.
 
 =====================  ====================================================================
 module                 stands for
@@ -8,24 +8,24 @@ module                 stands for
 ``tensorflow.data``    ``horovod.tensorflow.data``
 =====================  ====================================================================
 
-The names and meanings are Horovod's; docs/coming-from-horovod.md says what differs. Nothing of
-Horovod is imported. ``python -m gradring.horovod PROGRAM ...`` starts a program that imports
-``horovod``, and ``gradring run --as-horovod`` its ranks.
+Names and semantics are Horovod's; docs/coming-from-horovod.md lists the differences. Horovod itself
+is never imported. ``python -m gradring.horovod PROGRAM ...`` starts a program that imports
+``horovod``; ``gradring run --as-horovod`` starts its ranks.
 """
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
-#: The Horovod whose names these are.
+#: Version of Horovod whose interface this is.
 __version__ = "0.28.1"
 
 
 def run(*args: Any, **kwargs: Any) -> NoReturn:
-    """Starts no ranks, as Horovod's function would.
+    """Raises an error: unlike Horovod's function, it cannot start ranks.
 
     Raises:
-        NotImplementedError: Always; says what starts ranks.
+        NotImplementedError: Always; the message has the ways to start ranks.
     """
     raise NotImplementedError(
         "horovod.run is not there: start the ranks of a program by gradring run, srun or mpirun; "

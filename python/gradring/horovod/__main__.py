@@ -1,7 +1,7 @@
 """``python -m gradring.horovod PROGRAM ...`` runs a program that imports ``horovod``.
 
-PROGRAM is what `gradring run` takes: a Python script, ``-m`` and a module, or any other program. It
-takes the place of this process, so that srun and mpirun see it.
+PROGRAM is a program as for `gradring run`: a Python script, ``-m`` and a module, or any other
+program. The program replaces this process, so that srun and mpirun see it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USAGE_ERROR = 2
 
 
 def main(words: list[str]) -> int:
-    """Becomes the program; returns an exit code if it cannot be started."""
+    """Replaces this process by the program; returns an exit code if it cannot be started."""
     module = words[:1] == ["-m"]
     words = words[module:]
     if not words:

@@ -1,4 +1,4 @@
-"""The group that a program of Horovod is in, and what it may ask about it."""
+"""The group of a Horovod program, and functions about it."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ __all__ = [
 _log = logging.getLogger("gradring")
 
 _communicator: Communicator | None = None
-#: Process sets, in the order in which they were connected.
+#: Connected process sets, in the order of their connection.
 _parts: list[Part] = []
 
 
 @runtime_checkable
 class Part(Protocol):
-    """Some of the processes."""
+    """A process set, as `init` and `shutdown` use it."""
 
     def _connect(self, communicator: Communicator) -> None:
-        """Forms their group."""
+        """Forms the group of its processes."""
 
     def _disconnect(self) -> None:
-        """Closes it; nothing if it is closed."""
+        """Closes the group of its processes; does nothing if it is closed."""
 
 
 def init(
     comm: Sequence[int] | None = None, process_sets: Iterable[Part] | str | None = None
 ) -> None:
-    """Joins the group that the environment describes, as `gradring.init` does.
+    """Joins the group described by the environment, as `gradring.init` does.
 
-    Does nothing if this process is in it already.
+    Does nothing if this process has already joined it.
 
     Args:
-        comm: Nothing but None, the default: the launcher says who is in the group.
-        process_sets: What to connect, as by `add_process_set`. ``dynamic`` is nothing so far, and
-            has no other effect: process sets may always be added.
+        comm: Must be None: the launcher decides which processes are in the group.
+        process_sets: Process sets to connect, as by `add_process_set`. ``dynamic`` connects none
+            and has no further effect, since process sets can always be added.
 
     Raises:
-        gradring.errors.ConfigError: ``comm`` is given; ``process_sets`` are none; or as
+        gradring.errors.ConfigError: ``comm`` is given; ``process_sets`` has other objects; or as in
             `gradring.init`.
-        gradring.errors.RendezvousError: As `gradring.init`.
-        gradring.errors.AuthenticationError: As `gradring.init`.
+        gradring.errors.RendezvousError: As in `gradring.init`.
+        gradring.errors.AuthenticationError: As in `gradring.init`.
     """
     global _communicator
     if comm is not None:
@@ -94,7 +94,7 @@ def init(
 
 
 def _name_what_is_hidden(communicator: Communicator) -> None:
-    """Says on rank 0 which Horovod the program would import if gradring did not take its place."""
+    """Warns on rank 0 of an installed Horovod that gradring replaces."""
     if communicator.rank == 0 and Settings.from_environ().as_horovod:
         installed = PathFinder.find_spec("horovod")
         if installed is not None and installed.origin is not None:
@@ -105,7 +105,7 @@ def _name_what_is_hidden(communicator: Communicator) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the group; `init` may join one again, and connect the same process sets."""
+    """Leaves the group; `init` can join one again and connect the same process sets."""
     global _communicator
     group, _communicator = _communicator, None
     for part in _parts:
@@ -116,21 +116,21 @@ def shutdown() -> None:
 
 
 def keep(part: Part) -> int:
-    """Disconnects a process set with the others; returns the number of the set, from 1."""
+    """Registers a process set for `shutdown`; returns its number, from 1."""
     _parts.append(part)
     return len(_parts)
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a group."""
+    """Returns True if this process is in a group."""
     return _communicator is not None and _communicator in open_groups
 
 
 def communicator() -> Communicator:
-    """The group, for gradring's own functions.
+    """Returns the group's communicator, for gradring's own functions.
 
     Raises:
-        gradring.errors.ConfigError: `init` has not been called, or `shutdown` since.
+        gradring.errors.ConfigError: `init` has not been called, or `shutdown` was called after it.
     """
     if _communicator is None or _communicator not in open_groups:
         raise ConfigError("this process is in no group; call hvd.init() before")
@@ -138,53 +138,53 @@ def communicator() -> Communicator:
 
 
 def rank() -> int:
-    """This process's index in the group."""
+    """Returns this process's index in the group."""
     return communicator().rank
 
 
 def size() -> int:
-    """How many processes are in the group."""
+    """Returns the number of processes in the group."""
     return communicator().world_size
 
 
 def local_rank() -> int:
-    """This process's index among those on its host."""
+    """Returns this process's index among those on its host."""
     return communicator().local_rank
 
 
 def local_size() -> int:
-    """How many processes are on this host."""
+    """Returns the number of processes on this host."""
     return communicator().local_size
 
 
 def cross_rank() -> int:
-    """This process's index among those that have its `local_rank` on their hosts."""
+    """Returns this process's index among the processes with the same `local_rank`."""
     return _across().index(rank())
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this one's `local_rank`."""
+    """Returns the number of hosts with a process of this `local_rank`."""
     return len(_across())
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has as many processes as any other."""
+    """Returns True if every host has the same number of processes."""
     hosts = communicator().hosts
     return len({hosts.count(host) for host in hosts}) == 1
 
 
 def _across() -> list[int]:
-    """The ranks that have this one's place on their hosts."""
+    """Returns the ranks with the same local rank as this one."""
     hosts = communicator().hosts
     places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
     return [rank for rank, place in enumerate(places) if place == places[communicator().rank]]
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begins to record a timeline; every rank calls it.
+    """Starts recording a timeline; every rank calls it.
 
     Args:
-        file_path: Where `stop_timeline` writes it, on rank 0, in Chrome's trace format.
+        file_path: The file that `stop_timeline` writes on rank 0, in Chrome's trace format.
         mark_cycles: Has no effect: there are no cycles to mark.
     """
     communicator().trace_start(file_path)
@@ -196,50 +196,50 @@ def stop_timeline() -> None:
 
 
 def mpi_built() -> bool:
-    """False: nothing here is MPI, though `mpirun` may start the processes."""
+    """Returns False: gradring does not use MPI, even if `mpirun` starts the processes."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """False, as `mpi_built`."""
+    """Returns False, as `mpi_built` does."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """False, as `mpi_built`."""
+    """Returns False, as `mpi_built` does."""
     return False
 
 
 def gloo_built() -> bool:
-    """True: programs ask whether Horovod needs no MPI. gradring's own core is in Gloo's place."""
+    """Returns True, which tells programs that MPI is not needed; gradring's core replaces Gloo."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """True, as `gloo_built`."""
+    """Returns True, as `gloo_built` does."""
     return True
 
 
 def nccl_built() -> int:
-    """0, the version of an NCCL that is not there: tensors are on CPUs."""
+    """Returns 0 for no NCCL: tensors are on CPUs."""
     return 0
 
 
 def cuda_built() -> bool:
-    """False: tensors are on CPUs."""
+    """Returns False: tensors are on CPUs."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: tensors are on CPUs."""
+    """Returns False: tensors are on CPUs."""
     return False
 
 
 def ddl_built() -> bool:
-    """False: IBM's library is not used."""
+    """Returns False: IBM's library is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: Intel's library is not used."""
+    """Returns False: Intel's library is not used."""
     return False

@@ -1,4 +1,4 @@
-"""Horovod's names for modules, for the start hook (`gradring_start`)."""
+"""Horovod's module names, for the start hook (`gradring_start`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: Names after ``horovod`` there, and after ``gradring.horovod`` here, where these differ.
+#: Module names relative to ``horovod``, and to ``gradring.horovod`` where these differ.
 _ELSEWHERE = {
     ".common": "",
     ".common.basics": ".basics",
@@ -23,7 +23,7 @@ _ELSEWHERE = {
     ".tensorflow.mpi_ops": ".tensorflow",
     ".tensorflow.util": ".tensorflow",
 }
-#: What Horovod has, and gradring has not.
+#: Modules of Horovod that gradring lacks, with words for the error.
 _MISSING = {
     ".data": "Horovod's data loaders",
     ".mxnet": "MXNet",
@@ -35,46 +35,46 @@ _MISSING = {
 
 
 def spec_of(name: str) -> ModuleSpec | None:
-    """What `import` needs for a module of Horovod.
+    """Returns the import spec of a module of Horovod.
 
-    The module is the one of gradring itself, not a copy. Where Horovod has one and gradring has
-    not, the module is found, and its import is an `ImportError`: so it is in a Horovod that was
-    built without PyTorch, which programs know.
+    The module is gradring's own, not a copy. A module of Horovod that gradring lacks is found, but
+    its import raises an `ImportError`. Programs expect this behaviour from a Horovod that was built
+    without PyTorch.
 
     Args:
-        name: Such as ``horovod.tensorflow.keras``.
+        name: The full name, such as ``horovod.tensorflow.keras``.
 
     Returns:
-        None for a module that Horovod does not have either.
+        The spec; None for a module that Horovod does not have either.
     """
     place = name.removeprefix("horovod")
     if place in _MISSING:
         return ModuleSpec(name, _Missing(name, _MISSING[place]))
     ours = __package__ + _ELSEWHERE.get(place, place)
-    # To look for a module imports its package, which may be TensorFlow's.
+    # find_spec imports the parent package, perhaps with TensorFlow; names in the table avoid it.
     is_ours = place in _ELSEWHERE or importlib.util.find_spec(ours) is not None
     return ModuleSpec(name, _Same(ours)) if is_ours else None
 
 
 def is_theirs_only(name: str) -> bool:
-    """Whether gradring.horovod has no module of a name of Horovod, or has it elsewhere."""
+    """Returns True if gradring.horovod lacks a module of Horovod or has it under another name."""
     place = name.removeprefix("horovod")
     return place in _ELSEWHERE or place in _MISSING
 
 
 class _Same(Loader):
-    """Gives a module its second name."""
+    """A loader that gives a module of gradring a second name."""
 
     def __init__(self, ours: str) -> None:
         self._ours = ours
 
     def exec_module(self, module: ModuleType) -> None:
-        """Python takes for the module what is in `sys.modules` after this."""
+        """Replaces the module in `sys.modules`, from which the import takes its result."""
         sys.modules[module.__name__] = importlib.import_module(self._ours)
 
 
 class _Missing(Loader):
-    """Says what is missing."""
+    """A loader whose error names the missing feature."""
 
     def __init__(self, name: str, feature: str) -> None:
         self._name, self._feature = name, feature

@@ -1,11 +1,12 @@
-"""Negotiation: what ranks are about to call, compared before anything of it is sent.
+"""Negotiation: comparison of the ranks' next calls before any data is sent.
 
-Horovod negotiates before every collective. Here that is one reduction of 48 bytes; only where calls
-differ do ranks tell each other what they call. So a difference is an exception on every rank that
-leaves the group as it was, and a rank that has joined hears to what it has to contribute.
+Horovod negotiates before every collective. Here the comparison is one reduction of 48 bytes; only
+if calls differ do ranks exchange them. So a difference raises an exception on every rank, and the
+group stays usable. A rank that has called `join` learns from the exchange which reduction it must
+contribute zeros to.
 
-Inside a `tf.function` there is no such step: there, calls have the order in which they were traced,
-and the core compares them. What a session of TensorFlow 1 is about to run is one call with parts.
+Calls inside a `tf.function` are not negotiated: they have the order of the trace, and the core
+compares them. The next run of a session of TensorFlow 1 is one call with parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, cast
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
 
-#: What a rank is about to do whose session executes collectives, which are the parts.
+#: Kind of a call for a run of a session, whose collectives are the parts.
 RUN = "a run of a session"
 
 
@@ -31,11 +32,11 @@ class Call:
         kind: The function.
         name: The program's name for it, or the function's.
         how: The reduce op, or the root, where the function has one.
-        dtypes: Of the tensors.
-        shapes: As far as they are known and have to be the same on all ranks; None elsewhere.
-        variables: Names of what the tensors are of, where they are known.
-        shown: What it is called in messages; ranks may differ in it. Default: `name`.
-        parts: What it consists of, in this order.
+        dtypes: Dtypes of the tensors.
+        shapes: Shapes of the tensors; None for sizes that are unknown or can differ between ranks.
+        variables: Names of the variables that the tensors belong to, if known.
+        shown: Name in messages, not compared between ranks. Default: `name`.
+        parts: The collectives of a run, in order.
     """
 
     kind: str
@@ -49,20 +50,20 @@ class Call:
 
     @classmethod
     def of(cls, text: bytearray) -> Call:
-        """What `encoded` made a text of."""
+        """Decodes the result of `encoded`."""
         call = cls(**json.loads(text))
         return replace(call, parts=[cls(**part) for part in cast("list[Any]", call.parts)])
 
     def encoded(self) -> bytes:
-        """The same text for the same call."""
+        """Encodes the call; equal calls have equal texts."""
         return json.dumps(asdict(self)).encode()
 
     def is_like(self, other: Call) -> bool:
-        """Whether both are the same, whatever they are called in messages."""
+        """Returns True if the calls are equal, apart from their names in messages."""
         return _compared(self) == _compared(other)
 
     def without_equal_parts(self, other: Call) -> Call:
-        """The same with the first part, and what is behind it, that differs from the other's."""
+        """Returns the call without its first parts, up to the first that differs from `other`."""
         pairs = zip(self.parts, other.parts, strict=False)
         equal = itertools.takewhile(lambda pair: pair[0].is_like(pair[1]), pairs)
         return replace(self, parts=self.parts[len(list(equal)) :])
@@ -83,23 +84,23 @@ class Call:
         return f"{self.kind}{how} {name} {', '.join(tensors[:3])}{more}".rstrip()
 
 
-#: What a rank calls that has no more data.
+#: The call of a rank without more data.
 JOIN = Call("join")
 
 
 def negotiate(communicator: Communicator, own: Call) -> list[Call]:
-    """What all ranks call, by rank; every rank calls this.
+    """Returns the calls of all ranks, by rank; every rank must call it.
 
     Args:
         communicator: The group.
-        own: What this rank calls.
+        own: This rank's call.
     """
     texts = gather_if_different(communicator, own.encoded(), "horovod/calls")
     return [own] * communicator.world_size if texts is None else list(map(Call.of, texts))
 
 
 def differing(calls: Sequence[Call]) -> tuple[int, int] | None:
-    """The first two ranks whose calls differ, of those that have not joined; None if none do."""
+    """Returns the first two ranks with different calls, ignoring joined ranks; None without any."""
     present = list(_present(calls))
     for rank in present[1:]:
         if not calls[rank].is_like(calls[present[0]]):
@@ -108,7 +109,7 @@ def differing(calls: Sequence[Call]) -> tuple[int, int] | None:
 
 
 def joined(calls: Sequence[Call]) -> list[int]:
-    """The ranks that have joined."""
+    """Returns the ranks that have joined."""
     return sorted(set(range(len(calls))) - set(_present(calls)))
 
 

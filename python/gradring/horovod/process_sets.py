@@ -1,4 +1,4 @@
-"""Process sets: the processes that take part in a collective."""
+"""Process sets: subsets of the processes, for collectives."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 
 
 class ProcessSet:
-    """Some of the processes; `global_process_set` are all.
+    """A subset of the processes; `global_process_set` has all.
 
     Attributes:
-        ranks: Of its processes, in the group of all, ascending; None for all processes.
-        process_set_id: 0 for all processes, None for those that are not connected.
+        ranks: Ranks of its processes in the group of all, ascending; None for all processes.
+        process_set_id: Number of the set, 0 for all processes; None if it is not connected.
 
     Examples:
         >>> first = hvd.ProcessSet([0])
@@ -34,34 +34,34 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
-        """Names the processes; `add_process_set` or `init` connects them."""
+        """Takes the ranks; `add_process_set` or `init` connects the processes."""
         self.ranks = None if ranks is None else sorted(map(operator.index, ranks))
         self.process_set_id: int | None = 0 if ranks is None else None
         self._communicator: Communicator | None = None
 
     def size(self) -> int:
-        """How many processes it has."""
+        """Returns the number of its processes."""
         return basics.size() if self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's index in it; None if it is not in it."""
+        """Returns this process's index in the set; None if it is not a member."""
         if self.ranks is None:
             return basics.rank()
         return self.ranks.index(basics.rank()) if self.included() else None
 
     def included(self) -> bool:
-        """Whether this process is in it."""
+        """Returns True if this process is a member."""
         return self.ranks is None or basics.rank() in self.ranks
 
     def _connect(self, communicator: Communicator) -> None:
-        """Forms the group of its processes; all processes call it.
+        """Forms the group of its processes; all processes must call it.
 
         Raises:
-            ValueError: It has no ranks, or some twice, or some that do not exist.
-            gradring.errors.ConfigError: It is connected already; or the job is elastic, whose ranks
-                change.
-            gradring.errors.MismatchError: Processes name different ranks, or one has joined; the
-                group of all goes on.
+            ValueError: The set has no ranks, a rank twice, or a rank that does not exist.
+            gradring.errors.ConfigError: The set is already connected; or the job is elastic, so its
+                ranks change.
+            gradring.errors.MismatchError: Processes pass different ranks, or one has called `join`;
+                the group of all stays usable.
         """
         ranks, own = self.ranks, communicator.rank
         if ranks is None or self.process_set_id is not None:
@@ -105,13 +105,13 @@ global_process_set = ProcessSet(None)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Connects some processes; all processes call it, in the same order.
+    """Connects a process set; all processes must call it in the same order.
 
     Args:
-        process_set: The processes, or their ranks.
+        process_set: The process set, or its ranks.
 
     Returns:
-        The process set, for ``process_set=`` of collectives, tape and optimizer. Different sets
+        The process set, for ``process_set=`` of collectives, tape and optimizer. Different sets can
         work at the same time.
 
     Examples:
@@ -126,13 +126,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Disconnects what `add_process_set` has connected; all processes call it.
+    """Disconnects a process set; all processes must call it.
 
     Args:
-        process_set: The processes.
+        process_set: The process set.
 
     Returns:
-        Whether they were connected; all processes stay connected.
+        True if it was connected; False also for `global_process_set`, which stays connected.
 
     Examples:
         >>> first = hvd.add_process_set([0])
@@ -148,10 +148,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def communicator_of(process_set: ProcessSet) -> Communicator:
-    """The communicator of the processes of a process set.
+    """Returns the communicator of a process set.
 
     Raises:
-        gradring.errors.ConfigError: It is not connected, or this process is not in it.
+        gradring.errors.ConfigError: The set is not connected, or this process is not a member.
     """
     if process_set.ranks is None:
         return basics.communicator()
@@ -163,10 +163,10 @@ def communicator_of(process_set: ProcessSet) -> Communicator:
 
 
 def place_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The index in a process set of a rank among all processes.
+    """Converts a rank among all processes to an index in a process set.
 
     Raises:
-        ValueError: It is not in it.
+        ValueError: The rank is not a member.
     """
     if process_set.ranks is None:
         return root_rank

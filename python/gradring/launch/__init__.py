@@ -1,30 +1,30 @@
-"""Starting ranks here and on other hosts, and never leaving one behind.
+"""Start of ranks on this and other hosts, with no process left behind.
 
 ====================  ===================================================================
-``launcher``          what ``gradring run`` does, as the function `launch`: attempts, report
-``supervisor``        the loop over processes, and `Policy`: what jobs differ in
-``plain``             the policy of ranks that need each other, perhaps with restarts of all
+``launcher``          the function `launch` behind ``gradring run``: attempts and report
+``supervisor``        the loop over processes, and `Policy`, the differences between jobs
+``plain``             the policy of ranks that need each other, with restarts of all
 ``servers``           the policy of a job with parameter servers
-``elastic``           the policy of an elastic job; asks hosts meanwhile
+``elastic``           the policy of an elastic job
 ``input_workers``     the policy of tf.data service beside any of these
 ``input_server``      a process of tf.data service
-``slots``             which worker of an elastic job starts when, and where: decisions
+``slots``             decisions of an elastic job: when and where each worker starts
 ``watch``             the wait for input, and the times at which processes must end
-``question``          a program that is asked something, and is not waited for
-``world``             which rank runs where, at which address
+``question``          a program whose answer is polled, not waited for
+``world``             the host, address and variables of each rank
 ``hosts``             the hosts and their numbers of ranks
 ``hostfile``          the same, from a file
-``program``           what the ranks run, and under which interpreter
-``ranks``             the variables that each rank is given
-``processes``         rank processes in groups of their own; how they are ended
+``program``           the command of the ranks, and its interpreter
+``ranks``             the environment variables of each rank
+``processes``         rank processes in groups of their own, and ending them
 ``ssh``               a rank process on another host
 ``remote_rank``       its far end, which starts the rank there
 ``collect``           brings parts of a timeline back from other hosts
-``tracing``           makes one timeline of all parts
-``survey``            looks at the other hosts before anything is started
+``tracing``           merges all parts into one timeline
+``survey``            checks of the other hosts before the start
 ``signals``           signals as bytes on a socket
-``first_process``     what the first process of a container does beside
-``guardian``          a helper process that ends them when the launcher itself is killed
+``first_process``     duties of the first process of a container
+``guardian``          a helper process that ends ranks when the launcher is killed
 ``exec_rank``         the first instructions of a rank: die with the launcher, then exec
 ``output``            whole, prefixed lines from many pipes
 ``report``            the last words of the rank that failed first

@@ -1,8 +1,8 @@
-"""Parts of a timeline that ranks on other hosts have left there, brought here.
+"""Collection of the timeline's parts that ranks have written on other hosts.
 
-A rank on another host leaves its part in a temporary directory that `remote_rank` makes for it.
-When all ranks have ended, ``python -m gradring.launch.collect JOB`` on each host, over ssh,
-prints what is there and removes it.
+A rank on another host writes its part into a temporary directory made by `remote_rank`. When all
+ranks have ended, ``python -m gradring.launch.collect JOB`` runs on each host over ssh, prints the
+parts and removes them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gradring.launch.hosts import Host
 from gradring.launch.ssh import Ssh
 from gradring.records.paths import parts_of, written
 
-#: For one host: a host that is gone must not keep the launcher for long.
+#: Time limit for one host: a host that is gone must not delay the launcher for long.
 LIMIT_S = 30.0
 JOB_BYTES = 8
 TRACE_NAME = "timeline.json"
 
 
 def new_job() -> str:
-    """A name for one run, which nobody can guess and prepare a directory for."""
+    """Returns a random name for one run, so that nobody can prepare its directory."""
     return secrets.token_hex(JOB_BYTES)
 
 
 def trace_of(job: str) -> Path:
-    """The file of which ranks on this host are to leave parts.
+    """Returns the timeline file whose parts ranks on this host write.
 
     Raises:
-        ValueError: ``job`` is none that `new_job` makes.
+        ValueError: ``job`` is not a name made by `new_job`.
     """
     if len(bytes.fromhex(job)) != JOB_BYTES:
         raise ValueError(f"{job!r} names no run")
@@ -47,20 +47,20 @@ def trace_of(job: str) -> Path:
 
 
 def make_room(job: str) -> Path:
-    """As `trace_of`, in a directory that is there now and no other user's."""
+    """Makes the directory of `trace_of`, which no other user can enter; returns the file."""
     trace = trace_of(job)
     trace.parent.mkdir(mode=0o700, exist_ok=True)
     return trace
 
 
 def collect(hosts: Sequence[Host], ssh: Ssh, job: str, trace: Path) -> list[str]:
-    """Puts the parts of all ranks on ``hosts`` beside those of this machine; asks all at once.
+    """Copies the parts of all ranks on ``hosts`` to this machine, from all hosts at once.
 
     Args:
-        hosts: Those that are reached by ssh; each once.
-        ssh: How to get there.
-        job: What `new_job` named the run.
-        trace: The file that the timeline will be.
+        hosts: Hosts to reach by ssh, each once.
+        ssh: Access to the hosts.
+        job: The run's name, made by `new_job`.
+        trace: The file of the timeline.
 
     Returns:
         A sentence for each host whose parts could not be read.

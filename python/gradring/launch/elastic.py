@@ -1,7 +1,7 @@
-"""The policy of an elastic job, in which each worker may end and start by itself.
+"""The policy of an elastic job, whose workers end and start independently.
 
-`slots` decides; this does what it decides, and passes on what happens. Nothing here waits: hosts,
-and the script that names them, are asked by programs of their own.
+`slots` makes the decisions; this module executes them and reports events back. Nothing here waits:
+questions to hosts and to the discovery script run in processes of their own.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from gradring.launch.survey import ANY_ADDRESS, LIMIT_S, command, ports_in, prob
 from gradring.launch.world import with_token
 from gradring.machine.ports import free_ports
 
-#: How often the script is asked which hosts there are, and how long it may take.
+#: Interval and time limit of the discovery script, which prints the available hosts.
 DISCOVERY_S, DISCOVERY_LIMIT_S = 1.0, 10.0
-#: How often a process that may have come too late gets the signal that says so.
+#: Interval of the signal `JOB_HAS_ENDED` to processes that have perhaps not joined.
 ANNOUNCE_S = 0.5
-#: The error of a process that has found no group to join.
+#: Error class of a process that found no group to join.
 APART = "RendezvousError"
 
 
 class Elastic(Policy):
-    """The workers of one job, of which each may end and start by itself."""
+    """The workers of one elastic job."""
 
     def __init__(self, limits: Limits, hosts: Sequence[Host], script: Path | None) -> None:
         """Places no worker yet.
 
         Args:
-            limits: What the user allows.
-            hosts: Those that are known from the start.
-            script: Prints the hosts that there are; None if there are no others.
+            limits: The user's limits.
+            hosts: Hosts known from the start.
+            script: Program that prints the available hosts; None if `hosts` never change.
         """
         self._limits = limits
         self._hosts = hosts
@@ -61,21 +61,21 @@ class Elastic(Policy):
         self._own_name: str | None = None
         self._kill_at: dict[RankProcess, float] = {}
         self._announce_at = self._ask_script_at = float("-inf")
-        #: When those must end that have not joined, once the job has ended well; who had to.
+        #: After success: deadline of workers that have not joined, and workers stopped by it.
         self._end_at: float | None = None
         self._late: set[RankProcess] = set()
         self._failed: list[RankProcess] = []
-        #: Once the job has ended well: the workers that have, and those that were lost after that.
+        #: Workers that ended with success, and workers lost after the first success.
         self._well: set[int] = set()
         self._lost: list[RankProcess] = []
 
     @property
     def is_local(self) -> bool:
-        """Whether all hosts are known, and are this machine."""
+        """True if all hosts are known and are this machine."""
         return self._script is None and all(host.is_local for host in self._hosts)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
-        """Prepares to ask the hosts; `act` starts the workers.
+        """Prepares the survey of the hosts; `act` starts the workers.
 
         Raises:
             ConfigError: ``GRADRING_PORT`` has too few ports for the workers of a host.
@@ -94,15 +94,15 @@ class Elastic(Policy):
 
     @property
     def pending(self) -> bool:
-        """Whether the first workers are still to be started."""
+        """True until the first workers are started."""
         return not (self._slots.founded or self._slots.over)
 
     def name(self, number: int) -> str:
-        """The name of a process in messages: ranks change with the group."""
+        """Returns a process's name in messages, which is no rank: ranks change with the group."""
         return f"worker {number}"
 
     def act(self, now: float) -> None:
-        """Does what is due.
+        """Polls the questions to hosts and script, and sends due signals and starts due workers.
 
         Raises:
             OSError: A rank cannot be started.
@@ -118,7 +118,7 @@ class Elastic(Policy):
         self._start(now)
 
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
-        """Ranks have ended; returns the failures that end the job, if it ends."""
+        """Records ended ranks; returns the failures that end the job, if it ends."""
         leaving = self._slots.leaving
         exits = {process.rank: process.exit_code or 0 for process in ended}
         without_group = {
@@ -128,7 +128,7 @@ class Elastic(Policy):
         }
         words = self._slots.ended(exits, now, without_group=without_group)
         for process in ended:
-            # Its children got SIGTERM when it ended; the next process is not to meet them.
+            # Its children got SIGTERM; they are killed before the next process starts.
             self._kill_at[process] = now + FIRST_PAUSE_S
             if process.rank in words:
                 left = process.rank in leaving or exits[process.rank] in LEFT
@@ -140,7 +140,7 @@ class Elastic(Policy):
         failed = [p for p in ended if p.exit_code != 0 and p.rank not in leaving]
         self._well |= {rank for rank, code in exits.items() if code == 0 and rank not in leaving}
         if self._slots.completed:
-            # One that came too late to take part has missed nothing.
+            # A worker that came too late to take part is no failure.
             failed = [p for p in failed if p.rank not in without_group and p not in self._late]
             self._lost += [p for p in failed if _is_loss(p)]
             enough = not self._slots.over or len(self._well) >= self._limits.least
@@ -149,14 +149,14 @@ class Elastic(Policy):
         return self._failed if self._slots.over else []
 
     def outcome(self) -> tuple[int, str | None]:
-        """Success once a worker has ended well; else why the job has not been done."""
+        """Returns success once a worker has ended with success, else the reason of the failure."""
         if self._slots.completed:
             lost = [f"worker {p.rank} on {p.host} ({p.ending})" for p in self._lost]
             return 0, f"the job has ended well without {listed(lost)}" if lost else None
         return 1, self._slots.problem or "all workers have left, and none is started again"
 
     def close(self) -> None:
-        """Ends what has been asked and has not answered."""
+        """Ends questions that have no answer yet."""
         for _, question in self._hosts_asked.values():
             question.close()
         if self._script_asked is not None:
@@ -176,7 +176,7 @@ class Elastic(Policy):
             hosts = hosts_in(printed.splitlines(), f"what {self._script} prints")
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             if isinstance(error, OSError) and self.pending:
-                raise  # there never was such a program
+                raise  # the program does not exist
             if not self._script_failed:
                 say(f"{_why(error)}; the hosts that were known last count")
             self._script_failed = True
@@ -194,9 +194,9 @@ class Elastic(Policy):
         self._kill_at[process] = now + grace_s
 
     def _announce_the_end(self, now: float) -> None:
-        """The job has ended well: those that have not joined it yet need not wait for it.
+        """After success, ends workers that have not joined yet and would wait in vain.
 
-        One that still imports its modules hears nothing of `JOB_HAS_ENDED`.
+        A worker that still imports its modules ignores `JOB_HAS_ENDED`, so SIGTERM follows later.
         """
         if not self._slots.completed or now < self._announce_at:
             return
@@ -250,13 +250,13 @@ class Elastic(Policy):
         starts = self._slots.to_start(now, busy)
         if not starts:
             return
-        self._failed.clear()  # the job goes on without them
+        self._failed.clear()  # the job continues
         for start, environment in zip(starts, found(starts), strict=True):
             own = {PORT: str(start.port), "GRADRING_RESTART": str(start.attempt)}
             self._job.start(start.slot, {**environment, **own})
 
     def _founded(self, starts: Sequence[Start]) -> list[dict[str, str]]:
-        """The variables of the workers that form the first group."""
+        """Returns the environments of the workers that form the first group."""
         hosts = [start.host for start in starts]
         self._own_name = name_of_this_machine(hosts, self._environ, alone=self._script is None)
         for start in starts:
@@ -267,7 +267,7 @@ class Elastic(Policy):
         return environments
 
     def _joined(self, starts: Sequence[Start]) -> list[dict[str, str]]:
-        """The variables of workers that join the group that there is."""
+        """Returns the environments of workers that join the existing group."""
         moved = [start for start in starts if self._place(start)]
         for start in moved:
             say(f"worker {start.slot} is started on {start.host.name}, to join the others")
@@ -275,7 +275,7 @@ class Elastic(Policy):
         return [self._environment_of(start, start in moved) for start in starts]
 
     def _place(self, start: Start) -> bool:
-        """Notes where a worker is; whether it was elsewhere before, or nowhere."""
+        """Records a worker's address; returns True if it is new or has changed."""
         name = self._own_name if start.host.is_local else start.host.name
         assert name is not None
         address = joined_address(name, start.port)
@@ -289,18 +289,18 @@ class Elastic(Policy):
         others = [address for slot, address in self._addresses.items() if slot != start.slot]
         founder = self._founders.get(start.slot)
         if founder is not None and not moved:
-            # The first group may not have formed yet.
+            # Perhaps the first group has not formed yet, so the worker can found it or join it.
             return {**founder, JOIN: ",".join([AUTO, *others])}
         return joining(next(iter(self._founders.values())), others)
 
     def _fitting(self, host: Host) -> Host:
-        """The host with no more slots than the user gives it ports."""
+        """Returns the host, with at most as many slots as the user gives ports."""
         ranks = len(self._given_ports)
         return replace(host, slots=min(host.slots, ranks)) if ranks else host
 
 
 def _is_loss(process: RankProcess) -> bool:
-    """Whether a worker ended as in a group that goes on without it, not by its program's doing."""
+    """Returns True if a host or a signal ended a worker, and not its program."""
     return process.is_lost or process.exit_code in (-SIGKILL, 128 + SIGKILL, *LEFT)
 
 
@@ -313,7 +313,7 @@ def _given_ports(environ: Mapping[str, str]) -> list[int]:
 
 
 def _why(error: Exception) -> str:
-    """What a failure of the script that names the hosts was."""
+    """Describes a failure of the discovery script."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"{error.cmd[0]} has not ended within {error.timeout:g} s"
     if isinstance(error, subprocess.CalledProcessError):

@@ -1,8 +1,8 @@
 """The first instructions of a rank process, run as a script: ``exec_rank.py LAUNCHER_PID CMD...``.
 
-It asks the kernel to kill this process when the launcher dies, and becomes the command. The request
-survives the exec, and so would signals that are ignored: those that Python ignores for itself are
-given back. It imports nothing of gradring: it has to start in milliseconds.
+The script asks the kernel to kill this process when the launcher dies, and then executes the
+command. The request survives the exec. Ignored signals would survive too, so the script restores
+those that Python ignores. It imports nothing of gradring, to start in milliseconds.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ def main() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent dies, and ends it if that is gone."""
+    """Asks the kernel to kill this process when its parent dies; exits if the parent is dead."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the request was made
+    if os.getppid() != parent:  # the parent died before the request
         os._exit(128 + signal.SIGKILL)
 
 
 def hint(program: str) -> str:
-    """What is wrong with a program that is there and executable, and still cannot be executed."""
+    """Returns the reason why an existing, executable file cannot be executed; empty if unknown."""
     if not (os.path.isfile(program) and os.access(program, os.X_OK)):
         return ""
     return "; its first line must be #! and the path of an interpreter that exists"

@@ -1,7 +1,8 @@
-"""The first process of a container: passes signals on, and collects what nobody else collects.
+"""Duties of a container's first process: forwarding signals and reaping orphans.
 
-Linux makes it the parent of every process whose own parent has ended, and keeps what is left of
-these until it asks. `gradring run` asks after its own ranks only, so there it works in a child.
+Linux makes the first process the parent of every orphan, which stays a zombie until that parent
+collects its exit code. `gradring run` waits for its own ranks only, so as first process it works in
+a child.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gradring.launch.signals import HANDLED
 
 
 def in_child(work: Callable[[], int]) -> int:
-    """Does the work, in a child if this is the first process; must be called before any thread.
+    """Runs `work`, in a child if this is process 1; must be called before any thread starts.
 
     Returns:
-        What the work returns, or the exit code of the child, as a shell has it.
+        The result of `work`, or the exit code of the child in a shell's form.
     """
     if os.getpid() != 1:
         return work()
@@ -34,13 +35,13 @@ def in_child(work: Callable[[], int]) -> int:
             exit_code = _collected(child)
             if exit_code is not None:
                 return exit_code
-        # What a terminal sends, it sends to the child, too; only processes have a code up to 0.
+        # A terminal's signal (code above 0) reaches the child anyway; a process's does not.
         elif arrived.si_code <= 0:
             os.kill(child, arrived.si_signo)
 
 
 def _collected(child: int) -> int | None:
-    """Collects all that have ended; the exit code of the child if it is among them."""
+    """Reaps all ended processes; returns the exit code of the child if it is among them."""
     process = -1
     while process != child:
         process, status = os.waitpid(-1, os.WNOHANG)

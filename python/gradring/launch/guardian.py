@@ -1,10 +1,10 @@
-"""A helper process that outlives the launcher by a moment, to end what a SIGKILL would orphan.
+"""A helper process that kills the orphans of a killed launcher.
 
 The kernel kills the rank processes themselves when the launcher dies (see ``exec_rank``), but not
-the processes that they have started. The guardian knows the process group of every rank; when its
-pipe from the launcher closes, it kills the groups that are still registered.
+their children. The guardian keeps the process group of every rank; when its pipe from the launcher
+closes, it kills the groups that are still registered.
 
-Run as a script it is that helper, and imports nothing of gradring.
+Run as a script, this module is the helper; it imports nothing of gradring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 
 
 class Guardian:
-    """The launcher's end of the pipe."""
+    """The launcher's end of the pipe to the helper."""
 
     def __init__(self) -> None:
         """Starts the helper, in a session of its own so that Ctrl-C does not reach it."""
@@ -30,11 +30,11 @@ class Guardian:
         )
 
     def watch(self, group: int) -> None:
-        """Registers a process group to be killed when this process dies."""
+        """Registers a process group, which the helper kills when this process dies."""
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Removes a group that has ended: its number may be used again by anybody."""
+        """Removes a group that has ended: another process can get its number."""
         self._tell(f"-{group}\n")
 
     def close(self) -> None:
@@ -46,13 +46,13 @@ class Guardian:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # without it the kernel still ends the ranks themselves
+        with contextlib.suppress(OSError):  # the kernel still kills the ranks
             os.write(self._process.stdin.fileno(), line.encode())
 
 
 def main() -> None:
-    """Reads registrations until the launcher is gone, then kills what is left."""
-    # A batch system may signal every process of a job.
+    """Reads registrations until the launcher is gone, then kills the registered groups."""
+    # A batch system can send these signals to every process of a job.
     for name in ("INT", "TERM", "HUP", "USR1", "USR2", "TSTP"):
         signum = getattr(signal, f"SIG{name}")
         signal.signal(signum, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The file of ``gradring run --hostfile``: a host on each line, as Open MPI and Horovod have them.
+"""The file of ``gradring run --hostfile``: a host on each line, as in Open MPI and Horovod.
 
 ::
 
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from gradring.launch.hosts import Host, parse_host, parse_port
 
-#: Open MPI's names. No host gets more ranks than slots, so nothing follows from max_slots.
+#: Open MPI's keywords. No host gets more ranks than slots, so max_slots has no effect.
 KEYWORDS = ("slots", "max_slots", "port", "username")
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The hosts of a file, each once, in the order of their first lines.
+    """Returns the hosts of a file, each once, in the order of their first lines.
 
     Batch systems such as PBS write a line for each slot, so the slots of equal hosts add up.
 
@@ -38,7 +38,7 @@ def read_hosts(path: Path) -> list[Host]:
 
 
 def hosts_in(lines: Sequence[str], source: str) -> list[Host]:
-    """As `read_hosts`; ``source`` is what the lines are of. There may be none.
+    """Returns the hosts of `lines`, perhaps none; ``source`` names the lines in messages.
 
     Raises:
         ValueError: A line is malformed.

@@ -1,4 +1,4 @@
-"""The hosts of ``gradring run --hosts h1:2,h2:2``, and which rank runs on which of them."""
+"""The hosts of ``gradring run --hosts h1:2,h2:2``, and the placement of ranks on them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gradring.machine.ports import LOOPBACK
 
 @dataclass(frozen=True)
 class Host:
-    """One host and how many ranks it gets.
+    """One host and its number of ranks.
 
     Attributes:
-        target: What ssh is given: a name or an address, perhaps with ``user@`` in front.
+        target: Argument of ssh: a name or an address, perhaps with ``user@`` in front.
         slots: Number of ranks, at least 1.
-        port: Of its ssh server; None for the usual one.
+        port: Port of its ssh server; None: ssh's default.
     """
 
     target: str
@@ -35,14 +35,14 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine, by any name or address; ranks then start without ssh.
+        """True if the host is this machine, by any name or address; ranks then start without ssh.
 
-        With ``user@`` in front they start by ssh: the user may be another one.
+        A target with ``user@`` always uses ssh, since the user can be another one.
         """
         return self.target == self.name and _is_this_machine(self.name)
 
     def is_same_machine(self, other: Host) -> bool:
-        """Whether both are one machine, perhaps by two names of this one."""
+        """Returns True if both are one machine, also for two names of this machine."""
         return self.name == other.name or (self.is_local and other.is_local)
 
 
@@ -71,11 +71,11 @@ def parse_host(entry: str, slots: str | None = None) -> Host:
     """Reads one host.
 
     Args:
-        entry: Such as ``node-a``, ``user@node-a:2`` or ``[fd00::7]:2``.
-        slots: The number of ranks, if it stands elsewhere; without any it is 1.
+        entry: Text such as ``node-a``, ``user@node-a:2`` or ``[fd00::7]:2``.
+        slots: The number of ranks, if not in `entry`. Default: 1.
 
     Raises:
-        ValueError: The host is malformed, or its number of ranks is missing or there twice.
+        ValueError: The host is malformed, or its number of ranks is invalid or given twice.
     """
     target, tail = _without_slots(entry)
     name = target.rpartition("@")[2]
@@ -100,12 +100,12 @@ def parse_host(entry: str, slots: str | None = None) -> Host:
 
 
 def name_of_this_machine(hosts: Sequence[Host], environ: Mapping[str, str], *, alone: bool) -> str:
-    """The name or address under which processes on all hosts reach those on this machine.
+    """Returns the name or address at which processes on all hosts reach this machine.
 
     Args:
-        hosts: All that are known.
-        environ: May choose a network.
-        alone: Whether there are no others, and will be none.
+        hosts: All known hosts.
+        environ: Variables that can choose a network.
+        alone: True if no other hosts will be added.
     """
     others = [host for host in hosts if not host.is_local]
     if others:
@@ -114,16 +114,16 @@ def name_of_this_machine(hosts: Sequence[Host], environ: Mapping[str, str], *, a
 
 
 def parse_port(text: str, name: str) -> int:
-    """Reads a port; ``name`` is where it was found.
+    """Reads a port; ``name`` is its source, for messages.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a port.
     """
     return whole_number(text, name, minimum=1, maximum=MAX_PORT)
 
 
 def _without_slots(entry: str) -> tuple[str, str]:
-    """The target, and what follows it: a colon and a number of ranks, or nothing."""
+    """Splits an entry into the target and the rest: a colon and a number of ranks, or nothing."""
     user, at, rest = entry.rpartition("@")
     if rest.startswith("[") and "]" in rest:
         name, _, tail = rest[1:].partition("]")
@@ -136,10 +136,10 @@ def _without_slots(entry: str) -> tuple[str, str]:
 
 
 def place_ranks(hosts: Sequence[Host], world_size: int) -> list[Host]:
-    """The host of each rank: they are filled in the order in which they are named.
+    """Returns the host of each rank; hosts are filled in the given order.
 
     Raises:
-        ValueError: The hosts have fewer slots than there are ranks.
+        ValueError: The hosts have fewer slots than ranks.
     """
     slots = (host for host in hosts for _ in range(host.slots))
     placed = list(islice(slots, world_size))

@@ -1,10 +1,12 @@
-"""A process of tf.data service: ``input_server HOST PORT [DISPATCHER]``, with it a worker.
+"""A process of tf.data service: ``input_server HOST PORT [DISPATCHER]``.
 
-HOST is the name by which the ranks reach it, PORT where it listens, 0 for any free one. Its port
-goes to the launcher, in a line of standard error that is not shown.
+HOST is the name at which the ranks reach the process. PORT is its port, 0 for any free one.
+DISPATCHER is the dispatcher's address, for a worker; without this argument, the process is a
+dispatcher. The actual port goes to the launcher, in a line of standard error that is not shown.
 
-TensorFlow's servers listen at all addresses of a host, know no password, and run the datasets that
-they are given. For the ranks of one host, the kernel therefore lets in what comes over loopback.
+TensorFlow's servers listen at all addresses of a host, have no authentication, and run the datasets
+that they receive. So if all ranks run on one host, the kernel accepts connections over loopback
+only.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from gradring.launch.output import FAILURE_MARK
 from gradring.machine.ports import LOOPBACK
 from gradring.machine.streams import print_error, write
 
-#: How often a worker asks the dispatcher what there is to do; TensorFlow's own is half a minute.
+#: Interval of a worker's requests to the dispatcher for work; TensorFlow's default is 30 s.
 HEARTBEAT_MS = 1000
-#: Seconds for a start, in which a worker has to reach the dispatcher; then SIGALRM ends it.
+#: Seconds for the start, in which a worker must reach the dispatcher; then SIGALRM ends it.
 START_S = 300
 
 
 def main() -> int:
-    """Serves until it is killed."""
+    """Runs the server until the process is killed."""
     host, port, *dispatcher = sys.argv[1:]
-    # It says little else than that it has started.
+    # TensorFlow's messages below this level only report the start.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     signal.alarm(START_S)
     try:
@@ -53,11 +55,11 @@ def main() -> int:
 
 
 def _started(host: str, port: int, dispatcher: str | None = None) -> Any:
-    """The server.
+    """Starts and returns the server.
 
     Raises:
-        ImportError: There is no TensorFlow.
-        RuntimeError: It cannot listen, or not reach the dispatcher.
+        ImportError: TensorFlow is not installed.
+        RuntimeError: The server cannot listen, or cannot reach the dispatcher.
     """
     from tensorflow.data.experimental import service
 
@@ -75,10 +77,10 @@ def _started(host: str, port: int, dispatcher: str | None = None) -> Any:
 
 
 def _keep_to_loopback(port: int) -> None:
-    """Has the sockets of this process that listen at a port take connections over loopback only.
+    """Restricts this process's listening sockets of a port to the loopback interface.
 
     Raises:
-        OSError: The kernel is older than Linux 5.7, or there is no such socket.
+        OSError: The kernel is older than Linux 5.7, or no socket listens at the port.
     """
     found = False
     for listener in _listeners(port):

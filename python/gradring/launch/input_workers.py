@@ -1,9 +1,9 @@
-"""The policy of a job with tf.data service beside its ranks: a dispatcher, and workers that read.
+"""The policy of a job with tf.data service beside its ranks: a dispatcher and input workers.
 
-The dispatcher has number -1, and workers -2, -3, ... It starts first, and the ranks, by whatever
-policy, when it has said its port: they find its address in a variable. A worker that ends starts
-again at the port that it had, where the ranks go on to ask it. A dispatcher that ends takes what it
-knows with it, and ends the job.
+The dispatcher has number -1, and workers have -2, -3, ... The dispatcher starts first. The ranks,
+which have a policy of their own, start when the dispatcher has reported its port; they get its
+address in a variable. A worker that ends is restarted at the same port, so that the ranks find it
+again. If the dispatcher ends, its state is lost, and the job ends.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ UNPROTECTED = "--input-unprotected"
 
 
 class InputWorkers(Policy):
-    """Ranks by another policy, and tf.data service."""
+    """Ranks with a policy of their own, and tf.data service."""
 
     def __init__(self, job: Policy, workers: int, hosts: Sequence[Host]) -> None:
-        """Places the dispatcher on the first host, and the workers on all in turn.
+        """Places the dispatcher on the first host, and the workers on all hosts in turn.
 
         Args:
-            job: What happens to the ranks.
-            workers: How many read for them; at least 1.
-            hosts: Where ranks may be; none: this machine.
+            job: The policy of the ranks.
+            workers: Number of workers, at least 1.
+            hosts: The hosts of the job; empty: this machine.
         """
         self._ranks = job
         self._hosts = hosts or [THIS_HOST]
@@ -49,19 +49,19 @@ class InputWorkers(Policy):
     def _begin_anew(self) -> None:
         self._address: str | None = None
         self._has_failed = False
-        #: By number: the port that it had, when it was started last, how often it has failed soon
-        #: after that in a row, and when it is to start again.
+        #: Last port, last start, early failures in a row, and time of the next start of each
+        #: process, by its number.
         self._ports: dict[int, int] = {}
         self._started_at: dict[int, float] = {}
         self._failures: dict[int, int] = {}
         self._due: dict[int, float] = {}
 
     def check(self, environ: Mapping[str, str], *, unprotected: bool) -> None:
-        """Refuses a service that others could use, unless the user has said that they may.
+        """Refuses a service that other machines could use, unless the user allows it.
 
         Args:
-            environ: May ask for authentication.
-            unprotected: What the user says.
+            environ: The variables; ``GRADRING_REQUIRE_AUTH`` can require authentication.
+            unprotected: True if the user allows it.
 
         Raises:
             ConfigError: There are other hosts, or ``GRADRING_REQUIRE_AUTH`` is set.
@@ -82,16 +82,16 @@ class InputWorkers(Policy):
 
     @property
     def is_local(self) -> bool:
-        """Whether no process can run on another host."""
+        """True if no process can run on another host."""
         return self._ranks.is_local and super().is_local
 
     @property
     def pending(self) -> bool:
-        """Whether the ranks are still to be started."""
+        """True until the ranks are started."""
         return not self._has_failed and (self._address is None or self._ranks.pending)
 
     def name(self, number: int) -> str:
-        """The name of a process in messages."""
+        """Returns the name of a process in messages."""
         return super().name(number) if number < 0 else self._ranks.name(number)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ class InputWorkers(Policy):
         self._start(DISPATCHER, time.monotonic())
 
     def act(self, now: float) -> None:
-        """Starts what waits for the dispatcher, and workers that are due."""
+        """Starts workers and ranks once the dispatcher listens, and restarts due workers."""
         if self._has_failed:
             return
         if self._address is None:
@@ -121,7 +121,7 @@ class InputWorkers(Policy):
         self._ranks.act(now)
 
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
-        """A lost worker starts again; a lost dispatcher, or a worker that cannot, ends the job."""
+        """Restarts a lost worker; a lost dispatcher, or too many early failures, end the job."""
         ranks = [process for process in ended if process.rank >= 0]
         if self._has_failed:
             return [process for process in ranks if process.exit_code != 0]
@@ -134,16 +134,16 @@ class InputWorkers(Policy):
         return failed
 
     def outcome(self) -> tuple[int, str | None]:
-        """That of the ranks."""
+        """Returns the outcome of the ranks' policy."""
         return self._ranks.outcome()
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
-        """A process of the service, or the rank that failed first."""
+        """Returns a failed process of the service, or else the rank that failed first."""
         own = next((number for number in blames if number < 0), None)
         return self._ranks.culprit(blames) if own is None else (own, "")
 
     def close(self) -> None:
-        """Ends what the ranks' policy has started."""
+        """Closes the ranks' policy."""
         self._ranks.close()
 
     def _start(self, number: int, now: float) -> None:

@@ -1,7 +1,7 @@
 """``gradring run``: attempts at a job, until one succeeds or no restart is left, and the report.
 
-Which process failed first is decided when all have ended: the others learn of a failure while the
-one to blame may still be ending.
+The process that failed first is chosen after all have ended: others can end by a failure before the
+process that caused it.
 """
 
 from __future__ import annotations
@@ -60,36 +60,37 @@ def launch(
 ) -> int:
     """Runs a job and returns when all of its processes have ended.
 
-    Must be called from the main thread, because it takes over SIGINT, SIGTERM and SIGHUP: they end
-    all processes, and a second one kills them at once.
+    Must be called from the main thread, because it handles SIGINT, SIGTERM and SIGHUP: the first
+    such signal ends all processes, a second one kills them at once.
 
     Args:
-        program: What each process runs.
-        policy: Which processes start when, and where.
-        environ: The variables from which those of the processes are made. They find in
-            ``GRADRING_RESTART`` how often they, or all, have started before.
-        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix; for
-            ``steps.jsonl``, what a `gradring.Monitor` on rank 0 measures, on rank 0's host; and,
-            without ``GRADRING_FLIGHT_DIR``, for ``flight``, each rank's flight record on its host.
-        grace_s: Seconds that the other ranks have when one has failed: half to report their own
-            errors, half to react to SIGTERM; then they are killed.
-        ssh: How other hosts are reached; default: by ssh without options, and with this
-            interpreter's path.
-        forward: Variables for those hosts, as ``NAME`` or ``NAME=VALUE``, besides those that
-            always travel.
-        trace: The file for a timeline of all ranks, on whatever hosts; says when it is written.
-        reader: The rank that reads this process's standard input, if it runs on this host; the
-            others read nothing.
-        shown: The ranks whose output is shown; None: all.
+        program: The program of each process.
+        policy: The rules of this kind of job, with the hosts of its processes.
+        environ: The variables from which the processes' variables are made. ``GRADRING_RESTART`` is
+            added, the number of earlier starts.
+        log_dir: Directory for ``rank-0.log`` and so on, each rank's lines without prefix. On rank
+            0's host also for ``steps.jsonl``, the measurements of a `gradring.Monitor` on rank 0.
+            Without ``GRADRING_FLIGHT_DIR`` also for ``flight``, each rank's flight record on its
+            host.
+        grace_s: Seconds for the other ranks after a failure: half to report their own errors, half
+            to react to SIGTERM. Then they are killed.
+        ssh: Access to other hosts; default: ssh without options, and this interpreter's path.
+        forward: Further variables for other hosts, as ``NAME`` or ``NAME=VALUE``, besides those
+            always forwarded.
+        trace: File for a timeline of the ranks of all hosts; a message says when it is written.
+        reader: The rank that reads this process's standard input, if it runs on this host; other
+            ranks have no input.
+        shown: Ranks whose output is shown; None: all.
 
     Returns:
-        0, or the code of the rank that failed first (128 plus the number of the signal that killed
-        it), or 128 plus the number of the signal that ended this launcher. A rank whose error
-        blames another failed rank has not failed first, nor one that this launcher ended.
+        0 after success; the exit code of the rank that failed first; or 128 plus the number of the
+        signal that ended this launcher. A rank killed by a signal has the code 128 plus the
+        signal's number. A rank whose error blames another failed rank did not fail first, nor did a
+        rank ended by this launcher.
 
     Raises:
-        OSError: There are too few free ports, or ``log_dir`` cannot be written.
-        SurveyError: A host cannot be used; it is an `OSError`, too.
+        OSError: Too few ports are free, or ``log_dir`` cannot be written.
+        SurveyError: A host cannot run ranks; the error is also an `OSError`.
     """
     world = World(
         policy.ranks,
@@ -118,10 +119,10 @@ def launch(
 def _recording(
     environ: Mapping[str, str], log_dir: Path | None, trace: Path | None
 ) -> dict[str, str]:
-    """The variables that say where ranks leave records; removes those of an earlier run."""
+    """Returns the variables with paths for the ranks' records; removes an earlier run's records."""
     environ = dict(environ)
     if trace is not None:
-        # Perhaps of more ranks.
+        # An earlier run can have parts of more ranks.
         shutil.rmtree(paths.parts_of(trace), ignore_errors=True)
         environ["GRADRING_TRACE"] = str(trace.absolute())
     if log_dir is not None:
@@ -136,7 +137,7 @@ def _recording(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is run, and how; see `launch`."""
+    """The arguments of `launch`."""
 
     program: Program
     policy: Policy
@@ -146,17 +147,17 @@ class _Job:
     shown: Collection[int] | None
 
     def run(self, environ: Mapping[str, str], wakeup: socket.socket) -> int:
-        """Attempts the job, once or as often as the policy restarts it; returns its exit code."""
+        """Runs the job, with as many restarts as the policy allows; returns its exit code."""
         restarts, flight = self.policy.restarts, environ.get("GRADRING_FLIGHT_DIR")
         for attempt in itertools.count():
             numbered = {**environ, "GRADRING_RESTART": str(attempt)}
             if restarts and flight:
-                # What the first attempt has left is of more interest than the next one's.
+                # Each attempt has its own directory: the first attempt's records matter most.
                 numbered["GRADRING_FLIGHT_DIR"] = str(paths.of_attempt(Path(flight), attempt))
             try:
                 exit_code, is_stopped = self._attempt(numbered, wakeup, is_first=attempt == 0)
             except SurveyError as error:
-                # A host that answered before may come back.
+                # A host that answered the first survey can come back.
                 if attempt == 0:
                     raise
                 say(str(error))
@@ -173,7 +174,7 @@ class _Job:
     def _attempt(
         self, environ: Mapping[str, str], wakeup: socket.socket, *, is_first: bool
     ) -> tuple[int, bool]:
-        """Runs the job once; the exit code, and whether a signal to the launcher ended it."""
+        """Runs the job once; returns its exit code, and True if a signal ended the job."""
         with (
             room_for_failures("gradring-run-") as failures,
             Logs(self.log_dir, anew=is_first) as logs,
@@ -240,13 +241,13 @@ def _all_output(place: Path | None) -> str:
 
 
 def _signal_within(seconds: float, wakeup: socket.socket) -> int | None:
-    """Waits; the number of a signal that arrives meanwhile ends the wait."""
+    """Waits for `seconds`; returns the number of a signal that ends the wait, or None."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if select.select([wakeup], [], [], left)[0]:
             for signum in arrived(wakeup):
                 if signum == SUSPEND:
                     stop_here()
-                elif signum not in (*NOTICES, RESUME):  # no rank runs that could hear these
+                elif signum not in (*NOTICES, RESUME):  # no rank runs that could receive these
                     return signum
     return None

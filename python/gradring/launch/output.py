@@ -1,7 +1,7 @@
-"""Whole, prefixed lines: what many ranks print at once stays readable.
+"""Output of many ranks as whole lines with prefixes, so that it stays readable.
 
-A line is passed on when its end has arrived. A progress bar redraws one line with carriage returns;
-of these only the newest state is shown, at most every `PROGRESS_S` seconds. A log file has all.
+A line is printed when its end has arrived. A progress bar redraws one line with carriage returns:
+only its newest state is shown, at most every `PROGRESS_S` seconds. A log file gets all bytes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import IO, ClassVar
 
 from gradring.machine.streams import print_error, write
 
-#: A longer line is passed on in pieces, so that memory stays bounded.
+#: A longer line is printed in pieces, so that memory stays bounded.
 MAX_LINE_BYTES = 64 * 1024
 PROGRESS_S = 2.0
-#: A line without an end that nothing has been added to for so long is a prompt.
+#: An unfinished line counts as a prompt if it has not grown for this time.
 PROMPT_S = 0.1
 READ_BYTES = 64 * 1024
-#: Of a terminal, without red and what is hard to read.
+#: Terminal colour codes, without red and without colours that are hard to read.
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
-#: Begins a line that is not the rank's: the far end of ssh relays what ended the rank.
+#: Mark before the failure file of a remote rank, which `remote_rank` sends in standard error.
 FAILURE_MARK = b"\x1egradring failure "
-#: Lines of each stream that are kept for the report of a failure.
+#: Capacity of each stream's last lines, which the report of a failure uses.
 TAIL_LINES = 400
-#: Begins what Python prints of an error.
+#: First line of a Python traceback.
 TRACEBACK = b"Traceback (most recent call last):"
 
 
@@ -34,8 +34,8 @@ class LineBuffer:
     """Cuts a stream of bytes into lines; they are returned without their line ends.
 
     Attributes:
-        passed: The bytes that the last call has passed on or left out, as they came: each has a
-            line, or states of one that is redrawn.
+        passed: Raw bytes of the lines that the last call returned or skipped; an element is a line,
+            or earlier states of a redrawn line.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,9 @@ class LineBuffer:
         self._drawn_at = float("-inf")
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """The lines that ``data`` completes, at time ``now`` in seconds.
+        """Returns the lines that ``data`` completes; ``now`` is the time in seconds.
 
-        A redrawn line that stays incomplete is returned as well, if it has changed and the last one
-        is long enough ago.
+        An unfinished redrawn line is returned too if it has changed, at most every `PROGRESS_S`.
         """
         *complete, self._pending = (self._pending + data).split(b"\n")
         lines = [line for raw in complete if (line := self._finish(raw)) is not None]
@@ -73,45 +72,45 @@ class LineBuffer:
 
     @property
     def unfinished(self) -> bytes:
-        """The beginning of a line, unless it is one that is redrawn."""
+        """The beginning of a line; empty if the line is redrawn."""
         return b"" if self._drawn is not None or b"\r" in self._pending else self._pending
 
     def flush(self) -> list[bytes]:
-        """The last line, when it has no end."""
+        """Returns the last line if it has no end."""
         raw, self._pending = self._pending, b""
         self.passed = [raw + b"\n"] if raw else []
         line = self._finish(raw) if raw else None
         return [] if line is None else [line]
 
     def _finish(self, raw: bytes) -> bytes | None:
-        """The visible text of a finished line; None when it has just been shown as progress."""
+        """Returns the visible text of a finished line; None if it was just shown as progress."""
         line, shown, self._drawn = _newest(raw), self._drawn, None
         return None if shown is not None and line == shown else line
 
 
 class Log:
-    """The file of what a process prints; a line of one of its streams stays apart from the other's.
+    """The log file of a process; lines of its two streams are not mixed.
 
     Attributes:
-        path: Its name.
+        path: The file's name.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        """Writes to an unbuffered file."""
+        """Wraps an unbuffered file."""
         self.path: str = file.name
         self._file = file
         self._unfinished: object = None
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is written."""
+        """True once the file is closed; writing must stop."""
         return self._file.closed
 
     def write(self, data: bytes, stream: object) -> None:
-        """Adds what has come from a stream, perhaps the beginning of a line.
+        """Appends bytes of a stream, which can end inside a line.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         if data:
             between = b"" if self._unfinished in (None, stream) else b"\n"
@@ -119,29 +118,29 @@ class Log:
             self._file.write(between + data)
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the file."""
         self._file.close()
 
 
 class Logs(contextlib.ExitStack):
-    """The files for what processes print, ``rank-0.log`` and so on in one directory."""
+    """The log files of all processes, ``rank-0.log`` and so on in one directory."""
 
     def __init__(self, directory: Path | None, *, anew: bool) -> None:
-        """Opens none yet; without ``anew``, lines are added to what an earlier attempt wrote."""
+        """Opens no file yet; ``anew`` replaces an earlier attempt's files instead of appending."""
         super().__init__()
         self._directory = directory
         self._anew = anew
         self._files: dict[str, Log | None] = {}
 
     def path(self, title: str) -> Path | None:
-        """The file of a process; None if there is no directory."""
+        """Returns the log file of a process; None if there is no directory."""
         return self._directory and self._directory / f"{title.replace(' ', '-')}.log"
 
     def open(self, title: str) -> Log | None:
-        """The open file of a process, if there is to be one and it can be written.
+        """Returns the open log of a process; None without a directory or if it cannot be written.
 
         Raises:
-            OSError: Not even the first can be written.
+            OSError: The very first file cannot be written.
         """
         path = self.path(title)
         if path is None or title in self._files:
@@ -154,29 +153,29 @@ class Logs(contextlib.ExitStack):
         except OSError as error:
             if self._anew and not self._files:
                 raise
-            # A job that runs does not end for want of a log.
+            # A missing log must not end a running job.
             say(f"{title} has no log: {error.filename}: {error.strerror}")
         self._files[title] = file
         return file
 
 
 class Tracebacks:
-    """The tracebacks of ranks that are all interrupted at once: the first is enough.
+    """A filter that shows one traceback when a signal interrupts all ranks at once.
 
     Attributes:
-        one: Whether only the first is shown from now on, and of any other stream nothing after it
-            has begun one.
-        hidden: The streams that began another one, and how many lines of each were not shown.
+        one: True to show only the first traceback from now on. Any other stream is hidden from the
+            start of its traceback on.
+        hidden: Hidden lines of each stream that began another traceback.
     """
 
     def __init__(self) -> None:
-        """Shows all."""
+        """Shows all tracebacks until `one` is set."""
         self.one = False
         self.hidden: dict[RankOutput, int] = {}
         self._first: RankOutput | None = None
 
     def shown(self, output: RankOutput, lines: list[bytes]) -> list[bytes]:
-        """Those of a stream's next lines that are shown."""
+        """Returns the lines to show among a stream's next lines."""
         if not self.one or output is self._first:
             return lines
         begins = 0
@@ -192,12 +191,13 @@ class Tracebacks:
 
 
 class RankOutput:
-    """One of a rank's two streams: its pipe, where its lines go, and its last lines.
+    """One of a rank's two output streams: its pipe, its targets and its last lines.
 
     Attributes:
-        asking: The stream whose prompt is the last that stands on the terminal, if any.
-        lines_shown: The number of lines of all streams that have been shown.
-        shown_at: What it was when the last line of this stream had been shown; 0: none was.
+        asking: The stream whose prompt is the last text on the terminal, if any.
+        lines_shown: Number of lines shown so far, of all streams.
+        shown_at: Value of ``lines_shown`` after this stream's last shown line; 0 if it has shown
+            none.
     """
 
     asking: ClassVar[RankOutput | None] = None
@@ -215,17 +215,17 @@ class RankOutput:
         tracebacks: Tracebacks | None = None,
         is_shown: bool = True,
     ) -> None:
-        """Prepares to copy.
+        """Copies nothing yet.
 
         Args:
-            rank: Whose stream it is; it has a colour of its own on a terminal.
+            rank: The rank, which has a colour of its own on a terminal.
             pipe: The read end of the stream.
-            target: Where the prefixed lines go.
-            log: The file for all that comes, without prefix, if any.
-            name: What stands in brackets before every line.
-            failure: Where what a rank on another host has left goes; None for one on this.
-            tracebacks: Says which of them are shown; None: all.
-            is_shown: Whether lines go to ``target`` at all.
+            target: Output for the prefixed lines.
+            log: File for all output without prefix, if any.
+            name: Name for the prefix of every line.
+            failure: File for the relayed failure of a rank on another host; None for a local rank.
+            tracebacks: Filter of tracebacks; None: all are shown.
+            is_shown: False if lines go to ``log`` only.
         """
         self.pipe = pipe
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -241,26 +241,26 @@ class RankOutput:
         self.shown_at = 0
 
     def copy(self, now: float) -> bool:
-        """Copies what has arrived; returns False when the stream has ended."""
+        """Copies the bytes that have arrived; returns False at the end of the stream."""
         data = os.read(self.pipe.fileno(), READ_BYTES)
         self._arrived_at = now
         self._emit(self._buffer.feed(data, now) if data else self._buffer.flush())
         return bool(data)
 
     def has_prompt(self) -> bool:
-        """Whether there is the beginning of a line that is not shown yet, on a terminal."""
+        """Returns True if an unfinished line is not shown yet and the output is a terminal."""
         shown = self._prompt if RankOutput.asking is self else b""
         return self._buffer.unfinished not in (b"", shown) and self._target.isatty()
 
     def show_prompt(self, now: float) -> None:
-        """Shows the beginning of a line to which nothing is added any more: somebody is asked."""
+        """Shows an unfinished line that has stopped growing, probably a question to the user."""
         if self._is_shown and self.has_prompt() and now >= self._arrived_at + PROMPT_S:
             text = self._buffer.unfinished
             self._write(self._continued(text))
             RankOutput.asking, self._prompt = self, text
 
     def finish(self) -> None:
-        """Passes on an unfinished last line and closes the pipe."""
+        """Prints an unfinished last line and closes the pipe."""
         self._emit(self._buffer.flush())
         self.pipe.close()
 
@@ -282,7 +282,7 @@ class RankOutput:
                 self.shown_at = RankOutput.lines_shown
 
     def _continued(self, text: bytes) -> bytes:
-        """A line, or what follows the prompt that is its beginning."""
+        """Returns the line with its prefix, or the rest of a line whose prompt is already shown."""
         asking, RankOutput.asking = RankOutput.asking, None
         if asking is self and text.startswith(self._prompt):
             return text[len(self._prompt) :]
@@ -297,7 +297,7 @@ class RankOutput:
             pass
 
     def _write_log(self, log: Log, data: bytes) -> None:
-        """Writes to the log of both streams; ends it, and says so once, if that fails."""
+        """Writes to the log of both streams; on failure closes it and prints one message."""
         try:
             log.write(data, self)
         except OSError as error:
@@ -305,12 +305,12 @@ class RankOutput:
             say(f"{log.path} cannot be written any more ({error.strerror})")
 
     def _without_failure(self, lines: list[bytes], file: Path) -> list[bytes]:
-        """The rank's own lines, of which the last may have no end."""
+        """Returns the rank's own lines; writes a relayed failure to its file."""
         kept = []
         for line in lines:
             own, mark, failure = line.partition(FAILURE_MARK)
             if mark:
-                with contextlib.suppress(OSError):  # what the rank has printed counts then
+                with contextlib.suppress(OSError):  # the report then uses the rank's output
                     file.write_bytes(failure)
             if own or not mark:
                 kept.append(own)
@@ -318,20 +318,20 @@ class RankOutput:
 
 
 def _without_mark(passed: bytes) -> bytes:
-    """What the rank itself has printed of a line."""
+    """Returns the rank's own part of a line, without a relayed failure."""
     own, mark, _ = passed.partition(FAILURE_MARK)
     return own + b"\n" if own and mark else own
 
 
 def say(sentence: str) -> None:
-    """Prints a sentence of the launcher's own."""
+    """Prints a message of the launcher."""
     begin = "" if RankOutput.asking is None else "\n"
     RankOutput.asking = None
     print_error(f"{begin}gradring run: {sentence}")
 
 
 def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:
-    """The name in brackets; on a terminal in the rank's own colour, unless NO_COLOR is set."""
+    """Returns the name in brackets, in the rank's colour on a terminal unless NO_COLOR is set."""
     prefix = f"[{name}]"
     if os.environ.get("NO_COLOR") or not target.isatty():
         return f"{prefix} ".encode()
@@ -339,5 +339,5 @@ def _prefix(rank: int, name: str, target: IO[bytes]) -> bytes:
 
 
 def _newest(raw: bytes) -> bytes:
-    """What a terminal would show of a line with carriage returns in it."""
+    """Returns the text that a terminal shows of a line with carriage returns."""
     return raw.rstrip(b"\r").rpartition(b"\r")[2]

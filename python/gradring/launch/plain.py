@@ -1,4 +1,4 @@
-"""The policy of a plain job: one failure ends all ranks, which may all start again together."""
+"""The policy of a plain job: one failure ends all ranks, which can be restarted together."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gradring.launch.supervisor import Policy, Supervisor
 
 
 class Plain(Policy):
-    """Ranks that need each other."""
+    """Ranks that depend on each other."""
 
     def __init__(self, ranks: Sequence[Host], restarts: int) -> None:
         """Places the ranks.
 
         Args:
-            ranks: The host of each.
-            restarts: How often all start again when one has failed.
+            ranks: The host of each rank.
+            restarts: Maximum number of restarts of all ranks after a failure.
         """
         self.ranks = ranks
         self.restarts = restarts
@@ -30,13 +30,13 @@ class Plain(Policy):
             job.start(rank, environment)
 
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
-        """Every failure ends the job."""
+        """Returns every failure, because each one ends the job."""
         return [process for process in ended if process.exit_code != 0]
 
     def outcome(self) -> tuple[int, str | None]:
-        """Success; says so where no rank was in a group, which few mean."""
+        """Returns success, with a warning if several ranks ran but none joined a group."""
         ranks = range(len(self.ranks))
-        # By the file that gradring makes then; a full disk may leave it empty.
+        # Joining makes the failure file, which a full disk can leave empty.
         if len(ranks) == 1 or any(self._job.failure_of(rank).exists() for rank in ranks):
             return 0, None
         return 0, (
@@ -46,8 +46,8 @@ class Plain(Policy):
         )
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
-        """The first that blames no other failed rank; names one that is to blame and goes on."""
-        # A rank that blames none, or has it from its system, knows more than one that was told.
+        """Returns the first rank that blames no failed rank, and words for the rank it blames."""
+        # An error without blame, or from the operating system, is better evidence than an abort.
         known = sorted(blames, key=lambda rank: (b := blames[rank]) is not None and not b.by_system)
         cause = first_cause({rank: b.rank if (b := blames[rank]) else None for rank in known})
         blame = blames[cause]

@@ -1,7 +1,7 @@
 """Rank processes, each the leader of its own session and process group.
 
 A group is signalled as a whole, so that the children of a rank (data loaders, a shell's command)
-end with it. Leaving the ``with`` block of `RankProcesses` kills whatever is left.
+end with it. Leaving the ``with`` block of `RankProcesses` kills all remaining processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradring.launch import exec_rank
 from gradring.launch.guardian import Guardian
 from gradring.machine import resources
 
-#: How long a killed process may take to disappear before it is left to the kernel.
+#: Time limit for a killed process to disappear; after that nobody waits for it.
 REAP_S = 5.0
 
 Stream = int | BinaryIO | None
@@ -28,7 +28,7 @@ PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 
 
 class GroupLeader:
-    """A process and the group it leads, which end with this process."""
+    """A process and the process group it leads; both end with this process."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class GroupLeader:
 
         Args:
             command: Program and arguments.
-            environ: All of its variables.
-            guardian: Ends the group when this process is killed.
-            stdin: As for ``subprocess.Popen``; by default it reads nothing.
-            stdout: As for ``subprocess.Popen``.
-            stderr: As for ``subprocess.Popen``.
+            environ: All variables of the process.
+            guardian: Kills the group if this process is killed.
+            stdin: As in ``subprocess.Popen``; default: no input.
+            stdout: As in ``subprocess.Popen``.
+            stderr: As in ``subprocess.Popen``.
         """
         self._guardian = guardian
         self.popen = subprocess.Popen(
@@ -69,19 +69,19 @@ class GroupLeader:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, minus the signal's number when one killed it; None while it runs."""
+        """Exit code; minus the signal's number if one killed it; None while it runs."""
         return self.popen.returncode
 
     @property
     def ending(self) -> str:
-        """Words for how it has ended."""
+        """Description of the exit code."""
         assert self.exit_code is not None
         return describe_exit(self.exit_code)
 
     def poll(self) -> int | None:
-        """Collects the exit code once the process has ended, and asks its children to end too."""
+        """Returns the exit code once the process has ended, and sends its children SIGTERM."""
         if self.popen.returncode is None and self._has_ended():
-            # Not collected yet, so its number cannot have been given to another group.
+            # The process is not collected yet, so its number cannot belong to another group.
             self.signal(signal.SIGTERM)
             self.popen.poll()
         if self.popen.returncode is not None and self.group_is_alive and not self._group_exists():
@@ -90,7 +90,7 @@ class GroupLeader:
         return self.popen.returncode
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to every process of the group, if there are any."""
+        """Sends a signal to every process of the group; does nothing if the group has ended."""
         if self.group_is_alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signum)
@@ -108,7 +108,7 @@ class GroupLeader:
             return False
         except PermissionError:
             return True
-        # In a container whose first process collects no other, ended children stay for ever.
+        # In a container whose first process reaps no orphans, zombies keep the group alive.
         return any(resources.group_if_running(other) == self.pid for other in resources.processes())
 
 
@@ -116,7 +116,7 @@ class RankProcess(GroupLeader):
     """One rank on this machine.
 
     Attributes:
-        is_lost: Whether the connection to its host was lost, so that nobody knows how it has ended.
+        is_lost: True if the connection to its host was lost, so that its end is unknown.
     """
 
     is_lost = False
@@ -129,19 +129,19 @@ class RankProcess(GroupLeader):
         guardian: Guardian,
         **streams: Stream,
     ) -> None:
-        """As `GroupLeader`; ``rank`` is for messages."""
+        """Starts the command as `GroupLeader` does; ``rank`` is for messages."""
         super().__init__(command, environ, guardian, **streams)
         self.rank = rank
         self.host = socket.gethostname()
 
 
 class RankProcesses:
-    """The rank processes of one world, in rank order; a context manager that leaves none behind."""
+    """The rank processes of one world, in rank order; leaving the context kills the rest."""
 
     def __init__(self) -> None:
-        """Makes an empty world; `start` adds the ranks one after the other."""
+        """Starts without processes; `start` adds the ranks in order."""
         self.ranks: list[RankProcess] = []
-        #: What serves the ranks and is of no use without them, by number, which is below 0.
+        #: Processes that serve the ranks and are ended with them, by their negative numbers.
         self.helpers: dict[int, RankProcess] = {}
         self.guardian = Guardian()
 
@@ -153,12 +153,12 @@ class RankProcesses:
         rank: int | None = None,
         **streams: Stream,
     ) -> RankProcess:
-        """Starts a rank on this machine: the next one, or ``rank``; further as `RankProcess`."""
+        """Starts the next rank, or ``rank`` again, on this machine; see `RankProcess`."""
         number = len(self.ranks) if rank is None else rank
         return self.add(RankProcess(number, command, environ, self.guardian, **streams))
 
     def add(self, process: RankProcess) -> RankProcess:
-        """Takes in a process that has been started, perhaps for one of which nothing is left."""
+        """Adds a started process, perhaps in place of an ended one with the same number."""
         if process.rank < 0:
             self.helpers[process.rank] = process
         else:
@@ -166,7 +166,7 @@ class RankProcesses:
         return process
 
     def numbered(self, number: int) -> RankProcess:
-        """A rank, or below 0 a helper."""
+        """Returns a rank, or a helper for a negative number."""
         return self.helpers[number] if number < 0 else self.ranks[number]
 
     def poll(self) -> list[RankProcess]:
@@ -177,30 +177,30 @@ class RankProcesses:
         return [process for process in running if process.exit_code is not None]
 
     def running(self) -> list[RankProcess]:
-        """The ranks whose process has not ended."""
+        """Returns the ranks whose process has not ended."""
         return [process for process in self.ranks if process.exit_code is None]
 
     def alive(self) -> bool:
-        """Whether any process of any group is left."""
+        """Returns True while any process of any group is alive."""
         return any(process.group_is_alive for process in self._all())
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to every group of a rank that is left."""
+        """Sends a signal to the group of every rank."""
         for process in self.ranks:
             process.signal(signum)
 
     def signal_all(self, signum: int) -> None:
-        """Sends a signal to every group that is left, of ranks and of helpers."""
+        """Sends a signal to the group of every rank and helper."""
         for process in self._all():
             process.signal(signum)
 
     def end_helpers(self) -> None:
-        """Kills them: they have nothing to save."""
+        """Kills the helpers, which have no data to save."""
         for process in self.helpers.values():
             process.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kills every group that is left and collects all exit codes."""
+        """Kills every remaining group and collects all exit codes."""
         self.poll()
         self.signal(signal.SIGKILL)
         self.end_helpers()
@@ -218,20 +218,20 @@ class RankProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes; also on Ctrl-C."""
+        """Closes, also on Ctrl-C."""
         self.close()
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command line of what ends with this process, even when that is killed."""
+    """Returns the command line of a process that ends with this one, even if this is killed."""
     return [sys.executable, "-I", "-S", exec_rank.__file__, str(os.getpid()), *command]
 
 
 def own_input() -> Stream:
-    """This process's standard input for one that it starts, which may ask a user at a terminal.
+    """Returns standard input for a child process, so that it can ask the user at a terminal.
 
-    Nothing if it is closed, or if the shell has this process in the background: a process of a
-    session of its own would take what the user types from the shell.
+    Returns no input if standard input is closed, or if this process runs in the background of a
+    shell. A child with a session of its own would otherwise steal the user's typing from the shell.
     """
     if sys.stdin is None:
         return DEVNULL
@@ -242,7 +242,7 @@ def own_input() -> Stream:
 
 
 def describe_exit(exit_code: int) -> str:
-    """Words for an exit code: ``exit code 3`` or ``killed by SIGKILL``."""
+    """Returns words for an exit code: ``exit code 3`` or ``killed by SIGKILL``."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -252,10 +252,10 @@ def describe_exit(exit_code: int) -> str:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """A verb, too: ``ended with exit code 3`` or ``was killed by SIGKILL``."""
+    """Returns words with a verb: ``ended with exit code 3`` or ``was killed by SIGKILL``."""
     return f"{'ended with' if exit_code >= 0 else 'was'} {describe_exit(exit_code)}"
 
 
 def shell_exit_code(exit_code: int) -> int:
-    """The code that a shell would return: 128 plus the signal's number for a killed process."""
+    """Returns a shell's exit code: 128 plus the signal's number for a killed process."""
     return exit_code if exit_code >= 0 else 128 - exit_code

@@ -1,4 +1,4 @@
-"""The program that ranks run, or the Python script or module under the interpreter of gradring."""
+"""The program of the ranks; Python scripts and modules run under gradring's interpreter."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ _PYTHON = re.compile(r"(.*/)?python[\d.]*")
 
 @dataclass(frozen=True)
 class Program:
-    """A command line as the user gave it; each host makes of it what it starts.
+    """A command line as the user gave it; each host resolves it for itself.
 
     Attributes:
-        words: A program or a Python script, or with ``module`` a Python module; then arguments.
-        module: As ``python -m``.
+        words: A program, a Python script, or a Python module if ``module`` is True; then its
+            arguments.
+        module: True to run a module, as ``python -m`` does.
     """
 
     words: Sequence[str]
     module: bool = False
 
     def command(self, path: str | None) -> list[str]:
-        """What is executed on this machine, where programs are looked for on ``path``."""
+        """Returns the command to execute on this machine, with programs searched on ``path``."""
         if self.module:
             return [sys.executable, "-m", *self.words]
         return [sys.executable, *self.words] if self._is_script(path) else list(self.words)
 
     def problem(self, path: str | None) -> str | None:
-        """Why this machine cannot start it, and what to type; None if it can."""
+        """Returns why this machine cannot start the program, with a remedy; None if it can."""
         name = self.words[0]
         if self.module:
             return None
@@ -47,21 +48,21 @@ class Program:
             return f"there is no program {name!r}; type: {self._with_our_python(sys.executable)}"
         if not os.path.isfile(name):
             return f"there is no program {name!r}; check its name and PATH"
-        if os.access(name, os.X_OK):  # given without its directory
+        if os.access(name, os.X_OK):  # the file is here, but not on PATH
             return f"there is no program {name!r} on PATH; type ./{name} for the file that is here"
         return f"{name!r} cannot be executed; type: chmod +x {shlex.quote(name)}"
 
     def advice_without(self, module: str, host: str, python: str) -> str | None:
-        """What to say when this program failed for want of a Python module.
+        """Returns advice for a program that failed because a Python module was not found.
 
         Args:
-            module: Its name.
-            host: Where the program ran.
-            python: The interpreter with gradring there.
+            module: The module's name.
+            host: The host of the program.
+            python: The interpreter with gradring on that host.
 
         Returns:
-            What to type, if the program chose another interpreter, and that of gradring would
-            have found the module.
+            A command to type, if the program ran under another interpreter and gradring's has the
+            module; else None.
         """
         name, package = self.words[0], module.partition(".")[0]
         ours = self.module or name == python or Path(name).suffix == ".py"
@@ -77,7 +78,7 @@ class Program:
         )
 
     def _is_script(self, path: str | None) -> bool:
-        """Whether it is a Python script: also with a ``#!`` line, unless it is found on PATH."""
+        """Returns True for a Python script, also one with a ``#!`` line, unless PATH has it."""
         name = self.words[0]
         if self.module or Path(name).suffix != ".py":
             return False
@@ -85,7 +86,7 @@ class Program:
         return here or shutil.which(name, path=path) is None
 
     def _with_our_python(self, python: str) -> str:
-        """The same command under an interpreter that has gradring."""
+        """Returns the same command under an interpreter that has gradring."""
         arguments = list(self.words[1:])
         ours = arguments[:1] == ["-m"] or "".join(arguments[:1]).endswith(".py")
         return f"gradring run ... {shlex.join(arguments if ours else [python, *arguments])}"

@@ -1,4 +1,4 @@
-"""A program that is asked something, and is not waited for."""
+"""A program whose answer is polled, without waiting for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO
 from gradring.launch.guardian import Guardian
 from gradring.launch.processes import GroupLeader
 
-#: Of an answer: more than the names of as many hosts as a group may have.
+#: Longest answer; longer than the names of the largest possible number of hosts.
 ANSWER_BYTES_MAX = 1 << 20
 
 
 class Question:
-    """A running program, whose answer is what it prints."""
+    """A running program whose standard output is the answer."""
 
     def __init__(
         self,
@@ -32,16 +32,16 @@ class Question:
 
         Args:
             command: Program and arguments.
-            environ: All of its variables.
-            guardian: Ends it when this process is killed.
+            environ: All variables of the program.
+            guardian: Kills the program if this process is killed.
             now: The time.
-            limit_s: How long it may take.
+            limit_s: Time limit.
         """
         self._command = list(command)
         self._limit_s = limit_s
         self._until = now + limit_s
         self._guardian = guardian
-        # Files hold however much it prints, and nobody has to read meanwhile.
+        # Files, unlike pipes, hold any amount of output without a reader.
         with contextlib.ExitStack() as files:
             self._printed = files.enter_context(tempfile.TemporaryFile())
             self._complained = files.enter_context(tempfile.TemporaryFile())
@@ -51,11 +51,11 @@ class Question:
             self._files = files.pop_all()
 
     def answer(self, now: float) -> str | None:
-        """What it has printed; None while it runs. To be asked until it is something else.
+        """Returns the program's output; None while it runs. Call it until it returns an output.
 
         Raises:
-            CalledProcessError: It failed; has what it said.
-            TimeoutExpired: It took too long, and has been ended.
+            CalledProcessError: The program failed; the error has its output.
+            TimeoutExpired: The program exceeded its time limit and was killed.
         """
         code = self._process.poll()
         if code is None and now < self._until:
@@ -69,7 +69,7 @@ class Question:
         return printed
 
     def close(self) -> None:
-        """Ends the program, if it still runs, and what it has started."""
+        """Kills the program and its children, if they still run."""
         self._process.signal(signal.SIGKILL)
         self._process.popen.wait()
         self._guardian.forget(self._process.pid)

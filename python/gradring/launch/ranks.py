@@ -1,4 +1,4 @@
-"""The variables of each rank: ours, and a ``TF_CONFIG`` that says the same."""
+"""The environment variables of each rank: gradring's, and an equivalent ``TF_CONFIG``."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ KEPT_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TOP_PAD_": str(128 << 20),
 }
-"""Bytes, for glibc: a process keeps the memory of a training step for the next one.
+"""Settings of glibc in bytes, which keep the memory of a training step for the next one.
 
-Otherwise it gives back what a step leaves and asks for it again in the next, page by page.
-Gradients wait for each other until a bucket is whole, so more memory is in use at once than in one
-process, and more is given back. docs/performance.md has what that costs.
+By default glibc returns memory to the kernel after a step and requests it again in the next, page
+by page. Gradients wait until their bucket is full, so a rank uses more memory at once than a single
+process, and returns more. docs/performance.md has the cost.
 """
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Where gRPC finds a proxy, also for hosts beside this one."""
+"""Variables in which gRPC finds a proxy, even for hosts in the same network."""
 
 
 def new_token() -> str:
-    """A fresh secret for one job; it travels in the environment only."""
+    """Returns a new secret for one job, which is passed in environment variables only."""
     return secrets.token_hex(TOKEN_BYTES)
 
 
@@ -45,20 +45,20 @@ def rank_environments(
     servers: int = 0,
     held: ExitStack | None = None,
 ) -> list[dict[str, str]]:
-    """One environment per rank for a world on this machine, and then per parameter server.
+    """Returns the environments of all ranks of a world on this machine, then of all servers.
 
-    The cores of this machine are divided among them by :func:`thread_counts`.
+    :func:`thread_counts` divides the cores of this machine among the ranks.
 
     Args:
         environ: The variables to start from.
         world_size: Number of ranks.
-        tf_config: Whether to set an agreeing ``TF_CONFIG``, for scripts that use TensorFlow's own
-            strategies; its worker 0 is at the rendezvous.
+        tf_config: True to also set an equivalent ``TF_CONFIG``, for scripts that use TensorFlow's
+            own strategies. Its worker 0 is the rendezvous.
         servers: Number of parameter servers.
-        held: As of `free_ports`.
+        held: Passed to `free_ports`.
 
     Raises:
-        OSError: There are not enough free ports.
+        OSError: Too few ports are free.
     """
     listening = world_size if tf_config else 1
     addresses = [f"{LOOPBACK}:{port}" for port in free_ports(listening + servers, held=held)]
@@ -75,20 +75,20 @@ def environments_at(
     tf_config: bool = True,
     servers: Sequence[str] = (),
 ) -> list[dict[str, str]]:
-    """One environment per rank for a world whose rank 0 listens at ``addresses[0]``.
+    """Returns the environments of all ranks of a world whose rank 0 listens at ``addresses[0]``.
 
-    Each is ``environ`` without the variables of other launchers, plus rank, world size,
-    rendezvous, a new job id, and a token: that of ``environ``, if it has one, or a new one.
-    Python's output is unbuffered, so that no line is lost when a rank dies.
+    Each is ``environ`` without other launchers' variables, plus rank, world size, rendezvous, a new
+    job id and a token. The token is that of ``environ``, or a new one. Python's output is
+    unbuffered, so that no line is lost when a rank dies.
 
     Args:
         environ: The variables to start from.
         addresses: ``host:port`` of each rank; with ``tf_config=False`` only the first is needed.
             ``GRADRING_PORT`` replaces the port of rank 0.
         world_size: Number of ranks.
-        tf_config: Whether to set an agreeing ``TF_CONFIG``.
-        servers: ``host:port`` of each parameter server, whose environments follow: of these, only
-            ``TF_CONFIG`` says which process it is.
+        tf_config: True to set an equivalent ``TF_CONFIG``.
+        servers: ``host:port`` of each parameter server. Their environments follow the ranks'; only
+            ``TF_CONFIG`` has a server's index.
     """
     base = {"PYTHONUNBUFFERED": "1", **without_cluster_variables(environ)}
     if not base.get("GRADRING_TOKEN") and not base.get("GRADRING_TOKEN_FILE"):
@@ -114,11 +114,11 @@ def environments_at(
 
 
 def joining(founder: Mapping[str, str], others: Sequence[str]) -> dict[str, str]:
-    """The variables of a process that joins a group which runs, or did.
+    """Returns the environment of a process that joins the group of a running job.
 
     Args:
-        founder: Those of a rank that began the group.
-        others: ``host:port`` of all that may be in the group.
+        founder: The environment of a rank of the first group.
+        others: ``host:port`` of all possible members of the group.
     """
     return {
         **without_cluster_variables(founder),
@@ -130,11 +130,11 @@ def joining(founder: Mapping[str, str], others: Sequence[str]) -> dict[str, str]
 def with_defaults(
     environ: Mapping[str, str], local_size: int, hosts: Sequence[str] = ()
 ) -> dict[str, str]:
-    """``environ``, and what suits one of so many ranks on this machine where it says nothing.
+    """Returns ``environ`` with defaults for one of `local_size` ranks on this machine.
 
-    The cores are divided among the ranks, and memory is kept, unless a variable of
-    :data:`KEPT_MEMORY` or ``GLIBC_TUNABLES`` is set: then all of these are the user's. TensorFlow's
-    servers, as of tf.data service, reach ``hosts`` and this machine without a proxy.
+    The cores are divided among the ranks. :data:`KEPT_MEMORY` is set unless the user has set one of
+    its variables or ``GLIBC_TUNABLES``. TensorFlow's servers, such as those of tf.data service, are
+    reached on ``hosts`` and this machine without a proxy.
     """
     users = any(name in environ for name in (*KEPT_MEMORY, "GLIBC_TUNABLES"))
     defaults = {**thread_counts(local_size), **({} if users else KEPT_MEMORY)}
@@ -142,10 +142,10 @@ def with_defaults(
 
 
 def without_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str, str]:
-    """The variable that keeps gRPC's connections to this machine and ``hosts`` from a proxy.
+    """Returns the variable that makes gRPC reach this machine and ``hosts`` without a proxy.
 
-    It counts for gRPC only, and instead of ``no_proxy``, whose value it repeats. Without a proxy it
-    is not needed.
+    Only gRPC reads this variable. It replaces ``no_proxy``, so it repeats that variable's value. If
+    no proxy is set, the result is empty.
     """
     if not any(environ.get(name) for name in PROXIES):
         return {}
@@ -155,7 +155,7 @@ def without_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> dict[str,
 
 
 def thread_counts(local_size: int) -> dict[str, str]:
-    """Variables that divide the cores of this machine among so many ranks."""
+    """Returns variables that divide the cores of this machine among `local_size` ranks."""
     threads = max(1, int(cores() / local_size))
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
@@ -163,6 +163,6 @@ def thread_counts(local_size: int) -> dict[str, str]:
 def tf_config_of(
     addresses: Sequence[str], index: int, servers: Sequence[str] = (), task: str = "worker"
 ) -> str:
-    """The variable for a task in a cluster of workers and perhaps parameter servers."""
+    """Returns ``TF_CONFIG`` for a task in a cluster of workers and perhaps parameter servers."""
     cluster = {"worker": list(addresses), **({SERVER: list(servers)} if servers else {})}
     return json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})

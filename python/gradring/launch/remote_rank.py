@@ -1,8 +1,8 @@
-"""The far end of ``ssh``: starts one rank on this host, by an order on standard input.
+"""The far end of ``ssh``: starts one rank on this host, by a request on standard input.
 
-The first line is the order, as ``ssh.RemoteRankProcess`` writes it; each further line is the number
-of a signal for the rank. When the input ends, the launcher has gone, and the rank is killed. The
-rank's output and exit code are this process's own.
+The first line is the request, written by ``ssh.RemoteRankProcess``. Each further line is the number
+of a signal for the rank. The end of the input means that the launcher is gone, and the rank is
+killed. This process forwards the rank's output and exit code as its own.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ READ_BYTES = 1 << 16
 
 
 class _Lines:
-    """Lines of standard input, without reading ahead of what has been asked for."""
+    """Lines of standard input, read without blocking for more than is available."""
 
     def __init__(self) -> None:
         self._pending = b""
         self.ended = False
 
     def read(self) -> Iterator[bytes]:
-        """Waits for input once; yields the lines that are complete now."""
+        """Waits for input once, and yields the complete lines."""
         data = os.read(STDIN, READ_BYTES)
         self.ended = not data
         *complete, self._pending = (self._pending + data).split(b"\n")
@@ -53,7 +53,7 @@ class _Lines:
 
 
 def main() -> int:
-    """Runs the rank; returns the exit code that a shell would."""
+    """Runs the rank; returns its exit code in a shell's form."""
     lines = _Lines()
     first: list[bytes] = []
     while not first and not lines.ended:
@@ -74,7 +74,7 @@ def main() -> int:
         return CANNOT_START
     inherited = without_cluster_variables(os.environ)
     inherited.pop("GRADRING_TOKEN_FILE", None)
-    # A login shell has activated no environment: the `python` of the command is to be this one.
+    # A login shell activates no virtual environment: makes `python` mean this interpreter.
     beside = os.path.dirname(sys.executable)
     inherited["PATH"] = os.pathsep.join([beside, inherited.get("PATH", os.defpath)])
     all_variables = {**inherited, **order["environ"]}
@@ -101,8 +101,8 @@ def main() -> int:
 
 
 def _relay(failure: Path, before: bytes = b"") -> bytes:
-    """Passes on to the launcher what the rank has left for it, if that has changed."""
-    with contextlib.suppress(OSError):  # it has left nothing, or the launcher has gone
+    """Sends the rank's failure file to the launcher if its content has changed."""
+    with contextlib.suppress(OSError):  # there is no file, or the launcher is gone
         left = left_in(failure).replace(b"\n", b" ")
         if left != before:
             write(sys.stderr.buffer, FAILURE_MARK + left + b"\n")
@@ -113,7 +113,7 @@ def _relay(failure: Path, before: bytes = b"") -> bytes:
 def _watch(
     processes: RankProcesses, lines: _Lines, wakeup: socket.socket, failure: Path | None
 ) -> None:
-    """Passes signals on until no process of the rank is left; relays that it has joined others."""
+    """Forwards signals until no process of the rank is left, and relays its failure file."""
     watch = Watch(processes)
 
     def follow_orders() -> None:

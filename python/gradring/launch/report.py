@@ -1,4 +1,4 @@
-"""Failures of ranks: which was first, by what they have left or printed, and its last words."""
+"""Failures of ranks: the first one, found by failure files and output, and its last words."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ CHAINED = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
-#: An error of gradring's that names a rank; the second form is inside an error of TensorFlow's.
+#: An error of gradring that names a rank; the second form occurs inside TensorFlow's errors.
 BLAME = re.compile(
     rb"\bgradring(?:\.errors\.| )(\w+Error): (?:.*?\(collective #\d+\): )??rank (\d+) on "
 )
-#: In a traceback, and as ``python -m`` says it.
+#: A missing module, in a traceback and in the message of ``python -m``.
 NO_MODULE = re.compile(rb": No module named '?(\w[\w.]*)")
-#: What TensorFlow prints when it starts, which says nothing about a rank's end.
+#: TensorFlow's messages at its start, which are unrelated to a rank's end.
 START_UP = re.compile(
     rb"\d{4}-\d\d-\d\d [\d:.]+: [IWE] (tensorflow|external)/|[IWE]\d{4} \d\d:\d\d:|"
     rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions: "
 )
-#: What an error of the operating system ends with.
+#: End of an error message from the operating system.
 SYSTEM = b"(os error "
 LAST_LINES = 20
-#: Of what a rank leaves about its failure: more than gradring writes.
+#: Longest failure file that is read; longer than gradring writes.
 LEFT_BYTES_MAX = 4096
 MAX_LINES = 100
 
 
 @dataclass(frozen=True)
 class Blame:
-    """Whom an error blames.
+    """The rank blamed by an error.
 
     Attributes:
-        rank: The rank that it names.
-        kind: The name of its class.
-        by_system: Whether the operating system has found the loss, and not another rank's word.
+        rank: The rank named by the error.
+        kind: The error's class name.
+        by_system: True if the operating system reported the loss; False if another rank did.
     """
 
     rank: int
@@ -57,10 +57,10 @@ class Blame:
 
 
 def room_for_failures(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """A directory in which ranks leave why they fail.
+    """Makes a temporary directory for the failure files of ranks.
 
     Raises:
-        ConfigError: There is no place for one, as in a container whose disk is read-only.
+        ConfigError: No directory is writable, as in a container with a read-only disk.
     """
     try:
         return tempfile.TemporaryDirectory(prefix=prefix)
@@ -73,11 +73,11 @@ def room_for_failures(prefix: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:
-    """The last traceback with those that caused it, or else the last lines of output.
+    """Returns the last traceback with its causes, or else the last lines of output.
 
     Args:
         stderr: The last lines of standard error.
-        stdout: The last lines of standard output, used when there is nothing else.
+        stdout: The last lines of standard output, used if standard error is empty.
     """
     start = _start_of_last_traceback(stderr)
     if start is not None:
@@ -87,13 +87,13 @@ def last_words(stderr: Sequence[bytes], stdout: Sequence[bytes]) -> list[bytes]:
 
 
 def first_cause(blamed: Mapping[int, int | None]) -> int:
-    """The rank whose failure is most likely the cause of the others': the first to blame no other.
+    """Returns the first rank that blames no other failed rank: the most likely cause.
 
-    Where the network was cut, ranks on both sides blame each other; it is then the first of those
-    that blame the rank that most of them have lost.
+    After a cut of the network, ranks on both sides blame each other. The result is then the first
+    rank that blames the rank blamed most often.
 
     Args:
-        blamed: By rank that failed, in the order in which they did, the rank that its error names.
+        blamed: The rank named by each failed rank's error, in the order of the failures.
     """
     causes = [rank for rank, named in blamed.items() if named == rank or named not in blamed]
     if causes:
@@ -103,13 +103,13 @@ def first_cause(blamed: Mapping[int, int | None]) -> int:
 
 
 def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
-    """Whom a rank that has failed blames: by the file that gradring has left there, or its text.
+    """Returns the rank blamed by a failed rank, from its failure file or its output.
 
-    A rank without gradring leaves none. What is in the file may be anything: the disk may be full,
-    and a program may have written there, or made a pipe of it.
+    A rank without gradring has no failure file. The file's content is not trusted: the disk can be
+    full, or a program can have written the file or replaced it by a pipe.
 
     Args:
-        failure: What ``GRADRING_FAILURE_FILE`` was for the rank.
+        failure: The rank's ``GRADRING_FAILURE_FILE``.
         stderr: The last lines of standard error.
     """
     match _parsed(failure):
@@ -121,7 +121,7 @@ def blame_left(failure: Path, stderr: Sequence[bytes]) -> Blame | None:
 
 
 def kind_left(failure: Path) -> str | None:
-    """The name of the error that has ended a rank, if gradring has left it there."""
+    """Returns the class name of the error that ended a rank, if its failure file has one."""
     match _parsed(failure):
         case {"kind": str(kind)}:
             return kind
@@ -129,7 +129,7 @@ def kind_left(failure: Path) -> str | None:
 
 
 def exit_code_left(failure: Path) -> int | None:
-    """The exit code of a rank, if `leave_exit_code` has left it there."""
+    """Returns the exit code of a rank, if `leave_exit_code` has written one."""
     match _parsed(failure):
         case {"exit_code": int(code)}:
             return code
@@ -137,7 +137,7 @@ def exit_code_left(failure: Path) -> int | None:
 
 
 def leave_exit_code(failure: Path, code: int) -> None:
-    """Adds the exit code of a rank to what it has left about its failure."""
+    """Adds the exit code of a rank to its failure file."""
     left = _parsed(failure)
     with contextlib.suppress(OSError):  # a full disk
         failure.write_text(
@@ -146,7 +146,7 @@ def leave_exit_code(failure: Path, code: int) -> None:
 
 
 def has_joined(failure: Path) -> bool:
-    """Whether a rank that was started to join others has done so, by the file that it leaves."""
+    """Returns True if a rank has joined others, according to its failure file."""
     match _parsed(failure):
         case {"alone": True}:
             return False
@@ -154,7 +154,7 @@ def has_joined(failure: Path) -> bool:
 
 
 def port_left(failure: Path) -> int | None:
-    """Where a server of tf.data service listens, once it does."""
+    """Returns the port of a server of tf.data service; None before it listens."""
     match _parsed(failure):
         case {"port": int(port)}:
             return port
@@ -162,10 +162,10 @@ def port_left(failure: Path) -> int | None:
 
 
 def left_in(failure: Path) -> bytes:
-    """What is in the file of a rank that has failed; never waits.
+    """Returns the content of a failure file; never blocks, not even on a pipe.
 
     Raises:
-        OSError: It does not exist, or is no regular file.
+        OSError: The file does not exist, or is not a regular file.
     """
     with open(failure, "rb", opener=lambda path, how: os.open(path, how | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -174,7 +174,7 @@ def left_in(failure: Path) -> bytes:
 
 
 def blame_printed(stderr: Sequence[bytes]) -> Blame | None:
-    """Whom the last traceback blames, if its first exception is one of gradring's."""
+    """Returns the rank blamed by the last traceback, if its first exception is gradring's."""
     start = _start_of_last_traceback(stderr)
     for line in [] if start is None else stderr[start:]:
         if any(sentence in line for sentence in CHAINED):
@@ -185,13 +185,13 @@ def blame_printed(stderr: Sequence[bytes]) -> Blame | None:
 
 
 def missing_module(words: Sequence[bytes]) -> str | None:
-    """The module that a rank did not find, if its last line says so."""
+    """Returns the module that a rank did not find, if its last line names one."""
     found = NO_MODULE.search(words[-1]) if words else None
     return found[1].decode() if found else None
 
 
 def _parsed(failure: Path) -> Any:
-    """What the file of a rank says; None if that is nothing, or anything else."""
+    """Parses a failure file; returns None if it is missing or not JSON."""
     try:
         return json.loads(left_in(failure))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The policy of a job with parameter servers, in which each process may start again by itself.
+"""The policy of a job with parameter servers, whose processes restart independently.
 
-Processes are numbered: the workers by their rank, and then the servers. No worker needs another
-one, so the others go on without one that is lost; a server is needed by all.
+Processes are numbered: first the workers by rank, then the servers. Workers do not depend on each
+other, so they continue if one is lost. All workers need every server.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gradring.launch.supervisor import Policy, Supervisor
 
 
 class Servers(Policy):
-    """Workers and the servers that they need; the job is done if one worker ends well."""
+    """Workers and their servers; the job succeeds if one worker succeeds."""
 
     def __init__(self, ranks: Sequence[Host], servers: int, restarts: int) -> None:
-        """Places the processes, the servers on the workers' hosts one after the other.
+        """Places the processes; the servers are distributed over the workers' hosts.
 
         Args:
             ranks: The host of each worker.
-            servers: How many servers there are.
-            restarts: How often processes start again, all together.
+            servers: Number of servers.
+            restarts: Maximum number of restarts, summed over all processes.
         """
         self.ranks = ranks
         self.servers = list(islice(cycle(dict.fromkeys(ranks)), servers))
@@ -40,7 +40,7 @@ class Servers(Policy):
 
     @property
     def pending(self) -> bool:
-        """Whether a process is to be started again."""
+        """True if a process waits for its restart."""
         return bool(self._due)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class Servers(Policy):
             job.start(number, environment)
 
     def act(self, now: float) -> None:
-        """Starts again those that are due, and ends servers that do not notice that all is over."""
+        """Restarts due processes, and ends servers that run on after all workers have ended."""
         for number, at in list(self._due.items()):
             if now >= at and not self._job.processes.ranks[number].group_is_alive:
                 del self._due[number]
@@ -62,7 +62,7 @@ class Servers(Policy):
             watch.end(grace_s, 2 * grace_s)
 
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
-        """A lost server without a restart ends the job, and so do lost workers if all are lost."""
+        """Returns failures that end the job: a server without a restart left, or all workers."""
         fatal = []
         for process in ended:
             number, is_worker = process.rank, process.rank < len(self.ranks)
@@ -90,6 +90,6 @@ class Servers(Policy):
 
     @property
     def _over(self) -> bool:
-        """Whether all workers have ended, so that servers have nothing to do."""
+        """True if all workers have ended, so that servers have no more clients."""
         running = (process.rank < len(self.ranks) for process in self._job.processes.running())
         return not self._due and not any(running)

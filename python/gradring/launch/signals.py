@@ -1,4 +1,4 @@
-"""Signals as bytes on a socket, on which one can wait together with pipes."""
+"""Signals as bytes on a socket, so that one select call waits for them and for pipes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import signal
 import socket
 from collections.abc import Iterator
 
-#: Those that only the ranks are to hear, as batch systems send them some time before the end.
+#: Signals for the ranks only; batch systems send them some time before the end of a job.
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-#: That stops the job, as Ctrl-Z, and that continues it.
+#: Signals that stop the job, as Ctrl-Z does, and continue it.
 SUSPEND, RESUME = signal.SIGTSTP, signal.SIGCONT
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES, SUSPEND, RESUME)
 
 
 @contextlib.contextmanager
 def signals_as_bytes() -> Iterator[socket.socket]:
-    """A socket from which the numbers of arriving signals are read, SIGCHLD among them.
+    """Makes a socket from which the numbers of arriving signals are read, including SIGCHLD.
 
-    Signals that are ignored, as under nohup and in the background of a script, stay ignored. Must
-    be called from the main thread.
+    Ignored signals, as under nohup and in the background of a script, stay ignored. Must be called
+    from the main thread.
 
     Yields:
         The socket, which never blocks; each byte is the number of a signal.
@@ -41,18 +41,18 @@ def signals_as_bytes() -> Iterator[socket.socket]:
 
 
 def arrived(receiver: socket.socket) -> list[int]:
-    """The numbers of the signals that can be read now, but for those of children."""
+    """Returns the numbers of the signals that have arrived, without SIGCHLD."""
     return [signum for signum in receiver.recv(4096) if signum != signal.SIGCHLD]
 
 
 def stop_here() -> None:
-    """Stops this process, as it has been asked to; returns when it is continued.
+    """Stops this process, and returns when it is continued.
 
-    At a terminal where no shell could continue it, it goes on at once, as any program does there.
+    At a terminal without a shell that could continue it, the kernel does not stop the process.
     """
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:  # a batch system, which knows what it does
+    except OSError:  # no terminal: a batch system can always continue it
         os.kill(os.getpid(), signal.SIGSTOP)
         return
     before = signal.signal(SUSPEND, signal.SIG_DFL)

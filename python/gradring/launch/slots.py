@@ -1,9 +1,9 @@
-"""Slots of an elastic job: which worker starts when, and where, without processes or clock.
+"""Slots of an elastic job: decides when and on which host each worker starts.
 
-Facts come in with the time at which they were noticed; what is to be done is asked for. The ranks
-agree among themselves who is in the next group, and with which ranks; here, a rank is only a slot:
-a number that stays, and a host and a port that stay as long as the host does. Users see the slot's
-number, as that of a worker.
+This module has no processes and no clock: callers report events with their times and poll for
+decisions. The processes themselves agree on the members and ranks of the next group. Here, a worker
+is only a slot: a permanent number, and a host and a port that stay the same as long as the host is
+available. Users see the slot's number as the worker's.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ from signal import SIGTERM
 
 from gradring.launch.hosts import Host
 
-#: Before the first restart, the bound to which the pause doubles, and how often it does.
+#: Pause before the first restart, its longest value, and the limit of doublings.
 FIRST_PAUSE_S, LONGEST_PAUSE_S, DOUBLINGS = 1.0, 60.0, 6
-#: A rank that fails sooner after its start has failed to start: its host may be the reason.
+#: A failure within this time after a start counts as early, and perhaps the host is faulty.
 LIVED_S = 60.0
-#: Failures of that kind in a row after which a host is given up.
+#: Number of early failures in a row after which a host is given up.
 HOST_FAILURES = 3
-#: How a process ends that has to leave: by the signal, or by what a shell makes of it.
+#: Exit codes of a process that was asked to leave: the signal, or a shell's code for it.
 LEFT = (-SIGTERM, 128 + SIGTERM)
 
 
 def pause_s(failures: int) -> float:
-    """How long to wait before the next attempt, after so many earlier failures in a row."""
+    """Returns the pause before the next attempt, after `failures` earlier ones in a row."""
     return min(FIRST_PAUSE_S * 2.0 ** min(failures, DOUBLINGS), LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user allows.
+    """The user's limits.
 
     Attributes:
-        founders: Ranks of the first group.
-        least: Ranks without which it does not begin.
-        most: Ranks that run at once.
-        start_s: How long hosts for the first group may take to be there.
-        restarts: Of single ranks, in the whole job; None: without bound.
-        host_failures: After so many failures of one rank in a row its host is given up.
-        cooldown_s: For how long, the first time; then for twice as long. None: for good.
+        founders: Number of ranks of the first group.
+        least: Minimum number of ranks of the first group.
+        most: Maximum number of ranks that run at the same time.
+        start_s: Time limit for hosts of the first group to become available.
+        restarts: Maximum number of restarts of single ranks in the whole job; None: no limit.
+        host_failures: Number of early failures of one rank in a row after which its host is given
+            up; 0: never.
+        cooldown_s: Time for which a host is given up; doubles each time. None: for ever.
     """
 
     founders: int
@@ -54,13 +55,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Start:
-    """A rank that is to be started.
+    """An order to start a rank.
 
     Attributes:
-        slot: Its number.
-        host: Where.
-        port: Where it listens there.
-        attempt: How often the slot has been started before.
+        slot: The slot's number.
+        host: The host to start it on.
+        port: The port at which it listens.
+        attempt: Number of earlier starts of the slot.
     """
 
     slot: int
@@ -71,7 +72,7 @@ class Start:
 
 @dataclass
 class _Known:
-    """A host that is listed now."""
+    """A host in the current list."""
 
     host: Host
     ask_at: float
@@ -79,7 +80,7 @@ class _Known:
     asked: bool = False
     failures: int = 0
     given_up: bool = False
-    #: When it may have ranks again, and how often it has been given up.
+    #: Time at which a given-up host can have ranks again, and how often it was given up.
     back_at: float = 0.0
     times: int = 0
 
@@ -90,7 +91,7 @@ class _Known:
 
 @dataclass
 class _Slot:
-    """A rank. It runs, or starts at ``due_at`` where there is a place, or never again."""
+    """A worker that runs, or starts at ``due_at`` on a free place, or never again (None)."""
 
     number: int
     due_at: float | None
@@ -109,13 +110,13 @@ class Slots:
     """The hosts and slots of one job."""
 
     def __init__(self, limits: Limits, hosts: Sequence[Host], now: float, *, discovers: bool):
-        """Begins without ranks.
+        """Starts with hosts, but without slots.
 
         Args:
-            limits: What the user allows.
-            hosts: Those that are known from the start.
-            now: The time, in seconds since any moment.
-            discovers: Whether `offer` may bring others.
+            limits: The user's limits.
+            hosts: Hosts known from the start.
+            now: The time in seconds, on any clock.
+            discovers: True if `offer` can add hosts later.
         """
         self._limits = limits
         self._discovers = discovers
@@ -124,28 +125,28 @@ class Slots:
         self._slots: list[_Slot] = []
         self._restarts = 0
         self.founded = False
-        #: Whether a rank has ended well: from then on the job only ends.
+        #: True once a rank has ended with success; then no rank is started any more.
         self.completed = False
-        #: Why the job cannot begin.
+        #: The reason why the job cannot begin, if any.
         self.problem: str | None = None
         self.offer(hosts, now)
 
     @property
     def over(self) -> bool:
-        """Whether nothing will be started any more and nothing runs."""
+        """True if no rank runs and none will be started."""
         runs = any(slot.running for slot in self._slots)
         return self.problem is not None or (self.founded and not runs)
 
     @property
     def leaving(self) -> set[int]:
-        """The slots that have to leave and still run."""
+        """The running slots that were asked to leave."""
         return {slot.number for slot in self._slots if slot.leaves}
 
     def offer(self, hosts: Sequence[Host], now: float) -> list[int]:
-        """Takes the newest list of hosts; returns the slots that must leave theirs."""
+        """Replaces the list of hosts; returns the running slots that must leave their host."""
         if self.completed:
             return []
-        # However many a host has room for, it is asked for no more ports than the job may need.
+        # A host is never asked for more ports than the job can use.
         most = self._limits.most
         listed = {host.name: replace(host, slots=min(host.slots, most)) for host in hosts}
         self._hosts = {
@@ -163,7 +164,7 @@ class Slots:
         return leaving
 
     def to_ask(self, now: float) -> list[Host]:
-        """Hosts whose free ports are wanted now, with the number of them as their slots."""
+        """Returns the hosts to ask for free ports now; their slots are the numbers of ports."""
         asked = []
         for known in self._hosts.values():
             known.given_up &= now < known.back_at
@@ -174,13 +175,13 @@ class Slots:
         return asked
 
     def answered(self, host: Host, ports: Sequence[int]) -> None:
-        """A host that was asked has these ports."""
+        """Records a host's answer: its free ports."""
         if (known := self._hosts.get(host.name)) is not None:
             known.asked, known.failures = False, 0
             known.ports = list(dict.fromkeys([*known.ports, *ports]))
 
     def unanswered(self, host: Host, now: float) -> str:
-        """A host that was asked cannot be used; returns words for what follows."""
+        """Records that a host cannot be used; returns words for the consequence."""
         if (known := self._hosts.get(host.name)) is None:
             return "it is no longer listed"
         known.asked = False
@@ -193,11 +194,11 @@ class Slots:
         return f"it is asked again in {pause:g} s"
 
     def to_start(self, now: float, busy: Collection[int] = ()) -> list[Start]:
-        """The ranks to be started now; those that found the group come all at once.
+        """Returns the ranks to start now; the first group starts all at once.
 
         Args:
             now: The time.
-            busy: Slots that cannot be started yet, as something of their last process is left.
+            busy: Slots that cannot start yet, because children of their last process still run.
         """
         if self.completed or self.over:
             return []
@@ -216,12 +217,12 @@ class Slots:
     def ended(
         self, exits: Mapping[int, int], now: float, *, without_group: Collection[int] = ()
     ) -> dict[int, str]:
-        """Ranks have ended; returns words for what follows for each, while the job goes on.
+        """Records ended ranks; returns words for each one's consequence while the job continues.
 
         Args:
             exits: Exit codes by slot, as `RankProcess` has them.
             now: The time.
-            without_group: Those among them that have not found the group.
+            without_group: Those of the ranks that did not find the group.
         """
         left = {number for number in exits if self._slots[number].leaves}
         for number in exits:
@@ -244,7 +245,7 @@ class Slots:
         assert slot.place is not None
         host = slot.place[0]
         if exit_code in LEFT:
-            pass  # those who send the signal want the rank to go, not the host
+            pass  # somebody has stopped the rank; its host is not the reason
         elif without_group or now < slot.started_at + LIVED_S:
             slot.failures += 1
         else:
@@ -267,7 +268,7 @@ class Slots:
         return f"it is started again in {pause:g} s, to join the others"
 
     def _give_up(self, name: str, now: float) -> str:
-        """No rank is started there; those that run there go on. Returns words for how long."""
+        """Starts no more ranks on a host; running ones continue. Returns words for the time."""
         for slot in self._slots:
             if slot.is_on(name) and not slot.running:
                 slot.place = None
@@ -281,7 +282,7 @@ class Slots:
         return f" for {pause:g} s"
 
     def _found(self, now: float) -> list[Start]:
-        """The ranks of the first group, once all hosts have answered, or some for long enough."""
+        """Returns the ranks of the first group once all hosts have answered or the time is over."""
         hosts = [known for known in self._hosts.values() if not known.given_up]
         late = now >= self._start_until
         if not late and any(known.lacks > 0 and not known.failures for known in hosts):
@@ -313,7 +314,7 @@ class Slots:
         return [Start(slot.number, *slot.place, slot.attempts - 1)]
 
     def _free(self, most: int = 1) -> Iterator[tuple[Host, int]]:
-        """Places without a slot, host by host; ``most`` at most."""
+        """Yields at most ``most`` free places, host by host."""
         found = 0
         for name, known in self._hosts.items():
             if known.given_up:
@@ -328,7 +329,7 @@ class Slots:
                 yield known.host, port
 
     def _beyond(self, listed: Mapping[str, Host]) -> list[_Slot]:
-        """The slots that have no room any more; those that have been there longest stay."""
+        """Returns the slots beyond their host's capacity; the oldest slots stay."""
         beyond = []
         for name in {slot.place[0].name for slot in self._slots if slot.place is not None}:
             there = [slot for slot in self._slots if slot.is_on(name) and not slot.leaves]

@@ -1,8 +1,8 @@
 """A rank on another host: an ssh client here, and ``remote_rank`` at the other end.
 
-The order for the rank (command, variables, token) goes to the other end's standard input, which no
-list of processes shows, and so do signals. When that input ends, for whatever reason, the other end
-kills its rank: nothing is left behind when this machine dies.
+The request for the rank (command, variables, token) and later signals go to the other end's
+standard input, which no list of processes shows. When that input ends, for any reason, the other
+end kills its rank. So no process is left behind when this machine dies.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15"),
     *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
 )
-#: Variables of this kind travel to other hosts unasked.
+#: Variables with these prefixes are always forwarded to other hosts.
 FORWARDED_PREFIXES = ("GRADRING_", "TF_", "KERAS_", "OMP_", "PYTHON", "MALLOC_", "GLIBC_")
-#: How long the other end has to kill its rank before the ssh client itself is killed.
+#: Time for the other end to kill its rank, before the ssh client itself is killed.
 CLOSING_S = 2.0
-#: Exit code of an ssh client that has lost its connection, or got none. A rank may have it, too.
+#: Exit code of an ssh client without a connection. A rank can have the same exit code.
 SSH_FAILED = 255
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """How programs of gradring are started on other hosts.
+    """Access to other hosts by ssh.
 
     Attributes:
-        python: The interpreter there; it must have gradring.
-        port: Of the ssh servers, where a host has none of its own; None for the usual one.
-        options: Further arguments of ssh; they win over ours.
+        python: The interpreter on these hosts; it must have gradring.
+        port: Port of ssh servers for hosts without one of their own; None: ssh's default.
+        options: Further arguments of ssh, with priority over ours.
     """
 
     python: str = sys.executable
@@ -53,37 +53,39 @@ class Ssh:
     options: tuple[str, ...] = ()
 
     def command(self, host: Host, module: str, *arguments: str) -> list[str]:
-        """The command line that runs a module of ours on ``host``."""
+        """Returns the command line that runs a module of gradring on ``host``."""
         remote = shlex.join([self.python, "-m", module, *arguments])
         return [*self._login(host, *OPTIONS), remote]
 
     def ask(self, host: Host, module: str, *arguments: str, limit_s: float) -> Any:
-        """What a module of ours prints on ``host``, in JSON.
+        """Runs a module of gradring on ``host`` and returns its JSON output.
 
         Raises:
-            OSError: There is no ssh.
-            subprocess.SubprocessError: It took too long, or failed; has what ssh said.
-            ValueError: It printed something else.
+            OSError: ssh is not installed.
+            subprocess.SubprocessError: The command exceeded its limit or failed; the error has
+                ssh's output.
+            ValueError: The output is not JSON.
         """
         return last_line(run(self.command(host, module, *arguments), limit_s))
 
     def trial(self, host: Host) -> str:
-        """What a user types to see whether ssh works."""
+        """Returns a command with which the user can test ssh."""
         return shlex.join([*self._login(host), "true"])
 
     def _login(self, host: Host, *more: str) -> list[str]:
         port = host.port or self.port
-        # Of an option that is there twice, ssh takes the first.
+        # If an option is given twice, ssh takes the first.
         chosen = ([] if port is None else ["-p", str(port)]) + [*self.options, *more]
         return ["ssh", *chosen, host.target]
 
 
 def run(command: Sequence[str], limit_s: float) -> str:
-    """What a command prints.
+    """Runs a command and returns its standard output.
 
     Raises:
-        OSError: There is no ssh.
-        subprocess.SubprocessError: It took too long, or failed; has what ssh said.
+        OSError: ssh is not installed.
+        subprocess.SubprocessError: The command exceeded its limit or failed; the error has ssh's
+            output.
     """
     return subprocess.run(
         command,
@@ -97,20 +99,20 @@ def run(command: Sequence[str], limit_s: float) -> str:
 
 
 def last_line(printed: str) -> Any:
-    """What the last line says, in JSON; shells may print greetings first.
+    """Parses the last line as JSON; shells can print greetings before it.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The line is not JSON.
     """
     return json.loads(printed.rstrip().rpartition("\n")[2])
 
 
 def forwarded(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that travel to other hosts.
+    """Returns the variables to forward to other hosts.
 
     Args:
         environ: The variables of a rank.
-        more: Further ones: ``NAME`` as in ``environ``, or ``NAME=VALUE``.
+        more: Further variables: ``NAME`` for the value in ``environ``, or ``NAME=VALUE``.
     """
     chosen = {name: text for name, text in environ.items() if name.startswith(FORWARDED_PREFIXES)}
     for entry in more:
@@ -121,7 +123,7 @@ def forwarded(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str,
 
 
 class RemoteRankProcess(RankProcess):
-    """A rank on another host, with the interface of one on this."""
+    """A rank on another host, with the interface of a local rank."""
 
     def __init__(
         self,
@@ -136,18 +138,18 @@ class RemoteRankProcess(RankProcess):
         hosts: Sequence[str],
         job: str | None,
     ) -> None:
-        """Starts it; its streams are pipes.
+        """Starts the rank; its streams are pipes.
 
         Args:
-            rank: Its rank, for messages.
-            host: Where to.
-            program: What it runs.
-            environ: The variables that differ from those of a login there.
-            guardian: Ends the ssh client when this process is killed.
-            ssh: How to get there.
-            local_size: Ranks on that host, among which it divides its cores.
+            rank: The rank, for messages.
+            host: The host to start it on.
+            program: The rank's program.
+            environ: Variables to set in addition to a login's variables on that host.
+            guardian: Kills the ssh client if this process is killed.
+            ssh: Access to the host.
+            local_size: Number of ranks on that host, which share its cores.
             hosts: Names of all hosts of the job.
-            job: Under which its part of a timeline is collected; None if there is to be none.
+            job: Name of the run for `collect`; None if no timeline is recorded.
         """
         login = ssh.command(host, "gradring.launch.remote_rank")
         super().__init__(rank, login, os.environ, guardian, stdin=PIPE, stdout=PIPE, stderr=PIPE)
@@ -167,7 +169,7 @@ class RemoteRankProcess(RankProcess):
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, minus the signal's number when one killed the rank; None while it runs."""
+        """Exit code; minus the signal's number if one killed the rank; None while it runs."""
         code = self.popen.returncode
         if code is not None and code > 128 and code - 128 in set(signal.Signals):
             return 128 - code
@@ -175,17 +177,17 @@ class RemoteRankProcess(RankProcess):
 
     @property
     def is_lost(self) -> bool:  # type: ignore[override]
-        """Whether ssh has failed: the other end says so where the exit code is the rank's."""
+        """True if ssh itself has failed; the failure file shows if the exit code is the rank's."""
         failed = self.popen.returncode == SSH_FAILED
         return failed and exit_code_left(self._failure) != SSH_FAILED
 
     @property
     def ending(self) -> str:
-        """Words for how it has ended."""
+        """Description of the exit code or the lost connection."""
         return f"connection lost, ssh {super().ending}" if self.is_lost else super().ending
 
     def signal(self, signum: int) -> None:
-        """Has the other end signal its rank; kills the ssh client when that takes too long."""
+        """Sends a signal to the rank by ssh; kills the ssh client if SIGKILL takes too long."""
         if self.popen.returncode is not None:
             super().signal(signum)
         elif signum != signal.SIGKILL:
@@ -198,7 +200,7 @@ class RemoteRankProcess(RankProcess):
 
     def _tell(self, line: str) -> None:
         assert self.popen.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it has gone, or we have hung up
+        with contextlib.suppress(OSError, ValueError):  # the other end, or the pipe, is closed
             self.popen.stdin.write(line.encode() + b"\n")
             self.popen.stdin.flush()
 

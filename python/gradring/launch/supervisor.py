@@ -1,7 +1,7 @@
 """Supervisor: the loop that starts, watches and ends the processes of a job.
 
-One thread does everything: it sleeps until a pipe has output, a child has ended or a signal has
-arrived, so that lines are never mixed. What jobs differ in is their `Policy`.
+One thread does everything, so that lines are never mixed: it sleeps until a pipe has output, a
+child has ended or a signal has arrived. Kinds of jobs differ in their `Policy`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gradring.launch.ssh import RemoteRankProcess
 from gradring.launch.watch import CLOSING_TICK_S, Watch
 from gradring.launch.world import World
 
-#: How long output may still arrive after the last process of all groups has ended.
+#: Time for remaining output after the last process of all groups has ended.
 DRAIN_S = 1.0
 
 
 class Policy(ABC):
-    """What jobs differ in: which processes start when, and what follows when one has ended.
+    """The rules of one kind of job: start of processes, and consequences of their ends.
 
     Attributes:
-        ranks: The host of each rank that is started first.
+        ranks: The host of each rank of the first start.
         servers: The host of each parameter server; as processes they follow the ranks.
-        helpers: The host of each process that serves the ranks, and ends when they have; their
+        helpers: The host of each process that serves the ranks and is ended after them; their
             numbers are -1, -2, ...
-        restarts: How often all processes are started again when the job has failed.
+        restarts: Maximum number of restarts of all processes after a failure of the job.
     """
 
     ranks: Sequence[Host] = ()
@@ -51,24 +51,24 @@ class Policy(ABC):
 
     @property
     def is_local(self) -> bool:
-        """Whether no process can run on another host."""
+        """True if no process can run on another host."""
         return all(host.is_local for host in (*self.ranks, *self.helpers))
 
     @property
     def pending(self) -> bool:
-        """Whether processes are still to be started, so that the job goes on without any."""
+        """True until all processes are started; until then the job continues without any."""
         return False
 
     def name(self, number: int) -> str:
-        """The name of a process in messages."""
+        """Returns the name of a process in messages."""
         return self._job.world.title(number)
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
-        """Starts the first processes, or prepares to.
+        """Starts the first processes, or prepares their start.
 
         Args:
-            job: Starts them, and knows those that run.
-            environ: The variables from which theirs are made.
+            job: The supervisor, which starts processes and knows the running ones.
+            environ: The variables from which the processes' are made.
 
         Raises:
             OSError: A process cannot be started, or a host cannot be used.
@@ -76,27 +76,27 @@ class Policy(ABC):
         self._job = job
 
     def act(self, now: float) -> None:  # noqa: B027 - most have nothing to do
-        """Does what is due; called again and again until the job ends."""
+        """Does due work; called repeatedly until the job ends."""
 
     @abstractmethod
     def ended(self, ended: Sequence[RankProcess], now: float) -> list[RankProcess]:
-        """Processes have ended by themselves; returns the failures that end the job, if any."""
+        """Handles processes that ended by themselves; returns failures that end the job."""
 
     def outcome(self) -> tuple[int, str | None]:
-        """The exit code of a job that no failure has ended, and a sentence about it."""
+        """Returns the exit code of a job that no failure has ended, and a sentence about it."""
         return 0, None
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
-        """The process that failed first, and words for whom its error blames.
+        """Returns the process that failed first, and words for the rank blamed by its error.
 
         Args:
-            blames: By number, in the order in which they failed, the rank that an error blames.
+            blames: The rank blamed by each process's error, by number in the order of the failures.
         """
-        # Errors name ranks of a group, which need not be numbers of processes.
+        # Errors name ranks of a group, which can differ from the numbers of processes.
         return next((each for each, blame in blames.items() if not blame), next(iter(blames))), ""
 
     def close(self) -> None:  # noqa: B027
-        """Ends what the policy itself has started."""
+        """Ends helpers that the policy itself has started."""
 
 
 @dataclass(eq=False)
@@ -104,21 +104,21 @@ class Supervisor:
     """The processes of one attempt at a job.
 
     Attributes:
-        program: What each process runs.
-        world: Where each of them runs.
-        policy: Which of them start when.
-        grace_s: Seconds that the others have when one has failed: half to report their own errors,
+        program: The program of each process.
+        world: The host of each process.
+        policy: The rules of this kind of job.
+        grace_s: Seconds for the other processes after a failure: half to report their own errors,
             half to react to SIGTERM.
-        processes: All that have been started.
-        wakeup: Where numbers of signals arrive.
-        failures: The directory in which processes leave what ended them.
-        logs: Where their output is kept.
-        shown: The processes whose output is shown, too; None: all.
-        outputs: By number, standard output and standard error of each process.
-        tracebacks: Which of them are shown.
-        failed: The failures that have ended the job, in their order.
-        stopped_by: The signal to the launcher that has ended it.
-        watch: What it waits for, and when its processes must end.
+        processes: All processes started so far.
+        wakeup: Socket at which the numbers of signals arrive.
+        failures: Directory of the failure files that processes write.
+        logs: Files of the processes' output.
+        shown: Numbers of the processes whose output is also shown; None: all.
+        outputs: Standard output and standard error of each process, by number.
+        tracebacks: The filter of tracebacks.
+        failed: The failures that ended the job, in their order.
+        stopped_by: The signal to the launcher that ended the job, if any.
+        watch: The wait for input, and the deadlines of the processes.
     """
 
     program: Program
@@ -136,19 +136,19 @@ class Supervisor:
     stopped_by: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Starts nothing yet."""
+        """Starts no process yet."""
         self.watch = Watch(self.processes)
         self.watch.listen(self.wakeup, self._take_signals)
         self._open: set[RankOutput] = set()
-        #: Whether what a process prints or returns is the launcher's doing.
+        #: True once the launcher ends all processes: their exit codes are then its own doing.
         self._ends_all = False
 
     def failure_of(self, number: int) -> Path:
-        """Where this process leaves what ended it."""
+        """Returns the path of this process's failure file."""
         return self.failures / f"rank-{number}.json"
 
     def environments(self, environ: Mapping[str, str]) -> list[dict[str, str]]:
-        """As `World.environments`; there are none if a signal arrives while hosts are asked."""
+        """Returns `World.environments`; none if a signal arrives during the survey of hosts."""
         return self.world.environments(environ, self.processes.guardian, self._goes_on)
 
     def _goes_on(self) -> bool:
@@ -158,15 +158,15 @@ class Supervisor:
     def start(
         self, number: int, environ: Mapping[str, str], program: Program | None = None
     ) -> None:
-        """Starts a process, the next or one that has ended, and copies what it prints.
+        """Starts the next process, or one that has ended again, and copies its output.
 
         Args:
-            number: Which.
-            environ: Its variables.
-            program: What it runs; None: what ranks do.
+            number: The process's number.
+            environ: The process's variables.
+            program: The process's program; None: the program of the ranks.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: The process cannot be started.
         """
         failure = self.failure_of(number)
         failure.unlink(missing_ok=True)
@@ -190,7 +190,7 @@ class Supervisor:
             self._open.add(output)
 
     def were_shown_last(self, number: int, words: Sequence[bytes]) -> bool:
-        """Whether nothing was shown after these last words of a process but the same of others."""
+        """Returns True if only equal last words of other processes were shown after these."""
         shown_at = max(output.shown_at for output in self.outputs[number])
         later = [pair for pair in self.outputs.values() if any(o.shown_at > shown_at for o in pair)]
         return shown_at > 0 and all(
@@ -198,7 +198,7 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """Returns when every process has ended and the policy starts no more."""
+        """Runs until every process has ended and the policy starts no more."""
         self._act()
         while (self.processes.alive() or self._pending) and not self.watch.has_given_up:
             asking = self._prompts()
@@ -211,7 +211,7 @@ class Supervisor:
         self._drain()
 
     def _prompts(self) -> list[RankOutput]:
-        """Outputs of the rank that can ask a user, if there may be a question in them."""
+        """Returns outputs of the rank with an input that end in a possible question."""
         reader = self.world.reader
         outputs = () if reader is None else self.outputs.get(reader, ())
         return [output for output in outputs if output.has_prompt()]
@@ -227,11 +227,11 @@ class Supervisor:
     def _collect(self) -> None:
         ended = self.processes.poll()
         if ended:
-            # What they have left arrives before they are judged: a pipe holds one reading.
+            # Reads their last output before judging them: one read empties a pipe.
             self.watch.wait(0)
         if not ended or self._ends_all:
             return
-        # Of several found at once, one that was killed is more likely the cause than the effect.
+        # If several have ended, a killed process comes first, as the more likely cause.
         ended.sort(key=lambda process: ((process.exit_code or 0) > 0, process.rank))
         failed = self.policy.ended(ended, time.monotonic())
         is_first = bool(failed) and not self.failed
@@ -240,7 +240,7 @@ class Supervisor:
             return
         self.watch.end(self.grace_s / 2, self.grace_s)
         if others := len(self.processes.running()):
-            # Not "failed": it may turn out that another one did so first.
+            # Not "failed first": another process can still turn out to be the cause.
             say(
                 f"{self.policy.name(failed[0].rank)} has ended ({failed[0].ending}); "
                 f"{counted(others, 'process')} still running must end within {self.grace_s:g} s"
@@ -250,7 +250,7 @@ class Supervisor:
         if not (self.processes.running() or self._pending):
             self.processes.end_helpers()
             if not self.watch.is_ending:
-                # A bound for what the processes have started and left behind.
+                # A deadline for children that the processes have left behind.
                 self.watch.end(float("inf"), self.grace_s)
         self._ends_all |= self.watch.send_what_is_due()
 
@@ -267,14 +267,14 @@ class Supervisor:
     def _suspend(self) -> None:
         """Stops all processes and this one, until this one is continued."""
         since = time.monotonic()
-        # Sessions of their own ignore what a terminal sends.
+        # The processes have sessions of their own, so the terminal's signal does not reach them.
         self.processes.signal_all(signal.SIGSTOP)
         stop_here()
         self.processes.signal_all(signal.SIGCONT)
         self.watch.postpone(time.monotonic() - since)
 
     def _stop(self, signum: int) -> None:
-        """Passes the signal on; processes have the grace to end, or none at the second signal."""
+        """Forwards a signal; processes have the grace time to end, none after a second signal."""
         if self.stopped_by is None and signum != signal.SIGPIPE and self.processes.running():
             say(_told_to_end(signum, len(self.processes.ranks), self.grace_s))
         self.watch.end(float("inf"), self.grace_s if self.stopped_by is None else 0.0)
@@ -294,7 +294,7 @@ class Supervisor:
         output.pipe.close()
 
     def _discard_output(self) -> None:
-        """The reader of our output has gone, as in ``gradring run ... | head``: end quietly."""
+        """Ends the job quietly when the reader of our output has gone, as in ``... | head``."""
         with open(os.devnull, "wb") as nowhere:
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(nowhere.fileno(), stream.fileno())
@@ -304,7 +304,7 @@ class Supervisor:
         deadline = time.monotonic() + DRAIN_S
         while self._open and time.monotonic() < deadline:
             self.watch.wait(CLOSING_TICK_S)
-        # However late it is here, nothing that was written is lost: a pipe holds one reading.
+        # Even after the deadline, nothing written is lost: one read empties a pipe.
         self.watch.wait(0)
         for output in self._open:
             output.finish()
@@ -312,7 +312,7 @@ class Supervisor:
 
 
 def _told_to_end(signum: int, ranks: int, grace_s: float) -> str:
-    """What to expect of a signal that ends the job, and of the same one again."""
+    """Returns the message on a signal that ends the job: the time left, a second signal."""
     name = signal.Signals(signum).name
     cause, again = ("interrupted", "Ctrl-C") if signum == signal.SIGINT else (name, name)
     who, whom = agreed(ranks, "the rank has", "ranks have"), agreed(ranks, "it", "them")

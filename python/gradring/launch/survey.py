@@ -1,6 +1,7 @@
 """Survey of the hosts before ranks are started on them: ssh, Python, gradring, free ports.
 
-Run as ``python -m gradring.launch.survey COUNT`` on each host, it prints what it found there.
+``python -m gradring.launch.survey COUNT`` runs on each host, and prints the version of gradring and
+COUNT free ports.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ def survey(
     *,
     held: ExitStack,
 ) -> dict[Host, list[int]]:
-    """Free ports on each host, one for each of its slots; all hosts are asked at once.
+    """Returns free ports on each host, one for each of its slots; asks all hosts at once.
 
     Args:
-        hosts: Where to look.
-        ssh: How to get to those that are not this machine.
-        guardian: Ends the ssh clients when this process is killed.
-        goes_on: Waits for a moment; False when the answers are no longer wanted.
-        held: As of `free_ports`, on this machine.
+        hosts: Hosts to survey.
+        ssh: Access to hosts other than this machine.
+        guardian: Kills the ssh clients if this process is killed.
+        goes_on: Waits for a moment; returns False to cancel the survey.
+        held: Passed to `free_ports` on this machine.
 
     Returns:
-        The ports, in the order of the hosts; nothing if they are no longer wanted.
+        The ports, in the order of the hosts; empty if the survey was cancelled.
 
     Raises:
         SurveyError: A host cannot be reached, or gradring cannot run there.
@@ -69,7 +70,7 @@ def survey(
             if not goes_on():
                 return {}
             for host, question in list(asked.items()):
-                del asked[host]  # it ends with its answer, or an error
+                del asked[host]  # an answer or an error ends the question
                 printed = question.answer(time.monotonic())
                 if printed is None:
                     asked[host] = question
@@ -84,16 +85,16 @@ def survey(
 
 
 def command(host: Host, ssh: Ssh) -> list[str]:
-    """What asks a host that is not this machine; `ports_in` reads what it prints."""
+    """Returns the command that surveys a remote host; `ports_in` parses its output."""
     return ssh.command(host, __name__, str(host.slots))
 
 
 def ports_in(printed: str, host: Host) -> list[int]:
-    """The free ports in what a host has printed.
+    """Returns the free ports from a host's output.
 
     Raises:
-        SurveyError: It has another gradring.
-        ValueError: It has printed something else.
+        SurveyError: The host has another version of gradring.
+        ValueError: The output has another form.
     """
     try:
         answer = last_line(printed)
@@ -111,7 +112,7 @@ def ports_in(printed: str, host: Host) -> list[int]:
 
 
 def problem(error: Exception, host: Host, ssh: Ssh) -> str:
-    """Says why a host that was asked cannot run ranks."""
+    """Returns the message for a host that cannot run ranks."""
     if isinstance(error, SurveyError):
         return str(error)
     if not host.is_local and shutil.which("ssh") is None:

@@ -1,4 +1,4 @@
-"""``gradring run --trace FILE``: the parts that ranks leave become one timeline."""
+"""``gradring run --trace FILE``: merges the ranks' parts into one timeline."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gradring.records import paths
 
 
 def merge(trace: Path, *, served: bool = False) -> str:
-    """Writes the timeline of all ranks that left a part; returns a sentence that says so.
+    """Writes the timeline of all ranks with a part; returns a sentence on the result.
 
     Args:
-        trace: The file.
-        served: Whether the ranks are workers of parameter servers, which form no group.
+        trace: The timeline's file.
+        served: True if the ranks are workers of parameter servers, which form no group.
     """
     from gradring.records import records, timeline
 

@@ -1,4 +1,4 @@
-"""Watch: waits for input and for processes to end, and sends signals when they are due."""
+"""Watch: waits for input and for the ends of processes, and sends due signals."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import IO
 
 from gradring.launch.processes import REAP_S, RankProcesses
 
-#: How long to wait at most: while processes run, and while only what they have started is left.
+#: Longest waits: while processes run, and while only their children are left.
 TICK_S, CLOSING_TICK_S = 0.5, 0.02
 
 
 class Watch:
-    """One thread's wait for everything that can happen to the processes of a job.
+    """The single thread's wait for all events of a job's processes.
 
     Attributes:
-        processes: Those that are watched.
-        terminate_at: When they get SIGTERM, on the monotonic clock.
-        kill_at: When they get SIGKILL.
+        processes: The processes to watch.
+        terminate_at: Time of SIGTERM, on the monotonic clock.
+        kill_at: Time of SIGKILL.
     """
 
     def __init__(self, processes: RankProcesses) -> None:
-        """Nothing is due, and no input is read yet."""
+        """Starts without inputs and deadlines."""
         self.processes = processes
         self.terminate_at = self.kill_at = float("inf")
         self._give_up_at = float("inf")
@@ -33,12 +33,12 @@ class Watch:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the processes have a time by which they must have ended."""
+        """True if the processes have a deadline."""
         return self.kill_at < float("inf")
 
     @property
     def has_given_up(self) -> bool:
-        """Whether killed processes have not disappeared for so long that nobody waits for them."""
+        """True if killed processes have not disappeared within `REAP_S`."""
         return time.monotonic() >= self._give_up_at
 
     def listen(self, source: int | socket.socket | IO[bytes], react: Callable[[], None]) -> None:
@@ -46,21 +46,21 @@ class Watch:
         self._inputs.register(source, selectors.EVENT_READ, react)
 
     def ignore(self, source: int | IO[bytes]) -> None:
-        """Reads a source no more."""
+        """Stops reading a source."""
         self._inputs.unregister(source)
 
     def end(self, terminate_s: float, kill_s: float) -> None:
-        """Gives the processes these times from now."""
+        """Sets the times of SIGTERM and SIGKILL, in seconds from now."""
         now = time.monotonic()
         self.terminate_at, self.kill_at = now + terminate_s, now + kill_s
 
     def postpone(self, seconds: float) -> None:
-        """Gives the processes so much longer."""
+        """Moves both times by `seconds`."""
         self.terminate_at += seconds
         self.kill_at += seconds
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Waits for input until a signal is due, for a tick at most, and reads what is there."""
+        """Waits for input until a signal is due, at most for a tick, and handles the input."""
         if timeout_s is None:
             timeout_s = TICK_S if self.processes.running() else CLOSING_TICK_S
         due_s = min(self.terminate_at, self.kill_at) - time.monotonic()
@@ -68,7 +68,7 @@ class Watch:
             key.data()
 
     def send_what_is_due(self) -> bool:
-        """Sends SIGTERM once, or SIGKILL until no process is left; whether it has."""
+        """Sends a due SIGTERM once, or SIGKILL repeatedly; returns True if it sent one."""
         now = time.monotonic()
         if now >= self.kill_at:
             self.kill_at = now + CLOSING_TICK_S
@@ -82,5 +82,5 @@ class Watch:
         return False
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Closes the selector."""
         self._inputs.close()

@@ -31,7 +31,7 @@ from gradring.launch.survey import survey
 
 
 class World:
-    """The ranks and their hosts; each start of all ranks asks it for fresh ports."""
+    """The ranks and their hosts; chooses new ports at each start of all ranks."""
 
     def __init__(
         self,
@@ -44,20 +44,21 @@ class World:
         helpers: Sequence[Host] = (),
         reader: int | None = None,
     ) -> None:
-        """Notes where the ranks run.
+        """Records the hosts of the ranks.
 
         Args:
             placed: The host of each rank; `place` adds others.
-            ssh: How other hosts are reached.
+            ssh: Access to other hosts.
             forward: Further variables for those hosts, as ``NAME`` or ``NAME=VALUE``.
-            trace: The file that is to be the timeline of all ranks.
+            trace: File for the timeline of all ranks.
             servers: The host of each parameter server; as processes they follow the ranks.
-            helpers: The host of the dispatcher and of each worker of tf.data service, as processes
-                -1, -2, ...
-            reader: The rank that reads this process's standard input; the others read nothing.
+            helpers: The host of the dispatcher and of each worker of tf.data service; their numbers
+                are -1, -2, ...
+            reader: The rank that reads this process's standard input; the other ranks have no
+                input.
         """
         self.reader = reader
-        #: Holds the ports of this machine until another job may choose them.
+        #: Reserves ports of this machine against other jobs.
         self.ports = ExitStack()
         self._placed = [*placed, *servers]
         self._servers = len(servers)
@@ -70,7 +71,7 @@ class World:
 
     @property
     def remote(self) -> bool:
-        """Whether a rank runs on another host."""
+        """True if a rank runs on another host."""
         return any(not host.is_local for host in self._placed)
 
     def place(self, rank: int, host: Host) -> None:
@@ -79,7 +80,7 @@ class World:
         self._used[host] = None
 
     def title(self, number: int) -> str:
-        """What a process is called: ``rank 1``, ``ps 0`` or ``input worker 0``."""
+        """Returns a process's name, such as ``rank 1``, ``ps 0`` or ``input worker 0``."""
         if number < 0:
             return "input dispatcher" if number == -1 else f"input worker {-2 - number}"
         ranks = len(self._placed) - self._servers
@@ -88,12 +89,12 @@ class World:
     def environments(
         self, environ: Mapping[str, str], guardian: Guardian, goes_on: Callable[[], bool]
     ) -> list[dict[str, str]]:
-        """The variables of each rank and then of each server, with ports that are free now.
+        """Returns the environments of all ranks, then of all servers, with free ports.
 
         Args:
-            environ: From which they are made.
-            guardian: As of `survey`.
-            goes_on: As of `survey`; there are none if it says that they are no longer wanted.
+            environ: The variables to start from.
+            guardian: Passed to `survey`.
+            goes_on: Passed to `survey`; if that is cancelled, the result is empty.
 
         Raises:
             OSError: A host cannot be used, or has too few free ports.
@@ -115,9 +116,9 @@ class World:
     def start(
         self, processes: RankProcesses, program: Program, rank: int, environ: Mapping[str, str]
     ) -> RankProcess:
-        """Starts a rank, whose two streams are pipes: the next, or one that has ended."""
+        """Starts the next rank, or one that has ended again; its two streams are pipes."""
         host = self._host(rank)
-        # A server computes little beside the ranks; tf.data shares cores by itself.
+        # Servers do not count: they compute little, and tf.data shares cores by itself.
         ranks = self._placed[: len(self._placed) - self._servers] if rank >= 0 else []
         local_size = max(1, sum(other.is_same_machine(host) for other in ranks))
         if host.is_local:
@@ -136,11 +137,11 @@ class World:
         return processes.add(remote)
 
     def python_of(self, rank: int) -> str:
-        """The interpreter with gradring where this rank runs."""
+        """Returns the path of gradring's interpreter on this rank's host."""
         return sys.executable if self._host(rank).is_local else self.ssh.python
 
     def collect_parts(self) -> list[str]:
-        """Brings the timeline's parts here from other hosts; a sentence for each that fails."""
+        """Copies the timeline's parts from other hosts; returns a sentence for each failure."""
         if self._trace is None or self._job is None:
             return []
         others = {host.target: host for host in self._used if not host.is_local}
@@ -150,24 +151,24 @@ class World:
         return self._helpers[-1 - number] if number < 0 else self._placed[number]
 
     def _name(self, host: Host) -> str:
-        """The name under which the other hosts reach this one."""
+        """Returns the name at which the other hosts reach `host`."""
         if not host.is_local:
             return host.name
         return address_towards(next(h.name for h in self._placed if not h.is_local))
 
     def _names(self) -> list[str]:
-        """The names and addresses under which processes of the job reach each other."""
+        """Returns the names and addresses at which processes of the job reach each other."""
         hosts = [*self._used, *self._helpers]
         others = [host.name for host in hosts if not host.is_local]
         names = [host.name for host in hosts]
         if others:
-            with contextlib.suppress(OSError):  # ssh says that there is no way to it
+            with contextlib.suppress(OSError):  # ssh reports an unreachable host
                 names.append(address_towards(others[0]))
         return list(dict.fromkeys(names))
 
 
 def with_token(environ: Mapping[str, str]) -> dict[str, str]:
-    """The token itself in place of a file that other hosts do not have."""
+    """Replaces the token's file, which other hosts do not have, by the token itself."""
     changed = dict(environ)
     if changed.get("GRADRING_TOKEN_FILE"):
         token = Settings.from_environ(environ).token

@@ -1,4 +1,4 @@
-"""The records of all ranks as sentences: who did not come, and who waits for it since when."""
+"""Sentences from the records of all ranks: missing ranks, waiting ranks and waiting times."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gradring.records.records import Collective, Record, Statement
 
 
 def explain(records: Sequence[Record]) -> list[str]:
-    """Says what the ranks were doing; there is at least one record, in the order of ranks."""
+    """Returns sentences on the ranks' activity; `records` has at least one, sorted by rank."""
     failed = any(record.failure for record in records)
-    # A record from before the failure says nothing about where its rank was then.
+    # A record from before the failure does not show its rank's position at the failure.
     current = [record for record in records if record.failure or not failed]
     return [
         *_failure(records),
@@ -82,7 +82,7 @@ def _position(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _statement(record: Record) -> Statement:
-    """The same for `_native.diagnose`."""
+    """Converts a record for `_native.diagnose`."""
     calls, beside = record.collectives, _beside(record)
     return (
         record.rank,
@@ -93,10 +93,10 @@ def _statement(record: Record) -> Statement:
 
 
 def _beside(record: Record) -> tuple[int, Collective] | None:
-    """The partner, and the ``send`` or ``recv`` in which the program stands still, if it does."""
+    """Returns the ``send`` or ``recv`` that blocks the program, with its partner, if any."""
     for channel in record.channels:
         for call in channel.calls:
-            # What was begun in advance keeps nobody.
+            # A call that was started in advance does not block the program until it is waited for.
             if call.state in ("running", "failed") and (call.place or call.awaited_ns):
                 return channel.partner, call
     return None
@@ -119,7 +119,7 @@ def _since(entered: dict[int, Collective], latest: Sequence[Record]) -> str:
 
 
 def _places(waiting: Sequence[Record], sequence: int) -> str:
-    """Where the programs wait for this collective or a later one, as far as it is known."""
+    """Returns the known source lines where programs wait for this collective or a later one."""
     places: dict[str, list[int]] = {}
     for record in waiting:
         calls = (call for call in record.collectives if call.sequence >= sequence)

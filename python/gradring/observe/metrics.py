@@ -1,7 +1,7 @@
 """Metrics of a rank for Prometheus: its text format over HTTP.
 
-Only processes of this machine can ask, unless another address is chosen. There is neither a
-password nor encryption: where these are wanted, an agent or a tunnel on each machine has them.
+Only processes of this machine can connect, by default. The server has no authentication and no
+encryption; if you need these, use an agent or a tunnel on each machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from gradring._native import ServerStats
 
 _Counter = Literal["count", "bytes", "bytes_sent", "waiting_s", "moving_s"]
-#: What a `gradring.Monitor` has counted, and the loss; None without one.
+#: Totals of a `gradring.Monitor` and its loss; None without a monitor.
 Counted = tuple[Totals, float | None] | None
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: How long a client may take to say what it wants.
+#: Time limit for a client's request.
 REQUEST_S = 5.0
-#: Who asks while so many are being answered is sent away: strangers must not exhaust a rank.
+#: Largest number of concurrent requests; more are refused, so that clients cannot exhaust a rank.
 CLIENTS = 16
 
 _log = logging.getLogger("gradring")
@@ -41,7 +41,7 @@ class MetricsServer:
     """Answers ``GET /metrics`` on a daemon thread."""
 
     def __init__(self, text: Callable[[], str], port: int, address: str) -> None:
-        """Listens at a port, 0 for a free one, of an IP address; ``::`` is IPv4 as well.
+        """Listens at an IP address and a port, 0 for a free one; ``::`` includes IPv4.
 
         Raises:
             OSError: The port is taken, or the address is not this host's.
@@ -62,7 +62,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Says nothing: a question every few seconds is no news."""
+                """Does nothing: a request every few seconds is not worth a log line."""
 
         server = _ServerOfIPv6 if ":" in address else _Server
         self._server = server((address, port), Handler)
@@ -74,7 +74,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """At which it listens."""
+        """The server's port."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -85,16 +85,16 @@ class MetricsServer:
 
 
 def _leave_to_parent() -> None:
-    """A forked child, which answers nobody, must not keep the port from who comes after."""
+    """Closes the sockets in a forked child, which has no server thread but would hold the port."""
     for server in list(_listening):
         server.server_close()
 
 
-# Not `http.server.HTTPServer`: it asks for the host's name, and a name server may be slow.
+# Not `http.server.HTTPServer`: it looks up the host's name, and a name server can be slow.
 class _Server(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    # A client that hangs must not keep the program from ending.
+    # A hanging client must not delay the program's end.
     block_on_close = False
 
     def __init__(self, *args: Any) -> None:
@@ -118,7 +118,7 @@ class _Server(ThreadingMixIn, TCPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no news either."""
+        """Does nothing: a client that has disconnected is not worth a log line."""
 
 
 class _ServerOfIPv6(_Server):
@@ -136,10 +136,10 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 def serve(
     communicator: Communicator, port: int, address: str, text: Callable[[], str]
 ) -> MetricsServer | None:
-    """Serves at ``port`` plus the local rank; None, and a warning, if that is taken.
+    """Serves at ``port`` plus the local rank; returns None, with a warning, if it is taken.
 
-    In an elastic job local ranks change, and ports do not. So a process that comes later takes the
-    first port that is left, if another process has that of its local rank.
+    In an elastic job, local ranks change but ports do not. So if another process has the port of
+    this local rank, this process takes the first free port of the host's ranks.
     """
     own = port + communicator.local_rank
     others = (
@@ -152,7 +152,7 @@ def serve(
 def serve_at(
     ports: Sequence[int], address: str, text: Callable[[], str], who: str
 ) -> MetricsServer | None:
-    """Serves at the first of the ports that is free; None, and a warning, if none is."""
+    """Serves at the first free port of `ports`; returns None, with a warning, if none is free."""
     failure: Exception | None = None
     for one in ports:
         try:
@@ -168,7 +168,7 @@ def serve_at(
     return None
 
 
-#: By name; totals are counters.
+#: Help texts by name of the metric; names that end in ``_total`` are counters.
 _MEANINGS = {
     "info": "What this rank is.",
     "collectives_total": "Collectives that ended well.",
@@ -198,7 +198,7 @@ _MEANINGS = {
 
 
 class _Text:
-    """Prometheus' text format, as it grows."""
+    """A builder of Prometheus' text format."""
 
     def __init__(self, own: dict[str, str]) -> None:
         self._own = own
@@ -210,7 +210,7 @@ class _Text:
             self._add(name, sample)
 
     def one(self, name: str, value: float) -> None:
-        """A family of one sample without labels of its own."""
+        """Adds a family of one sample without labels of its own."""
         self.family(name, [({}, value)])
 
     def histogram(self, name: str, staleness: update_report.Staleness) -> None:
@@ -236,13 +236,13 @@ def render(
     worker: int | None = None,
     updates: Mapping[str, Any] = {},
 ) -> str:
-    """All metrics of this rank in Prometheus' text format.
+    """Returns all metrics of this rank in Prometheus' text format.
 
     Args:
-        communicator: Whose.
-        counted: What a `gradring.Monitor` has counted, and its loss, if there is one.
-        worker: Which worker of parameter servers it is, if it is one, which is in no group.
-        updates: What it has counted as such.
+        communicator: The rank's communicator.
+        counted: Totals and loss of a `gradring.Monitor`, if there is one.
+        worker: Number of a worker of parameter servers, which has no group; None in a group.
+        updates: The worker's counters.
     """
     text = _Text({"rank": str(communicator.rank if worker is None else worker)})
     stats = communicator.stats()
@@ -276,7 +276,7 @@ def render(
 
 
 def render_server(stats: ServerStats) -> str:
-    """All metrics of a parameter server; what became of gradients is known to the first."""
+    """Returns all metrics of a parameter server; only the first server counts gradients."""
     text = _Text({"server": str(stats["server"])})
     text.one("version", stats["version"])
     moved: list[update_report.Sample] = [
@@ -297,7 +297,7 @@ def render_server(stats: ServerStats) -> str:
 
 
 def _steps(text: _Text, totals: Totals, loss: float | None) -> None:
-    """What a `gradring.Monitor` has counted."""
+    """Adds the totals of a `gradring.Monitor`."""
     text.one("steps_total", totals.steps)
     parts = {
         "compute": totals.compute_s,

@@ -1,7 +1,8 @@
-"""The monitor of training steps: where time goes, as a line now and then and a table at the end.
+"""The monitor of training steps: lines on the use of time, and a table at the end.
 
-Steps are not measured one by one. The communicator counts all the time, and a line shows what has
-been added since the last one, divided by the number of steps; so a step costs two looks at a clock.
+Steps are not measured one by one. The communicator counts continuously, and a line shows the
+increase since the last line, divided by the number of steps. So a step costs only two readings of a
+clock.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from gradring.observe.step_report import Totals
 if TYPE_CHECKING:
     from gradring.observe.step_log import StepLog
 
-#: By name, numbers or what ``float`` makes one of; or what returns them.
+#: Numbers, or objects that ``float`` accepts, by name; or a function that returns these.
 Metrics: TypeAlias = "Mapping[str, Any] | Callable[[], Mapping[str, Any]]"
 
-#: Between two notes to the other ranks; they are sent about once a second.
+#: Interval between two status messages to the other ranks.
 NOTE_S = 1.0
-#: How long the end may wait for the other ranks' last numbers.
+#: Longest wait of `Monitor.finish` for the other ranks' last numbers.
 FAREWELL_S = 2.0
 POLL_S = 0.02
 
 
 class Monitor:
-    """Prints on rank 0 where the time of training steps goes, and who is slowest.
+    """Prints on rank 0 how the time of training steps is used, and the slowest rank.
 
     A line looks like
     ``step 1200 | 41 ms = compute 28 + comm 9 + wait 4 | 12.4k samples/s | slowest: rank 2 ...``.
-    ``comm`` is moving bytes and ``wait`` waiting for other ranks to come, both only as far as the
-    program stood still meanwhile; ``compute`` is all other time. Time that `input` has measured,
-    and what a strategy's distributed datasets kept the program waiting, is ``input`` instead; a
-    line says so where it is 5 % of a step. The rank named is the one for which others waited, less
-    what it waited itself.
+    ``comm`` is the time of moving bytes, and ``wait`` the time of waiting for other ranks. Both
+    count only while the program was blocked; ``compute`` is all other time. ``input`` is the time
+    measured by `input` and the program's waits for a strategy's distributed datasets; a line shows
+    it if it is more than 5 % of a step. The rank named is the one for which others waited longest,
+    minus its own waits.
 
-    Every rank makes one and calls `step`, but they need not agree about when: numbers travel
-    beside the collectives, and a rank without a monitor is only missing in the table.
+    Every rank makes a monitor and calls `step`. The calls are not collectives: numbers are sent in
+    the background, and a rank without a monitor is only missing in the table.
 
     Examples:
         >>> with gradring.Monitor(comm, samples_per_step=64, every_steps=2) as monitor:
@@ -90,30 +91,31 @@ class Monitor:
         prometheus_address: str | None = None,
         first_step: int = 0,
     ) -> None:
-        """Begins with the first step, which itself does not count: it builds graphs.
+        """Starts to measure after the first step, which is left out because it builds graphs.
 
         Args:
             of: A `Communicator`, or a strategy that has one.
-            samples_per_step: Of all ranks together; without it, lines tell steps per second.
-            every_steps: A line comes after so many steps,
-            every_s: or after so many seconds, whatever comes first.
-            stream: Where rank 0 writes; default standard output.
-            log: A file to which rank 0 appends a line of JSON with every line; what
-                `step_report.Interval.row` returns. At 16 MiB it becomes ``NAME.1`` in place of the
-                one before, and a new one begins. Where it cannot be written, the training goes on,
-                with a warning. Default: ``steps.jsonl`` in
-                ``GRADRING_LOG_DIR``, which ``gradring run --log-dir`` sets, or none.
-            on_line: Called on rank 0 with the same dict.
-            prometheus_port: As the variable ``GRADRING_PROMETHEUS_PORT``: every rank serves its
-                numbers at this port plus its local rank.
-            prometheus_address: As the variable ``GRADRING_PROMETHEUS_ADDRESS``: the IP address or
-                the network interface at which it does so; default the variable, or 127.0.0.1.
-            first_step: How many steps were done before, as after a restart from a checkpoint; steps
-                are numbered from there.
+            samples_per_step: Number of samples of all ranks in a step. None: lines show steps per
+                second.
+            every_steps: Longest interval between two lines in steps.
+            every_s: Longest interval between two lines in seconds.
+            stream: Output of rank 0; default standard output.
+            log: A file to which rank 0 appends a line of JSON with every line; its fields are those
+                of `step_report.Interval.row`. At 16 MiB the file is renamed to ``NAME.1``, which
+                replaces an older one, and a new file begins. If the file cannot be written, the
+                training continues with a warning. Default: ``steps.jsonl`` in ``GRADRING_LOG_DIR``,
+                which ``gradring run --log-dir`` sets, or no file.
+            on_line: Called on rank 0 with the fields of each line, as a dict.
+            prometheus_port: Port of the metrics server, plus the local rank; as the variable
+                ``GRADRING_PROMETHEUS_PORT``.
+            prometheus_address: IP address or network interface of the metrics server; default
+                ``GRADRING_PROMETHEUS_ADDRESS``, or 127.0.0.1.
+            first_step: Number of earlier steps, for example before a restart from a checkpoint; the
+                numbers of steps continue from it.
 
         Raises:
             ConfigError: ``of`` has no communicator, an interval is not a number above 0,
-                ``prometheus_port`` is no port, or ``prometheus_address`` is no address.
+                ``prometheus_port`` is not a port, or ``prometheus_address`` is not an address.
         """
         communicator = of if isinstance(of, Communicator) else getattr(of, "communicator", None)
         if not isinstance(communicator, Communicator):
@@ -153,7 +155,7 @@ class Monitor:
         self._shown = Totals()
         self._shown_ranks: dict[int, Totals] = {}
         self._first_late: dict[int, float] = {}
-        #: By rank, the last note of a monitor before this one.
+        #: Last status message of an earlier monitor on each rank, which must be ignored.
         self._earlier = {
             rank: note
             for rank, note in self._notes().items()
@@ -162,7 +164,7 @@ class Monitor:
         self._step = first_step
         self._has_begun = False
         self._since: tuple[float, ...] | None = None
-        #: Collectives until the step under way; None between steps.
+        #: Number of collectives before the current step; None between steps.
         self._launched: int | None = core_of(communicator).launched
         self._line_at = self._note_at = float("inf")
         self._finished = False
@@ -174,31 +176,31 @@ class Monitor:
 
     @property
     def totals(self) -> Totals:
-        """What this rank has done, up to a second ago."""
+        """This rank's totals; updated about once a second."""
         return self._total
 
     @property
     def loss(self) -> float | None:
-        """The loss that `step` was given last."""
+        """The last loss passed to `step`."""
         return None if self._loss is None else float(self._loss)
 
     def step(self, steps: int = 1, *, loss: Any = None, metrics: Metrics | None = None) -> None:
-        """So many steps have ended since the last call.
+        """Records that `steps` steps have ended since the last call.
 
         Args:
-            steps: How many.
-            loss: Shown in lines and logs: a number, or what ``float`` makes one of, such as a
-                scalar tensor, which is read only when a line is due.
-            metrics: What this rank has measured of its own batch, before any reduction: loss,
-                accuracy, ``gradient_norm``, up to 6 by names of up to 32 characters. Numbers as for
-                `loss`, or a function that returns them; they are read about once a second, and
-                stand in the table at the end, in the log and in TensorBoard for each rank. A
-                ``gradient_norm`` that is not finite, or among three ranks or more ten times the
-                median or a tenth of it, is named in lines and below the table.
+            steps: Number of steps.
+            loss: Loss for lines and logs: a number, or an object that ``float`` accepts, such as a
+                scalar tensor. It is read only when a line is due.
+            metrics: Metrics of this rank's own batch before any reduction, such as loss, accuracy
+                or ``gradient_norm``: at most 6, with names of at most 32 characters. Values are
+                numbers as for `loss`; or pass a function that returns the dict. They are read about
+                once a second. The table, the log and TensorBoard show them for each rank. Lines and
+                the table name a rank with an unusual ``gradient_norm``: not finite, or, among at
+                least three ranks, above 10 times or below a tenth of the median.
 
         Raises:
-            ConfigError: There are more metrics, or one has another name.
-            TypeError: One is no number.
+            ConfigError: There are too many metrics, or a name is invalid.
+            TypeError: A metric is not a number.
         """
         self._step += steps
         self._launched = core_of(self._communicator).launched
@@ -226,9 +228,9 @@ class Monitor:
 
     @contextlib.contextmanager
     def input(self) -> Iterator[None]:
-        """What happens inside is reading data: ``with monitor.input(): batch = next(batches)``.
+        """Measures the block as reading data: ``with monitor.input(): batch = next(batches)``.
 
-        A `CustomCollectiveStrategy` does so itself for the datasets that it distributes.
+        A `CustomCollectiveStrategy` measures the datasets that it distributes itself.
         """
         before = self._read(time.perf_counter())
         try:
@@ -238,14 +240,14 @@ class Monitor:
             self._input_s += max(0.0, elapsed - exposed - counted)
 
     def pause(self) -> None:
-        """What follows, such as an evaluation, is no step; goes on with `resume` or `step`."""
+        """Stops measuring, for example during an evaluation, until `resume` or `step` is called."""
         self._launched = None
         if self._since is not None:
             self._look(time.perf_counter())
             self._since = None
 
     def resume(self) -> None:
-        """Steps follow again."""
+        """Starts measuring again after `pause`."""
         if self._launched is None:
             self._launched = core_of(self._communicator).launched
         if self._since is not None or not self._has_begun:
@@ -296,7 +298,7 @@ class Monitor:
                 steps.abort(self._communicator, what, launched, steps.described(error))
 
     def _begin_anew(self, _: Communicator) -> None:
-        """The communicator counts from 0, and the ranks may be others."""
+        """Resets the baselines: the next group counts from 0 and can have other ranks."""
         self._since = None
         self._launched = 0
         self._first_late, self._shown_ranks = {}, {}
@@ -314,7 +316,7 @@ class Monitor:
         return now, exposed, waiting, stats["moving_s"], made() if made else 0.0, reading
 
     def _look(self, now: float) -> None:
-        """Adds what has come since the last look."""
+        """Adds the times since the last call to the totals."""
         if self._since is None:
             return
         self._look_at_metrics()
@@ -322,12 +324,12 @@ class Monitor:
         elapsed, exposed, waiting, moving, made, reading = _added(after, self._since)
         self._since = after
         exposed = min(exposed, elapsed)
-        # The program stood still for collectives: their own time tells what for.
+        # Divides the time in which the program was blocked like the time of the collectives.
         share = waiting / (waiting + moving) if waiting + moving > 0 else 0.0
         self._total.elapsed_s += elapsed
         self._total.wait_s += exposed * share
         self._total.comm_s += exposed * (1 - share)
-        # TensorFlow may read ahead in one thread and wait for a collective in another.
+        # TensorFlow can read ahead in one thread while another waits for a collective.
         self._total.input_s += min(reading, elapsed - exposed)
         self._total.made_s += made
 
@@ -376,7 +378,7 @@ class Monitor:
             self._on_line(facts)
 
     def _print(self, text: str) -> None:
-        """Prints; a disk that is full, or a stream that is closed, ends no training."""
+        """Prints; a full disk or a closed stream must not end the training."""
         with contextlib.suppress(OSError, ValueError):
             print(text, file=self._stream, flush=True)
 

@@ -1,4 +1,4 @@
-"""The observer of one communicator from when it is joined to its end: metrics and a timeline."""
+"""The observer of one communicator from start to close: metrics, records and a timeline."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _log = logging.getLogger("gradring")
 
 @dataclass
 class Observer:
-    """What is known of one communicator's observation.
+    """The state of one communicator's observation.
 
     Attributes:
-        log_dir: Where a `Monitor` writes unasked.
-        metrics_address: Where metrics are served, unless a `Monitor` says otherwise.
-        metrics: What serves them, as long as it does.
-        counted: What a `Monitor` has counted, and the loss, as long as there is one.
-        worker: Which worker of parameter servers this is; None in a group.
-        updates: What it has counted as such.
-        input_made_s: Seconds that input workers have taken for what this rank has read; None if
-            there are none.
+        log_dir: Directory of a `Monitor`'s default log.
+        metrics_address: Address of the metrics server, unless a `Monitor` sets another.
+        metrics: The running metrics server, if any.
+        counted: Returns totals and loss of the `Monitor`; None without one.
+        worker: Number of this worker of parameter servers; None in a group.
+        updates: Returns the worker's counters.
+        input_made_s: Returns the seconds in which input workers made this rank's data; None without
+            input workers.
     """
 
     log_dir: Path | None = None
@@ -53,18 +53,18 @@ class Observer:
     input_made_s: Callable[[], float] | None = None
 
 
-#: Of the groups of this process that leave records: they must not take each other's files.
+#: Numbers of this process's groups with records, which keep their files apart.
 _numbers = itertools.count(1)
 _observers: weakref.WeakKeyDictionary[Communicator, Observer] = weakref.WeakKeyDictionary()
 
 
 def observer_of(communicator: Communicator) -> Observer:
-    """The one observer of a communicator."""
+    """Returns the observer of a communicator, which has exactly one."""
     return _observers.setdefault(communicator, Observer())
 
 
 def observe(communicator: Communicator, settings: Settings) -> None:
-    """Begins to record and to serve what the settings ask for."""
+    """Starts the records, the timeline and the metrics server that the settings ask for."""
     observer = observer_of(communicator)
     observer.log_dir = settings.log_dir
     observer.metrics_address = settings.prometheus_address
@@ -76,7 +76,7 @@ def observe(communicator: Communicator, settings: Settings) -> None:
         serve_metrics(communicator, settings.prometheus_port)
     if settings.trace is not None:
         part = paths.part_of(settings.trace, communicator.rank, number)
-        # What an earlier run has left, perhaps of more groups; what stays is told at the end.
+        # Removes this rank's files of an earlier run; it can have had more groups.
         earlier = () if open_groups.yet_to_join(communicator) else paths.written(part.parent)
         for path in earlier:
             if path.name == part.name:
@@ -91,9 +91,9 @@ def observe_worker(
     worker: int,
     updates: Callable[[], Mapping[str, Any]],
 ) -> None:
-    """Begins to serve and to write what the settings ask for of a worker of parameter servers.
+    """Starts the metrics server and log of a worker of parameter servers, by the settings.
 
-    Each is alone in its communicator, so it is the first that writes for all.
+    Each worker is alone in its communicator, so only worker 0 writes the log.
     """
     observer = observer_of(communicator)
     observer.worker, observer.updates = worker, updates
@@ -104,12 +104,13 @@ def observe_worker(
 
 
 def _record(communicator: Communicator, settings: Settings, number: int) -> None:
-    """Begins the records of a group, the one of this number in this process."""
+    """Starts the records of a group, which has this number in this process."""
     core = core_of(communicator)
     if settings.flight_dir is not None:
         directory = paths.of_group(settings.flight_dir, number)
         if open_groups.yet_to_join(communicator):
-            # Alone it is rank 0, whose file is that of the job's.
+            # Before it joins, this process is rank 0 of a group of its own; its file must not
+            # replace the job's.
             directory /= "joining"
         core.write_records_to(paths.of_generation(directory, core.generation))
     if settings.trace is not None:
@@ -120,12 +121,12 @@ def serve_metrics(communicator: Communicator, port: int, address: str | None = N
     """Serves metrics until the communicator is closed, if the port is free.
 
     Args:
-        communicator: Whose; one that serves already goes on as it does.
-        port: The port of the host's first rank; the local rank is added, or the worker's number.
-        address: The IP address to listen at; None: the one of the settings.
+        communicator: The communicator; a running server is kept as it is.
+        port: Port of the host's first rank; the local rank or the worker's number is added.
+        address: IP address to listen at; None: the address of the settings.
     """
     if open_groups.yet_to_join(communicator):
-        # It gets its local rank, and so its port, when it has joined.
+        # The local rank, and so the port, are known only after joining.
         at_new_group(communicator, lambda group: _serve(group, port, address))
     else:
         _serve(communicator, port, address)
@@ -150,7 +151,7 @@ def _serve(communicator: Communicator, port: int, address: str | None) -> None:
 
 @contextlib.contextmanager
 def _serving(observer: Observer, server: MetricsServer) -> Iterator[None]:
-    """Serves metrics to the end."""
+    """Closes the metrics server when the communicator is closed."""
     try:
         yield
     finally:
@@ -160,9 +161,9 @@ def _serving(observer: Observer, server: MetricsServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing(communicator: Communicator, path: Path, number: int) -> Iterator[None]:
-    """Writes this rank's part of the timeline when the group has been left in good order.
+    """Writes this rank's part of the timeline after the group was left without an error.
 
-    In an elastic job that is the last group, in which this process may have another rank.
+    An elastic job records its last group, in which this process can have another rank.
     """
     if open_groups.yet_to_join(communicator):
         yield
@@ -180,5 +181,5 @@ def _tracing(communicator: Communicator, path: Path, number: int) -> Iterator[No
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(trace)
-    except OSError as error:  # must not hide how the program itself ended
+    except OSError as error:  # must not hide the program's own error
         _log.warning("GRADRING_TRACE: %s cannot be written (%s)", part, error.strerror)

@@ -1,4 +1,4 @@
-"""Counts of a `gradring.Monitor`, and how it reports them: lines, JSON, a table, a verdict."""
+"""Counters of a `gradring.Monitor`, and its reports: lines, JSON, a table, a verdict."""
 
 from __future__ import annotations
 
@@ -14,55 +14,54 @@ from typing import Any
 from gradring.observe import update_report
 from gradring.records import lateness
 
-#: For so many peers a rank tells the others how long it waited.
+#: Largest number of peers in a status message, with this rank's waits for them.
 LATE_MAX = 8
-#: A rank is called slow when the others wait for it for so much of a step.
+#: A rank is called slow if the others wait for it for this fraction of a step.
 NOTICEABLE = 0.05
-#: Of a step.
+#: Parts of a step's time.
 PARTS = ("compute", "input", "comm", "wait")
-#: So many metrics of a rank, with names of so many characters, travel to the other ranks.
+#: Limits of a rank's metrics, which are sent to the other ranks: number, length of a name.
 METRICS_MAX = 6
 METRIC_NAME_MAX = 32
-#: Of a metric that tells how large a rank's gradient is before the reduction.
+#: Name of the metric for the norm of a rank's gradient before the reduction.
 GRADIENT_NORM = "gradient_norm"
-#: A gradient is unusual when its norm is so many times the median of all ranks, or so small a part
-#: of it.
+#: A gradient is unusual if its norm differs from the median of all ranks by this factor.
 UNUSUAL = 10.0
-#: What `Totals` counts in seconds, as a whole.
+#: Fields of `Totals` that are sums in seconds.
 _TIMES = ("elapsed_s", "comm_s", "wait_s", "input_s", "made_s")
 
 
 @dataclass
 class Totals:
-    """What one rank has done while it was measured; times in seconds."""
+    """Steps, times in seconds and metrics of one rank while it was measured."""
 
     steps: int = 0
     elapsed_s: float = 0.0
     #: Exposed communication and exposed waiting, as docs/observability.md defines them.
     comm_s: float = 0.0
     wait_s: float = 0.0
-    #: By rank that was the last to enter: how long this rank waited for it.
+    #: This rank's waits for each rank that was the last to enter a collective.
     late_s: dict[int, float] = field(default_factory=dict)
     ended: bool = False
-    #: In which it stood still for its next batch.
+    #: Time blocked by waits for the next batch.
     input_s: float = 0.0
-    #: Which input workers have taken for what it has read.
+    #: Time in which input workers made this rank's data.
     made_s: float = 0.0
-    #: What it has measured last of its own batch, by name.
+    #: Last metrics of the rank's own batch, by name.
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def compute_s(self) -> float:
-        """Everything else."""
+        """All time that is not communication, waiting or input."""
         return max(0.0, self.elapsed_s - self.comm_s - self.wait_s - self.input_s)
 
     def ms(self, seconds: float) -> float:
-        """Milliseconds of an average step."""
+        """Converts a total in seconds to milliseconds per step."""
         return 1000 * seconds / max(1, self.steps)
 
     def minus(self, other: Totals) -> Totals:
-        """What has come since ``other``."""
-        # A note lists the longest waits only: what it leaves out was at most the shortest of them.
+        """Returns the increase since ``other``."""
+        # A status message has the longest waits only; the others were at most the shortest listed.
         complete = len(other.late_s) < LATE_MAX
         unlisted = 0.0 if complete else min(other.late_s.values())
         late_s = {
@@ -73,7 +72,7 @@ class Totals:
         return Totals(self.steps - other.steps, **times, late_s=late_s, metrics=self.metrics)
 
     def to_note(self) -> bytes:
-        """As bytes for the other ranks: the longest waits only."""
+        """Encodes the totals for the other ranks, with the longest waits only."""
         longest = sorted(self.late_s.items(), key=lambda item: -item[1])[:LATE_MAX]
         metrics = {name: float(f"{value:.6g}") for name, value in self.metrics.items()}
         row = {**asdict(self), "late_s": dict(longest), "metrics": metrics}
@@ -81,7 +80,7 @@ class Totals:
 
     @classmethod
     def from_note(cls, note: bytes) -> Totals | None:
-        """What `to_note` made; None for the note of a rank without a monitor."""
+        """Decodes the result of `to_note`; returns None for a rank without a monitor."""
         try:
             row = json.loads(note)
             times = {name: float(row[name]) for name in _TIMES}
@@ -94,11 +93,11 @@ class Totals:
 
 
 def checked_metrics(metrics: Mapping[Any, Any]) -> dict[str, float]:
-    """Metrics as plain numbers by name.
+    """Returns metrics as plain numbers by name.
 
     Raises:
-        ValueError: There are more than `METRICS_MAX`, or a name is none, or too long to travel.
-        TypeError: One is no number.
+        ValueError: There are more than `METRICS_MAX` metrics, or a name is invalid or too long.
+        TypeError: A metric is not a number.
     """
     if len(metrics) > METRICS_MAX:
         raise ValueError(f"{len(metrics)} metrics are more than {METRICS_MAX}")
@@ -110,42 +109,42 @@ def checked_metrics(metrics: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def per_step(totals: Totals) -> dict[int, float]:
-    """By rank that was the last to enter: seconds that this rank waited for it in each step."""
+    """Returns this rank's wait for each other rank, in seconds per step."""
     return {rank: late / max(1, totals.steps) for rank, late in totals.late_s.items()}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps since the last line, as rank 0 knows them."""
+    """The steps since the last line, as known on rank 0."""
 
     #: Steps since the start.
     step: int
-    #: What has come on this rank, and on each rank as far as the others told it.
+    #: Increase of the totals on this rank, and on each rank by its status messages.
     added: Totals
     since: dict[int, Totals]
-    #: Of all ranks, by rank.
+    #: Host of each rank.
     hosts: list[str]
-    #: Of all ranks together; None if unknown, as is the loss.
+    #: Samples of all ranks in a step, and the loss; None if unknown.
     samples_per_step: int | None = None
     loss: float | None = None
-    #: Which worker of parameter servers this is, and what `update_report.facts` has found.
+    #: Number of this worker of parameter servers, and the result of `update_report.facts`.
     worker: int | None = None
     updates: dict[str, float | None] | None = None
 
     @property
     def steps_per_s(self) -> float:
-        """How many steps a second had."""
+        """Steps per second."""
         return self.added.steps / self.added.elapsed_s if self.added.elapsed_s > 0 else 0.0
 
     @property
     def samples_per_s(self) -> float | None:
-        """How many samples a second had; None if unknown."""
+        """Samples per second; None if unknown."""
         if self.samples_per_step is None:
             return None
         return self.steps_per_s * self.samples_per_step
 
     def line(self) -> str:
-        """One line for people; input that is not worth a part of its own is ``compute``."""
+        """Returns one line for people; a small ``input`` is included in ``compute``."""
         added, loss = self.added, self.loss
         reads = added.input_s > NOTICEABLE * added.elapsed_s
         times = {
@@ -168,7 +167,7 @@ class Interval:
             slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{excess} ms"
             slow += " (input)" if _reads_slowly(found, self.since) else ""
         if self.updates is not None:
-            # A worker alone has nobody to compare with.
+            # A worker has no other ranks to compare with.
             slow = update_report.words(self.updates)
         for rank, norm, median in unusual(self.since):
             slow += f" | gradient of rank {rank} has norm {norm:.3g}"
@@ -177,16 +176,17 @@ class Interval:
         return f"{step} = {parts} | {speed} | {slow}"
 
     def row(self) -> dict[str, Any]:
-        """What the line says, and the same for every rank, as a dict for machines.
+        """Returns the facts of the line, and of every rank, as a dict for programs.
 
         Returns:
             ``time_s`` since 1970, ``attempt`` (of ``gradring run --max-restarts``, from 0),
-            ``step``, ``steps_per_s``, ``samples_per_s`` and ``loss`` (None if unknown),
-            ``slowest`` (None, or ``rank``, ``host`` and ``excess_ms`` of a step), and ``ranks``: by
-            rank, as text, ``step_ms``, ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms`` and
-            ``made_wait_ms``, which is how long others waited for it, and the metrics of its own
-            batches by their names. ``updates`` is None but for a worker of parameter servers; then
-            it is what `update_report.facts` returns. Numbers that are not finite are text.
+            ``step``, ``steps_per_s``, ``samples_per_s``, ``loss``, ``slowest``, ``ranks`` and
+            ``updates``. Samples and loss are None if unknown. ``slowest`` is None, or has ``rank``,
+            ``host`` and ``excess_ms`` of a step. ``ranks`` has for each rank, as text, ``step_ms``,
+            ``compute_ms``, ``input_ms``, ``comm_ms``, ``wait_ms``, ``made_wait_ms`` (the others'
+            waits for it), and the metrics of its own batches by name. ``updates`` is the result of
+            `update_report.facts` on a worker of parameter servers, else None. Numbers that are not
+            finite are text.
         """
         waits, loss = self._waits(), self.loss
         found = _straggler(self.added, waits, self.hosts)
@@ -220,7 +220,7 @@ class Interval:
 
 
 def table(totals: dict[int, Totals], hosts: list[str], worker: int | None = None) -> str:
-    """A row for each rank, or for a worker of parameter servers; and a verdict in a sentence.
+    """Returns a table with a row for each rank or worker, and a verdict in one sentence.
 
     Times are milliseconds of an average step; metrics are the last ones of each rank.
     """
@@ -261,11 +261,11 @@ def table(totals: dict[int, Totals], hosts: list[str], worker: int | None = None
 
 
 def unusual(totals: Mapping[int, Totals]) -> list[tuple[int, float, float | None]]:
-    """Ranks whose gradients are not like the others'.
+    """Returns ranks whose gradient norms differ much from the others'.
 
     Returns:
-        Rank, norm, and the median over all ranks, which is None where the norm is not finite. Of
-        finite norms, three tell which is unusual, and two do not.
+        Rank, norm, and the median over all ranks, which is None if the norm is not finite. Finite
+        norms are compared only if there are at least three.
     """
     norms = {rank: total.metrics.get(GRADIENT_NORM) for rank, total in totals.items()}
     known = {rank: norm for rank, norm in norms.items() if norm is not None}
@@ -281,7 +281,7 @@ def unusual(totals: Mapping[int, Totals]) -> list[tuple[int, float, float | None
 
 
 def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) -> str:
-    """What limits the steps, in one sentence."""
+    """Returns one sentence on the bottleneck of the steps."""
     mean = _mean(totals)
     found = _straggler(mean, waits, hosts)
     if found is not None:
@@ -322,7 +322,7 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
 
 
 def _input_workers(totals: Mapping[int, Totals]) -> list[str]:
-    """What input workers took for the data of all ranks' step, and what a rank waited for it."""
+    """Returns a sentence on the input workers' time for a step, and a rank's wait for the data."""
     made_ms = sum(total.ms(total.made_s) for total in totals.values())
     if made_ms <= 0:
         return []
@@ -342,7 +342,7 @@ def _straggler(added: Totals, waits: lateness.Waits, hosts: list[str]) -> latene
 
 
 def _reads_slowly(found: lateness.Slowest, totals: dict[int, Totals]) -> bool:
-    """Whether most of what others wait for a rank is input that takes another rank less."""
+    """Returns True if slower input explains more than half of the others' waits for a rank."""
     reading = {rank: total.input_s / max(1, total.steps) for rank, total in totals.items()}
     own = reading.get(found.rank, 0.0)
     return own - min(reading.values(), default=0.0) > found.excess_s / 2
@@ -357,7 +357,7 @@ def _mean(totals: dict[int, Totals]) -> Totals:
 
 
 def _for_json(number: float) -> float | str:
-    """JSON has no NaN, and a loss that is none deserves a line that can be read."""
+    """Returns a number that is not finite as text, since JSON has no NaN."""
     return number if math.isfinite(number) else str(number)
 
 

@@ -1,35 +1,35 @@
-"""Reports of what parameter servers have made of gradients: in lines, logs and metrics."""
+"""Reports on gradients at parameter servers, for lines, logs and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: What becomes of gradients that are in no update, by how `_native.GradientCounts` has it.
+#: Reasons why gradients are dropped, with the names of `_native.GradientCounts`.
 DROPPED = {"late": "dropped_late", "overflow": "dropped_overflow", "lost": "dropped_lost"}
 
-#: By staleness, how many gradients.
+#: Number of gradients by staleness in versions.
 Staleness = Mapping[int, int]
-#: Labels and value.
+#: Labels and value of a sample.
 Sample = tuple[dict[str, str], float]
 
 
 def mean_staleness(counted: Staleness) -> float | None:
-    """By how many versions gradients were late on average; None without any."""
+    """Returns the mean staleness of gradients in versions; None without gradients."""
     total = sum(counted.values())
     return sum(each * count for each, count in counted.items()) / total if total else None
 
 
 def facts(updates: Mapping[str, Any]) -> dict[str, float | None] | None:
-    """The numbers of a worker that change from line to line; None under other update rules.
+    """Returns a worker's numbers for a line; None under other update rules.
 
     Args:
-        updates: What `CustomCollectiveStrategy.update_stats` returns.
+        updates: The result of `CustomCollectiveStrategy.update_stats`.
 
     Returns:
-        ``version`` of the variables that the worker has, and of all workers' gradients, as the
-        first server has told it, ``staleness`` (their mean; None before the first),
-        ``staleness_max``, ``queue`` and ``dropped``.
+        ``version`` is that of the worker's variables. ``staleness`` (the mean; None before the
+        first gradient), ``staleness_max``, ``queue`` and ``dropped`` are of all workers' gradients,
+        as reported by the first server.
     """
     if "servers" not in updates:
         return None
@@ -45,7 +45,7 @@ def facts(updates: Mapping[str, Any]) -> dict[str, float | None] | None:
 
 
 def words(found: Mapping[str, float | None]) -> str:
-    """What `facts` has found, for a line."""
+    """Returns the result of `facts` as words for a line."""
     said = [f"version {found['version']}"]
     if found["staleness"] is not None:
         said.append(f"staleness {found['staleness']:.1f}, at most {found['staleness_max']}")
@@ -56,7 +56,7 @@ def words(found: Mapping[str, float | None]) -> str:
 
 
 def buckets(counted: Staleness) -> Iterator[tuple[str, Sample]]:
-    """Staleness as a histogram of Prometheus: suffixes of its name, and samples."""
+    """Yields a Prometheus histogram of staleness: suffixes of its name, with samples."""
     for bound in (0, 1, 2, 4, 8, 16, 32):
         below = sum(count for each, count in counted.items() if each <= bound)
         yield "_bucket", ({"le": str(bound)}, below)

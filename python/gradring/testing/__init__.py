@@ -1,4 +1,4 @@
-"""Run a function on several ranks of this machine: for our tests, and for yours.
+"""Ranks for tests: calls of a function on several ranks of this machine.
 
 ::
 
@@ -10,9 +10,9 @@
 
 ====================  ===================================================================
 ``harness``           `run_ranks`: starts the interpreters, waits, judges
-``outcome``           what became of a rank, and the exceptions that report it
-``function``          how a function is named so that another interpreter finds it
-``worker``            what each interpreter runs
+``outcome``           the result or failure of a rank, and the exceptions that report it
+``function``          references to functions, which another interpreter can load
+``worker``            the program of each interpreter
 ``network``           hosts with their own network on this machine, for slow and broken links
 ====================  ===================================================================
 """

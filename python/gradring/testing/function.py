@@ -1,8 +1,8 @@
-"""The name of a function by which a fresh interpreter finds it again, or the function itself.
+"""References to functions for other interpreters: by name, or pickled by value.
 
-A test file need not be importable, and a script's functions live in ``__main__``: both are loaded
-by path. The parent knows the script as ``__main__`` and the child as `SCRIPT`, so that its
-``if __name__ == "__main__":`` part does not run again.
+A test file is perhaps not importable, and a script's functions live in ``__main__``: both are
+loaded by path. The script is ``__main__`` in the parent and `SCRIPT` in the child, so that its ``if
+__name__ == "__main__":`` part does not run again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SCRIPT = "__gradring_main__"
 
 @dataclass(frozen=True)
 class FunctionName:
-    """Where a module-level function is defined.
+    """The module and name of a module-level function.
 
     Attributes:
         module: Its module's name, `SCRIPT` for the running script.
-        path: The file of that module, where it has one.
+        path: The file of that module, if it has one.
         name: The function's own name, with the classes around it.
-        is_main: Whether the parent knows that module as ``__main__``.
+        is_main: True if the module is ``__main__`` in the parent.
     """
 
     module: str
@@ -42,10 +42,11 @@ class FunctionName:
 
     @classmethod
     def of(cls, function: Callable[..., object]) -> FunctionName:
-        """Names the function.
+        """Returns the name of a function.
 
         Raises:
-            TypeError: It is a lambda, a closure or another object that has no name in a module.
+            TypeError: The function is a lambda, a closure or another object without a name in a
+                module.
         """
         name = getattr(function, "__qualname__", "<")
         module = sys.modules.get(getattr(function, "__module__", None) or "")
@@ -58,7 +59,7 @@ class FunctionName:
         spec = getattr(module, "__spec__", None)
         if module.__name__ != "__main__":
             return cls(module.__name__, path, name)
-        # Started with python -m; a directory's program has a name that means others.
+        # Started with python -m; only the name of a directory's program is ambiguous.
         if spec is not None and spec.name != "__main__":
             return cls(spec.name, path, name, is_main=True)
         if path is None:
@@ -69,7 +70,7 @@ class FunctionName:
         """Finds the function in this interpreter."""
         found: Any = self._module()
         if self.is_main:
-            sys.modules["__main__"] = found  # where the parent's pickles look
+            sys.modules["__main__"] = found  # the parent's pickles name this module
         for part in self.name.split("."):
             found = getattr(found, part)
         assert callable(found)
@@ -77,7 +78,7 @@ class FunctionName:
 
     @staticmethod
     def dumps(value: object) -> bytes:
-        """A value that travels with it, either way."""
+        """Pickles an argument or result of the function."""
         return pickle.dumps(value)
 
     def _module(self) -> ModuleType:
@@ -86,7 +87,7 @@ class FunctionName:
                 module = importlib.import_module(self.module)
             except ModuleNotFoundError as error:
                 if not f"{self.module}.".startswith(f"{error.name}."):
-                    raise  # the module is there, but something that it imports is not
+                    raise  # the module exists, but an import in it fails
             else:
                 if self.path is None or _same_file(module, self.path):
                     return module
@@ -94,7 +95,7 @@ class FunctionName:
 
     def _module_by_path(self) -> ModuleType:
         assert self.path is not None
-        # By its ending, if it has one that Python knows: a script need not.
+        # Python chooses the loader by the suffix, which a script can lack.
         spec = importlib.util.spec_from_file_location(self.module, self.path)
         if spec is None:
             loader = SourceFileLoader(self.module, self.path)
@@ -108,10 +109,10 @@ class FunctionName:
 
 @dataclass(frozen=True)
 class FunctionByValue:
-    """A function whose code travels, as one of a notebook's cell, which is in no file.
+    """A function pickled with its code, since a notebook's cells are in no file.
 
     Attributes:
-        pickled: Itself.
+        pickled: The pickled function.
     """
 
     pickled: bytes
@@ -121,22 +122,22 @@ class FunctionByValue:
         """Pickles the function.
 
         Raises:
-            ModuleNotFoundError: There is no cloudpickle.
-            TypeError: It uses what cannot travel.
+            ModuleNotFoundError: cloudpickle is not installed.
+            TypeError: The function uses objects that cannot be pickled.
         """
         return cls(cls.dumps(function))
 
     def load(self) -> Callable[..., Any]:
-        """Makes the function in this interpreter."""
+        """Unpickles the function in this interpreter."""
         return pickle.loads(self.pickled)  # type: ignore[no-any-return]
 
     @staticmethod
     def dumps(value: object) -> bytes:
-        """A value that travels with it, either way; its class may come from a cell, too.
+        """Pickles an argument or result of the function; its class can be defined in a cell too.
 
         Raises:
-            ModuleNotFoundError: There is no cloudpickle.
-            TypeError: It cannot be pickled.
+            ModuleNotFoundError: cloudpickle is not installed.
+            TypeError: The value cannot be pickled.
         """
         with packages.needed_by("a function of a notebook"):
             import cloudpickle
@@ -150,9 +151,9 @@ class FunctionByValue:
 
 
 def load_from_rank(data: bytes) -> Any:
-    """Unpickles what a rank wrote; classes of the running script are found again.
+    """Unpickles data of a rank; finds classes of the running script in ``__main__``.
 
-    Only for files that our own children wrote.
+    Use it only for files written by our own children.
     """
     return _Unpickler(io.BytesIO(data)).load()
 

@@ -1,8 +1,8 @@
-"""``run_ranks``: one fresh interpreter per rank, on this machine.
+"""``run_ranks``: one new interpreter per rank, on this machine.
 
 Interpreters are started, never forked, so that TensorFlow's threads are safe. Each is the leader of
-a process group that is ended with the call, whatever happens: a failure, a timeout, Ctrl-C or a
-SIGKILL of the caller.
+a process group that ends with the call in every case: a failure, a timeout, Ctrl-C or a SIGKILL of
+the caller.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from gradring.testing.outcome import (
 from gradring.testing.worker import DUMP_SIGNAL, Call, Report
 
 POLL_S = 0.01
-#: How long the other ranks may go on when one has failed: time to report their own errors.
+#: Time for the other ranks to report their own errors after a failure.
 GRACE_S = 10.0
-#: How long ranks that are out of time may take to begin to print where their threads are, and how
-#: long they print.
+#: After a timeout: longest wait until ranks begin to print their threads' stacks, and time for
+#: printing.
 DUMP_BEGIN_S, DUMP_S = 5.0, 0.5
-#: Of the rendezvous on simulated hosts, where nothing else listens.
+#: Port of the rendezvous on simulated hosts, which have no other listeners.
 HOSTS_PORT = 29500
 MAX_OUTPUT_BYTES = 1 << 20
 
@@ -64,27 +64,28 @@ def run_ranks(
 ) -> list[Any]:
     """Calls ``fn(*args)`` on every rank of a new world and returns the results in rank order.
 
-    Each rank has its place, the rendezvous (on 127.0.0.1, or the first of ``hosts``) and a token
-    in its environment, so that ``gradring.init()`` needs no arguments. Variables of other launchers
-    are removed.
+    The environment of each rank has its rank, the rendezvous (on 127.0.0.1, or the first of
+    ``hosts``) and a token, so that ``gradring.init()`` needs no arguments. Variables of other
+    launchers are removed.
 
     Args:
         fn: A function at the top level of a module, a test file or the running script.
         world_size: Number of ranks.
         args: Arguments for every rank; pickled.
-        timeout: Seconds for all of it.
+        timeout: Time limit of the call in seconds.
         env: More variables for every rank.
-        check: Raise when a rank fails. Otherwise failures are values, for tests that kill ranks.
-        hosts: Simulated hosts (see ``simulated_hosts``) for the ranks, in turn; default: this one.
+        check: True to raise if a rank fails. False returns failures as values, for tests that kill
+            ranks.
+        hosts: Simulated hosts (see ``simulated_hosts``) for the ranks, in turn; default: this host.
 
     Returns:
         The results with ``check=True``, and one `Outcome` per rank with ``check=False``.
 
     Raises:
         RankFailure: With ``check=True``: a rank raised, exited (even with code 0), or its process
-            died. The others had ten seconds to end by themselves.
-        RankTimeout: Ranks had not finished in time; they have been killed, and their output tells
-            where their threads were.
+            died. The other ranks had ten seconds to end by themselves.
+        RankTimeout: Ranks had not finished in time and were killed; their output has the stacks of
+            their threads.
         TypeError: ``fn`` cannot be found by name from another interpreter.
         ValueError: ``world_size`` is below one or ``timeout`` is not above zero.
 
@@ -111,24 +112,24 @@ def call_on_ranks(
     hosts: Sequence[Host] = (),
     hear: Callable[[int, str], None] | None = None,
 ) -> list[Any]:
-    """As `run_ranks`.
+    """Does the work of `run_ranks`, for a call that is already pickled.
 
     Args:
-        call: What each rank does.
-        world_size: As there.
-        timeout: As there; None: no limit.
-        env: As there.
-        check: As there.
-        hosts: As there.
-        hear: Called with each line that a rank prints, as it comes.
+        call: The call of each rank.
+        world_size: As in `run_ranks`.
+        timeout: As in `run_ranks`; None: no limit.
+        env: As in `run_ranks`.
+        check: As in `run_ranks`.
+        hosts: As in `run_ranks`.
+        hear: Called with a rank and each line of its output, as soon as it is complete.
 
     Returns:
-        As there.
+        As in `run_ranks`.
 
     Raises:
-        RankFailure: As there.
-        RankTimeout: As there.
-        ValueError: As there.
+        RankFailure: As in `run_ranks`.
+        RankTimeout: As in `run_ranks`.
+        ValueError: As in `run_ranks`.
     """
     if world_size < 1 or (timeout is not None and not timeout > 0):
         raise ValueError(
@@ -183,7 +184,7 @@ class _World:
         stop_at_failure: bool,
         hear: Callable[[int, str], None] | None = None,
     ) -> None:
-        """Starts all ranks and waits until they have ended or have been ended."""
+        """Starts all ranks, and waits until they have ended or were killed."""
         self._is_heard = hear is not None
         deadline = time.monotonic() + timeout
         stop_at = float("inf")
@@ -207,7 +208,7 @@ class _World:
             _pass_on(printed, hear, ended=True)
 
     def outcomes(self) -> list[Outcome]:
-        """What became of each rank, in rank order; all have ended."""
+        """Returns the outcome of each rank in rank order; all must have ended."""
         return [self._outcome(process) for process in self._processes]
 
     def _start(self, processes: RankProcesses, rank: int, environ: Mapping[str, str]) -> None:
@@ -221,22 +222,22 @@ class _World:
                 start_interpreter(processes, environ, paths, output)
 
     def _collect(self, processes: RankProcesses) -> bool:
-        """Notes who has ended; returns whether one of them failed."""
+        """Records the ranks that have ended; returns True if one of them failed."""
         failed = False
         for process in processes.poll():
             report = self._report(process.rank)
-            # A rank that died without a report did so before this poll, and after the last one.
+            # A rank without a report died between the last poll and this one.
             self.ended_at[process.rank] = report.ended_at if report else time.monotonic() - POLL_S
             failed |= process.exit_code != 0
         return failed
 
     def _stop(self, processes: RankProcesses, *, out_of_time: bool) -> None:
-        """Lets the ranks that still run print where they are; leaving the world kills them."""
+        """Makes running ranks print their threads' stacks; leaving the world kills them."""
         running = processes.running()
         self._stopped = {process.rank for process in running}
         if out_of_time:
             self.unfinished = sorted(self._stopped)
-        # To a rank that does not handle the signal yet, it is deadly.
+        # The signal would kill a rank that does not handle it yet.
         asked = [process for process in running if resources.handles(process.pid, DUMP_SIGNAL)]
         before = {process.rank: self._output_size(process.rank) for process in asked}
         for process in asked:
@@ -300,13 +301,13 @@ class _World:
 
 
 class _Printed:
-    """What a rank has printed, of which some has been passed on."""
+    """The output of a rank, with the position up to which it was forwarded."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._position, self._lines = path, 0, LineBuffer()
 
     def more(self, *, ended: bool) -> list[str]:
-        """The lines that have come since; also the last one, without its end, if it has ended."""
+        """Returns the lines since the last call, and an unfinished last line if `ended`."""
         with open(self._path, "rb") as output:
             output.seek(self._position)
             data = output.read()
@@ -332,7 +333,7 @@ def start_interpreter(
 
 
 def search_path() -> list[str]:
-    """Where children are to find what this process can import; "" is the current directory."""
+    """Returns this process's import path for children; "" becomes the current directory."""
     return [entry or os.getcwd() for entry in sys.path]
 
 

@@ -18,11 +18,11 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: What a limited link may send at once, in bytes: some milliseconds at 10 Gbit/s.
+#: Largest burst of a limited link in bytes: about a millisecond at 10 Gbit/s.
 _BURST_BYTES = 1 << 20
 _networks = itertools.count()
 
-#: Flows that are limited apart; others share the limit of one of them.
+#: Number of separately limited flows; further flows share one of these limits.
 _FLOWS = 256
 
 
@@ -49,7 +49,7 @@ class Host:
         ConnectionRefusedError(111, 'Connection refused')
     """
 
-    #: Name of the namespace, as for `ip netns exec`.
+    #: Name of the namespace for `ip netns exec`.
     name: str
     #: IPv4 address of the interface.
     address: str
@@ -58,11 +58,11 @@ class Host:
     port: str
 
     def command(self, *command: str) -> list[str]:
-        """What runs `command` on this host, as the same process."""
+        """Returns the command line that runs `command` on this host; `ip` executes it in place."""
         return ["ip", "netns", "exec", self.name, *command]
 
     def cut(self) -> None:
-        """From now on loses every packet from and to this host; no process is told."""
+        """Drops every packet from and to this host from now on; connections stay open."""
         self._set("disabled")
 
     def mend(self) -> None:
@@ -75,7 +75,7 @@ class Host:
 
 
 def why_unavailable() -> str | None:
-    """What stands in the way of `simulated_hosts` here, or None."""
+    """Returns the reason why `simulated_hosts` cannot run here; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [program for program in ("ip", "tc", "bridge") if not shutil.which(program)]
@@ -90,20 +90,19 @@ def why_unavailable() -> str | None:
 def simulated_hosts(
     count: int, rate: str | None = None, flow_rate: str | None = None
 ) -> Iterator[list[Host]]:
-    """Hosts that reach one another through a switch, and nothing else.
+    """Makes hosts that reach each other through a switch, and no other network.
 
     Args:
       count: number of hosts, 1 to 200.
-      rate: bandwidth of each host's link in each direction, as `tc` writes it ("1gbit"); default:
-        what the machine can do.
-      flow_rate: bandwidth of each connection that a host sends on, as clouds limit it; default: no
-        such limit.
+      rate: bandwidth of each host's link in each direction, in the form of `tc` ("1gbit"); default:
+            no limit.
+      flow_rate: bandwidth of each outgoing connection, as clouds limit it; default: no limit.
 
     Yields:
       The hosts, removed with the end of the block.
 
     Raises:
-      RuntimeError: namespaces cannot be made here; says why.
+      RuntimeError: namespaces cannot be made here; the message has the reason.
 
     Examples:
         >>> import os
@@ -153,10 +152,10 @@ def _connect(host: Host, rate: str | None, flow_rate: str | None) -> None:
 
 
 def _flow_limits(device: str, rate: str) -> str:
-    """Commands for `tc`: a class for each value of the low byte of the port that sends.
+    """Returns commands for `tc`: a class for each value of the low byte of the source port.
 
-    `fq maxrate` would do it in one line, but not every kernel has that. A host calls with ports in
-    a row, so that its connections to a peer differ in this byte.
+    `fq maxrate` would be one line, but not every kernel has it. A host's source ports are
+    consecutive, so its connections to a peer differ in this byte.
     """
     filters = f"filter add dev {device} parent 1: prio 1 protocol ip u32"
     lines = [

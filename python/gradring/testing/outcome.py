@@ -16,9 +16,9 @@ OUTPUT_LINES = 30
 
 
 class RemoteError(Exception):
-    """Stands for an exception of a rank that could not be pickled, whose traceback is its text.
+    """Replaces a rank's exception that could not be pickled; its text is the traceback.
 
-    It also stands for a result that did not come, or cannot be read.
+    It also replaces a result that is missing or cannot be unpickled.
 
     Examples:
         >>> import os
@@ -30,17 +30,18 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rank.
+    """The result or failure of one rank.
 
     Attributes:
-        rank: Whose it is.
-        value: What the function returned; None when it did not return.
-        exception: What the function raised; None when it returned or the process died.
-        exit_code: Exit code of its process, minus the signal's number when a signal killed it.
-        output: What it printed to stdout and stderr, the last mebibyte at most.
+        rank: The rank.
+        value: The function's result; None if it did not return.
+        exception: The function's exception; None if it returned or the process died.
+        exit_code: Exit code of its process; minus the signal's number if a signal killed it.
+        output: The process's stdout and stderr, at most the last MiB.
         traceback: Text of the exception's traceback in that process.
-        ended_by_harness: Whether ``run_ranks`` ended it, because of the time or another's failure.
-        is_shown: Whether the output was shown as it came; errors do not repeat it then.
+        ended_by_harness: True if ``run_ranks`` killed it, after a timeout or another rank's
+            failure.
+        is_shown: True if the output was shown while the rank ran; errors then do not repeat it.
 
     Examples:
         >>> import os
@@ -66,11 +67,11 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the function returned and the process ended normally."""
+        """True if the function returned and the process ended normally."""
         return self.exception is None and self.exit_code == 0
 
     def summary(self) -> str:
-        """One line: ``rank 1: ValueError: no such layer``."""
+        """Returns one line, such as ``rank 1: ValueError: no such layer``."""
         if self.ok:
             return f"rank {self.rank}: returned"
         if isinstance(self.exception, SystemExit):
@@ -84,11 +85,11 @@ class Outcome:
         return f"rank {self.rank}: {describe_exit(self.exit_code)}{ended}"
 
     def details(self) -> str:
-        """The traceback, and the last lines of output before it; nothing of what was shown."""
+        """Returns the traceback and the last lines of output; empty if the output was shown."""
         if self.is_shown:
             return ""
         parts = [self.traceback.rstrip()] if self.traceback else []
-        # A rank prints its traceback, too.
+        # The output contains the traceback too.
         output = self.output.replace(self.traceback, "") if self.traceback else self.output
         lines = output.rstrip().splitlines()[-OUTPUT_LINES:]
         if lines:
@@ -97,7 +98,7 @@ class Outcome:
 
 
 class RankFailure(Exception):
-    """A rank raised, exited, or its process died; names the one that failed first.
+    """A rank raised, exited, or its process died; the message names the rank that failed first.
 
     Attributes:
         rank: The rank that failed first.
@@ -121,7 +122,7 @@ class RankFailure(Exception):
         headline: str = "",
         detailed: Sequence[int] = (),
     ) -> None:
-        """Makes the message from the outcomes, with the details of ``detailed`` or of ``rank``."""
+        """Makes the message, with the details of the ranks ``detailed``, or of ``rank``."""
         self.rank = rank
         self.outcomes = list(outcomes)
         headline = headline or f"rank {rank} failed first"
@@ -130,7 +131,7 @@ class RankFailure(Exception):
         super().__init__("\n".join([headline, *shown, *filter(None, details)]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by its facts, not by its message."""
+        """Pickles the arguments of the constructor, which makes the message again."""
         return type(self), (self.rank, self.outcomes)
 
 
@@ -138,8 +139,8 @@ class RankTimeout(RankFailure, TimeoutError):
     """Some ranks had not finished in time, and were killed.
 
     Attributes:
-        ranks: Those that had not finished.
-        timeout: The time they had, in seconds.
+        ranks: The ranks that had not finished.
+        timeout: The time limit in seconds.
 
     Examples:
         >>> import time
@@ -165,19 +166,19 @@ class RankTimeout(RankFailure, TimeoutError):
         super().__init__(self.ranks[0], outcomes, headline, self.ranks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by its facts, not by its message."""
+        """Pickles the arguments of the constructor, which makes the message again."""
         return type(self), (self.ranks, self.outcomes, self.timeout)
 
 
 def first_failure(outcomes: Sequence[Outcome], ended_at: Sequence[float]) -> Outcome | None:
-    """The failure that is most likely the cause of the others.
+    """Returns the most likely cause of all failures; None if no rank failed by itself.
 
-    That is the earliest, leaving out ranks that themselves blame another failed rank (a survivor's
-    PeerLostError) and ranks that ``run_ranks`` ended.
+    The cause is the earliest failure, without ranks that blame another failed rank (a survivor's
+    PeerLostError) and ranks that ``run_ranks`` killed.
 
     Args:
         outcomes: All outcomes, in rank order.
-        ended_at: When each rank failed or ended, in seconds.
+        ended_at: Time of each rank's failure or end, in seconds.
     """
     failed = [o for o in outcomes if not o.ok and not o.ended_by_harness]
     failed.sort(key=lambda o: ended_at[o.rank])

@@ -1,7 +1,6 @@
-"""The program of each interpreter of ``run_ranks``: find the function, call it, write what came.
+"""The program of each interpreter of ``run_ranks``: calls the function, writes a report.
 
-The files it reads and writes are private to the harness and its children; nothing here ever
-unpickles data from elsewhere.
+Its files are private to the harness and its children, so no foreign data is ever unpickled.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ from typing import Any
 
 from gradring.testing.function import FunctionByValue, FunctionName
 
-#: Makes a rank print where all its threads are; the harness sends it before it kills.
+#: Signal that makes a rank print its threads' stacks; the harness sends it before a kill.
 DUMP_SIGNAL = signal.SIGUSR1
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the harness asks for; the arguments are pickled apart, to be read after the import."""
+    """A function and its arguments, which are pickled separately, to unpickle after the import."""
 
     function: FunctionName | FunctionByValue
     arguments: bytes
 
     @classmethod
     def of(cls, function: FunctionName | FunctionByValue, arguments: tuple[Any, ...]) -> Call:
-        """The call of a function with these arguments."""
+        """Returns the call of `function` with these arguments."""
         return cls(function, function.dumps(arguments))
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank answers.
+    """The result or failure that a rank writes for the harness.
 
     Attributes:
-        value: The pickled result, or None when the function raised.
-        exception: The pickled exception, or None when there is none or it cannot be pickled.
-        traceback: Text of the exception; empty when the function returned.
-        ended_at: When that was, on the system-wide monotonic clock, in seconds.
+        value: The pickled result; None if the function raised.
+        exception: The pickled exception; None if there is none or it cannot be pickled.
+        traceback: Text of the traceback; empty if the function returned.
+        ended_at: End of the call, on the system-wide monotonic clock, in seconds.
     """
 
     value: bytes | None
@@ -55,7 +54,7 @@ class Report:
 
 
 def main(call_path: str, report_path: str) -> None:
-    """Runs the call and writes the report; exits with 1 when the function raised."""
+    """Runs the call and writes the report; exits with code 1 if the function raised."""
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True, chain=False)
     dumps: Callable[[object], bytes] = pickle.dumps
@@ -71,7 +70,7 @@ def main(call_path: str, report_path: str) -> None:
     except BaseException as error:
         _write(report_path, _failure(error, dumps))
         traceback.print_exc()
-        sys.last_value = error  # as of a program that ends by it
+        sys.last_value = error  # as Python does for an uncaught exception
         sys.exit(1)
     _write(report_path, Report(value, None, "", time.monotonic()))
 
@@ -87,7 +86,7 @@ def _failure(error: BaseException, dumps: Callable[[object], bytes]) -> Report:
 
 
 def _write(path: str, report: Report) -> None:
-    """Writes in one step: a rank that is killed meanwhile leaves no half report."""
+    """Writes the report atomically, so that a killed rank leaves no partial report."""
     unfinished = Path(f"{path}.unfinished")
     unfinished.write_bytes(pickle.dumps(report))
     os.replace(unfinished, path)

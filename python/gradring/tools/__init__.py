@@ -1,1 +1,1 @@
-"""Commands: `gradring run`, `doctor`, `bench`, `demo`, `simulate`."""
+"""The commands of `gradring`, with their work: `bench`, `demo`, `doctor`, `simulate`, `verify`."""

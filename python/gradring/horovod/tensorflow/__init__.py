@@ -1,13 +1,13 @@
 """`horovod.tensorflow`, over gradring: ``import gradring.horovod.tensorflow as hvd``.
 
 ====================  =============================================================
-module                what it has
+module                contents
 ====================  =============================================================
 ``collectives``       `allreduce`, `allgather`, `broadcast`, `alltoall`, ...
-``calls``             what ranks compare before a collective; `join`
+``calls``             comparison of calls before a collective; `join`
 ``gradients``         `DistributedGradientTape`
 ``optimizer``         `DistributedOptimizer`
-``sessions``          for sessions of TensorFlow 1: an optimizer, and a hook
+``sessions``          an optimizer and a hook for sessions of TensorFlow 1
 ``objects``           `broadcast_object`, `allgather_object`
 ``elastic``           `State`, `run`
 ``keras``             `horovod.tensorflow.keras`: callbacks
@@ -76,13 +76,13 @@ from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
 from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
 
-#: Private to Horovod, and asked by programs.
+#: Private in Horovod, but used by programs.
 _executing_eagerly = tf.executing_eagerly
 
-# A process that imports a graph with collectives, such as that of a checkpoint, must know the ops.
+# Importing a graph with collectives, such as a checkpoint's, requires the registered ops.
 _native.tensorflow_register()
 
-#: Modules that import Keras, which takes a while.
+#: Modules that import Keras, which is slow.
 _LATER = ("elastic", "keras")
 
 __all__ = [
@@ -103,7 +103,7 @@ __all__ += reduce_ops.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what imports Keras when it is first used."""
+    """Imports modules that need Keras at their first use."""
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "SyncBatchNormalization":
@@ -112,5 +112,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Returns the public names."""
     return list(__all__)

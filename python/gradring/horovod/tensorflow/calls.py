@@ -1,4 +1,4 @@
-"""Calls on tensors: what ranks compare before one, and what becomes of a difference."""
+"""Comparison of calls on tensors between ranks, and `join`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from gradring.tensorflow.graph.failures import as_both
 from gradring.tensorflow.graph.session_order import Running, compare_runs
 from gradring.tensorflow.graph.start_wait import reduce
 
-#: What a rank that has joined can take part in, by contributing zeros.
+#: Kind of calls to which a joined rank can contribute zeros.
 _WITH_JOINED = "allreduce"
 
 
 def executing_eagerly() -> bool:
-    """Whether calls happen now, and not when a graph executes."""
+    """Returns True if calls run at once, and not when a graph is executed."""
     return bool(tf.executing_eagerly())
 
 
 def is_for_sessions() -> bool:
-    """Whether calls belong to a graph that sessions of TensorFlow 1 run, and to no function."""
+    """Returns True if calls belong to a graph for sessions of TensorFlow 1."""
     graph = tf.compat.v1.get_default_graph()
     return not executing_eagerly() and not graph.building_function
 
 
 def check_happens_now(function: str) -> None:
-    """Refuses a function that a graph cannot repeat.
+    """Refuses a call inside a `tf.function`, which would run only once, in the trace.
 
     Raises:
-        RuntimeError: It is called inside a `tf.function`.
+        RuntimeError: The call is inside a `tf.function`.
     """
     if tf.compat.v1.get_default_graph().building_function:
         raise RuntimeError(
@@ -59,22 +59,22 @@ def require_equal_calls(
     variables: Sequence[str] | None = None,
     happens_now: bool | None = None,
 ) -> None:
-    """Compares a call with those of the other ranks, where it happens now.
+    """Compares a call with those of the other ranks, if it runs at once.
 
     Args:
         communicator: The group.
         kind: The function.
-        name: As for `Call`.
-        tensors: Its arguments.
-        how: As for `Call`.
-        rows_differ: Whether their first dimensions may differ between ranks.
-        variables: As for `Call`.
-        happens_now: Whether it does; default: where TensorFlow executes eagerly.
+        name: As in `Call`.
+        tensors: The tensors of the call.
+        how: As in `Call`.
+        rows_differ: True if their first dimensions can differ between ranks.
+        variables: As in `Call`.
+        happens_now: True to compare; default: True if TensorFlow executes eagerly.
 
     Raises:
-        error: The calls differ, or a rank has joined that cannot take part: a `MismatchError` that
-            is also a `tf.errors.FailedPreconditionError`, as in Horovod. All ranks raise it, and
-            the group goes on.
+        error: The calls differ, or a rank has joined and cannot contribute. The exception is a
+            `MismatchError` and also a `tf.errors.FailedPreconditionError`, as in Horovod. All ranks
+            raise it, and the group stays usable.
     """
     if happens_now is None:
         happens_now = executing_eagerly()
@@ -88,7 +88,7 @@ def require_equal_calls(
 
 
 def _require_equal_runs(communicator: Communicator, collectives: Sequence[Running]) -> None:
-    """Compares what sessions of all ranks are about to run."""
+    """Compares the next runs of the ranks' sessions."""
     if communicator.world_size > 1:
         parts = [
             Call(
@@ -137,20 +137,21 @@ def _require_equal(communicator: Communicator, own: Call) -> None:
 def join() -> tf.Tensor:
     """Contributes zeros to reductions until all ranks have called it.
 
-    For ranks that have run out of data, where the others reduce eagerly: `allreduce`,
-    `grouped_allreduce` and gradients without `tf.IndexedSlices`, by `Sum` or `Average`, whose
-    divisor stays `size()`. Inside a `tf.function`, and for what a tape reduces backwards, nobody
-    waits for those that have joined: a `MismatchError` ends the group there.
+    For ranks that have run out of data while others still reduce eagerly. These reductions are
+    `allreduce`, `grouped_allreduce` and gradients without `tf.IndexedSlices`, by `Sum` or
+    `Average`, whose divisor stays `size()`. Collectives inside a `tf.function` or in the backward
+    pass of a tape do not support joined ranks: a `MismatchError` ends the group.
     `gradring.tensorflow.join` of the batches works everywhere.
 
-    In a graph for sessions of TensorFlow 1 it returns a tensor, and a run of that joins: to be run
-    alone. There, the others' runs go on whose collectives are such reductions, of known shapes.
+    In a graph for sessions of TensorFlow 1, the result is a tensor; running it, without other
+    fetches, joins. The other ranks can then run only reductions of the above kinds, with known
+    shapes.
 
     Returns:
-        The rank that came last, the same on all ranks; int32.
+        The rank that joined last, equal on all ranks; int32.
 
     Raises:
-        RuntimeError: It is called inside a `tf.function`.
+        RuntimeError: The call is inside a `tf.function`.
         gradring.errors.GradringError: The group failed.
 
     Examples:
@@ -201,7 +202,7 @@ def _is_known(shape: Sequence[int | None] | None) -> bool:
 
 def _contribute_zeros(communicator: Communicator, call: Call) -> None:
     if call.parts:
-        # A run is a step, and ranks compare what is in which.
+        # A run is a step, and ranks compare the steps of collectives.
         with communicator.step():
             for part in call.parts:
                 label = Label(part.shown, part.name)

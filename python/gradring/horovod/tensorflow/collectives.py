@@ -1,7 +1,7 @@
 """Horovod's collectives on tensors, eagerly and inside a `tf.function`.
 
-Gradients are as Horovod defines them: where ranks' losses are added up in gradring, they are
-averaged here, except through `allreduce` with `Sum` and through `alltoall`.
+Gradients through collectives are defined as in Horovod. gradring sums the ranks' losses; here they
+are averaged, except through `allreduce` with `Sum` and through `alltoall`.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ def allreduce(
     """Reduces a tensor, a variable or `tf.IndexedSlices` over all ranks.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks; of `tf.IndexedSlices` the rows of all
-            ranks are joined.
+        tensor: A tensor of the same shape and dtype on all ranks. For `tf.IndexedSlices`, the rows
+            of all ranks are concatenated.
         average: The older form of `op`: Average or Sum.
         device_dense: Has no effect: tensors are on CPUs.
         device_sparse: Has no effect.
-        compression: How the tensor travels.
-        op: Average by default.
-        prescale_factor: Multiplies before the reduction.
-        postscale_factor: Multiplies after it.
+        compression: Compression on the wire.
+        op: The reduction; default Average.
+        prescale_factor: Factor before the reduction.
+        postscale_factor: Factor after the reduction.
         name: Compared between ranks, and used in messages.
-        process_set: Who takes part.
-        ignore_name_scope: Has no effect: names are used as they are given.
+        process_set: The participating processes.
+        ignore_name_scope: Has no effect: names are used unchanged.
 
     Returns:
         The reduced tensor, or `tf.IndexedSlices`.
@@ -119,11 +119,11 @@ def grouped_allreduce(
     """Reduces several tensors together; see `allreduce`.
 
     Raises:
-        NotImplementedError: The op is Adasum; or another one than Average and Sum, or a factor is
-            given, for `tf.IndexedSlices`.
-        TypeError: `op` is no reduction, or `compression` cannot compress.
+        NotImplementedError: The op is Adasum; or, for `tf.IndexedSlices`, it is not Average or Sum,
+            or a factor is given.
+        TypeError: `op` is not a reduction, or `compression` is not a compressor.
         ValueError: `op` and `average` are both given.
-        gradring.errors.MismatchError: Ranks call different things.
+        gradring.errors.MismatchError: The ranks' calls differ.
 
     Examples:
         >>> kernel, bias = tf.fill([2, 1], 2.0 * hvd.rank()), tf.constant([3.0])
@@ -160,7 +160,7 @@ def reduce_dense(
     factors: tuple[float, float] = (1.0, 1.0),
     variables: Sequence[str] | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces tensors together, compressed, and scaled before and after."""
+    """Reduces dense tensors together, with compression and factors before and after."""
     compression = checked(compression)
     if not tensors:
         return []
@@ -181,13 +181,13 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Joins the tensors of all ranks along the first dimension, in which they may differ.
+    """Concatenates the tensors of all ranks along the first dimension, whose sizes can differ.
 
     Args:
-        tensor: Of at least one dimension.
+        tensor: A tensor of at least one dimension.
         name: Compared between ranks, and used in messages.
         ignore_name_scope: Has no effect.
-        process_set: Who takes part.
+        process_set: The participating processes.
 
     Examples:
         >>> rows = tf.fill([hvd.rank() + 1, 2], hvd.rank())  # one row, and two
@@ -206,11 +206,11 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Joins several tensors each; see `allgather`.
+    """Applies `allgather` to several tensors.
 
     Raises:
-        ValueError: One is a scalar.
-        gradring.errors.MismatchError: Ranks call different things.
+        ValueError: A tensor is a scalar.
+        gradring.errors.MismatchError: The ranks' calls differ.
 
     Examples:
         >>> labels, scores = tf.constant([hvd.rank()]), tf.constant([[0.5, 0.25]])
@@ -240,14 +240,14 @@ def broadcast(
     """Gives every rank the root's tensor.
 
     Args:
-        tensor: Of the same shape and dtype on all ranks.
-        root_rank: Whose contents win; its rank among all processes.
+        tensor: A tensor of the same shape and dtype on all ranks.
+        root_rank: The root's rank among all processes.
         name: Compared between ranks, and used in messages.
         ignore_name_scope: Has no effect.
-        process_set: Who takes part.
+        process_set: The participating processes.
 
     Raises:
-        gradring.errors.MismatchError: Ranks call different things.
+        gradring.errors.MismatchError: The ranks' calls differ.
         ValueError: `root_rank` is not in the process set.
 
     Examples:
@@ -271,10 +271,10 @@ def broadcast_(
     """Gives the variables of every rank the root's values.
 
     Args:
-        variables: The same on all ranks.
-        root_rank: As for `broadcast`.
-        name: As for `broadcast`.
-        process_set: As for `broadcast`.
+        variables: Variables, equal in number, shapes and dtypes on all ranks.
+        root_rank: As in `broadcast`.
+        name: As in `broadcast`.
+        process_set: As in `broadcast`.
 
     Returns:
         Their values.
@@ -297,22 +297,22 @@ def broadcast_(
     ]
     note_shared(variables, communicator)
     if is_for_sessions():
-        # A run of these assigns, too.
+        # Running these tensors also assigns the variables.
         return [tf.identity(value) for value in assigned]
     return [tf.convert_to_tensor(variable) for variable in variables]
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """Gives the global variables of every rank's graph the root's values, when a session runs it.
+    """Returns an operation that gives all global variables of a graph the root's values.
 
     Args:
-        root_rank: Whose values win.
+        root_rank: The root.
 
     Returns:
-        The operation to run, on every rank, once the variables have been initialized.
+        The operation; run it on every rank after the initialization of the variables.
 
     Raises:
-        RuntimeError: It is called eagerly or in a `tf.function`, where there are none.
+        RuntimeError: The call is eager or in a `tf.function`, which have no global variables.
 
     Examples:
         >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -337,16 +337,16 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Gives the variables of every rank the root's values, as `broadcast_`.
+    """Gives the variables of every rank the root's values, as `broadcast_` does.
 
     Args:
-        variables: The same on all ranks.
-        root_rank: As for `broadcast`.
-        process_set: As for `broadcast`.
+        variables: Variables, equal in number, shapes and dtypes on all ranks.
+        root_rank: As in `broadcast`.
+        process_set: As in `broadcast`.
         inplace: Has no effect.
 
     Returns:
-        In a graph for sessions of TensorFlow 1, the operation to run; None elsewhere.
+        The operation to run, in a graph for sessions of TensorFlow 1; else None.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -373,16 +373,16 @@ def reducescatter(
     """Reduces a tensor over all ranks and gives each rank its part of the rows.
 
     Args:
-        tensor: Of at least one dimension, of the same shape and dtype on all ranks; where the first
-            dimension does not divide evenly, the first ranks get one row more.
+        tensor: A tensor of at least one dimension, with the same shape and dtype on all ranks. If
+            the first dimension does not divide evenly, the first ranks get one row more.
         device_dense: Has no effect.
-        compression: How the tensor travels.
+        compression: Compression on the wire.
         op: Average or Sum.
         name: Compared between ranks, and used in messages.
-        process_set: Who takes part.
+        process_set: The participating processes.
         ignore_name_scope: Has no effect.
-        prescale_factor: Multiplies before the reduction.
-        postscale_factor: Multiplies after it.
+        prescale_factor: Factor before the reduction.
+        postscale_factor: Factor after the reduction.
 
     Examples:
         >>> rows = tf.constant([[1.0], [2.0], [3.0]]) * (hvd.rank() + 1)
@@ -413,13 +413,13 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Reduces several tensors each, and gives each rank its parts; see `reducescatter`.
+    """Applies `reducescatter` to several tensors.
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.
-        TypeError: It is no reduction, or `compression` cannot compress.
-        ValueError: One is a scalar.
-        gradring.errors.MismatchError: Ranks call different things.
+        TypeError: `op` is not a reduction, or `compression` is not a compressor.
+        ValueError: A tensor is a scalar.
+        gradring.errors.MismatchError: The ranks' calls differ.
 
     Examples:
         >>> kernel, bias = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([5.0, 6.0])
@@ -453,25 +453,25 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives every rank some rows, and returns those that all ranks have for this one.
+    """Sends each rank some rows, and returns the rows received from all ranks.
 
     Args:
-        tensor: Of at least one dimension; ranks may differ in the first.
-        splits: How many rows each rank gets, in rank order; integers. Default: equally many.
+        tensor: A tensor of at least one dimension; ranks can differ in the first.
+        splits: Number of rows for each rank, in rank order. Default: equal numbers.
         name: Compared between ranks, and used in messages.
         ignore_name_scope: Has no effect.
-        process_set: Who takes part.
+        process_set: The participating processes.
 
     Returns:
-        The rows from all ranks, in rank order; and if there were `splits`, also how many came from
+        The rows from all ranks, in rank order. If `splits` are given, also the number of rows from
         each rank.
 
     Raises:
-        tf.errors.InvalidArgumentError: The splits do not add up to the rows, or there are none and
-            the rows do not divide evenly; or one is negative.
-        TypeError: The splits are no integers.
-        ValueError: The tensor is a scalar; or splits that are known do not divide its rows.
-        gradring.errors.MismatchError: Ranks call different things.
+        tf.errors.InvalidArgumentError: The sum of the splits is not the number of rows; a split is
+            negative; or without splits, the rows do not divide evenly.
+        TypeError: The splits are not integers.
+        ValueError: The tensor is a scalar; or splits known at the call do not fit its rows.
+        gradring.errors.MismatchError: The ranks' calls differ.
 
     Examples:
         >>> x = tf.constant([0, 1, 2]) + 10 * hvd.rank()
@@ -496,7 +496,7 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank has called it; not inside a `tf.function`.
+    """Returns when every rank has called it; cannot be used inside a `tf.function`.
 
     Examples:
         >>> if hvd.rank() == 1:
@@ -512,24 +512,24 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """`rank` as an int32 tensor."""
+    """Returns `rank` as an int32 tensor."""
     return tf.constant(basics.rank(), tf.int32, name=name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """`local_rank` as an int32 tensor."""
+    """Returns `local_rank` as an int32 tensor."""
     return tf.constant(basics.local_rank(), tf.int32, name=name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """`size` as an int32 tensor.
+    """Returns `size` as an int32 tensor.
 
     Args:
-        process_set_id: Nothing but 0: all processes.
-        name: Of the tensor.
+        process_set_id: Must be 0, for all processes.
+        name: Name of the tensor.
 
     Raises:
-        NotImplementedError: Another process set.
+        NotImplementedError: Another process set is given.
     """
     if process_set_id != 0:
         raise NotImplementedError("size_op: of a process set use its size()")
@@ -537,12 +537,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """`local_size` as an int32 tensor."""
+    """Returns `local_size` as an int32 tensor."""
     return tf.constant(basics.local_size(), tf.int32, name=name)
 
 
 def _scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """The product, in float64 for integers and in at least float32 for floats."""
+    """Multiplies in float64 for integers, and in at least float32 for floats."""
     if factor == 1.0:
         return tensor
     wide = tf.float64 if tensor.dtype.is_integer else tensor.dtype
@@ -566,7 +566,7 @@ def _joined_slices(
 
 
 def _scaling_gradient(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """The tensor, through which gradients are multiplied, and get its dtype."""
+    """Returns the tensor unchanged; multiplies gradients through it by `factor`."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def scaling(x: tf.Tensor) -> Any:
@@ -581,11 +581,11 @@ def _broadcast(value: tf.Tensor, root: int, label: str, communicator: Communicat
 
 
 def _equal_parts(value: tf.Tensor, ranks: int, label: str) -> tf.Tensor:
-    """How many rows go to each rank, if all get as many."""
+    """Returns equal numbers of rows for all ranks."""
     rows = tf.shape(value, tf.int64)[0]
     check = tf.debugging.assert_equal(
         rows % ranks, tf.zeros([], tf.int64), f"{label}: the rows have no {ranks} equal parts"
     )
-    # In a graph, nothing is sent before that is checked.
+    # In a graph, this check runs before rows are sent.
     with tf.control_dependencies([] if check is None else [check]):
         return tf.fill([ranks], rows // ranks)

@@ -1,4 +1,4 @@
-"""Compression of gradients before they travel."""
+"""Compression of tensors on the wire."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import tensorflow as tf
 
 
 class Compressor:
-    """Leaves tensors as they are."""
+    """The compressor that does not change tensors."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor that travels, and what `decompress` needs."""
+        """Returns the tensor to send, and the context for `decompress`."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The tensor as it was, as far as it travelled."""
+        """Returns the received tensor with its original dtype."""
         return tensor
 
 
 class FP16Compressor(Compressor):
-    """Rounds floats to float16 on the way."""
+    """The compressor that rounds floats to float16."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        """As float16, and its dtype."""
+        """Returns the tensor as float16, and its dtype."""
         tensor = tf.convert_to_tensor(tensor)
         dtype = tensor.dtype
         return (tf.cast(tensor, tf.float16) if dtype.is_floating else tensor), dtype
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:
-        """With the dtype that it had."""
+        """Returns the tensor with its original dtype."""
         return tf.cast(tensor, ctx)
 
 
 class Compression:
-    """The ways to compress.
+    """The available compressors.
 
     Examples:
         >>> x = tf.constant([1 / 3, 2.0])
@@ -53,10 +53,10 @@ class Compression:
 
 
 def checked(compression: Any) -> type[Compressor]:
-    """The same, if it can compress.
+    """Returns the class if it is a compressor.
 
     Raises:
-        TypeError: It cannot, such as `Compression` itself.
+        TypeError: The class lacks the methods, as `Compression` itself does.
     """
     if not all(callable(getattr(compression, way, None)) for way in ("compress", "decompress")):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Horovod Elastic's names for `gradring.elastic`.
+"""Horovod Elastic's interface to `gradring.elastic`.
 
 Examples:
     >>> class Training(hvd.elastic.ObjectState):
@@ -36,8 +36,8 @@ from gradring.group.communicator import Communicator, open_groups
 from gradring.horovod import basics
 from gradring.horovod.tensorflow.optimizer import forget_sums
 
-#: What a function of the state may catch, and raises again: a collective that has failed, and
-#: processes that join or leave. `run` does what follows.
+#: Errors that a function of the state can catch, but must raise again: a failed collective, and a
+#: change of the group. `run` handles both.
 HorovodInternalError = GradringError
 HostsUpdatedInterrupt = Regroup
 
@@ -45,7 +45,7 @@ _Train = TypeVar("_Train", bound=Callable[..., Any])
 
 
 class State(gradring.tensorflow.elastic.State):
-    """Variables and values that survive the loss of ranks.
+    """A state of variables and values that survives the loss of ranks.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
@@ -60,36 +60,36 @@ class State(gradring.tensorflow.elastic.State):
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
-        """As `gradring.tensorflow.elastic.State`."""
+        """Takes the arguments of `gradring.tensorflow.elastic.State`."""
         super().__init__(model, optimizer, **values)
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Has these called when the group has changed, before training goes on.
+        """Registers functions to call after a change of the group, before training continues.
 
-        All ranks call them, those that have joined too, with the values of the last commit. So what
-        follows from the number of ranks, such as a learning rate, is the same everywhere, and
-        collectives in them meet.
+        All ranks, including new ones, call them after restoring the last commit. So values that
+        depend on the number of ranks, such as a learning rate, are equal everywhere, and the
+        functions can call collectives.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The group has changed."""
+        """Calls `reset` and the registered functions after a change of the group."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def reset(self) -> None:
-        """Nothing; a subclass may have something to do when the group has changed."""
+        """Does nothing; a subclass can override it to handle a change of the group."""
 
     def commit(self) -> None:
-        """As `gradring.elastic.State.commit`: `save`, and processes join and leave."""
+        """Saves all values, and lets processes join and leave; see `gradring.elastic.State`."""
         self.save()
         if self._after_commit is not None:
             self._after_commit(True)
 
     def save(self) -> None:
-        """Copies all values in memory; every rank calls it after the same step."""
+        """Copies all values in memory; every rank must call it after the same step."""
         after, self._after_commit = self._after_commit, None
         try:
             super().commit()
@@ -97,10 +97,10 @@ class State(gradring.tensorflow.elastic.State):
             self._after_commit = after
 
     def check_host_updates(self) -> None:
-        """Lets processes join and leave without a commit, if there are any.
+        """Lets waiting processes join or leave without a commit.
 
-        Every rank calls it after the same step, inside of `run`: it is a collective of one byte.
-        Values stay as they are then.
+        Every rank must call it after the same step, inside of `run`, since it is a collective of
+        one byte. The current values are kept.
         """
         if self._after_commit is not None:
             try:
@@ -110,16 +110,16 @@ class State(gradring.tensorflow.elastic.State):
                 raise
 
     def sync(self, communicator: Communicator | None = None) -> None:
-        """As `gradring.elastic.State.sync`.
+        """Makes values equal on all ranks, as `gradring.elastic.State.sync` does.
 
         Args:
-            communicator: The group; default that of `hvd.init()`.
+            communicator: The group; default: the group of `hvd.init()`.
         """
         super().sync(communicator or basics.communicator())
 
 
 class ObjectState(State):
-    """Values, such as ``batch`` and ``epoch``.
+    """A state of values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> state = hvd.elastic.ObjectState(batch=10 * hvd.rank(), epoch=0)
@@ -129,18 +129,18 @@ class ObjectState(State):
     """
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **kwargs: Any) -> None:
-        """Takes them, as the first commit.
+        """Takes the values as the first commit.
 
         Args:
-            bcast_object: Has no effect: values travel as commits do.
+            bcast_object: Has no effect: values are sent as in commits.
             get_rank: Has no effect.
-            kwargs: Values, by name.
+            kwargs: Values by name.
         """
         super().__init__(**kwargs)
 
 
 class TensorFlowKerasState(State):
-    """A model, its optimizer, and values such as ``batch`` and ``epoch``.
+    """A state of a model, its optimizer, and values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
@@ -157,13 +157,13 @@ class TensorFlowKerasState(State):
     def __init__(
         self, model: Any, optimizer: Any = None, backend: None = None, **kwargs: Any
     ) -> None:
-        """Takes them, as the first commit.
+        """Takes the values as the first commit.
 
         Args:
-            model: Of Keras, built.
-            optimizer: If the model does not have it.
-            backend: Nothing but None.
-            kwargs: Values, by name.
+            model: A built model of Keras.
+            optimizer: The optimizer, if the model has none.
+            backend: Must be None.
+            kwargs: Values by name.
         """
         super().__init__(model, optimizer, **kwargs)
         self._model, self._optimizer = model, optimizer
@@ -175,17 +175,17 @@ class TensorFlowKerasState(State):
 
     @property
     def optimizer(self) -> Any:
-        """Its optimizer."""
+        """The model's optimizer."""
         return self._optimizer or getattr(self._model, "optimizer", None)
 
     def _assign(self, values: Mapping[str, Any]) -> None:
         super()._assign(values)
-        # A rank that joins has added up nothing, and all have to come to an update together.
+        # A new rank has no accumulated gradients, and all ranks must update in the same step.
         forget_sums(self.optimizer)
 
 
 class TensorFlowState(State):
-    """Variables, and values such as ``batch`` and ``epoch``.
+    """A state of variables, and values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> weights = tf.Variable(tf.fill([2], 1.0 + hvd.rank()))
@@ -196,20 +196,20 @@ class TensorFlowState(State):
     """
 
     def __init__(self, variables: Iterable[Any] = (), session: None = None, **kwargs: Any) -> None:
-        """Takes them, as the first commit.
+        """Takes the values as the first commit.
 
         Args:
-            variables: Which.
-            session: Nothing but None.
-            kwargs: Values, by name.
+            variables: The variables.
+            session: Must be None.
+            kwargs: Values by name.
         """
         super().__init__(variables=variables, **kwargs)
 
 
 def run(func: _Train) -> _Train:
-    """Makes a function of a state go on when processes are lost, leave or join.
+    """Makes a function of a state continue when processes are lost, leave or join.
 
-    See `gradring.elastic.run`, which also bounds the number of workers.
+    See `gradring.elastic.run`, which can also limit the number of workers.
 
     Args:
         func: The function; its first argument is a `State`.

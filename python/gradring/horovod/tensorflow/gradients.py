@@ -1,4 +1,4 @@
-"""Gradients reduced over all ranks: what the tape and the optimizers have in common."""
+"""Reduction of gradients over all ranks, shared by the tape and the optimizers."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Gradient = Any
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are reduced.
+    """The options of a reduction of gradients.
 
     Attributes:
-        compression: How they travel.
-        sparse_as_dense: Whether `tf.IndexedSlices` are made dense before.
+        compression: Compression on the wire.
+        sparse_as_dense: True to make `tf.IndexedSlices` dense before the reduction.
         op: Average or Sum.
-        gradient_predivide_factor: Of an average: divides before the sum, and multiplies after it.
+        gradient_predivide_factor: Divisor before the sum of an average, and factor after it.
         num_groups: The older form of ``groups``.
-        groups: Which gradients belong together; checked only, since all are in few buckets anyway.
-        process_set: Who takes part.
-        scale_local_gradients: Whether gradients that are not reduced are divided by the number of
-            ranks.
+        groups: Gradients to reduce together; checked, but without effect, since gradring has its
+            own buckets.
+        process_set: The participating processes.
+        scale_local_gradients: True to divide gradients of local variables by the number of ranks.
 
     Raises:
-        NotImplementedError: Another op.
-        TypeError: ``compression`` cannot compress.
+        NotImplementedError: The op is neither Average nor Sum.
+        TypeError: ``compression`` is not a compressor.
         ValueError: A factor is given for a sum; or ``groups`` is a number below 1.
     """
 
@@ -66,18 +66,18 @@ class Options:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Options:
-        """Those of a function's arguments that are options."""
+        """Returns the options among a function's arguments."""
         return cls(**{each.name: arguments[each.name] for each in fields(cls)})
 
 
 class LocalVariables:
-    """Variables whose gradients stay on their rank."""
+    """Variables whose gradients are not reduced."""
 
     def __init__(self, variables: Iterable[Any] = ()) -> None:
         self._variables = {id(variable): variable for variable in variables}
 
     def add(self, variable: Any) -> None:
-        """One more."""
+        """Adds a variable."""
         self._variables[id(variable)] = variable
 
     def __contains__(self, variable: Any) -> bool:
@@ -91,13 +91,13 @@ def reduce_gradients(
     options: Options,
     local: LocalVariables,
 ) -> list[Gradient]:
-    """The gradients over all ranks; those of local variables of this rank alone.
+    """Returns gradients reduced over all ranks, except those of local variables.
 
     Args:
         gradients: Tensors, `tf.IndexedSlices` and None.
-        variables: One for each.
-        options: How.
-        local: Whose gradients stay.
+        variables: The variable of each gradient.
+        options: The options of the reduction.
+        local: Variables whose gradients are not reduced.
 
     Raises:
         gradring.errors.MismatchError: Ranks have different gradients.
@@ -154,7 +154,7 @@ def reduce_gradients(
 class DistributedGradientTape:
     """A `tf.GradientTape` whose gradients are reduced over all ranks.
 
-    Everything else is the tape's. It may be wrapped before or after it has recorded.
+    All other attributes are the tape's. The tape can be wrapped before or after it has recorded.
 
     Examples:
         >>> shared, own = tf.Variable(3.0), tf.Variable(5.0)
@@ -191,18 +191,18 @@ class DistributedGradientTape:
             gradtape: The tape.
             device_dense: Has no effect: tensors are on CPUs.
             device_sparse: Has no effect.
-            compression: How gradients travel.
-            sparse_as_dense: Makes `tf.IndexedSlices` dense before they travel.
+            compression: Compression on the wire.
+            sparse_as_dense: Makes `tf.IndexedSlices` dense before the reduction.
             op: Average or Sum.
-            gradient_predivide_factor: Divides before the sum of an average, and multiplies after.
+            gradient_predivide_factor: Divisor before the sum of an average, and factor after it.
             num_groups: The older form of `groups`.
             groups: Has no effect: gradients are reduced in buckets of bytes.
-            process_set: Who takes part; other processes keep their gradients.
+            process_set: The participating processes; others keep their gradients.
             scale_local_gradients: Divides gradients of local sources by the number of ranks.
 
         Raises:
-            NotImplementedError: Another op.
-            ValueError: A factor is given for a sum, or `groups` are no groups.
+            NotImplementedError: The op is neither Average nor Sum.
+            ValueError: A factor is given for a sum, or `groups` is invalid.
         """
         self._gradtape = gradtape
         self._options = Options.of(locals())
@@ -219,19 +219,19 @@ class DistributedGradientTape:
         self._gradtape.__exit__(*error)
 
     def register_local_source(self, source: Any) -> None:
-        """Keeps the gradient of a variable on its rank."""
+        """Excludes the gradient of a variable from the reduction."""
         self._local.add(source)
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
     ) -> Any:
-        """As `tf.GradientTape.gradient`, reduced over all ranks.
+        """Returns the result of `tf.GradientTape.gradient`, reduced over all ranks.
 
         Args:
-            target: What is derived.
-            sources: By which: variables, or a nest of them.
-            output_gradients: As for the tape.
-            kwargs: As for the tape.
+            target: The tensor to differentiate.
+            sources: Variables, or a nest of them.
+            output_gradients: As in `tf.GradientTape.gradient`.
+            kwargs: As in `tf.GradientTape.gradient`.
         """
         gradients = self._gradtape.gradient(target, sources, output_gradients, **kwargs)
         reduced = reduce_gradients(
@@ -242,7 +242,7 @@ class DistributedGradientTape:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None
     ) -> tuple[list[tuple[Any, Gradient]], list[tuple[Any, Gradient]]]:
-        """Variables and their gradients, of local sources and of the others."""
+        """Returns pairs of variable and gradient: of local sources, and of all others."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
         return (
             [pair for pair in pairs if pair[0] in self._local],
@@ -253,13 +253,13 @@ class DistributedGradientTape:
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape, *args: Any, local_layers: Any = (), **kwargs: Any
 ) -> DistributedGradientTape:
-    """A `DistributedGradientTape` that keeps the gradients of some layers on their rank.
+    """Returns a `DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Args:
         gradtape: The tape.
-        args: As for `DistributedGradientTape`.
-        local_layers: A layer, or several.
-        kwargs: As for `DistributedGradientTape`.
+        args: As in `DistributedGradientTape`.
+        local_layers: One or several layers.
+        kwargs: As in `DistributedGradientTape`.
 
     Examples:
         >>> shared, own = (
@@ -279,10 +279,10 @@ def PartialDistributedGradientTape(
 
 
 def trainable_in(layers: Any) -> list[Any]:
-    """The trainable variables of a layer, or of several.
+    """Returns the trainable variables of one or several layers.
 
     Raises:
-        ValueError: One is no layer.
+        ValueError: An element is not a layer.
     """
     layers = [layers] if isinstance(layers, tf.keras.layers.Layer) else list(layers or ())
     for layer in layers:

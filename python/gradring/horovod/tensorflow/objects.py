@@ -1,4 +1,4 @@
-"""Python objects that travel between ranks, by pickle as in Horovod."""
+"""Collectives over Python objects, by pickle as in Horovod."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def broadcast_object(
 ) -> Any:
     """Gives every rank the root's object.
 
-    A pickle can run code where it is opened, so the group needs a token or TLS, unless all ranks
-    listen on the loopback interface of one host.
+    A pickle can run code of its sender. So the group needs a token or TLS, unless all ranks listen
+    on the loopback interface of one host.
 
     Args:
-        obj: What `pickle` takes.
-        root_rank: Whose object it is.
-        session: Nothing but None.
+        obj: An object that can be pickled.
+        root_rank: The rank whose object is sent.
+        session: Must be None.
         name: Compared between ranks, and used in messages.
-        process_set: Who takes part.
+        process_set: The participating processes.
 
     Returns:
-        The object itself on the root, a copy elsewhere.
+        The object itself on the root, a copy on other ranks.
 
     Raises:
-        RuntimeError: It is called inside a `tf.function`.
-        gradring.errors.ConfigError: A stranger could be a rank: there are no token and no TLS.
-        gradring.errors.MismatchError: Ranks call different things.
+        RuntimeError: The call is inside a `tf.function`.
+        gradring.errors.ConfigError: A foreign process could join: there is no token and no TLS.
+        gradring.errors.MismatchError: The ranks' calls differ.
 
     Examples:
         >>> hvd.broadcast_object({"resume at": 100 * hvd.rank()}, root_rank=1)
@@ -58,7 +58,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """`broadcast_object` as a function of the object.
+    """Returns `broadcast_object` as a function of the object.
 
     Examples:
         >>> of_rank_1 = hvd.broadcast_object_fn(root_rank=1)
@@ -74,18 +74,18 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The objects of all ranks, by rank, this rank's own itself; see `broadcast_object`.
+    """Returns the objects of all ranks by rank, its own object itself; see `broadcast_object`.
 
     Args:
-        obj: What `pickle` takes.
-        session: Nothing but None.
+        obj: An object that can be pickled.
+        session: Must be None.
         name: Compared between ranks, and used in messages.
-        process_set: Who takes part.
+        process_set: The participating processes.
 
     Raises:
-        RuntimeError: It is called inside a `tf.function`.
-        gradring.errors.ConfigError: A stranger could be a rank: there are no token and no TLS.
-        gradring.errors.MismatchError: Ranks call different things.
+        RuntimeError: The call is inside a `tf.function`.
+        gradring.errors.ConfigError: A foreign process could join: there is no token and no TLS.
+        gradring.errors.MismatchError: The ranks' calls differ.
 
     Examples:
         >>> hvd.allgather_object({"rank": hvd.rank(), "rows": 100 + hvd.rank()})

@@ -42,40 +42,41 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer with the settings of this one, which reduces gradients over all ranks.
+    """Returns a copy of an optimizer that reduces gradients over all ranks.
 
-    One of Keras 3 reduces them in `apply` and `apply_gradients`, one of `tf_keras` when it computes
-    them, as in Horovod: in `minimize`, thus in `fit`. In custom loops use
-    `DistributedGradientTape`, and the optimizer as it is. One of TensorFlow 1, such as
-    `tf.compat.v1.train.AdamOptimizer`, reduces them in `compute_gradients`, thus in `minimize`.
+    Optimizers of Keras 3 reduce in `apply` and `apply_gradients`. Those of `tf_keras` reduce when
+    they compute gradients, as in Horovod: in `minimize`, and so in `fit`. In custom loops, use
+    `DistributedGradientTape` and the original optimizer. Optimizers of TensorFlow 1, such as
+    `tf.compat.v1.train.AdamOptimizer`, reduce in `compute_gradients`, and so in `minimize`.
 
-    Its class is called as the optimizer's, so that saved models load without this package; one of
-    TensorFlow 1 is wrapped.
+    The new class has the name of the optimizer's class, so that saved models load without this
+    package. An optimizer of TensorFlow 1 is wrapped instead.
 
     Args:
-        optimizer: Of Keras 3, `tf_keras` or TensorFlow 1; its variables are made anew by Keras.
-        name: Of an optimizer of TensorFlow 1; no effect elsewhere.
-        use_locking: As for an optimizer of TensorFlow 1; no effect elsewhere.
+        optimizer: An optimizer of Keras 3, `tf_keras` or TensorFlow 1. A Keras copy has new
+            variables.
+        name: Name, for TensorFlow 1 only.
+        use_locking: As in TensorFlow 1; no effect for Keras.
         device_dense: Has no effect: tensors are on CPUs.
         device_sparse: Has no effect.
-        compression: How gradients travel.
-        sparse_as_dense: Makes `tf.IndexedSlices` dense before they travel.
-        backward_passes_per_step: So many gradients are added up, before their sum is reduced and
-            applied.
+        compression: Compression on the wire.
+        sparse_as_dense: Makes `tf.IndexedSlices` dense before the reduction.
+        backward_passes_per_step: Number of steps whose gradients are added up before their sum is
+            reduced and applied.
         op: Average or Sum.
-        gradient_predivide_factor: Divides before the sum of an average, and multiplies after it.
+        gradient_predivide_factor: Divisor before the sum of an average, and factor after it.
         average_aggregated_gradients: Divides the sum by `backward_passes_per_step`.
         num_groups: The older form of `groups`.
         groups: Has no effect: gradients are reduced in buckets of bytes.
-        process_set: Who takes part.
+        process_set: The participating processes.
         scale_local_gradients: Divides the gradients of local variables by the number of ranks.
 
     Raises:
-        NotImplementedError: Another op; or no optimizer of Keras or TensorFlow 1; or one of Keras
-            in a graph for sessions.
-        TypeError: `compression` cannot compress.
-        ValueError: A factor is given for a sum, `groups` are no groups, `backward_passes_per_step`
-            is below 1, or the optimizer is distributed already.
+        NotImplementedError: The op is neither Average nor Sum. Or `optimizer` is not one of Keras
+            or TensorFlow 1, or one of Keras in a graph for sessions.
+        TypeError: `compression` is not a compressor.
+        ValueError: A factor is given for a sum, `groups` is invalid, `backward_passes_per_step` is
+            below 1, or the optimizer is already distributed.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -98,14 +99,14 @@ def DistributedOptimizer(
 
 
 def distribute(optimizer: Any, options: Options) -> None:
-    """Makes an optimizer a distributed one, with its variables."""
+    """Changes an optimizer into a distributed one in place, with its variables."""
     object.__setattr__(optimizer, "__class__", _class_of(optimizer, options, 1, False))
     optimizer._begin_reducing()
 
 
 def forget_sums(optimizer: Any) -> None:
-    """Drops the gradients of a step that is not over; nothing, if the optimizer adds up none."""
-    # One that scales the loss has the other one inside.
+    """Drops the accumulated gradients of an unfinished step, if the optimizer accumulates."""
+    # An optimizer that scales the loss contains the distributed one.
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         sums = each._sums() if isinstance(each, _Reducing) else None
         if sums is not None:
@@ -141,7 +142,7 @@ def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> 
 
 @functools.cache
 def _skip_alike() -> None:
-    """Also if Keras puts a `LossScaleOptimizer` around one, as `compile` does for float16."""
+    """Makes ranks skip steps together under a `LossScaleOptimizer`, which float16 training uses."""
     compat_keras.skip_alike(_ReducingWhenApplied, _added_up)
 
 
@@ -151,17 +152,17 @@ def _added_up(optimizer: _Reducing, own: tf.Tensor) -> tf.Tensor:
 
 
 class _Sums:
-    """Gradients that are added up over several steps."""
+    """The sums of gradients over several steps."""
 
     def __init__(self, passes: int, averages: bool) -> None:
         self._passes = passes
         self._averages = averages
         self._sums: list[tf.Variable] | None = None
-        #: How many have been added.
+        #: Number of gradients added so far.
         self.counter = tf.Variable(0, trainable=False, dtype=tf.int32)
 
     def add(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
-        """The sums, this time's gradients among them."""
+        """Adds gradients and returns the sums."""
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         if self._sums is None:
             with tf.init_scope():
@@ -174,17 +175,17 @@ class _Sums:
         return [total.read_value() for total in self._sums]
 
     def forget(self) -> None:
-        """The next ones begin with nothing."""
+        """Resets the sums and the counter."""
         for total in self._sums or ():
             total.assign(tf.zeros_like(total))
         self.counter.assign(0)
 
     def is_full(self) -> tf.Tensor:
-        """Whether as many have been added as a step has."""
+        """Returns True if the gradients of a whole step have been added."""
         return tf.equal(self.counter, self._passes)
 
     def taken(self) -> list[tf.Tensor]:
-        """The sums, or their means; the next ones begin with nothing."""
+        """Returns the sums, or their means, and resets them."""
         assert self._sums is not None, "gradients have been added"
         totals = [total.read_value() for total in self._sums]
         with tf.control_dependencies(totals):
@@ -195,7 +196,7 @@ class _Sums:
 
 
 class _Reducing:
-    """What distributed optimizers have in common, before Keras' class in the order of classes."""
+    """The base of distributed optimizers, before Keras' class in the method resolution order."""
 
     _options: Options
     _passes: int
@@ -206,14 +207,14 @@ class _Reducing:
         self._begin_reducing()
 
     def _begin_reducing(self) -> None:
-        """Makes what a distributed optimizer has besides the optimizer's own."""
-        # Keras would make layers and lists of its own of what it can look into.
+        """Makes the additional attributes of a distributed optimizer."""
+        # Without this, Keras would track the attributes and wrap their contents.
         object.__setattr__(self, "_local_vars", LocalVariables())
         sums = _Sums(self._passes, self._averages) if self._passes > 1 else None
         object.__setattr__(self, "_agg_helper", sums)
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradient of a variable on its rank."""
+        """Excludes the gradient of a variable from the reduction."""
         self._local_vars.add(var)  # type: ignore[attr-defined]
 
     def _reduced(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
@@ -230,10 +231,10 @@ class _Reducing:
 
 
 class _ReducingWhenApplied(_Reducing):
-    """An optimizer of Keras 3."""
+    """The base of distributed optimizers of Keras 3."""
 
     def apply_gradients(self, grads_and_vars: Iterable[Any], **kwargs: Any) -> Any:
-        """As the optimizer's, which does not say what it lacks.
+        """Applies gradients as the optimizer does, with a clear error if there are none.
 
         Raises:
             ValueError: There are no gradients.
@@ -248,7 +249,7 @@ class _ReducingWhenApplied(_Reducing):
         return apply_gradients(pairs, **kwargs)
 
     def apply(self, grads: Iterable[Gradient], trainable_variables: Any = None) -> Any:
-        """As the optimizer's, with the gradients of all ranks."""
+        """Applies the reduced gradients as the optimizer does."""
         gradients = list(grads)
         apply: Callable[..., Any] = super().apply  # type: ignore[misc]
         keras: Any = self
@@ -276,16 +277,16 @@ class _ReducingWhenApplied(_Reducing):
 
 
 class _ReducingWhenComputed(_Reducing):
-    """An optimizer of `tf_keras`."""
+    """The base of distributed optimizers of `tf_keras`."""
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """As the optimizer's, of all ranks."""
+        """Computes gradients as the optimizer does, and reduces them."""
         return self._compute_gradients(loss, var_list, tape=tape)
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> list[tuple[Gradient, Any]]:
-        """Optimizers before 2.11 call it."""
+        """Does the work; optimizers before 2.11 call this name."""
         keras: Any = super()
         if hasattr(keras, "_compute_gradients"):
             pairs = keras._compute_gradients(loss, var_list, grad_loss, tape=tape)
@@ -304,7 +305,7 @@ class _ReducingWhenComputed(_Reducing):
         return list(zip(gradients, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's, where the gradients are those of a whole step."""
+        """Applies gradients as the optimizer does, at the end of a whole step."""
         apply: Callable[..., Any] = super().apply_gradients  # type: ignore[misc]
         sums = self._sums()
         if sums is None:
@@ -318,6 +319,6 @@ class _ReducingWhenComputed(_Reducing):
 
 
 def _nothing(act: Callable[[], Any]) -> tf.Tensor:
-    """Acts, and returns what both branches of a `tf.cond` can."""
+    """Calls `act`, and returns a tensor, since both branches of a `tf.cond` must return one."""
     act()
     return tf.constant(True)

@@ -8,7 +8,7 @@ __all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum"]
 
 
 class ReduceOp(enum.Enum):
-    """A reduction; its value is gradring's name for it."""
+    """A reduction; its value is gradring's name."""
 
     AVERAGE = "mean"
     SUM = "sum"
@@ -25,17 +25,17 @@ Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 Adasum = ReduceOp.ADASUM
 
-#: Those that have a meaning for rows, parts and gradients.
+#: Reductions that are defined for rows, parts and gradients.
 LINEAR = (Average, Sum)
 
 
 def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """The reduction of a call that may still use the older argument.
+    """Returns the reduction of a call, from `op` or from the older argument `average`.
 
     Raises:
-        TypeError: It is no reduction.
+        TypeError: `op` is not a reduction.
         ValueError: Both are given.
-        NotImplementedError: It is Adasum.
+        NotImplementedError: `op` is Adasum.
     """
     if op is not None and not isinstance(op, ReduceOp):
         raise TypeError(f"op={op!r} is no reduction; pass one such as hvd.Average or hvd.Sum")
@@ -52,10 +52,10 @@ def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
 
 
 def linear(op: ReduceOp, what: str) -> ReduceOp:
-    """The same reduction, if it is Average or Sum.
+    """Returns the reduction if it is Average or Sum.
 
     Raises:
-        NotImplementedError: It is another one.
+        NotImplementedError: `op` is another reduction.
     """
     if op not in LINEAR:
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""The optimizer and the hook of programs that run graphs by sessions of TensorFlow 1."""
+"""The optimizer and the hook for programs with sessions of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _Optimizer: Any = _v1.train.Optimizer
 
 
 class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc]
-    """Gives the global variables of every rank the root's values when a session begins.
+    """A hook that gives all global variables the root's values when a session begins.
 
-    For `tf.compat.v1.train.MonitoredTrainingSession`, on every rank; only one of them restores a
-    checkpoint or writes any.
+    Pass it to `tf.compat.v1.train.MonitoredTrainingSession` on every rank. Only one rank should
+    restore and write checkpoints.
 
     Examples:
         >>> with tf.Graph().as_default():
@@ -42,7 +42,7 @@ class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc]
         """Makes the hook.
 
         Args:
-            root_rank: Whose values win.
+            root_rank: The root.
             device: Has no effect: tensors are on CPUs.
         """
         super().__init__()
@@ -55,7 +55,7 @@ class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc]
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it."""
+        """Runs the broadcast."""
         session.run(self.bcast_op)
 
 
@@ -75,14 +75,15 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
 
         Args:
             optimizer: The optimizer.
-            name: Of this one; default: "Distributed" and the optimizer's class.
-            use_locking: As for TensorFlow's.
-            options: How gradients are reduced.
-            passes: As many gradients are added up before their sum is reduced and applied.
-            averages: Whether the sum is divided by their number.
+            name: Name of this optimizer; default: "Distributed" and the optimizer's class.
+            use_locking: As in TensorFlow.
+            options: The options of the reduction.
+            passes: Number of steps whose gradients are added up before their sum is reduced and
+                applied.
+            averages: True to divide the sum by this number.
 
         Raises:
-            ValueError: `passes` is below 1, or above it where TensorFlow executes eagerly.
+            ValueError: `passes` is below 1, or above 1 while TensorFlow executes eagerly.
         """
         super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
         self._optimizer = optimizer
@@ -90,7 +91,7 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
         self._local = LocalVariables()
         self._passes = parse.integer(passes, "backward_passes_per_step", minimum=1)
         self._averages = averages
-        #: Whether the gradients that were computed last are those of a whole step.
+        #: True if the last computed gradients complete a step; None if no gradients are added up.
         self._is_whole: tf.Tensor | None = None
         if self._passes > 1 and tf.executing_eagerly():
             raise ValueError(
@@ -99,14 +100,14 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
             )
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps the gradient of a variable on its rank."""
+        """Excludes the gradient of a variable from the reduction."""
         self._local.add(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Any]]:
-        """As the optimizer's, of all ranks.
+        """Computes gradients as the optimizer does, and reduces them.
 
         Raises:
-            NotImplementedError: Gradients are added up, and it has been called in this graph.
+            NotImplementedError: Gradients are added up, and it was already called in this graph.
         """
         if self._is_whole is not None and self._is_whole.graph is _v1.get_default_graph():
             raise NotImplementedError(
@@ -126,7 +127,7 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:
-        """As the optimizer's, where the gradients are those of a whole step."""
+        """Applies gradients as the optimizer does, at the end of a whole step."""
         pairs = list(grads_and_vars)
         if self._is_whole is None:
             return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
@@ -137,7 +138,7 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
         def count() -> Any:
             return tf.no_op() if global_step is None else global_step.assign_add(1)
 
-        # Gradients are there before the branch that lets them lie.
+        # Gradients must be computed even if the branch does not use them.
         present = [gradient for gradient, _ in pairs if gradient is not None]
         with tf.control_dependencies(present):
             is_whole = tf.identity(self._is_whole)
@@ -145,15 +146,15 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
         return tf.group(applied, name=name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Calls the optimizer's method."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Calls the optimizer's method."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Calls the optimizer's method."""
         return self._optimizer.variables(*args, **kwargs)
 
     def _reduced(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
@@ -161,13 +162,13 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
         return reduced
 
     def _added_up(self, gradients: list[Gradient], variables: list[Any]) -> list[Gradient]:
-        """Of a whole step, the sums over all ranks; before, what has been added up so far."""
+        """Returns the reduced sums at the end of a step; before it, the sums so far."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         dense = [self._dense(gradients[i], variables[i]) for i in present]
         counter = _local_variable(tf.zeros([], tf.int32), "counter")
         totals = [_local_variable(tf.zeros_like(each), "sum") for each in dense]
         number = counter.read_value()
-        # The first gradients of a step take the place of the last step's sum.
+        # The first gradients of a step replace the last step's sums.
         added = [
             tf.where(tf.equal(number, 0), gradient, total.read_value() + gradient)
             for gradient, total in zip(dense, totals, strict=True)
@@ -207,7 +208,7 @@ class SessionOptimizer(_Optimizer):  # type: ignore[misc]
 
 
 def _local_variable(value: tf.Tensor, name: str) -> Any:
-    """A variable that `tf.compat.v1.local_variables_initializer` initializes."""
+    """Returns a variable that `tf.compat.v1.local_variables_initializer` initializes."""
     return _v1.Variable(
         lambda: tf.zeros(value.shape, value.dtype),
         trainable=False,
@@ -218,7 +219,7 @@ def _local_variable(value: tf.Tensor, name: str) -> Any:
 
 
 def _after(operation: Any) -> tf.Tensor:
-    """What both branches of a conditional can return, once the operation has run."""
+    """Returns a tensor, for branches of a conditional, that depends on the operation."""
     with tf.control_dependencies([operation]):
         return tf.identity(tf.constant(True))
 
@@ -226,7 +227,7 @@ def _after(operation: Any) -> tf.Tensor:
 def _conditional(
     condition: tf.Tensor, if_true: Callable[[], Any], if_false: Callable[[], Any]
 ) -> Any:
-    """`tf.cond` with branches that are functions, in graphs of TensorFlow 1 too."""
+    """Calls `tf.cond` with functions as branches, also in graphs of TensorFlow 1."""
     if tf.executing_eagerly():
         return tf.cond(condition, if_true, if_false)
     return compat.cond_v2(condition, if_true, if_false)

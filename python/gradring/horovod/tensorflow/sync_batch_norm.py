@@ -13,7 +13,7 @@ from gradring.horovod.tensorflow.collectives import allreduce
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras' layer, whose mean and variance are those of all ranks' batches.
 
-    All ranks count alike, so their batches must have the same size.
+    All ranks have the same weight, so their batches must have the same size.
 
     Examples:
         >>> layer = hvd.SyncBatchNormalization(momentum=0.0)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark and prints what they measure, as they measure it."""
+"""The run of a benchmark: starts the ranks and prints measurements as they arrive."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gradring.tools.bench.network import AS_THE_SYSTEM, network
 from gradring.tools.bench.options import Options
 from gradring.tools.bench.record import Record
 
-#: Time for the ranks to start, and a slow peer's library with them.
+#: Time for the start of the ranks and of a slow peer's library.
 START_UP_S = 120.0
-#: Time for one size, of which all systems together normally take less than a minute.
+#: Time limit of one size; all systems together normally take less than a minute.
 SIZE_S = 600.0
 #: Time for one iteration of all systems at the largest sizes.
 ITERATION_S = 2.0
@@ -30,10 +30,10 @@ POLL_S = 0.2
 
 
 def bench_all_reduce(options: Options, say: Callable[[str], None]) -> Record:
-    """Measures all that the options name, with one fresh interpreter per rank on this machine.
+    """Measures by the options, with one new interpreter per rank on this machine.
 
     Args:
-        options: What to measure; checked.
+        options: The checked options.
         say: Called with each line of the report.
 
     Returns:
@@ -89,7 +89,7 @@ def _timeout_s(options: Options) -> float:
 
 @contextlib.contextmanager
 def disturbed(wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A process that wants a core for itself, as something else on a host of ranks may."""
+    """Runs a process that occupies a core, as other programs on a rank's host can do."""
     if not wanted:
         yield None
         return
@@ -103,7 +103,7 @@ def disturbed(wanted: bool) -> Iterator[subprocess.Popen[bytes] | None]:
 
 @contextlib.contextmanager
 def _following(show: Callable[[list[Measurement]], None]) -> Iterator[Path]:
-    """A file for rank 0; whatever measurements are appended to it are shown soon after."""
+    """Makes a file for rank 0; measurements that rank 0 appends are shown soon after."""
     with tempfile.TemporaryDirectory(prefix="gradring-bench-") as directory:
         path = Path(directory) / "measured.jsonl"
         path.touch()
@@ -113,7 +113,7 @@ def _following(show: Callable[[list[Measurement]], None]) -> Iterator[Path]:
         def follow() -> None:
             try:
                 _follow(path, ended, show)
-            except OSError as error:  # nobody reads any more: there is nothing to measure
+            except OSError as error:  # the output has no reader any more, so the measurement ends
                 gone.append(error)
                 _thread.interrupt_main()
 

@@ -1,7 +1,7 @@
-"""Measurements that may be compared: those of what is called alike, over the same medium.
+"""Groups of comparable measurements: the same kind of call over the same medium.
 
-A call from numpy and a strategy inside TensorFlow do different things around the same reduction,
-and shared memory is no network. So each system stands beside those that do as it does.
+A call from numpy and a strategy inside TensorFlow do different work around the same reduction, and
+shared memory is not a network. So each system is compared with systems of its kind.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.systems import link
 
-#: What goes through the links that `link` measures.
+#: Transports over the links that `link` measures.
 TCP_TRANSPORTS = ("tcp", "tls", "grpc")
 QUANTILES = ("p50", "p90", "p99")
 ARRAY, OP, STRATEGY = "array", "TensorFlow op", "strategy"
 
-#: How a system is called, by its name; all others get an array of this process.
+#: Kind of call by the system's name; all other systems get an array of this process.
 _CALLED = {
     "tensorflow-raw": OP,
     "gradring-op": OP,
@@ -28,12 +28,12 @@ _CALLED = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Like with like at one size.
+    """Comparable measurements at one size.
 
     Attributes:
         bytes: Size of the buffer on each rank.
-        kind: What they have in common, such as ``array over TCP``.
-        rows: One for each system; gradring's stand first.
+        kind: The common kind, such as ``array over TCP``.
+        rows: One for each system; gradring's first.
     """
 
     bytes: int
@@ -42,12 +42,12 @@ class Comparison:
 
     @property
     def base(self) -> Measurement | None:
-        """What the others are compared with: gradring's first; None without one."""
+        """The measurement of gradring that is the base of ratios; None without one."""
         return self.rows[0] if _is_own(self.rows[0]) else None
 
 
 def comparisons(measurements: Iterable[Measurement]) -> list[Comparison]:
-    """All of them, by size and kind in the order of the measurements; without the raw links."""
+    """Groups measurements by size and kind, in their order, without the raw links."""
     found: dict[tuple[int, str], list[Measurement]] = {}
     for row in measurements:
         if row.system not in (link.NAME, link.CACHED_NAME):
@@ -59,7 +59,7 @@ def comparisons(measurements: Iterable[Measurement]) -> list[Comparison]:
 
 
 def kind(row: Measurement) -> str:
-    """``array over TCP``, ``strategy through shared memory``: how it is called, and the medium."""
+    """Returns kind of call and medium, such as ``array over TCP``."""
     medium = "over TCP" if row.transport in TCP_TRANSPORTS else f"over {row.transport}"
     if row.transport == "shm":
         medium = "through shared memory"
@@ -67,17 +67,17 @@ def kind(row: Measurement) -> str:
 
 
 def called(system: str) -> str:
-    """How a system is called: with an array, as an op of TensorFlow, or through a strategy."""
+    """Returns the kind of call: with an array, as a TensorFlow op, or through a strategy."""
     return _CALLED.get(system, ARRAY)
 
 
 def times_us(row: Measurement) -> tuple[float, float, float | None]:
-    """p50, p90 and p99."""
+    """Returns p50, p90 and p99 in microseconds."""
     return row.median_us, row.p90_us, row.p99_us
 
 
 def times_as_long(row: Measurement, base: Measurement) -> tuple[float | None, ...]:
-    """p50, p90 and p99 of ``row`` over those of ``base``; None where one has no p99."""
+    """Returns the ratios of p50, p90 and p99 to those of ``base``; None where one has no p99."""
     return tuple(
         None if other is None or own is None else other / own
         for other, own in zip(times_us(row), times_us(base), strict=True)
@@ -85,7 +85,7 @@ def times_as_long(row: Measurement, base: Measurement) -> tuple[float | None, ..
 
 
 def label(row: Measurement, rows: Sequence[Measurement]) -> str:
-    """The system, followed by its transport where it occurs with several among ``rows``."""
+    """Returns the system's name, with its transport if ``rows`` has several of them."""
     names = [other.system for other in rows]
     return f"{row.system} {row.transport}" if names.count(row.system) > 1 else row.system
 

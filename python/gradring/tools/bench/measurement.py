@@ -1,4 +1,4 @@
-"""One system at one size: the time it took, and the bandwidths that follow."""
+"""The measurement of one system at one size: times and bandwidths."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Of fewer, no p99 is told: it would be the longest one, whatever that was.
+#: Fewest iterations for a p99; of fewer, it would simply be the longest time.
 P99_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A row of the table; the fields are the keys of the JSON.
+    """A row of the table; its fields are the keys of the JSON.
 
     Attributes:
-        system: ``gradring``, or ``gradring auto`` where it chose the transport and others are
-            measured beside it; the name that a peer gives itself; or ``link`` for the raw links,
-            which carried what a ring would have.
-        transport: What carried the bytes, such as ``tcp`` or ``shm``.
-        algorithm: How they were reduced, such as ``ring``; ``none`` for ``link``.
+        system: ``gradring``, a peer's name, or ``link`` for the raw links with the traffic of a
+            ring. ``gradring auto`` if it chose the transport and other transports are measured too.
+        transport: The transport, such as ``tcp`` or ``shm``.
+        algorithm: The algorithm, such as ``ring``; ``none`` for ``link``.
         world_size: Number of ranks.
         dtype: Element type by numpy's name.
         bytes: Size of the buffer on each rank.
-        iterations: How many were timed.
-        median_us: Time of an iteration in microseconds: the median,
-        min_us: the shortest,
-        p90_us: what nine in ten stay below,
-        p99_us: and 99 in 100; None of fewer than 100 iterations.
+        iterations: Number of timed iterations.
+        median_us: Median time of an iteration in microseconds.
+        min_us: Shortest time.
+        p90_us: 90th percentile.
+        p99_us: 99th percentile; None for fewer than 100 iterations.
         algbw_gbps: ``bytes`` over the median time, in 1e9 bytes/s.
-        busbw_gbps: ``algbw_gbps`` times 2(N-1)/N: what each link carried in each direction.
-        wrong: Elements that were not as expected, over all iterations and ranks.
-        cpu_s_per_gb: Processor time of all ranks together, for each 1e9 bytes of the buffer on each
-            of them; None in records of before 2026-11-23.
+        busbw_gbps: ``algbw_gbps`` times 2(N-1)/N, the bandwidth of each link in each direction.
+        wrong: Number of unexpected elements, over all iterations and ranks.
+        cpu_s_per_gb: Processor time of all ranks together per 1e9 bytes of the buffer; None in
+            records before 2026-11-23.
     """
 
     system: str
@@ -64,14 +63,14 @@ class Measurement:
         world_size: int,
         **facts: Any,
     ) -> Measurement:
-        """Summarises the durations of all iterations, in seconds; there must be at least one.
+        """Returns the summary of at least one iteration.
 
         Args:
-            durations_s: Of rank 0.
+            durations_s: Times of rank 0 in seconds.
             cpu_s: Processor time of all ranks in all iterations.
             size_bytes: Size of the buffer.
             world_size: Number of ranks.
-            facts: The other attributes that say what was measured.
+            facts: Other attributes: system, transport, algorithm, dtype, wrong.
         """
         durations_us = np.array(durations_s) * 1e6
         median_us, p99_us = float(np.median(durations_us)), _quantile(durations_us, 0.99)

@@ -1,4 +1,4 @@
-"""The network between the ranks: this machine as it is, or one made for them."""
+"""The network between the ranks: this machine's own, or a simulated one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gradring.machine import resources
 from gradring.testing import simulated_hosts
 from gradring.testing.network import Host
 
-#: Makes gradring leave the choice to the host, as everything else does.
+#: Setting that makes gradring use the host's congestion control, as other systems do.
 AS_THE_SYSTEM = {"GRADRING_TCP_CONGESTION": "system"}
 
 
 def in_words(control: str | None) -> str:
-    """What systems have under `network`."""
+    """Returns words for the congestion control of the systems under `network`."""
     own = "reno for gradring and link, which choose it in a host"
     return control or f"{resources.congestion_control()}; {own}"
 
@@ -25,20 +25,20 @@ def in_words(control: str | None) -> str:
 def network(
     congestion: str | None = None, hosts: int = 1, rate: str | None = None
 ) -> Iterator[Sequence[Host]]:
-    """Where ranks have to run: on simulated hosts, or here, as it is, if nothing is wanted.
+    """Makes simulated hosts for the ranks; none for default arguments.
 
     Args:
-        congestion: TCP congestion control of everything that runs there. Some systems cannot choose
-            for their own sockets; a network namespace has a default of its own, so that all get
-            the same, and nothing else on the machine changes.
+        congestion: TCP congestion control of all systems. Some systems cannot set it for their
+            sockets. A network namespace has its own default, so all systems get the same, and
+            nothing else on the machine changes.
         hosts: Number of hosts.
-        rate: Bandwidth of each host's link in each direction, as `tc` writes it.
+        rate: Bandwidth of each host's link in each direction, in the form of `tc`.
 
     Yields:
-        The hosts for the ranks; none for this machine as it is.
+        The hosts for the ranks; none for this machine's own network.
 
     Raises:
-        ConfigError: The kernel does not have it, or this user may not choose.
+        ConfigError: The kernel does not have the congestion control, or this user cannot set it.
     """
     if congestion is None and hosts == 1:
         yield ()

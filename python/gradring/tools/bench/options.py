@@ -34,21 +34,22 @@ class Options:
 
     Attributes:
         world_size: Number of ranks.
-        sizes: Of the buffer on each rank, in bytes.
+        sizes: Sizes of the buffer on each rank, in bytes.
         dtype: Element type by numpy's name.
         op: The reduce op.
-        transports: gradring's own, each measured: ``auto``, ``tcp`` or ``shm``, without TLS
-            whatever the environment says; ``tls`` is ``tcp`` inside TLS.
-        algorithm: One of `ALGORITHMS`; where it does not apply, ``auto`` chooses.
-        iterations: Timed iterations of each system at each size; None adapts them to the time
-            that one takes.
+        transports: gradring's transports to measure: ``auto``, ``tcp`` or ``shm``, always without
+            TLS; ``tls`` is ``tcp`` inside TLS.
+        algorithm: One of `ALGORITHMS`; ``auto`` replaces it if it does not apply.
+        iterations: Timed iterations of each system at each size; None adapts the number to the time
+            of one.
         peers: Names from `gradring.tools.bench.systems.PEERS` to compare with.
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
         streams: gradring's TCP connections with each peer.
-        checksum: Whether gradring is also measured with checksums, once for each transport.
-        disturb: Whether a process that only computes takes part of the machine meanwhile.
-        hosts: Simulated hosts, with as many ranks on each; 1 is this machine as it is.
-        rate: Of their links in each direction, as ``tc`` writes it; None: what the machine can do.
+        checksum: True to measure gradring also with checksums, once for each transport.
+        disturb: True to run a process that occupies a core meanwhile.
+        hosts: Number of simulated hosts with equal numbers of ranks; 1 is this machine itself.
+        rate: Bandwidth of the hosts' links in each direction, in the form of ``tc``; None: no
+            limit.
     """
 
     world_size: int
@@ -68,29 +69,29 @@ class Options:
 
     @property
     def ranks_per_host(self) -> int:
-        """Neighbours in the ring, as the ranks of one host are."""
+        """Number of ranks on each host; they are neighbours in the ring."""
         return self.world_size // self.hosts
 
     def where(self) -> str:
-        """The place of the ranks in words."""
+        """Returns words for the place of the ranks."""
         if self.hosts == 1:
             return "this machine"
         links = f"with links of {self.rate}" if self.rate else "with unlimited links"
         return f"{self.hosts} simulated hosts {links}"
 
     def check(self, *, allow_debug: bool = False) -> None:
-        """Finds whatever would make the ranks fail, or their numbers worthless.
+        """Checks for options that would make the ranks fail, or the numbers worthless.
 
-        Peers that are not installed are no such thing: see `measurable`.
+        Peers that are not installed are no error: see `measurable`.
 
         Args:
-            allow_debug: Whether to measure an unoptimised build all the same.
+            allow_debug: True to measure an unoptimised build.
 
         Raises:
-            ConfigError: A size does not hold whole elements or more than the memory, the dtype
-                cannot tell so many ranks apart, gradring does not know a transport, there are no
-                certificates for ``tls``, hosts do not have equally many ranks, a rate is none or
-                has no links to limit, or the build is not optimised.
+            ConfigError: A size is not a multiple of the element or exceeds the memory. The dtype is
+                too narrow for this number of ranks. A transport is unknown, or ``tls`` has no
+                certificates. Hosts have unequal numbers of ranks. A rate is invalid or has no links
+                to limit. The build is not optimised.
         """
         if not allow_debug:
             refuse_debug_build()
@@ -139,7 +140,7 @@ class Options:
     def _check_memory(self) -> None:
         size = max(self.sizes)
         communicators = len(self.transports) * (2 if self.checksum else 1)
-        # Each has its source, its buffer and its expectation; what the peers need comes on top.
+        # Each communicator has a source, a buffer and the expected result; peers need more.
         needed = 3 * size * communicators * self.world_size
         available = resources.available_memory()
         if available is not None and needed > available:
@@ -151,10 +152,10 @@ class Options:
             )
 
     def measurable(self) -> tuple[Options, list[str]]:
-        """The same with only those peers that are installed and can do it, and why not the others.
+        """Returns the options with only the usable peers, and the reasons against the others.
 
-        To compare like with like, gradring is measured over TCP, too. The reasons
-        are messages that name the peer and what to type.
+        gradring is measured over TCP too, for comparison with the peers. A reason names the peer
+        and a command to type.
         """
         reasons: list[str] = []
         able: list[str] = []
@@ -167,13 +168,13 @@ class Options:
                 able.append(name)
             else:
                 reasons.append(reason)
-        # Peers work over TCP; between hosts `auto` does so, too.
+        # Peers use TCP; between hosts `auto` uses it too.
         is_alike = not able or self.hosts > 1 or not set(self.transports).isdisjoint(("tcp", TLS))
         transports = self.transports if is_alike else (*self.transports, "tcp")
         return replace(self, peers=tuple(able), transports=transports), reasons
 
     def command(self) -> str:
-        """The command that repeats this run, with its defaults spelled out."""
+        """Returns the command that repeats this run, with all defaults."""
         options = {
             "--world-size": self.world_size,
             "--sizes": ",".join(format_size(size).replace(" ", "") for size in self.sizes),
@@ -201,16 +202,16 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         The sizes in bytes, in the order given.
 
     Raises:
-        ValueError: Something else, such as KB, which is 1000 to some and 1024 to others.
+        ValueError: The text has another form, such as KB, which is ambiguous: 1000 or 1024.
     """
     return tuple(_parse_size(word.strip()) for word in text.split(","))
 
 
 def parse_rate(text: str) -> float:
-    """Reads ``1gbit`` or ``500mbit``, as ``tc`` writes rates, in 1e9 bytes/s.
+    """Reads ``1gbit`` or ``500mbit``, the form of ``tc``; returns 1e9 bytes/s.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     found = _RATE.fullmatch(text)
     rate = 0.0 if found is None else float(found[1]) * _RATE_UNITS[found[2]] / 8e9
@@ -223,7 +224,7 @@ def parse_names(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]
     """Reads ``tcp`` or a list of such names, each once.
 
     Raises:
-        ValueError: An unknown name; the message has the known ones.
+        ValueError: A name is unknown; the message has the known names.
     """
     names = [word.strip() for word in text.split(",")]
     for name in names:
@@ -233,12 +234,12 @@ def parse_names(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]
 
 
 def native(transport: str) -> str:
-    """What `Communicator` calls one of `TRANSPORTS`."""
+    """Returns the setting of `Communicator` for one of `TRANSPORTS`."""
     return "tcp" if transport == TLS else transport
 
 
 def format_size(size: int) -> str:
-    """``100 MiB`` for 104857600: the largest unit that divides the bytes evenly."""
+    """Returns a size with the largest unit that divides it, such as ``100 MiB``."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size % factor == 0:
             return f"{size // factor} {unit}"
@@ -256,7 +257,7 @@ def _parse_size(word: str) -> int:
 
 
 def refuse_debug_build() -> None:
-    """Checks that there is something to measure.
+    """Refuses to measure an unoptimised build.
 
     Raises:
         ConfigError: The build is not optimised.

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, in one style: that of ``pictures.mplstyle``."""
+"""The common style of matplotlib pictures, from ``pictures.mplstyle``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STYLE = Path(__file__).with_suffix(".mplstyle")
 
 @contextlib.contextmanager
 def drawing(more: Mapping[str, Any] | None = None) -> Iterator[Any]:
-    """`matplotlib.pyplot` without a screen, with ``more`` settings; closes its figures."""
+    """Yields `matplotlib.pyplot` without a screen, with ``more`` settings; closes all figures."""
     import matplotlib
 
     matplotlib.use("Agg")

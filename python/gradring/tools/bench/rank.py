@@ -1,13 +1,13 @@
 """The program of every rank of a benchmark.
 
-The clock: all ranks pass a barrier, then rank 0 measures how long its own call takes, as nccl-tests
-does for its first rank. The call ends when rank 0 has the whole result, to which every rank had to
-contribute, so a rank that is late is in the time. The barrier comes before every iteration, so
-that no iteration hides behind the one before. Copying the input into place and checking the result
-happen on all ranks outside of the clock.
+Timing: all ranks pass a barrier, then rank 0 measures the time of its own call, as nccl-tests does
+for its first rank. The call ends when rank 0 has the whole result. Every rank contributes to the
+result, so the time includes late ranks. The barrier comes before every iteration, so that
+iterations do not overlap. All ranks copy the input and check the result outside of the measured
+time.
 
-All systems are measured in turns: round by round, a share of the iterations each. A machine that
-changes its speed does so for all of them. A system that is not at turn sleeps.
+All systems are measured in turns: each round has a share of each system's iterations. So a change
+of the machine's speed affects all systems. The other systems sleep meanwhile.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from gradring.tools.bench.systems.own import own_system
 from gradring.tools.bench.systems.system import Reduction
 from gradring.tools.bench.values import Problem, dtype_of
 
-#: Many, since each finds the ranks on other cores, or both on one, where they stay for a while.
+#: Many rounds, because the kernel places the ranks differently in each.
 ROUNDS = 20
-#: Time that the iterations of one system at one size may take, with their checks,
+#: Time for the iterations of one system at one size, with their checks.
 CELL_S = 3.0
-#: or that they may take where fewer would be too few for a p99.
+#: Longer limit if the iterations would otherwise be too few for a p99.
 P99_LIMIT_S = 60.0
 MIN_ITERATIONS, MAX_ITERATIONS = 10, 2000
-#: The first of them traces, allocates and connects; the last few tell how long one takes.
+#: The first iterations trace, allocate and connect; the last few measure the time of one.
 WARM_UP_ITERATIONS, PROBES = 5, 3
 
 
 def measure(options: Options, progress: str | None = None) -> list[Measurement]:
-    """Joins the group and measures all that the options name; all ranks return the same rows.
+    """Joins the group and measures by the options; all ranks return the same rows.
 
     Args:
-        options: What to measure.
+        options: The options.
         progress: A file to which rank 0 appends the rows of each size as they are ready.
     """
     if options.hosts > 1:
         _keep_to_own_cores(int(os.environ["GRADRING_RANK"]) // options.ranks_per_host, options)
     tls = Settings.from_environ().tls
-    for name in TLS_VARIABLES:  # what is to use them gets them as an argument
+    for name in TLS_VARIABLES:  # the TLS group gets them as an argument
         os.environ.pop(name, None)
     with contextlib.ExitStack() as closing:
         groups, systems = _join(options, tls, closing)
@@ -72,12 +72,12 @@ def measure(options: Options, progress: str | None = None) -> list[Measurement]:
                 with Path(progress).open("a") as file:
                     file.write(json.dumps([asdict(row) for row in measured]) + "\n")
             rows.extend(measured)
-        comm.barrier()  # peers that end early make some systems complain
+        comm.barrier()  # some systems print errors if a rank ends early
         return rows
 
 
 def _keep_to_own_cores(host: int, options: Options) -> None:
-    """Gives each simulated host its part of the cores, as hosts share none; at least one."""
+    """Gives each simulated host cores of its own, at least one; real hosts share none."""
     cores = sorted(os.sched_getaffinity(0))
     count = max(len(cores) // options.hosts, 1)
     os.sched_setaffinity(0, {cores[(host * count + core) % len(cores)] for core in range(count)})
@@ -86,7 +86,7 @@ def _keep_to_own_cores(host: int, options: Options) -> None:
 def _join(
     options: Options, tls: TlsFiles | None, closing: contextlib.ExitStack
 ) -> tuple[list[Communicator], list[System]]:
-    """All transports, then all with checksums; the first one has the group of the launcher."""
+    """Joins a group per transport, then each with checksums; the first is the launcher's."""
     systems: list[System] = []
     groups: list[Communicator] = []
     for checksum, transport in itertools.product((False, True), options.transports):
@@ -107,7 +107,7 @@ def _join(
             checksum=checksum,
         )
         groups.append(closing.enter_context(comm))
-        # What it chooses may be measured by its name, too.
+        # The transport chosen by auto can be measured under its own name too.
         automatic = transport == "auto" and len(options.transports) > 1
         systems.append(own_system(comm, TLS if transport == TLS else None, automatic=automatic))
     return groups, systems
@@ -116,7 +116,7 @@ def _join(
 def measure_size(
     comm: Communicator, systems: Sequence[System], options: Options, size_bytes: int
 ) -> list[Measurement]:
-    """Measures all systems at one size, in turns; one row for each, in the order of ``systems``."""
+    """Measures all systems at one size in turns; returns one row each, in their order."""
     count = size_bytes // dtype_of(options.dtype).itemsize
     problem = Problem(comm.rank, comm.world_size, count, options.op, options.dtype)
     prepared = [(system, system.prepare(problem)) for system in systems]
@@ -148,7 +148,7 @@ class _Cell:
             self.cpu_s += samples.cpu_s
 
     def measurement(self, problem: Problem) -> Measurement:
-        """The row, which all ranks agree on: rank 0's times, and everybody's other numbers."""
+        """Returns the row, equal on all ranks: rank 0's times, and sums over all ranks."""
         durations_s = np.array(self.durations_s)
         self.comm.broadcast(durations_s, name="bench/durations")
         wrong = self.comm.all_reduce(np.array([self.wrong]), name="bench/wrong")
@@ -167,10 +167,10 @@ class _Cell:
 
 
 def _iterations_per_round(comm: Communicator, cell: _Cell, wanted: int | None) -> list[int]:
-    """Warms the cell up and divides its iterations among the rounds; rank 0 decides."""
+    """Warms the cell up, and divides its iterations among the rounds; rank 0 decides."""
     cell.iterate(WARM_UP_ITERATIONS - PROBES, timed=False)
     one_s = min(_probe(cell) for _ in range(PROBES))
-    # Asked of each system when its own collective was the last one of its communicator.
+    # Read now, while this system's collective is the last one of its communicator.
     cell.algorithm = cell.system.algorithm()
     total = np.array([affordable(one_s) if wanted is None else wanted])
     comm.broadcast(total, name="bench/iterations")
@@ -185,6 +185,6 @@ def _probe(cell: _Cell) -> float:
 
 
 def affordable(one_s: float) -> int:
-    """Iterations of a system of which one takes ``one_s`` seconds: enough for a p99, if it can."""
+    """Returns the number of iterations of ``one_s`` seconds each; enough for a p99 if possible."""
     enough = min(P99_ITERATIONS, int(P99_LIMIT_S / one_s))
     return min(max(int(CELL_S / one_s), enough, MIN_ITERATIONS), MAX_ITERATIONS)

@@ -1,4 +1,4 @@
-"""``gradring bench link``: what the link between two ranks carries without any collective."""
+"""``gradring bench link``: bandwidth and round trip of a link without any collective."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradring.tools.bench.options import format_size
 from gradring.tools.bench.systems.link import Exchange, open_ring
 from gradring.tools.bench.table import Columns, header, row
 
-#: Sent in each direction by one exchange.
+#: Bytes sent in each direction by one exchange.
 VOLUME_BYTES = 64 << 20
-#: What it repeats, so that it stays in cache.
+#: Sizes of the repeated blocks, which stay in cache.
 BLOCKS_BYTES = (256 << 10, 1 << 20, 4 << 20)
 EXCHANGES = 20
 ROUND_TRIPS = 1000
@@ -46,17 +46,18 @@ _ROUND_TRIPS: Columns = (
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Both directions at once, out of a block of one size and into another one.
+    """The bandwidth of both directions at once, for one size of blocks.
 
     Attributes:
-        block_bytes: What is sent repeats it. A block of some MiB stays in cache, one as large as
-            the volume is read from memory and written to it, as the buffer of an all-reduce.
-        volume_bytes: Sent in each direction by one exchange.
-        exchanges: How many were timed.
-        median_gbps: In each direction, in 1e9 bytes/s: the median,
-        p90_gbps: what nine in ten exchanges reach,
-        best_gbps: and the fastest.
-        wrong: Bytes that were not as sent, of what each exchange received last.
+        block_bytes: Size of the block that is sent repeatedly, and of the block that receives.
+            Blocks of some MiB stay in cache. A block as large as the volume is read from and
+            written to memory, like the buffer of an all-reduce.
+        volume_bytes: Bytes sent in each direction by one exchange.
+        exchanges: Number of timed exchanges.
+        median_gbps: Median bandwidth in each direction, in 1e9 bytes/s.
+        p90_gbps: Bandwidth that nine in ten exchanges reach.
+        best_gbps: Bandwidth of the fastest exchange.
+        wrong: Number of wrong bytes in the last block of each exchange.
     """
 
     block_bytes: int
@@ -70,17 +71,17 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """What `bench_link` finds.
+    """The result of `bench_link`.
 
     Attributes:
         bandwidths: One for each size of blocks; the last is as large as the volume.
-        round_trip_us: Time of 4 bytes there and back, blocking: the median,
-        p90_round_trip_us: what nine in ten stay below,
-        p99_round_trip_us: 99 in 100,
-        best_round_trip_us: and the shortest.
-        round_trips: How many were timed.
-        congestion_control: Of the connection.
-        date: When it was measured, to the minute, with the time zone.
+        round_trip_us: Median time of a round trip of 4 bytes with blocking calls, in microseconds.
+        p90_round_trip_us: 90th percentile.
+        p99_round_trip_us: 99th percentile.
+        best_round_trip_us: Shortest time.
+        round_trips: Number of timed round trips.
+        congestion_control: TCP congestion control of the connection.
+        date: Time of the measurement, to the minute, with the time zone.
         machine: Processor, cores and system.
     """
 
@@ -96,7 +97,7 @@ class LinkMeasurement:
 
 
 def bench_link(say: Callable[[str], None], congestion: str | None = None) -> LinkMeasurement:
-    """Measures the link between two fresh processes of this machine: one TCP connection.
+    """Measures one TCP connection between two new processes of this machine.
 
     Args:
         say: Called with each line of the report.
@@ -131,7 +132,7 @@ def bench_link(say: Callable[[str], None], congestion: str | None = None) -> Lin
 
 
 def measure() -> LinkMeasurement:
-    """What both ranks run."""
+    """Runs on both ranks: measures bandwidths and round trips."""
     with gradring.init() as comm, contextlib.ExitStack() as closing:
         link = open_ring(comm, closing)
         exchanges = {

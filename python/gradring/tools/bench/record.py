@@ -1,4 +1,4 @@
-"""A run of ``gradring bench all-reduce`` or ``make bench``: when, where and with what."""
+"""The record of a run of ``gradring bench all-reduce`` or ``make bench``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gradring.tools.bench.network import in_words
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a run; its facts are keys of the JSON, beside those of each measurement.
+    """The facts of a run, which are keys of the JSON beside those of each measurement.
 
     Attributes:
-        command: What repeats it.
-        date: When it began, to the minute, with the time zone.
+        command: The command that repeats the run.
+        date: Start of the run, to the minute, with the time zone.
         machine: Processor, cores and system.
-        load_at_start: Processes that wanted a core in the minute before.
-        tcp_congestion_control: Of all systems, or of which.
-        versions: Of gradring, Python, numpy and the peers.
-        measurements: One for each system and size; none before it was measured.
+        load_at_start: Load average of the last minute at the start.
+        tcp_congestion_control: Name of the congestion control, with exceptions.
+        versions: Versions of gradring, Python, numpy and the peers.
+        measurements: One for each system and size measured so far.
     """
 
     command: str
@@ -41,12 +41,12 @@ class Record:
 
     @classmethod
     def begin(cls, command: str, congestion: str | None, peers: Iterable[str]) -> Record:
-        """The record of a run that begins now.
+        """Returns the record of a run that begins now.
 
         Args:
-            command: What repeats it.
+            command: The command that repeats the run.
             congestion: The TCP congestion control of all systems; None if each has its own.
-            peers: Names of those compared with, which must be installed.
+            peers: Names of the peers, which must be installed.
         """
         return cls(
             command=command,
@@ -61,7 +61,7 @@ class Record:
         """Writes a JSON list: a line and an object for each measurement, with the facts of the run.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         facts = asdict(self)
         del facts["measurements"]
@@ -70,7 +70,7 @@ class Record:
 
 
 def versions(peers: Iterable[str] = ()) -> str:
-    """Ours, Python's and numpy's, and those of ``peers``, which must be installed."""
+    """Returns the versions of gradring, Python, numpy and ``peers``, which must be installed."""
     build = build_info()
     kind = ", debug build" if build["debug"] else ""
     known = [

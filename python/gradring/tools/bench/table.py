@@ -20,7 +20,7 @@ from gradring.tools.bench.options import format_size
 from gradring.tools.bench.systems import link
 from gradring.tools.bench.values import dtype_of
 
-#: Titles of columns with their widths, and which fact stands there in which format.
+#: Columns as title, width, name of the fact and its format.
 Columns = Sequence[tuple[str, int, str, str]]
 
 _COLUMNS: Columns = (
@@ -51,12 +51,12 @@ _COMPARED: Columns = (
 
 
 def header(columns: Columns = _COLUMNS) -> str:
-    """The line above the rows."""
+    """Returns the line above the rows."""
     return " ".join(title.rjust(width) for title, width, *_ in columns)
 
 
 def row(facts: Mapping[str, Any], columns: Columns) -> str:
-    """A line of a table; ``-`` stands for what is None."""
+    """Returns a line of a table; None is shown as ``-``."""
     cells = (
         ("-" if facts[name] is None else format(facts[name], form)).rjust(width)
         for _, width, name, form in columns
@@ -65,10 +65,10 @@ def row(facts: Mapping[str, Any], columns: Columns) -> str:
 
 
 def rows(measured: Sequence[Measurement], op: str) -> list[str]:
-    """One line for each system at one size.
+    """Returns one line for each system at one size.
 
-    What goes through TCP is compared with what the raw links carried at that size; below 4 MiB,
-    where time is latency too, there is no such measurement.
+    TCP systems have a ratio to the raw links' bandwidth at that size. Below 4 MiB the links are not
+    measured, because latency matters there too.
     """
     limit_gbps = next((m.busbw_gbps for m in measured if m.system == link.NAME), None)
     return [row(_facts(m, op, limit_gbps), _COLUMNS) for m in measured]
@@ -85,7 +85,7 @@ def _facts(measured: Measurement, op: str, limit_gbps: float | None) -> dict[str
 
 
 def compared(measurements: Iterable[Measurement]) -> list[str]:
-    """Like with like: p50, p90 and p99, and how many times the first system's they are."""
+    """Returns the table of comparisons: p50, p90, p99, and their ratios to the first system."""
     lines = [
         "Like with like. x: how many times as long as gradring's first the others take",
         header(_COMPARED),
@@ -96,13 +96,13 @@ def compared(measurements: Iterable[Measurement]) -> list[str]:
 
 
 def format_time(microseconds: float) -> str:
-    """``41 ms`` or ``8.6 us``: two digits, or all of those before the point."""
+    """Returns text such as ``41 ms`` or ``8.6 us``, with at least two digits."""
     value, unit = (microseconds, "us") if microseconds < 1000 else (microseconds / 1000, "ms")
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
 
 
 def format_ratio(ratio: float) -> str:
-    """``120x``, ``1.2x``, ``0.42x`` or ``0.042x``: at most three digits after the point."""
+    """Returns text such as ``120x``, ``1.2x`` or ``0.042x``, with at most three decimals."""
     digits = next((n for n, least in enumerate((9.95, 0.995, 0.0995)) if ratio >= least), 3)
     return f"{ratio:.{digits}f}x"
 

@@ -1,9 +1,9 @@
 """Test values, the exact expectation, and the count of wrong elements.
 
-Element ``i`` of rank ``r`` in a world of ``N`` is ``p * N + (p + r) % N`` with ``p = i % period``:
-ranks differ in every element, and elements differ from all others within a period. The period is
-odd, so that data displaced by a chunk shows, and so short that every partial sum is an integer
-that the dtype holds exactly: the expectation does not depend on the order of additions.
+Element ``i`` of rank ``r`` in a world of ``N`` is ``p * N + (p + r) % N`` with ``p = i % period``.
+So ranks differ in every element, and all elements within a period differ. The period is odd, so
+that data displaced by a chunk is detected. It is so short that the dtype holds every partial sum
+exactly as an integer: the expectation does not depend on the order of additions.
 
 Factors of a product are 1 and 2 in turn, so that it stays a small power of two.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 
-#: By dtype: up to where it holds every integer, or as much of that as a test needs.
+#: Limit below which each dtype holds every integer; smaller if tests need no more.
 LARGEST_INTEGERS = {
     "float32": 1 << 24,
     "float64": 1 << 24,
@@ -36,10 +36,10 @@ SHORTEST_PERIOD = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """One rank's part in an all-reduce of test values, in numbers that fit through a pipe.
+    """One rank's part in an all-reduce of test values; small enough for a pipe.
 
     Attributes:
-        rank: Whose part.
+        rank: The rank.
         world_size: Number of ranks.
         count: Elements of the buffer on each rank.
         op: The reduce op.
@@ -59,15 +59,15 @@ class Problem:
 
     @property
     def link_bytes(self) -> int:
-        """What a ring sends over each link in its direction: 2(N-1)/N of the buffer."""
+        """Bytes that a ring sends over each link: 2(N-1)/N of the buffer."""
         return self.bytes * 2 * (self.world_size - 1) // self.world_size
 
     def source(self) -> NDArray[Any]:
-        """What the rank brings; a new array."""
+        """Returns the rank's contribution as a new array."""
         return self._repeated(self._wide(self.rank).astype(dtype_of(self.dtype)))
 
     def expected(self) -> NDArray[Any]:
-        """What every rank must hold afterwards, computed in 64-bit integers; a new array.
+        """Returns the exact result as a new array, computed in 64-bit integers.
 
         The mean is the sum times 1/N in the dtype's accumulator, and in integers the quotient
         rounded towards zero.
@@ -83,7 +83,7 @@ class Problem:
         return self._repeated(wide.astype(target))
 
     def _wide(self, rank: int) -> NDArray[np.int64]:
-        """One period of what a rank brings."""
+        """Returns one period of a rank's contribution."""
         index = np.arange(min(self.count, period(self.dtype, self.world_size)), dtype=np.int64)
         if self.op == "product":
             return 1 + (index + rank) % 2
@@ -94,10 +94,10 @@ class Problem:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name in `LARGEST_INTEGERS`.
+    """Returns the numpy dtype of a name in `LARGEST_INTEGERS`.
 
     Raises:
-        ConfigError: bfloat16 without the package that brings it.
+        ConfigError: The dtype is bfloat16, and ml_dtypes is not installed.
     """
     if name != "bfloat16":
         return np.dtype(name)
@@ -110,10 +110,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def period(dtype: str, world_size: int) -> int:
-    """After how many elements the values repeat.
+    """Returns the number of elements after which the values repeat.
 
     Raises:
-        ConfigError: The dtype is too narrow to tell the elements of so many ranks apart.
+        ConfigError: The dtype is too narrow for distinct values of this number of ranks.
     """
     longest = LARGEST_INTEGERS[dtype] // world_size**2
     if longest < SHORTEST_PERIOD:
@@ -125,7 +125,7 @@ def period(dtype: str, world_size: int) -> int:
 
 
 def count_wrong(result: NDArray[Any], expected: NDArray[Any]) -> int:
-    """Number of elements that differ in any bit; all of them when there are too few or many."""
+    """Returns the number of elements that differ in any bit; all if the sizes or dtypes differ."""
     if result.size != expected.size or result.dtype != expected.dtype:
         return expected.size
     bits = np.dtype(f"u{expected.dtype.itemsize}")

@@ -1,9 +1,9 @@
-"""The ``gradring`` command: one file per sub-command, and ``arguments`` for several of them.
+"""The ``gradring`` command: a file for each sub-command, and ``arguments`` with shared code.
 
 Each module in `COMMANDS` has ``NAME``, ``HELP``, ``EXAMPLE``, ``add_arguments(parser)`` and
-``run(arguments) -> exit code``, and does its heavy imports inside ``run``. It may have
-``EQUIVALENTS``, as of `Parser`. Only the chosen one is imported, so that ``gradring run`` starts at
-once.
+``run(arguments) -> exit code``, and does its heavy imports inside ``run``. ``EQUIVALENTS`` is
+optional, an argument of `Parser`. Only the chosen module is imported, so that ``gradring run``
+starts quickly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USAGE_ERROR = 2
 
 
 class Command(Protocol):
-    """What a module of this package provides."""
+    """The interface of a sub-command's module."""
 
     NAME: str
     HELP: str
@@ -42,7 +42,7 @@ class Command(Protocol):
         """Declares the command's arguments."""
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Does it; returns the exit code."""
+        """Runs the command and returns the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how the line may go on
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions of the line
         with contextlib.suppress(ImportError):
             importlib.import_module("argcomplete").autocomplete(_parser(COMMANDS))
     try:
@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in OUTPUT_ERRORS:
             raise
-        # That of a notebook is no file.
+        # Standard output of a notebook is not a file.
         with open(os.devnull, "wb") as nowhere, contextlib.suppress(io.UnsupportedOperation):
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader has gone, as in gradring doctor | head -1
+        if error.errno == errno.EPIPE:  # no reader any more, as in gradring doctor | head -1
             return 128 + signal.SIGPIPE
         print_error(f"gradring: {error}")
         return 1

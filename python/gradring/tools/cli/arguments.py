@@ -1,4 +1,4 @@
-"""Arguments of several commands."""
+"""Command-line parsing shared by all commands."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gradring.machine.streams import print_error
 
 T = TypeVar("T")
 DOCUMENTATION = "https://github.com/gradring/gradring/blob/main/docs/command-line.md"
-#: Of an output whose reader has gone, and of one on a full disk: `main` says so for all commands.
+#: Errors of an output without a reader or on a full disk, which `main` handles for all commands.
 OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC)
-#: Prints a line at once.
+#: Prints a line and flushes it.
 say = partial(print, flush=True)
 
 
 class _Help(argparse.HelpFormatter):
-    """Keeps the lines of an epilogue, and says the default where the text does not."""
+    """A formatter that keeps the lines of an epilogue, and adds missing defaults to texts."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
@@ -40,9 +40,9 @@ class _Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help ends with an example, and whose errors are short and name what is near.
+    """A parser whose help ends with an example, and whose short errors suggest similar names.
 
-    Those of sub-commands are of this class, too.
+    Parsers of sub-commands have this class too.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Parser(argparse.ArgumentParser):
         equivalents: Mapping[str, Sequence[str]] = MappingProxyType({}),
         **more: Any,
     ) -> None:
-        """As `argparse.ArgumentParser`.
+        """Makes an `argparse.ArgumentParser`.
 
         Args:
-            example: A command line that does something.
-            equivalents: By option, those of other programs that do the same.
-            more: As there.
+            example: A complete command line.
+            equivalents: Equivalent options of other programs, by our option.
+            more: Arguments of `argparse.ArgumentParser`.
         """
         ending = f"example:\n  {example}\n\n" if example else ""
         self._equivalents = {its: ours for ours, theirs in equivalents.items() for its in theirs}
@@ -74,12 +74,12 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
-        """Ends with one line of usage, the problem, and where to read more."""
+        """Exits with one line of usage, the problem, and a pointer to the help."""
         usage = self.usage or " ".join([self.prog, "[option...]", *self._positional_names()])
         self.exit(2, f"usage: {usage}\n{self.prog}: error: {message} ({self.prog} --help)\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Ends with the option that is nearest to the first that is not known."""
+        """Exits with a suggestion for the first unknown option."""
         name = unknown[0].partition("=")[0]
         near = meant(name, self._option_string_actions, ALIKE)
         if name in self._equivalents:
@@ -89,7 +89,8 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(near)}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # argparse hides that help or an error could not be written, and a buffer brings it back.
+        # argparse ignores failed writes of help and errors; without this, they would surface at
+        # exit.
         if file is sys.stdout:
             file.write(message)
         else:
@@ -116,17 +117,17 @@ def option(
     parse: Callable[[str], object] = str,
     **more: Any,
 ) -> Callable[[str], object]:
-    """Declares an option, of which the text for ``--help`` follows.
+    """Declares an option; the result takes its text for ``--help``.
 
     Args:
-        parser: Whose.
-        head: Its names, and what follows them, such as ``-np -n N``; what nothing follows and has
-            no ``choices`` is a switch.
-        parse: Reads what follows.
-        more: As of `argparse.ArgumentParser.add_argument`.
+        parser: The parser.
+        head: Names and placeholder of the value, such as ``-np -n N``. An option without a
+            placeholder and ``choices`` is a switch.
+        parse: Parses the value.
+        more: Further arguments of `argparse.ArgumentParser.add_argument`.
 
     Returns:
-        What takes the text.
+        A function that takes the text.
     """
     names = [word for word in head.split() if word.startswith("-")]
     if metavar := " ".join(head.split()[len(names) :]):
@@ -137,7 +138,7 @@ def option(
 
 
 def seconds(text: str) -> float:
-    """A finite number of at least 0; as the type of an argument."""
+    """Parses a finite number of at least 0; used as the type of an argument."""
     try:
         number = float(text) if is_numeral(text) else math.nan
     except ValueError:
@@ -148,7 +149,7 @@ def seconds(text: str) -> float:
 
 
 def count(what: str, *, least: int = 1) -> Callable[[str], int]:
-    """The type of an argument that is a number of ``what``."""
+    """Returns the type of an argument for a number of ``what``."""
 
     def parsed(text: str) -> int:
         if is_digits(text) and len(text) > MAX_DIGITS:
@@ -161,7 +162,7 @@ def count(what: str, *, least: int = 1) -> Callable[[str], int]:
 
 
 def usage(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The type of an argument that ``parse`` reads: argparse shows the text of its `ValueError`."""
+    """Wraps ``parse`` as the type of an argument, so that argparse shows its `ValueError`."""
 
     def parsed(text: str) -> T:
         try:
@@ -173,10 +174,10 @@ def usage(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def make_directory(option: str, directory: Path) -> None:
-    """Makes a directory for results, before there are any.
+    """Makes a directory for results, before any work.
 
     Raises:
-        ConfigError: It cannot be made; names the option.
+        ConfigError: The directory cannot be made; the message names the option.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -189,12 +190,12 @@ def make_directory(option: str, directory: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Checks that a file for results can be written, before there are any; makes its directory.
+    """Checks before any work that a file for results is writable; makes its directory.
 
     Raises:
-        ConfigError: It cannot be written; names the option.
+        ConfigError: The file cannot be written; the message names the option.
     """
-    # Unlike methods of a Path, these raise nothing.
+    # Unlike methods of a Path, functions of os.path raise no errors.
     if os.path.isdir(file):
         raise ConfigError(f"{option} {file}: this is a directory; name a file in it")
     new = not os.path.exists(file)

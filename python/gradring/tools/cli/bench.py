@@ -22,14 +22,14 @@ WRONG_RESULT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what can be measured, and how."""
+    """Declares the measurements and their options."""
     kinds = parser.add_subparsers(dest="measured", metavar="WHAT", required=True)
     _add_all_reduce(kinds)
     _add_link(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints; 1 if a result was wrong or a rank failed."""
+    """Measures and prints; returns 1 if a result was wrong or a rank failed."""
     from gradring.testing import RankFailure
 
     outer = outer_place(os.environ)

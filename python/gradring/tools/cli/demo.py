@@ -18,7 +18,7 @@ EXAMPLE = "gradring demo --report report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares where the report goes, and what to show instead."""
+    """Declares the directory of the report, and the other demos."""
     option(parser, "--report DIR", Path, default=Path("demo-report"))(
         "directory for the page, the picture and the logs; with --slow-rank and --kill, for the "
         "logs, the times of all steps and the flight records (default %(default)s)"
@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demo; returns 1 when its checks fail."""
+    """Runs the demo; returns 1 if its checks fail."""
     from gradring.tools.demo.rules import show_rule
     from gradring.tools.demo.story import demo
     from gradring.tools.demo.trouble import show_killed_rank, show_slow_rank
 
     make_directory("--report", arguments.report)
-    # As an exception it ends the trainings too.
+    # SIGTERM then raises SystemExit, so that the trainings are ended too.
     signal.signal(signal.SIGTERM, _exit)
     try:
         if arguments.slow_rank is not None:

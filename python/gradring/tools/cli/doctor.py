@@ -1,4 +1,4 @@
-"""``gradring doctor [HOST:PORT...]``: what was detected, what can be reached, who is stuck."""
+"""``gradring doctor [HOST:PORT...]``: checks of the cluster, the network and running jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the addresses to look at."""
+    """Declares the addresses to check, and the timeout."""
     parser.description = (
         "Started on every rank, by gradring run, srun or mpirun: measures every pair of ranks. "
         "With addresses: whether they can be reached, and, where a gradring job listens, in which "
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examines and reports; 1 when something is wrong."""
+    """Runs the checks and prints a report; returns 1 if one fails."""
     from gradring.tools.doctor import here, seams
 
     if arguments.addresses:
@@ -147,7 +147,7 @@ def _report_job(running: RunningJob) -> bool:
 def _unanswered(running: RunningJob, error: RendezvousError) -> str:
     from gradring.tools.doctor.endpoint import probe
 
-    problem = error.problem  # The advice is for a rank that joins.
+    problem = error.problem  # Without the advice, which is for a rank that joins.
     if not running.processes:
         return (
             f"{running.rendezvous}: something listens there, but does not answer as rank 0 of a "

@@ -1,4 +1,4 @@
-"""``gradring env``: the cluster that ``gradring.init()`` would join from here, and why."""
+"""``gradring env``: the cluster that ``gradring.init()`` would join, with the reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ EXAMPLE = "gradring env"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Declares nothing: the command has no arguments."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the decision; a `ConfigError` leaves it."""
+    """Prints the decision and all settings; a `ConfigError` is passed on."""
     from gradring.tools.doctor import seams
     from gradring.tools.doctor.here import decision, variables
 
     try:
         for name, text in decision():
             say(f"{name:<12}{text}")
-    finally:  # the more so where a setting is wrong
+    finally:  # especially useful if a setting is wrong
         _print_table([("variable", "value", "from"), *variables()])
     found = seams.lines()
     if found:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the explanation."""
+    """Prints the explanation, and writes the timeline if requested."""
     from gradring.observe import explanation
     from gradring.records import paths, records, timeline
 

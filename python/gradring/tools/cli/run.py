@@ -1,4 +1,4 @@
-"""``gradring run -np N -- CMD...``, here and over ssh."""
+"""``gradring run -np N -- CMD...``, on this machine and others by ssh."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gradring_start import AS_HOROVOD, AS_MWMS, SERVERS, WITH_STRATEGY, advice_t
 NAME = "run"
 HELP = "start N ranks of a program, on this machine or on several"
 EXAMPLE = "gradring run -np 2 train.py"
-#: Options of torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, by ours.
+#: Equivalent options of torchrun, accelerate, deepspeed, horovodrun, mpirun and srun.
 EQUIVALENTS = {
     "-np": (
         *("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes"),
@@ -177,7 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launches the ranks; returns the exit code of the first that fails, or 0."""
+    """Launches the ranks; returns 0, or the exit code of the rank that failed first."""
     command: list[str] = arguments.program
     if command[:1] == ["--"]:
         command = command[1:]
@@ -306,13 +306,13 @@ def _ssh(arguments: argparse.Namespace) -> Ssh:
 
 
 def _hash_seed() -> dict[str, str]:
-    """Gives all ranks one order of sets of texts, as a program has that takes itself for one."""
+    """Returns one hash seed for all ranks, since programs for one process can iterate over sets."""
     name = "PYTHONHASHSEED"
     return {name: os.environ.get(name) or str(secrets.randbelow(2**32))}
 
 
 def _warn_of_outer_launcher(world_size: int) -> None:
-    """Says that ``srun gradring run`` and the like make many groups; nested groups are possible."""
+    """Warns of several groups, as in ``srun gradring run``; nested launchers are allowed."""
     outer = outer_place(os.environ)
     if outer is not None:
         source, place = outer
@@ -323,7 +323,7 @@ def _warn_of_outer_launcher(world_size: int) -> None:
 
 
 def _warn_of_unset(forward: Sequence[str]) -> None:
-    """Says which variables are to travel and are not there, such as one that no shell exported."""
+    """Warns of variables in -x that are not set, for example because they are not exported."""
     for entry in forward:
         if "=" not in entry and entry not in os.environ:
             print_error(
@@ -355,7 +355,7 @@ def _ranks(text: str) -> list[int]:
 
 
 def _existing_file(text: str) -> Path:
-    # Unlike methods of a Path, these raise nothing.
+    # Unlike methods of a Path, functions of os.path raise no errors.
     path = Path(os.path.expanduser(text)).absolute()
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {text!r} that can be read")

@@ -17,7 +17,7 @@ EXAMPLE = "gradring simulate --world-size 16..256 --ranks-per-host 8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the group, what is between its ranks, and what is shown."""
+    """Declares the group, its network, and the output."""
     from gradring.tools.bench.options import ALGORITHMS, parse_names, parse_sizes
     from gradring.tools.simulate import options
 
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulates and prints."""
+    """Simulates, prints, and writes the requested files."""
     from gradring.tools.simulate.options import Network, Options
     from gradring.tools.simulate.simulation import simulate, write
 

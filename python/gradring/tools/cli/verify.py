@@ -1,4 +1,4 @@
-"""``gradring verify -np N -- CMD...``: whether N ranks train a program as one process does."""
+"""``gradring verify -np N -- CMD...``: comparison of a training on N ranks and on one process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs both trainings and compares them; returns 0 if they are equal, and 1 if not."""
+    """Runs and compares both trainings; returns 0 if they are equal, 1 if not, 3 if one failed."""
     command: list[str] = arguments.program
     if command[:1] == ["--"]:
         command = command[1:]
@@ -137,7 +137,7 @@ def _train(
     stand_ins: Mapping[str, str],
     log_dir: Path | None,
 ) -> int:
-    """Runs the program; returns its exit code."""
+    """Runs the program on `ranks` ranks; returns its exit code."""
     if log_dir is not None:
         make_directory("--log-dir", log_dir)
     without = {AS_HOROVOD, AS_MWMS, WITH_STRATEGY}
@@ -150,10 +150,10 @@ def _train(
 
 
 class _Alone(Plain):
-    """One process, to which a strategy of TensorFlow's does not look like one of a cluster."""
+    """A single process without ``TF_CONFIG``, so that TensorFlow's strategies see no cluster."""
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
-        """Starts it."""
+        """Starts the process."""
         super(Plain, self).begin(job, environ)
         (environment,) = job.environments(environ)
         environment.pop("TF_CONFIG")

@@ -1,11 +1,11 @@
-"""``gradring demo``: two workers train on real data, and what came of it.
+"""``gradring demo``: a training of two workers on real data, with a report.
 
 ====================  ===================================================================
 ``train``             the training script, as a user would write it; also elastic
-``story``             the demo: runs the script in three ways, checks and shows the results
-``rules``             instead: another update rule
-``trouble``           instead: a slow rank or a killed one, and what is said about it
-``results``           what the processes left behind, as numbers, and what must be true of them
+``story``             the main demo: three trainings, checks and report
+``rules``             the demo of another update rule
+``trouble``           the demos of a slow rank and of a killed one
+``results``           results of the processes, and the checks on them
 ``report``            the results as text, as a picture, and as a page, from ``page.html``
 ====================  ===================================================================
 

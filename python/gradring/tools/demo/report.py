@@ -1,6 +1,6 @@
 """Report of the demo: its results as text, as a picture, and as a page of HTML.
 
-Only the picture imports matplotlib. The page needs nothing else: no network, no script.
+Only the picture imports matplotlib. The page is self-contained, without network and scripts.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ COLUMNS = (
     ("SHA-256", f"first {HASH_DIGITS} hex digits of the hash of all weights' bytes"),
 )
 HOW_AVERAGED = "Times are averages of all steps but the first, which builds the graphs."
-#: Other programs that use more than this of the processors make times hard to compare.
+#: Processor share of other programs above which the report warns about its times.
 BUSY_SHARE = 0.1
 PICTURE = "comparison.png"
-#: Of text and lines, and between bars; colours that nothing else has.
+#: Colours of text and lines, and of gaps between bars; no other element has them.
 INK, PAPER = "#1a1b1d", "#fefdfc"
 SIZE_INCHES, DOTS_PER_INCH = (11, 7.6), 130
 PARTS = {
@@ -53,7 +53,7 @@ PARTS = {
 }
 INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 CURVES = (
-    # Drawn on top of each other, so each must leave room for the next.
+    # The curves overlap, so each is narrower than the one below.
     {"color": "#b8b3a8", "linewidth": 5.0, "linestyle": "-"},
     {"color": "#3b6ea5", "linewidth": 1.8, "linestyle": "-"},
     {"color": "#e08a3c", "linewidth": 1.2, "linestyle": (0, (3, 3))},
@@ -62,7 +62,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def rank_table(ranks: Sequence[RankResult]) -> str:
-    """One row per rank, and under the table what each column means."""
+    """Returns a table with one row per rank, followed by the meaning of each column."""
     width = max(len("host"), *(len(rank.host) for rank in ranks))
     lines = [
         f"rank  {'host':<{width}}  steps  samples/s  step ms = compute + communication + waiting  "
@@ -80,7 +80,7 @@ def rank_table(ranks: Sequence[RankResult]) -> str:
 
 
 def verdict(checked: Sequence[Check]) -> str:
-    """One paragraph per check."""
+    """Returns one paragraph per check."""
     return "\n".join(
         textwrap.fill(
             f"{'passed' if check.passed else 'FAILED'}  {check.sentence}",
@@ -92,7 +92,7 @@ def verdict(checked: Sequence[Check]) -> str:
 
 
 def comparison(results: Results, why_no_mirrored: str | None) -> str:
-    """What the numbers say, and what they do not; one paragraph each."""
+    """Returns paragraphs that compare the trainings, with the limits of the comparison."""
     sentences = [_against_single(results), _percentiles(results)]
     if results.mirrored:
         sentences = [_against_mirrored(results), _hashes(results), *sentences]
@@ -151,7 +151,7 @@ def _against_single(results: Results) -> str:
 
 
 def _percentiles(results: Results) -> str:
-    """Of the first rank of each training: ranks step together."""
+    """Returns percentiles of each training's first rank, since ranks step together."""
     trainings = (
         (GRADRING.title, results.gradring),
         (MIRRORED.title, results.mirrored),
@@ -177,9 +177,9 @@ def draw(results: Results, directory: Path) -> Path:
 
 
 def drawn(results: Results) -> str:
-    """The picture as an SVG element for a page, in the page's own colours of text and ground."""
+    """Returns the picture as an SVG element, in the page's own colours of text and background."""
     with io.StringIO() as file:
-        # Letters are shapes, so that they have the room for which the picture was laid out.
+        # Letters are drawn as shapes, so that the layout does not depend on fonts.
         _save(results, file, format="svg", transparent=True, metadata={"Date": None})
         svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -201,7 +201,8 @@ def _bars(axes: Any, results: Results) -> None:
         (f"{GRADRING.title}, rank {rank.rank}", rank, rank.parts_ms) for rank in results.gradring
     ]
     for rank in results.mirrored:
-        # It measures nothing itself: what it adds to the local step holds waiting and all else.
+        # This strategy has no counters; its time beyond the local step includes waiting and all
+        # other work.
         local_ms = min(rank.local_ms, rank.step_ms)
         parts = (local_ms, 0.0, 0.0, rank.step_ms - local_ms)
         rows.append((f"{MIRRORED.title}, rank {rank.rank}", rank, parts))
@@ -252,7 +253,7 @@ def _curves(losses: Any, accuracies: Any, results: Results) -> None:
 
 
 def page(results: Results, checked: Sequence[Check], why_no_mirrored: str | None) -> str:
-    """The page: the verdict, the picture, and the numbers as the terminal shows them."""
+    """Returns the page: the verdict, the picture, and the numbers as shown in the terminal."""
     failed = sum(not check.passed for check in checked)
     numbers = [rank_table(results.gradring), comparison(results, why_no_mirrored)]
     texts = {

@@ -1,6 +1,6 @@
-"""Results of the demo: what its trainings left behind, as numbers, and what must be true of them.
+"""Results of the demo's trainings, read from their files, and the checks on them.
 
-Times are of all steps but the first, which builds the graphs, as `gradring.Monitor` counts them.
+Times exclude the first step, which builds the graphs, as in `gradring.Monitor`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gradring.observe.step_report import Totals
 HASH_DIGITS = 16
 WORKERS = 2
 REQUIRED_ACCURACY = 0.97
-#: Bound between a weight of the workers and of the single process; rounding alone stays below.
+#: Largest accepted difference of a weight from the single process's; rounding stays below.
 LARGEST_DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One training."""
+    """The settings of one training."""
 
     strategy: str
     title: str
@@ -40,11 +40,11 @@ SINGLE = Variant("single", "single process", 1)
 
 @dataclass(frozen=True)
 class RankResult:
-    """One process.
+    """The results of one process.
 
-    ``totals`` are the monitor's. Strategies of TensorFlow have no communicator to ask, so all of
-    their time counts as compute. ``percentiles_ms`` are p50, p90 and p99 of the steps. ``local_ms``
-    is the time of the same step without a strategy.
+    ``totals`` are the monitor's. Strategies of TensorFlow have no communicator, so all of their
+    time counts as compute. ``percentiles_ms`` are p50, p90 and p99 of the steps. ``local_ms`` is
+    the time of the same step without a strategy.
     """
 
     rank: int
@@ -59,17 +59,17 @@ class RankResult:
 
     @property
     def steps(self) -> int:
-        """Steps trained, the first included."""
+        """Number of steps, including the first."""
         return len(self.losses)
 
     @property
     def step_ms(self) -> float:
-        """An average step."""
+        """Time of an average step."""
         return self.totals.ms(self.totals.elapsed_s)
 
     @property
     def parts_ms(self) -> tuple[float, float, float]:
-        """Compute (with input), communication and waiting, which add up to the step."""
+        """Times of compute (with input), communication and waiting, whose sum is the step."""
         communication, waiting = (
             self.totals.ms(self.totals.comm_s),
             self.totals.ms(self.totals.wait_s),
@@ -78,7 +78,7 @@ class RankResult:
 
     @property
     def samples_per_s(self) -> float:
-        """This rank's part of the global batches, over the time of a step."""
+        """This rank's samples per second."""
         return self.samples_per_step / (self.step_ms / 1000)
 
     @property
@@ -92,40 +92,40 @@ class RankResult:
 
 @dataclass(frozen=True)
 class Results:
-    """The three trainings, by rank. Only TensorFlow's own may be missing."""
+    """The three trainings by rank; only that of TensorFlow's strategy can be missing."""
 
     gradring: tuple[RankResult, ...]
     mirrored: tuple[RankResult, ...]
     single: RankResult
     cores: int
-    #: By title of the training: the fraction of the processors' time that other programs used.
+    #: Fraction of the processors' time used by other programs, by title of the training.
     others: Mapping[str, float]
 
     @property
     def largest_difference(self) -> float:
-        """Between a weight of rank 0 and that of the single process."""
+        """Largest difference of a weight of rank 0 from the single process's."""
         pairs = zip(self.gradring[0].weights, self.single.weights, strict=True)
         differences = [np.max(np.abs(x.astype(np.float64) - y), initial=0) for x, y in pairs]
-        # Unlike Python's max, numpy's lets a NaN win.
+        # Unlike Python's max, numpy's returns NaN if there is one.
         return float(np.max(differences))
 
 
 def mean(ranks: Sequence[RankResult], name: str) -> float:
-    """A number averaged over ranks, which differ little: they step together."""
+    """Returns a number averaged over ranks, which differ little since they step together."""
     return float(np.mean([getattr(rank, name) for rank in ranks]))
 
 
 def read_ranks(directory: Path, world_size: int) -> tuple[RankResult, ...]:
-    """Reads what the script's ranks wrote.
+    """Reads the files of the script's ranks.
 
     Raises:
-        OSError: A rank has written nothing.
+        OSError: The file of a rank is missing.
     """
     return tuple(_read_rank(directory, rank) for rank in range(world_size))
 
 
 def percentiles_ms(steps_s: Sequence[float]) -> tuple[float, ...]:
-    """p50, p90 and p99 of the durations of steps."""
+    """Returns p50, p90 and p99 of the durations of steps in milliseconds."""
     return tuple(1000 * float(s) for s in np.quantile(steps_s, (0.5, 0.9, 0.99)))
 
 
@@ -150,19 +150,19 @@ def _read_rank(directory: Path, rank: int) -> RankResult:
 
 @dataclass(frozen=True)
 class Check:
-    """One requirement, and a sentence that says how it went."""
+    """The outcome of one requirement, with a sentence."""
 
     passed: bool
     sentence: str
 
 
 def checks(results: Results) -> list[Check]:
-    """All requirements, in the order in which they are shown."""
+    """Returns the checks of all requirements, in the order of the report."""
     return [_identical(results), _accurate(results), _equal_to_single(results)]
 
 
 def exit_code(checked: Sequence[Check]) -> int:
-    """0 if everything is as it must be, else 1."""
+    """Returns 0 if all checks passed, else 1."""
     return 0 if all(check.passed for check in checked) else 1
 
 

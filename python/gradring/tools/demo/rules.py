@@ -13,7 +13,7 @@ from gradring.tools.demo.story import EPOCHS, require_packages, say, show
 
 WORKERS = 3
 REQUIRED_ACCURACY = 0.96
-#: By the word for the command line.
+#: Update rules by their name on the command line.
 RULES: dict[str, updates.Rule] = {
     "all-reduce": updates.AllReduce(),
     "sync-every-4": updates.AllReduce(sync_every=4),
@@ -34,18 +34,18 @@ _REACHED = re.compile(r"test accuracy ([\d.]+), .* sent")
 
 
 def show_rule(name: str, report: Path, *, stream: TextIO = sys.stdout) -> int:
-    """Trains with three workers, and shows what it reaches and sends.
+    """Trains with three workers, and shows accuracy and bytes sent.
 
     Args:
         name: One of ``RULES``.
         report: Directory for the logs.
-        stream: Where to write.
+        stream: Output.
 
     Returns:
         0 if the training reached `REQUIRED_ACCURACY`, else 1.
 
     Raises:
-        ConfigError: There is no such rule, or a package is missing.
+        ConfigError: The rule is unknown, or a package is missing.
     """
     if name not in RULES:
         raise ConfigError(f"--update {name} is not one of {', '.join(RULES)}; choose one of them")

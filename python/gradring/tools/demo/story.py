@@ -1,4 +1,4 @@
-"""Story of the demo: three trainings one after the other, and what they show."""
+"""The main demo: three trainings one after the other, and their comparison."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from gradring.tools.demo.results import (
     read_ranks,
 )
 
-#: For one training, which takes about ten seconds; a strategy that waits for ever ends then.
+#: Time limit of one training, which takes about ten seconds; ends a strategy that hangs.
 DEADLINE_S = 180.0
-#: For the launcher to end its ranks after SIGTERM; its own grace period is shorter.
+#: Time for the launcher to end its ranks after SIGTERM; its own grace period is shorter.
 CLOSING_S = 20.0
 LAST_LINES = 25
-#: Between two lines where they cannot be rewritten, such as in the log of a CI job.
+#: Interval of lines that cannot be rewritten, such as in the log of a CI job.
 PLAIN_S = 2.0
 EPOCHS = 20
-#: By the name that is imported: what the extra ``demo`` brings.
+#: Packages of the extra ``demo``, by the name of their module.
 NEEDED = {"tensorflow": "TensorFlow", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 INTRODUCTION = """\
 Two workers train a small convolutional network on scikit-learn's handwritten digits;
@@ -52,19 +52,19 @@ then TensorFlow's own strategy and a single process run the same script:
 
 
 def demo(report: Path, *, stream: TextIO = sys.stdout) -> int:
-    """Trains with two workers and shows what came of it.
+    """Runs the three trainings, shows their results and writes the report.
 
     Args:
-        report: Directory for the page, the picture and what the trainings printed; made if missing.
-        stream: Where to write.
+        report: Directory for the page, the picture and the trainings' logs; made if missing.
+        stream: Output.
 
     Returns:
-        0; or 1 if the ranks' weights differ, the accuracy is too low, or the single process
-        arrives elsewhere.
+        0; or 1 if the ranks' weights differ, the accuracy is too low, or the single process has
+        other weights.
 
     Raises:
         ConfigError: A package is missing.
-        TrainingError: A training failed, other than that with TensorFlow's own strategy.
+        TrainingError: A training failed; failures of TensorFlow's own strategy are only reported.
         OSError: The report cannot be written.
     """
     require_packages()
@@ -77,7 +77,7 @@ def demo(report: Path, *, stream: TextIO = sys.stdout) -> int:
         outputs = Path(temporary)
 
         def run(variant: Variant) -> tuple[RankResult, ...]:
-            """One after the other, so that none slows another down."""
+            """Runs one training at a time, so that none slows another down."""
             log = report / f"{variant.strategy}.log"
             ranks, others[variant.title] = _run(variant, outputs, log, stream)
             return ranks
@@ -103,7 +103,7 @@ def demo(report: Path, *, stream: TextIO = sys.stdout) -> int:
 def _run(
     variant: Variant, outputs: Path, log: Path, stream: TextIO
 ) -> tuple[tuple[RankResult, ...], float]:
-    """Trains; what the ranks left, and the share of the processors that other programs used."""
+    """Trains; returns the ranks' results and the processor share of other programs."""
     live = LiveLine(variant.title, stream)
     before = Usage.now()
     try:
@@ -122,18 +122,18 @@ def _run(
 
 
 class TrainingError(GradringError, RuntimeError):
-    """A training did not end well; the message ends with the last lines that it printed."""
+    """A training failed; the message ends with its last lines of output."""
 
 
 class LiveLine:
-    """What a training said last: a line that is rewritten on a terminal, elsewhere some lines."""
+    """The progress of a training: a rewritten line on a terminal, else occasional lines."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
-        """Begins with the start-up.
+        """Shows that TensorFlow starts.
 
         Args:
             title: Name of the training, at the start of each line.
-            stream: Where to write.
+            stream: Output.
         """
         self._title = title
         self._stream = stream
@@ -142,14 +142,14 @@ class LiveLine:
         self.show("starting TensorFlow")
 
     def feed(self, line: str) -> None:
-        """Takes a line that the launcher printed; only rank 0's line of an epoch counts."""
+        """Handles a line of the launcher; only rank 0's lines about epochs are shown."""
         now_s = time.monotonic()
         if line.startswith("[0] epoch ") and (self._terminal or now_s - self._shown_s >= PLAIN_S):
             self._shown_s = now_s
             self.show(line.removeprefix("[0] ").rstrip())
 
     def show(self, text: str, *, last: bool = False) -> None:
-        """Writes a line; on a terminal the next one takes its place, if it is not the last."""
+        """Writes a line; on a terminal the next one replaces it, unless it is the last."""
         line = f"{self._title:<20} {text}"
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -160,7 +160,7 @@ class LiveLine:
 
 
 def train(variant: Variant, output: Path, log: Path, epochs: int, live: LiveLine) -> None:
-    """Trains; the ranks write to ``output``, and all that they print goes to ``log`` as well.
+    """Trains; the ranks write results to ``output``, and their printed lines to ``log``.
 
     Raises:
         TrainingError: The launcher reports a failure, or the training takes too long.
@@ -187,7 +187,7 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, live: LiveLine
 def show(
     world_size: int, launch: Sequence[str], options: Sequence[str], stream: TextIO
 ) -> tuple[int | None, list[tuple[float, str]]]:
-    """Trains as `run_script` and shows what is printed; the exit code, lines and their times."""
+    """Runs `run_script` and prints its lines; returns the exit code, and lines with times."""
     lines: list[tuple[float, str]] = []
 
     def hear(line: str) -> None:
@@ -207,16 +207,16 @@ def run_script(
     options: Sequence[str],
     hear: Callable[[str], None],
 ) -> int | None:
-    """Runs ``train`` on so many ranks, which share the threads of all workers.
+    """Runs ``train`` on `world_size` ranks, which share the threads of all workers.
 
     Args:
         world_size: Number of ranks.
         launch: Further options of ``gradring run``.
-        options: Those of the script.
-        hear: Called with each line that is printed.
+        options: Options of the script.
+        hear: Called with each line of output.
 
     Returns:
-        The launcher's exit code; None if it was ended because it took too long.
+        The launcher's exit code; None if it was ended after `DEADLINE_S`.
     """
     command = [sys.executable, "-m", "gradring", "run", "-np", str(world_size), *launch, "--"]
     command += [sys.executable, "-m", "gradring.tools.demo.train", *options]
@@ -261,10 +261,10 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def require_packages() -> None:
-    """Checks that what the demo imports is installed, without importing it.
+    """Checks that the demo's packages are installed, without importing them.
 
     Raises:
-        ConfigError: Something is missing; says how to install it.
+        ConfigError: A package is missing; the message has the command to install it.
     """
     if missing := packages.missing(NEEDED):
         verb = agreed(len(missing), "is", "are")
@@ -275,5 +275,5 @@ def require_packages() -> None:
 
 
 def say(stream: TextIO, text: str) -> None:
-    """Prints at once."""
+    """Prints and flushes."""
     print(text, file=stream, flush=True)

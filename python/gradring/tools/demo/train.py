@@ -1,6 +1,6 @@
 """Training of a small convolutional network on handwritten digits.
 
-An ordinary training script, the same for every strategy. The strategy is one line of it:
+This is an ordinary training script, the same for every strategy. Only one line differs:
 
 ```diff
 + import gradring.tensorflow
@@ -8,13 +8,13 @@ An ordinary training script, the same for every strategy. The strategy is one li
 + strategy = gradring.tensorflow.CustomCollectiveStrategy()
 ```
 
-``gradring demo`` runs it with each of them, and so can you:
+``gradring demo`` runs it with each strategy. You can run it too:
 
 ```
 gradring run -np 2 python -m gradring.tools.demo.train --strategy gradring
 ```
 
-With ``--kill R`` it trains on when a worker is lost, and takes in another one:
+The option ``--kill R`` makes it elastic: it continues without a lost worker and admits a new one:
 
 ```
 gradring run -np 4 --min-np 2 python -m gradring.tools.demo.train --kill 1
@@ -47,18 +47,18 @@ from gradring.tools.demo.trouble import COMMIT_EVERY
 
 GLOBAL_BATCH = 72
 STEPS_PER_EPOCH = 20
-#: 1440 of the 1797 images; the others are never trained on.
+#: 1440 of the 1797 images; the others are test images.
 TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
 LOCAL_STEPS = 5
 SEED = 1
 EVERY_S = 1.0
 KILLED_AT = 57
-#: Real steps take longer than those on images of 8 x 8 pixels.
+#: Pause in each elastic step, since steps of real models take longer.
 PAUSE_S = 0.05
 
 
 def main() -> None:
-    """Trains as the command line asks for."""
+    """Trains according to the command line."""
     arguments = parse_arguments()
     keras.utils.set_random_seed(SEED)
     strategy = choose_strategy(arguments.strategy, arguments.update)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def train(strategy: Any, arguments: argparse.Namespace) -> None:
-    """Trains; leaves measurements and weights in the output directory."""
+    """Trains, and writes measurements and weights to the output directory."""
     rank = 0 if strategy.cluster_resolver is None else int(strategy.cluster_resolver.task_id)
     training, test = load_data()
     model, optimizer = build(strategy)
@@ -78,15 +78,15 @@ def train(strategy: Any, arguments: argparse.Namespace) -> None:
     step = make_step(strategy, model, optimizer)
     predict = tf.function(model)
     local_step, local_batches = without_strategy(training, strategy.num_replicas_in_sync)
-    # Strategies of TensorFlow have no communicator: of them, the monitor measures whole steps only.
+    # Strategies of TensorFlow have no communicator, so the monitor only measures their whole steps.
     is_own = hasattr(strategy, "communicator")
     monitored = strategy if is_own else gradring.init(rank=0, world_size=1)
     measured: dict[str, list[float]] = {
         name: [] for name in ("losses", "steps_s", "local_steps_s", "accuracies")
     }
     steps = arguments.epochs * STEPS_PER_EPOCH
-    # Workers of parameter servers form no group: each sees its own part of the loss, and of each
-    # the monitor measures its own steps.
+    # Workers of parameter servers form no group. Each has only its own part of the loss, and its
+    # monitor measures its own steps.
     apart = is_own and strategy.communicator.world_size < strategy.num_replicas_in_sync
     share = strategy.num_replicas_in_sync if apart else 1
     stream = io.StringIO() if apart and rank else None
@@ -135,11 +135,11 @@ def train(strategy: Any, arguments: argparse.Namespace) -> None:
 
 
 def train_elastically(strategy: Any, steps: int, kill: int) -> None:
-    """Trains until all steps are done, with as many workers as there are.
+    """Trains until all steps are done, with all workers that are available.
 
     Args:
-        strategy: gradring's own.
-        steps: How many there are in all.
+        strategy: A strategy of gradring.
+        steps: Total number of steps.
         kill: A rank that dies once.
     """
     comm = strategy.communicator
@@ -181,7 +181,7 @@ def train_elastically(strategy: Any, steps: int, kill: int) -> None:
 
 
 def choose_strategy(name: str, update: str) -> Any:
-    """The one line; the third strategy is that of a script without any."""
+    """Returns the strategy; ``single`` is TensorFlow's default, that of a script without one."""
     if name == "gradring":
         return gradring.tensorflow.CustomCollectiveStrategy(update=RULES[update])
     if name == "multi-worker-mirrored":
@@ -190,7 +190,7 @@ def choose_strategy(name: str, update: str) -> Any:
 
 
 def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Images of 8 x 8 pixels in [0, 1] and their digits: those to train on, those to test with."""
+    """Returns images of 8 x 8 pixels in [0, 1] with their digits, for training and for testing."""
     digits = load_digits()
     order = np.random.default_rng(SEED).permutation(len(digits.target))
     images = (digits.images[order, :, :, np.newaxis] / 16.0).astype(np.float32)
@@ -200,7 +200,7 @@ def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def training_batches(images: Any, labels: Any, size: int, epochs: int) -> Any:
-    """Batches in the same shuffled order on every rank; tf.distribute splits each."""
+    """Returns batches in the same shuffled order on every rank; tf.distribute splits each."""
     draw = np.random.default_rng(SEED)
     order = np.concatenate([draw.permutation(len(images)) for _ in range(epochs)])
     dataset = tf.data.Dataset.from_tensor_slices(order).batch(size, drop_remainder=True)
@@ -211,10 +211,10 @@ def training_batches(images: Any, labels: Any, size: int, epochs: int) -> Any:
 
 
 def build_model() -> Any:
-    """Three convolutions and two dense layers, about 73,000 weights.
+    """Returns a model of three convolutions and two dense layers, about 73,000 weights.
 
-    Smooth functions throughout. At a kink, as of ReLU or of max pooling, rounding decides which
-    way the gradient goes, so that two trainings part ways even if each adds up correctly.
+    All of its functions are smooth. At a kink, as in ReLU or max pooling, rounding can change the
+    gradient, so that two correct trainings diverge.
     """
     return keras.Sequential(
         [
@@ -232,12 +232,12 @@ def build_model() -> Any:
 
 
 def build_optimizer() -> Any:
-    """Adam."""
+    """Returns Adam with a learning rate of 0.002."""
     return keras.optimizers.Adam(0.002)
 
 
 def build(strategy: Any) -> tuple[Any, Any]:
-    """Model and optimizer under a strategy."""
+    """Returns model and optimizer under a strategy."""
     with strategy.scope():
         model, optimizer = build_model(), build_optimizer()
         optimizer.build(model.trainable_variables)
@@ -245,9 +245,9 @@ def build(strategy: Any) -> tuple[Any, Any]:
 
 
 def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
-    """A function that trains on the next batch.
+    """Returns a function that trains on the next batch.
 
-    It returns the loss of the whole batch, and metrics of the part of it that this replica had.
+    The function returns the loss of the whole batch, and metrics of this replica's part.
     """
     replicas = strategy.num_replicas_in_sync
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
@@ -276,9 +276,9 @@ def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
 
 
 def without_strategy(training: tuple[Any, Any], replicas: int) -> tuple[Any, Any]:
-    """The same step on a rank's share of a batch, and such batches; it trains another model.
+    """Returns a step without a strategy, and batches of a rank's share; it trains another model.
 
-    Only for comparison: it shows what a step costs without the other ranks.
+    This step is for comparison only: it shows the time of a step without other ranks.
     """
     batches = training_batches(*training, GLOBAL_BATCH // replicas, epochs=1).repeat()
     step = make_step(tf.distribute.get_strategy(), build_model(), build_optimizer())
@@ -286,12 +286,12 @@ def without_strategy(training: tuple[Any, Any], replicas: int) -> tuple[Any, Any
 
 
 def accuracy(predict: Any, images: Any, labels: Any) -> float:
-    """The fraction of images whose digit is recognised."""
+    """Returns the fraction of images whose digit is recognised."""
     return float(np.mean(np.argmax(predict(images), axis=-1) == labels))
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the command line asks for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="train a small network on handwritten digits")
     strategies = ("gradring", "multi-worker-mirrored", "single")
     parser.add_argument("--strategy", choices=strategies, default="gradring")

@@ -1,4 +1,4 @@
-"""``gradring demo --slow-rank R`` and ``--kill R``: what a job says about a rank in trouble."""
+"""``gradring demo --slow-rank R`` and ``--kill R``: reports on a slow or killed rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
     Args:
         rank: The rank to slow down.
         report: Directory for the logs and the times of all steps.
-        stream: Where to write.
+        stream: Output.
 
     Returns:
         0 if the live lines or the verdict named the rank, else 1.
@@ -50,16 +50,17 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
 
 
 def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
-    """Trains elastically, and kills one rank with SIGKILL; the others go on, and another one joins.
+    """Trains elastically, and kills one rank; the others continue, and a new process joins.
 
     Args:
         rank: The rank to kill.
         report: Directory for the logs and the flight records.
-        stream: Where to write.
+        stream: Output.
 
     Returns:
-        0 if the others went on without a restart, a new process joined them, at most one interval
-        of commits was done again, and all ranks ended with the same weights; else 1.
+        0 if the training ended well; else 1. The others must have continued without a restart, with
+        at most one interval of commits repeated. A new process must have joined, and all ranks must
+        have ended with the same weights.
 
     Raises:
         ConfigError: A package is missing.
@@ -83,12 +84,12 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
 
 @dataclass(frozen=True)
 class Told:
-    """What the ranks of an elastic training have printed."""
+    """The output of an elastic training's ranks."""
 
     text: str
 
     def problems(self, exit_code: int | None) -> Iterator[str]:
-        """What is not as it should be."""
+        """Yields a sentence on the first requirement that is not met."""
         if exit_code != 0 or not (self._killed and self._on and self._next):
             yield "The training did not come to its end; the lines above say why."
         elif self.repeated > COMMIT_EVERY:
@@ -97,7 +98,7 @@ class Told:
             yield f"The ranks ended with other weights, or not all: {', '.join(self._hashes)}."
 
     def story(self, rank: int) -> str:
-        """What has happened, if there are no problems."""
+        """Returns the course of events; call it only if there are no problems."""
         assert self._killed and self._on and self._next
         killed_s, on_s, next_s = (float(at[2]) for at in (self._killed, self._on, self._next))
         joined = re.search(
@@ -114,7 +115,7 @@ class Told:
 
     @property
     def repeated(self) -> int:
-        """Steps that were done twice."""
+        """Number of repeated steps."""
         assert self._killed is not None and self._next is not None
         return int(self._killed[1]) - int(self._next[1]) + 1
 

@@ -1,12 +1,12 @@
-"""``gradring doctor``: finds what is wrong, and where.
+"""``gradring doctor``: checks of the set-up, the network and running jobs.
 
 ====================  ===================================================================
 ``here``              this process: the cluster it would join, interface, versions
 ``seams``             names of TensorFlow and Keras that gradring needs
-``group``             started on every rank: every pair's link, clocks, versions
+``group``             the check on every rank: links of all pairs, clocks, versions
 ``link_check``        the link between two ranks
-``job``               the state of a running job, also of a stuck one, and the judgement
+``job``               the state of a running or stuck job, and its diagnosis
 ``running``           the jobs of this user on this machine
-``endpoint``          whether a ``host:port`` can be reached
+``endpoint``          reachability of a ``host:port``
 ====================  ===================================================================
 """

@@ -1,4 +1,4 @@
-"""Reachability of a ``host:port`` from here, and where it fails."""
+"""Reachability of a ``host:port`` from this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What was found out about one address.
+    """The result of a probe of one address.
 
     Attributes:
         text: ``host:port`` as it was given.
-        resolved: The addresses of the host; empty when it has none.
-        connect_s: Time to open a connection, in seconds; None when that failed.
-        problem: Why it cannot be reached, or None.
+        resolved: The addresses of the host; empty if it has none.
+        connect_s: Time to open a connection, in seconds; None if that failed.
+        problem: The reason why it cannot be reached, or None.
     """
 
     text: str
@@ -27,7 +27,7 @@ class Endpoint:
 
 
 def is_same(address: str, other: str) -> bool:
-    """Whether two ``host:port`` are one place, as seen from here."""
+    """Returns True if two ``host:port`` resolve to a common address on this machine."""
     if address == other:
         return True
     try:
@@ -43,7 +43,7 @@ def _resolved(address: str) -> list[tuple[str, int]]:
 
 
 def probe(address: str) -> Endpoint:
-    """Resolves and connects to ``host:port``."""
+    """Resolves ``host:port`` and connects to it."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:

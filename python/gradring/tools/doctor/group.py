@@ -1,4 +1,4 @@
-"""Check on every rank: joins the group as training would, and measures every pair."""
+"""The check on every rank: joins the group as a training would, and measures every pair."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gradring.group.communicator import Communicator
 from gradring.tools.doctor import here
 from gradring.tools.doctor.link_check import CONNECT_S, LinkMeasurement, initiate, respond
 
-#: With more ranks, the bandwidth is measured between neighbours of the ring only.
+#: In larger groups the bandwidth is measured between neighbours of the ring only.
 MOST_RANKS_FOR_ALL_BANDWIDTHS = 8
-#: A link with less than this share of the median bandwidth is pointed out.
+#: A link with less than this share of the median bandwidth is reported as slow.
 SLOW_SHARE = 0.5
 CLOCK_TOLERANCE_MS = 100.0
 
@@ -30,12 +30,12 @@ Say = Callable[[str], None]
 
 
 def examine(cluster: Cluster, timeout_s: float, say: Say) -> bool:
-    """Measures; rank 0 reports with ``say``. Returns whether all is well.
+    """Measures all pairs; rank 0 reports with ``say``. Returns True if there is no problem.
 
     Raises:
-        GradringError: The group does not form; the message names the rank that is missing.
+        GradringError: The group does not form; the message names the missing rank.
     """
-    # Those that are not at turn wait for a pair that cannot reach each other.
+    # The other ranks wait in a barrier while a pair fails to connect.
     stall_timeout_s = max(timeout_s, 3 * CONNECT_S)
     with gradring.init(timeout=timeout_s, stall_timeout=stall_timeout_s) as comm:
         facts = _gather(comm, _facts(comm, cluster))
@@ -68,7 +68,7 @@ def _facts(comm: Communicator, cluster: Cluster) -> dict[str, Any]:
 def _measure_links(
     comm: Communicator, cluster: Cluster, facts: list[dict[str, Any]]
 ) -> dict[str, LinkMeasurement]:
-    """One pair after the other, so that they do not share a link; the others sleep meanwhile."""
+    """Measures one pair at a time, so that pairs do not share a link; the other ranks sleep."""
     host = cluster.rendezvous.rpartition(":")[0].strip("[]")
     own = address_towards(host)
     measured: dict[str, LinkMeasurement] = {}
@@ -89,7 +89,7 @@ def _measure_links(
 
 
 def listening(own: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket for the others: at one of the ports that a firewall lets through, if one is left."""
+    """Listens for the other ranks, at a free port of the configured range if possible."""
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     first, last = ports or (0, -1)
     for port in range(first, last + 1):
@@ -103,7 +103,7 @@ def _neighbours(low: int, high: int, world_size: int) -> bool:
 
 
 def _gather(comm: Communicator, fact: Any) -> list[Any]:
-    """The facts of all ranks, by rank; they travel as JSON."""
+    """Exchanges facts as JSON; returns the facts of all ranks, by rank."""
     return list(map(json.loads, all_gather_bytes(comm, json.dumps(fact).encode(), "doctor")))
 
 
@@ -119,7 +119,7 @@ def _rank_lines(facts: list[dict[str, Any]]) -> list[str]:
 
 
 def link_lines(measured: dict[str, LinkMeasurement]) -> list[str]:
-    """A table of all pairs, such as ``0-1``."""
+    """Returns a table of all pairs, such as ``0-1``."""
     lines = [f"{'ranks':<10}{'round trip':>12}{'each way':>14}{'clocks apart':>16}"]
     for key, link in measured.items():
         if link.problem is not None:
@@ -132,11 +132,11 @@ def link_lines(measured: dict[str, LinkMeasurement]) -> list[str]:
 
 
 def problems_of(facts: list[dict[str, Any]], measured: dict[str, LinkMeasurement]) -> list[str]:
-    """What should be mended, in sentences.
+    """Returns a sentence for each problem.
 
     Args:
-        facts: Of each rank, with its ``versions``.
-        measured: By pair, such as ``0-1``.
+        facts: The facts of each rank, with its ``versions``.
+        measured: Measurements by pair, such as ``0-1``.
     """
     problems = [
         f"ranks {key} cannot reach each other: {link.problem}"

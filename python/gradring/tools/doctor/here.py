@@ -1,4 +1,4 @@
-"""Surroundings of this process: its cluster and why, its interface, its versions."""
+"""Surroundings of this process: its cluster, settings, interface and versions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGES = ("numpy", "tensorflow", "tensorflow-cpu", "keras", "keras-nightly", "
 
 
 def decision() -> list[tuple[str, str]]:
-    """The cluster that ``init()`` would join, and why, as names and texts.
+    """Returns the cluster that ``init()`` would join, with the reason, as names and texts.
 
     Raises:
-        ConfigError: The cluster or a setting cannot be used.
+        ConfigError: The cluster or a setting is invalid.
     """
     cluster = detect()
     settings = Settings.from_environ()
@@ -46,9 +46,9 @@ def decision() -> list[tuple[str, str]]:
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str, str]]:
-    """Every variable that gradring reads: its name, its value, and where that is from.
+    """Returns name, value and source of every variable that gradring reads.
 
-    Those that begin as ours do, and are none, follow; they may be misspelt.
+    Unknown variables with our prefix follow; perhaps they are misspelt.
     """
     known = [setting.variable for setting in SETTINGS]
     rows = []
@@ -76,7 +76,7 @@ def _listens_at(cluster: Cluster, settings: Settings) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what takes part in a collective, by name."""
+    """Returns the versions of gradring, Python, the kernel and relevant packages, by name."""
     found = {
         "gradring": gradring.__version__,
         "Python": platform.python_version(),
@@ -91,7 +91,7 @@ def versions() -> dict[str, str]:
 
 
 def interface_towards(address: str) -> str:
-    """The address and the interface from which ``host:port`` is reached, or why it is not."""
+    """Returns the local address and interface towards ``host:port``, or the reason for none."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         own = address_towards(host)

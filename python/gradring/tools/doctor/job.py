@@ -1,7 +1,7 @@
-"""The state of a running job, also of a stuck one, and who keeps the others waiting.
+"""The state of a running or stuck job, and the ranks for which the others wait.
 
-Every rank answers at the port at which it met the others, from a thread that needs no Python: the
-ranks are asked one by one, so one that does not answer hides none of the others.
+Every rank answers at its port, from a thread that does not need the interpreter. Each rank has a
+request of its own, so a rank without an answer does not hide the others.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from gradring.config.words import agreed, ranks
 from gradring.errors import AuthenticationError, GradringError
 from gradring.records.records import Statement
 
-#: How long one rank may take to answer.
+#: Time limit of one rank's answer.
 LIMIT_S = 5.0
-#: A rank that has waited for less is not worth mentioning.
+#: Shortest wait in a collective that is reported.
 WAITS_LONG_S = 1.0
 ASKED_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class Entered:
-    """A collective and how long ago it was entered, or ended."""
+    """A collective, and the time since it was entered or ended."""
 
     sequence: int
     call: str
     age_s: float
 
     def __str__(self) -> str:
-        """The words used in reports: ``#4 all_reduce(sum) 'w' float32[98]``."""
+        """Returns text such as ``#4 all_reduce(sum) 'w' float32[98]``."""
         return f"#{self.sequence} {self.call}"
 
 
@@ -42,14 +42,14 @@ class RankState:
     """The answer of one rank.
 
     Attributes:
-        rank: Its rank.
-        host: Where it runs.
-        process_id: Its process there.
-        entered: The collective it is in, since ``age_s``.
-        awaited: The ranks from which it waits for something there.
+        rank: The rank.
+        host: Its host.
+        process_id: Its process id on that host.
+        entered: The collective that it is in, for ``age_s``.
+        awaited: The ranks for which it waits in that collective.
         ended: The collective that it left last, ``age_s`` ago.
-        failed: Why its group has failed, or None.
-        beside: The ``send`` or ``recv`` that keeps it from the next collective, since ``age_s``.
+        failed: The reason why its group has failed, or None.
+        beside: The ``send`` or ``recv`` that blocks it, for ``age_s``.
     """
 
     rank: int
@@ -63,16 +63,16 @@ class RankState:
 
     @property
     def reached(self) -> int:
-        """The last collective that it entered; 0 for none."""
+        """Sequence of the last collective that it entered; 0 for none."""
         return max(e.sequence if e else 0 for e in (self.entered, self.ended))
 
     @property
     def waits(self) -> bool:
-        """Whether it has been in a collective for longer than one should take."""
+        """True if it has been in a collective for at least `WAITS_LONG_S`."""
         return self.entered is not None and self.entered.age_s >= WAITS_LONG_S
 
     def statement(self) -> Statement:
-        """The same for `_native.diagnose`; ranks compare their calls themselves."""
+        """Converts the state for `_native.diagnose`; ranks compare their calls themselves."""
         known: list[tuple[int, str | None, int, bool]] = []
         if self.ended is not None:
             known.append((self.ended.sequence, None, 0, True))
@@ -83,7 +83,7 @@ class RankState:
         return self.rank, known, list(self.awaited), idle_s
 
     def __str__(self) -> str:
-        """One line of the report."""
+        """Returns one line of the report."""
         doing = "is in no collective"
         if self.entered is not None:
             doing = f"is in {self.entered} since {self.entered.age_s:.1f} s"
@@ -101,11 +101,11 @@ class JobState:
     """The answers of all ranks.
 
     Attributes:
-        world_size: Number of ranks; 0 if the process that was asked has no group.
-        states: By rank, of those that answered.
-        silent: By rank, why the others did not.
-        missing: The ranks that have not joined, while the group forms; None when it has formed.
-        joins: Whether the process that was asked waits to join an elastic job.
+        world_size: Number of ranks; 0 if the process that answered has no group.
+        states: The answers by rank.
+        silent: The reason for a missing answer, by rank.
+        missing: The ranks that have not joined, while the group forms; None once it has formed.
+        joins: True if the process that answered waits to join an elastic job.
     """
 
     world_size: int
@@ -115,7 +115,7 @@ class JobState:
     joins: bool = False
 
     def verdict(self) -> tuple[bool, list[str]]:
-        """Whether all is well, and sentences that name who is to blame if not."""
+        """Returns True if there is no problem, and sentences that name the rank to blame."""
         if self.joins:
             return False, [
                 "this process waits to join an elastic job, and knows nothing of it; ask one that "
@@ -145,7 +145,7 @@ class JobState:
         return not sentences, sentences or [self._well()]
 
     def _waits_beside(self) -> list[str]:
-        """Who waits for one other rank, which it sends to or receives from."""
+        """Returns sentences on ranks that wait for one other rank in ``send`` or ``recv``."""
         return [
             f"rank {state.rank} on {state.host} waits in {state.beside.call} since "
             f"{state.beside.age_s:.1f} s: {ranks(state.awaited)} "
@@ -155,11 +155,11 @@ class JobState:
         ]
 
     def _diagnosis(self) -> list[str]:
-        """What the failure monitor of the group would say, in words."""
+        """Returns the diagnosis of the group's failure monitor in words."""
         found = _native.diagnose(self.world_size, [s.statement() for s in self.states.values()])
         if found is None:
             return []
-        # Those behind it wait for the same ranks.
+        # Ranks that wait in other collectives depend on the same late ranks.
         waiting = [state for state in self.states.values() if state.waits]
         there = next(s for s in waiting if s.entered and s.entered.sequence == found["sequence"])
         if found["problem"] == "late":
@@ -186,11 +186,11 @@ class JobState:
 
 
 def ask_job(rendezvous: str, token: bytes | None, tls: TlsFiles | None = None) -> JobState:
-    """Asks rank 0 at ``host:port``, and then every rank at its own.
+    """Queries rank 0 at ``host:port``, and then every rank at its own address.
 
     Raises:
-        AuthenticationError: The token is not that of the job, or a certificate is not accepted.
-        GradringError: Rank 0 does not answer, or is no rank of this version.
+        AuthenticationError: The token is not the job's, or a certificate is not accepted.
+        GradringError: Rank 0 does not answer, or has another version.
     """
     first = _native.inquire(rendezvous, token or b"", tls, LIMIT_S)
     world_size = first["world_size"]

@@ -1,6 +1,6 @@
-"""The link between two ranks: bandwidth, round trip, and how far their clocks are apart.
+"""The link between two ranks: bandwidth, round trip, and difference of the clocks.
 
-One connection carries both directions, as between two ranks of a group.
+One connection has both directions, as between two ranks of a group.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ ROUND_TRIPS = 50
 CLOCK_READINGS = 20
 WRITE_BYTES = 1 << 20
 FIRST_VOLUME_BYTES, MOST_BYTES = 4 << 20, 128 << 20
-#: About how long the bandwidth is measured each time.
+#: Approximate time of each measurement of the bandwidth.
 AIM_S = 0.1
-#: The best counts: other programs may take the cores for a moment.
+#: Number of measurements; the best one counts, since other programs can use the cores.
 TIMES = 3
 
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """What two ranks found out about each other; the lower rank's view.
+    """The measurement of a pair, made by the lower rank.
 
     Attributes:
-        round_trip_us: Median time of 4 bytes there and back, in microseconds.
-        bandwidth_gbps: In each direction, both at once, in 1e9 bytes/s; None if not measured.
+        round_trip_us: Median round trip of 4 bytes, in microseconds.
+        bandwidth_gbps: Bandwidth in each direction, both at once, in 1e9 bytes/s; None if not
+            measured.
         clock_offset_ms: The higher rank's clock minus the lower rank's, in milliseconds.
-        problem: Why the two cannot reach each other, or None.
+        problem: The reason why the two cannot reach each other, or None.
     """
 
     round_trip_us: float = 0.0
@@ -43,7 +44,7 @@ class LinkMeasurement:
 
 
 def initiate(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> LinkMeasurement:
-    """The lower rank's part: connects, measures, and knows the result."""
+    """Runs the lower rank's part: connects, measures, and returns the result."""
     try:
         with contextlib.ExitStack() as closing:
             end = closing.enter_context(socket.create_connection(address, CONNECT_S))
@@ -59,7 +60,7 @@ def initiate(address: tuple[str, int], *, same_host: bool, bandwidth: bool) -> L
 
 
 def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> None:
-    """The higher rank's part; the lower one says why it failed."""
+    """Runs the higher rank's part; the lower rank reports failures."""
     server.settimeout(2 * CONNECT_S)
     with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
         end = closing.enter_context(server.accept()[0])
@@ -73,7 +74,7 @@ def respond(server: socket.socket, *, same_host: bool, bandwidth: bool) -> None:
 
 
 def _read_clock(end: socket.socket) -> float:
-    """The other clock minus this one, in ms, by the reading with the shortest round trip."""
+    """Returns the other clock minus this one in ms, by the reading with the shortest round trip."""
     best = (float("inf"), 0.0)
     for _ in range(CLOCK_READINGS):
         sent = time.time_ns()
@@ -98,12 +99,12 @@ def _number(end: socket.socket) -> int:
 
 
 def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
-    """Sends a little at first, and then a few times what takes `AIM_S`; in 1e9 bytes/s.
+    """Returns the bandwidth in 1e9 bytes/s; a first small exchange chooses the volume for `AIM_S`.
 
     Args:
-        link: To the other rank.
-        end: Its connection, on which the rank that decides sends the other one how much.
-        decides: Whether this is that rank.
+        link: The link to the other rank.
+        end: Its connection, on which the deciding rank sends the volume.
+        decides: True on the deciding rank.
     """
     estimate_gbps = _exchange(link, FIRST_VOLUME_BYTES)
     end.settimeout(CONNECT_S)
@@ -117,7 +118,7 @@ def _measure_bandwidth(link: Link, end: socket.socket, decides: bool) -> float:
 
 
 def _exchange(link: Link, volume_bytes: int) -> float:
-    """Sends and receives so much at once; in 1e9 bytes/s for each direction."""
+    """Sends and receives a volume at once; returns 1e9 bytes/s for each direction."""
     start = time.perf_counter()
     link.exchange(memoryview(bytes(WRITE_BYTES)), memoryview(bytearray(WRITE_BYTES)), volume_bytes)
     return volume_bytes / (time.perf_counter() - start) / 1e9

@@ -18,13 +18,13 @@ _FILES = ("GRADRING_TOKEN_FILE", *TLS_VARIABLES)
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that has a process here.
+    """A job with a process on this machine.
 
     Attributes:
         rendezvous: ``host:port`` at which its rank 0 listens.
-        token: Its secret, or None.
-        tls: Its certificates, or None.
-        processes: By rank, the process of those that run here; the first where it has several.
+        token: The job's secret, or None.
+        tls: The job's certificates, or None.
+        processes: Process id of each rank on this machine; of several processes, the first.
     """
 
     rendezvous: str
@@ -34,10 +34,10 @@ class RunningJob:
 
 
 def running_jobs() -> list[RunningJob]:
-    """The jobs with more than one rank, in no particular order.
+    """Returns the jobs with more than one rank, in no particular order.
 
-    A rank is a process that has loaded gradring, and whose variables, as it was started with them,
-    describe a cluster. The kernel shows them to the same user only.
+    A process counts as a rank if it has loaded gradring and its initial environment describes a
+    cluster. The kernel shows the environment to the same user only.
     """
     jobs: dict[str, RunningJob] = {}
     for process_id, environ in _environments():
@@ -61,11 +61,11 @@ def _environments() -> Iterator[tuple[int, Mapping[str, str]]]:
                 continue
             entries = (directory / "environ").read_bytes().split(b"\0")
             place = (directory / "cwd").readlink()
-        except OSError:  # it has ended, or belongs to somebody else
+        except OSError:  # the process has ended, or belongs to another user
             continue
         pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
         environ = {name: text for name, _, text in pairs}
         for name in _FILES:
-            if environ.get(name, "").strip():  # it may be relative to where that process is
+            if environ.get(name, "").strip():  # relative to that process's directory
                 environ[name] = str(place / environ[name].strip())
         yield process, environ

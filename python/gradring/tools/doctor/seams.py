@@ -1,7 +1,7 @@
-"""Names of TensorFlow and Keras that gradring needs: how many of them the installed versions have.
+"""Check of the names that gradring needs from TensorFlow and Keras, in the installed versions.
 
-As a program it looks and prints a line for each package. TensorFlow takes seconds to import, so the
-commands that ask start it as a process of its own.
+Run as a program, the module prints a line for each package. TensorFlow takes seconds to import, so
+commands run the check in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WITHIN_S = 120.0
 
 
 def lines() -> list[str]:
-    """Such as ``Keras 3.15.1: 67 of 67 seams``; none without TensorFlow."""
+    """Returns lines such as ``Keras 3.15.1: 67 of 67 seams``; none without TensorFlow."""
     if importlib.util.find_spec("tensorflow") is None:
         return []
     command = [sys.executable, "-m", __name__]

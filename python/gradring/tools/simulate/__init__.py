@@ -1,4 +1,4 @@
-"""Times of collectives on machines that nobody has here: in virtual time, by the core's model.
+"""Simulated times of collectives on machines of any size, by the core's cost model.
 
-``options`` checks what is asked, ``simulation`` asks the core and prints, ``picture`` draws.
+``options`` parses and checks, ``simulation`` calls the core and prints, ``picture`` draws.
 """

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from gradring.errors import ConfigError
 from gradring.tools.bench.options import format_size, parse_rate
 
-#: Most ranks of a simulated group.
+#: Largest number of ranks of a simulated group.
 MOST_RANKS = 1 << 16
 ELEMENT_BYTES = 4
 DEFAULT_SIZES = "4KiB,1MiB,100MiB"
 COLLECTIVES = (ALL_REDUCE, ALL_TO_ALL) = ("all_reduce", "all_to_all")
-#: Largest of the parts in relation to each other.
+#: Largest relative chunk size of a split.
 LARGEST_PART = 1_000_000
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ns|us|ms|s)")
 _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -22,25 +22,25 @@ _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Network:
-    """Equal hosts, and what is between and in them; what the core's `Network` says.
+    """Equal hosts and their connections; the fields are those of the core's `Network`.
 
-    The defaults of what is inside a host are this project's measurements of one host with two
-    cores (docs/scaling.md); those between hosts are of no machine.
+    The defaults inside a host are measurements of one host with two cores (docs/scaling.md). The
+    defaults between hosts were not measured.
 
     Attributes:
         world_size: Number of ranks.
-        ranks_per_host: On each host, in a row.
-        latency_s: Between two hosts, until the first byte arrives.
-        bytes_per_s: Of each host's line, in each direction.
-        local_latency_s: Between two ranks of a host.
-        local_bytes_per_s: Of each rank to others on its host, in each direction.
-        hosts_per_rack: How many share an uplink, if there are uplinks.
-        uplink_bytes_per_s: Of each rack to others, in each direction.
-        cores: Of each host; None: as many as it has ranks.
-        message_s: Of a processor, for each piece that is sent or received.
-        copy_s_per_byte: Of a processor, for each byte that is sent or received.
-        fold_s_per_byte: Of a processor, for each byte that is reduced.
-        stragglers: Ranks that need so many times as long.
+        ranks_per_host: Number of ranks on each host, with consecutive numbers.
+        latency_s: Latency of the first byte between two hosts.
+        bytes_per_s: Bandwidth of each host's line, in each direction.
+        local_latency_s: Latency between two ranks of a host.
+        local_bytes_per_s: Bandwidth of each rank to others on its host, in each direction.
+        hosts_per_rack: Number of hosts that share an uplink, if there are uplinks.
+        uplink_bytes_per_s: Bandwidth of each rack's uplink, in each direction.
+        cores: Cores of each host; None: one for each rank.
+        message_s: Processor time for each piece sent or received.
+        copy_s_per_byte: Processor time for each byte sent or received.
+        fold_s_per_byte: Processor time for each byte reduced.
+        stragglers: Slow ranks, each with a factor for all of its times.
     """
 
     world_size: int = 2
@@ -58,7 +58,7 @@ class Network:
     stragglers: tuple[tuple[int, float], ...] = ()
 
     def words(self) -> list[str]:
-        """What it is made of, a line for each part."""
+        """Returns the network in words, a line for each part."""
         inside = f"{_us(self.local_latency_s)}, {_gbit(self.local_bytes_per_s)} for a rank"
         lines = [
             f"between hosts {_us(self.latency_s)}, {_gbit(self.bytes_per_s)} each way; "
@@ -81,12 +81,12 @@ class Options:
 
     Attributes:
         world_sizes: Numbers of ranks, each simulated.
-        sizes: Of the buffer on each rank, in bytes.
-        algorithms: Of `ALGORITHMS`, each simulated.
-        network: All but its number of ranks.
-        collective: Of `COLLECTIVES`.
-        splits: Of an all-to-all, what each rank gets, as parts in relation to each other, again and
-            again for more ranks; None: equal parts.
+        sizes: Sizes of the buffer on each rank, in bytes.
+        algorithms: Names from `ALGORITHMS`, each simulated.
+        network: The network; its number of ranks is replaced.
+        collective: A name from `COLLECTIVES`.
+        splits: Relative chunk sizes of an all-to-all, repeated for further ranks; None: equal
+            chunks.
     """
 
     world_sizes: tuple[int, ...]
@@ -97,13 +97,13 @@ class Options:
     splits: tuple[int, ...] | None = None
 
     def check(self) -> None:
-        """Finds what makes no sense.
+        """Checks that the options are consistent.
 
         Raises:
-            ConfigError: Hosts do not have equally many ranks, a straggler is none of them, a size
-                does not hold whole elements, an uplink lacks its hosts or hosts their uplink,
-                there are more of something than ranks could use, or splits are not for this
-                collective or leave nothing for its ranks.
+            ConfigError: Hosts have unequal numbers of ranks. A straggler is not a rank. A size is
+                not a multiple of the element. Only one of uplink and hosts per rack is given. There
+                are more cores or hosts than ranks could use. Splits are given for another
+                collective, or are 0 for all ranks.
         """
         network = self.network
         counts = {"--cores": network.cores, "--hosts-per-rack": network.hosts_per_rack}
@@ -145,27 +145,27 @@ class Options:
 
     @property
     def parts(self) -> list[int] | None:
-        """What ranks get in an all-to-all, in relation to each other; None: of an all-reduce."""
+        """Relative chunk sizes of an all-to-all; None for an all-reduce."""
         return None if self.collective == ALL_REDUCE else list(self.splits or (1,))
 
     def words(self) -> list[str]:
-        """What is simulated, a line for each part."""
+        """Returns the options in words, a line for each part."""
         if self.splits is None:
             return [self.collective, *self.network.words()]
         splits = ",".join(map(str, self.splits))
         return [f"{self.collective}, splits {splits}", *self.network.words()]
 
     def networks(self) -> Iterator[Network]:
-        """The network with each number of ranks."""
+        """Yields the network with each number of ranks."""
         for world_size in self.world_sizes:
             yield replace(self.network, world_size=world_size)
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Reads ``8``, ``2,4,8`` or ``16..4096``, which doubles from 16 to 4096.
+    """Reads ``8``, ``2,4,8`` or ``16..4096``, the doublings from 16 to 4096.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     found: list[int] = []
     for word in text.split(","):
@@ -183,10 +183,10 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_time(text: str) -> float:
-    """Reads ``25us``, ``1.5ms`` or ``0s`` in seconds.
+    """Reads ``25us``, ``1.5ms`` or ``0s``; returns seconds.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     found = _TIME.fullmatch(text)
     if found is None:
@@ -195,28 +195,28 @@ def parse_time(text: str) -> float:
 
 
 def parse_bytes_per_s(text: str) -> float:
-    """Reads ``10gbit`` in bytes per second.
+    """Reads ``10gbit``; returns bytes per second.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     return parse_rate(text) * 1e9
 
 
 def parse_s_per_byte(text: str) -> float:
-    """Reads ``40gbit`` in seconds for each byte.
+    """Reads ``40gbit``; returns seconds per byte.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     return 1 / parse_bytes_per_s(text)
 
 
 def parse_splits(text: str) -> tuple[int, ...]:
-    """Reads ``3,1``: parts in relation to each other.
+    """Reads relative chunk sizes such as ``3,1``.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,7}", word) and int(word) <= LARGEST_PART for word in words):
@@ -228,10 +228,10 @@ def parse_splits(text: str) -> tuple[int, ...]:
 
 
 def parse_straggler(text: str) -> tuple[int, float]:
-    """Reads ``3:2.5``: rank 3 needs 2.5 times as long.
+    """Reads a straggler such as ``3:2.5``: rank 3 takes 2.5 times as long.
 
     Raises:
-        ValueError: Something else.
+        ValueError: The text has another form.
     """
     found = re.fullmatch(r"([0-9]{1,5}):([0-9]{1,6}(?:\.[0-9]+)?)", text)
     if found is None or float(found[2]) < 1:

@@ -1,4 +1,4 @@
-"""Time over ranks as a picture, against what no schedule goes below."""
+"""A picture of time over ranks, with the lower bounds of every schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOUNDS = {
 
 
 def draw(simulated: Sequence[Simulated], path: Path) -> None:
-    """Writes the picture: a panel for each size, a line for each algorithm that was wanted.
+    """Writes the picture: a panel for each size, a line for each requested algorithm.
 
     Raises:
         OSError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Asks the core for times, and prints them as they are found."""
+"""The simulation: gets times from the core, and prints each at once."""
 
 from __future__ import annotations
 
@@ -36,26 +36,25 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Simulated:
-    """One collective on one network.
+    """The result of one collective on one network.
 
     Attributes:
         collective: Its name.
-        splits: Of an all-to-all, the parts that ranks get, in relation to each other; None: of
-            an all-reduce.
+        splits: Relative chunk sizes of an all-to-all; None for an all-reduce.
         world_size: Number of ranks.
-        ranks_per_host: On each host.
-        bytes: Of the buffer on each rank.
-        wanted: The algorithm that was asked for; ``auto`` chooses as a group does.
-        algorithm: The one that did it.
-        time_us: Until the last rank has its result.
-        first_us: Until the first has.
-        busbw_gbps: 2(N-1)/N of an all-reduce's bytes over the time, in 1e9 bytes/s; (N-1)/N of
-            those of an all-to-all, which is what a rank sends on average.
-        bandwidth_bound_us: What lines need for the bytes that they have to carry.
-        latency_bound_us: What log2(N) steps need.
-        busiest_line: Part of the time in which the busiest line carries something.
-        busiest_rank: Part of the time in which the busiest rank's processor works.
-        pieces: That have travelled.
+        ranks_per_host: Number of ranks on each host.
+        bytes: Size of the buffer on each rank.
+        wanted: The requested algorithm; ``auto`` chooses as a group does.
+        algorithm: The algorithm used.
+        time_us: Time until the last rank has its result.
+        first_us: Time until the first rank has its result.
+        busbw_gbps: 2(N-1)/N of an all-reduce's bytes over the time, in 1e9 bytes/s. For an
+            all-to-all (N-1)/N, the mean share that a rank sends.
+        bandwidth_bound_us: Lower bound of the time by the bandwidth of the lines.
+        latency_bound_us: Lower bound of the time by the latency of log2(N) steps.
+        busiest_line: Fraction of the time in which the busiest line is used.
+        busiest_rank: Fraction of the time in which the busiest rank's processor works.
+        pieces: Number of pieces sent.
     """
 
     collective: str
@@ -79,11 +78,11 @@ def simulate(options: Options, say: Callable[[str], None]) -> list[Simulated]:
     """Simulates each algorithm at each number of ranks and size.
 
     Args:
-        options: What to simulate; checked.
+        options: The checked options.
         say: Called with each line of the report.
 
     Raises:
-        ConfigError: Nothing of it can be simulated; says why.
+        ConfigError: None of the combinations can be simulated; the message has the reason.
     """
     for line in options.words():
         say(f"# {line}")
@@ -110,7 +109,7 @@ def write(simulated: Sequence[Simulated], network: Network, path: Path) -> None:
     """Writes a JSON list: an object for each row, with the network under ``network``.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     described = asdict(network)
     del described["world_size"], described["ranks_per_host"]
@@ -133,7 +132,7 @@ def _simulated(
         algorithm=timing["algorithm"],
         time_us=seconds * 1e6,
         first_us=timing["first_seconds"] * 1e6,
-        # Where nothing costs anything, no time passes.
+        # The time is 0 if all costs are 0.
         busbw_gbps=times * (ranks - 1) / ranks * size / seconds / 1e9 if seconds else 0.0,
         bandwidth_bound_us=timing["bandwidth_bound_s"] * 1e6,
         latency_bound_us=timing["latency_bound_s"] * 1e6,

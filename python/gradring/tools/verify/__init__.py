@@ -1,10 +1,10 @@
-"""``gradring verify``: whether N ranks train a program as one process does.
+"""``gradring verify``: comparison of a training on N ranks and on one process.
 
 ====================  ===================================================================
 ``comparison``        two recorded trainings, step by step and variable by variable
-``verdict``           what a comparison means, in plain words, and its likely cause
+``verdict``           the result in plain words, with the likely cause of a difference
 ====================  ===================================================================
 
-`gradring.records.trainings` has what the processes record, and
-`gradring.tensorflow.stand_ins.recording` who records it.
+`gradring.records.trainings` defines the records of the processes, and
+`gradring.tensorflow.stand_ins.recording` writes them.
 """

@@ -1,10 +1,10 @@
 """The comparison of two recorded trainings, step by step and variable by variable.
 
-A difference of weights is judged by the way that the weights have gone since the beginning of the
-training: rounding moves them by some millionths of it. Weights that have hardly moved are judged by
-their own size. The gradient of some weights is nothing but rounding, such as that of a bias in
-front of a normalisation; Adam makes whole steps of it, and no two trainings agree on these.
-Variables that no optimizer updates, such as moving statistics, are compared between the steps.
+A difference of weights is relative to the weights' change since the start of the training: rounding
+causes some millionths of it. For weights that have hardly changed, it is relative to their own
+size. Some gradients are only rounding errors, such as the gradient of a bias in front of a
+normalisation. Adam turns them into full steps, which differ in every training. Variables that no
+optimizer updates, such as moving statistics, are compared between the steps.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import numpy as np
 
 from gradring.records.trainings import Sketch, State, Step, Training
 
-#: The largest difference that rounding makes, in relation to the way that weights have gone, by the
-#: dtype in which layers compute.
+#: Largest difference caused by rounding, relative to the weights' change, by the layers' dtype.
 TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
-#: Of float32 weights: what rounding leaves of them in each step.
+#: Relative rounding error of float32 weights in each step.
 _ROUNDING = 1e-6
-#: A gradient that is rounding, in relation to the largest of a step, for each of the tolerance.
+#: A gradient counts as rounding below this times the tolerance times the step's largest gradient.
 _NO_GRADIENT = 1e-3
-#: An update is a multiple of another one up to so much of it.
+#: Relative error up to which an update counts as a multiple of another one.
 _PROPORTIONAL = 0.02
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A variable in a step, where two trainings differ.
+    """A variable that differs between two trainings in a step.
 
     Attributes:
-        index: The number of the step among those of all optimizers, from 0.
-        step: The step, as the first training has it.
-        variable: Its name.
-        size: Of the difference, in relation to the way that the variable has gone; with `before`,
-            to the variable.
-        factor: The other training's update in this step, as a multiple; None if it is none.
-        before: Whether they differed before the step, and not in the one before.
+        index: Index of the step among the steps of all optimizers, from 0.
+        step: The step of the first training.
+        variable: The variable's name.
+        size: Size of the difference, relative to the variable's change; if `before`, relative to
+            the variable.
+        factor: The other training's update in this step as a multiple of the first's; None if it is
+            not a multiple.
+        before: True if the variable differed before the step, but not in the previous step.
     """
 
     index: int
@@ -51,12 +51,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class OtherDifference:
-    """A variable that no optimizer updates, where two trainings differ.
+    """A variable without an optimizer that differs between two trainings.
 
     Attributes:
-        steps: How many steps of optimizers had ended.
-        variable: Its name.
-        size: As of a `Difference`.
+        steps: Number of steps of optimizers before the comparison.
+        variable: The variable's name.
+        size: As in `Difference`.
     """
 
     steps: int
@@ -66,18 +66,18 @@ class OtherDifference:
 
 @dataclass
 class Comparison:
-    """Two trainings.
+    """The result of a comparison of two trainings.
 
     Attributes:
-        steps: How many steps both have.
-        variables: How many variables were compared.
-        largest: The largest difference of those that are no larger than rounding.
-        differences: Those that are larger, of the first step that has any, the largest first.
-        noise: Names of variables that differ and whose gradient is rounding.
-        mismatch: Why the trainings cannot be compared further, or None.
-        others: How many variables that no optimizer updates have changed, and were compared.
-        other_differences: Those of them that differ while the others do not, of the first batch
-            that has any, the largest first.
+        steps: Number of common steps.
+        variables: Number of compared variables.
+        largest: The largest difference that counts as rounding.
+        differences: Larger differences, of the first step that has any, the largest first.
+        noise: Names of variables that differ only because their gradient is rounding.
+        mismatch: The reason why the trainings cannot be compared further, or None.
+        others: Number of compared variables without an optimizer that have changed.
+        other_differences: Differences of variables without an optimizer, before any weights differ;
+            of the first batch that has any, the largest first.
     """
 
     steps: int = 0
@@ -91,12 +91,12 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """True if no difference was found."""
         return not (self.differences or self.mismatch or self.other_differences)
 
 
 def tolerance(training: Training) -> float:
-    """The largest difference that rounding makes in a training."""
+    """Returns the largest difference that counts as rounding in a training."""
     found = [TOLERANCES.get(dtype, 0.0) for dtype in training.facts.compute]
     return max([TOLERANCES["float32"], *found])
 
@@ -105,9 +105,9 @@ def compare(one: Training, other: Training, limit: float) -> Comparison:
     """Compares two trainings up to the first step in which they differ.
 
     Args:
-        one: What should be.
-        other: What is.
-        limit: Of the difference, as of `tolerance`.
+        one: The expected training.
+        other: The training to check.
+        limit: Largest difference that counts as rounding; see `tolerance`.
     """
     found = Comparison()
     begun: dict[tuple[int, int], Sketch] = {}
@@ -133,7 +133,7 @@ def compare(one: Training, other: Training, limit: float) -> Comparison:
 def _compare_states(
     one: Sequence[State], other: Sequence[State], limit: float, found: Comparison
 ) -> None:
-    """Compares variables that no optimizer updates, as long as the steps are equal."""
+    """Compares variables without an optimizer, up to the first different step."""
     begun: dict[str, Sketch] = {}
     changed: set[str] = set()
     # Before the first step nobody knows which variables an optimizer updates.
@@ -151,7 +151,7 @@ def _compare_states(
             size = _relative(value, values[name], start, limit)
             if size <= limit:
                 continue
-            # A moving mean follows the bias in front of it.
+            # A moving mean depends on the bias in front of it, whose gradient is rounding.
             if found.noise:
                 found.noise.add(name)
             else:
@@ -208,12 +208,12 @@ def _relative(one: Sketch, other: Sketch, start: Sketch, limit: float) -> float:
 
 
 def _norm(array: Sketch) -> float:
-    """More than 0, to divide by."""
+    """Returns the norm, but at least a tiny number, as a safe divisor."""
     return max(float(np.linalg.norm(array)), 1e-30)
 
 
 def _factor(update: Sketch, its: Sketch) -> float | None:
-    """The multiple of an update that another one is, or None."""
+    """Returns the factor by which `its` is a multiple of `update`, or None."""
     square = float(update @ update)
     if not (square > 0 and np.isfinite(square) and np.isfinite(its).all()):
         return None

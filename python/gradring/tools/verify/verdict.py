@@ -15,13 +15,13 @@ from gradring.tools.verify.comparison import (
 )
 
 PAGE = "docs/verify.md says more"
-#: A factor is a number up to so much of it.
+#: Relative error up to which a factor counts as a given number.
 _NEAR = 0.03
-#: Layers of which training depends on which samples a rank has, if they do not speak to others.
+#: Layer whose training depends on the samples of a rank, unless it is synchronized.
 _OF_A_BATCH = "BatchNormalization"
 _MASKS = ("Masking",)
 _HALF = ("float16", "bfloat16")
-#: What warnings of gradring say, and what that means here.
+#: Parts of gradring's warnings, with the causes that they indicate.
 _WARNED = {
     "neither a mean nor a sum over samples": (
         "a loss of several samples together, such as of all pairs of a batch or of a queue: each "
@@ -48,19 +48,19 @@ _WARNED = {
         "replicas"
     ),
 }
-#: Of a loop that no `fit` divides.
+#: Part of the warning about a custom loop, which `fit` does not divide.
 _OWN_LOOP = "does all of this work by itself"
 
 
 def verdict(one: Training, ranks: Sequence[Training]) -> tuple[bool | None, list[str]]:
-    """Whether all ranks have trained as one process did.
+    """Compares the training of all ranks with that of one process.
 
     Args:
         one: The training on one process.
-        ranks: That of each rank.
+        ranks: The training of each rank.
 
     Returns:
-        Whether they have, None if that cannot be said; and sentences.
+        True if they are equal, False if not, None if nothing can be compared; and sentences.
     """
     size = len(ranks)
     if not one.steps:
@@ -154,7 +154,7 @@ def _where_others(differences: Sequence[OtherDifference], who: str, of: str) -> 
 
 
 def _is_alone(ranks: Sequence[Training]) -> bool:
-    """Whether the ranks have sent nothing to each other from the first step to the last."""
+    """Returns True if the ranks sent nothing to each other between the first and the last step."""
     if any(len(each.steps) < 2 for each in ranks):
         return False
     sent = [(each.steps[0].sent, each.steps[-1].sent) for each in ranks]
@@ -168,7 +168,7 @@ def _causes(
     apart: Sequence[int],
     alone: bool,
 ) -> Iterator[str]:
-    """What explains a difference, the most certain first."""
+    """Yields likely causes of a difference, the most certain first."""
     size, layers = len(ranks), {*one.facts.layers, *ranks[0].facts.layers}
     warnings = [text for each in ranks for text in each.facts.warnings]
     if alone and any(_OWN_LOOP in text for text in warnings):

@@ -1,1 +1,1 @@
-"""`horovod.tensorflow.data`: the names of Horovod's compute service, for `--input-workers`."""
+"""`horovod.tensorflow.data`: the interface of Horovod's compute service, for `--input-workers`."""

@@ -1,7 +1,7 @@
-"""Horovod's names for tf.data service: ``gradring run --input-workers K`` is what they find.
+"""Horovod's compute service, backed by ``gradring run --input-workers K``.
 
-Horovod starts a compute service of its own beside the training, and hands out a file that says
-where it is. Here the launcher starts tf.data service with the job, so no file is read.
+Horovod starts a compute service beside the training, and writes its address to a file. Here the
+launcher starts tf.data service with the job, so the file is not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _calls = itertools.count()
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """Which service a program uses: that of this job.
+    """The configuration of a compute service, which is always this job's service.
 
     Examples:
         >>> from gradring.horovod.tensorflow.data import compute_service
@@ -48,7 +48,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
-        """The service of this job, whatever the file is called, and whether or not it exists.
+        """Returns the service of this job; the file is not read and need not exist.
 
         Raises:
             gradring.errors.ConfigError: The job has no service.
@@ -59,19 +59,19 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
-        """What `to_dict` has made."""
+        """Converts the result of `to_dict`."""
         return TfDataServiceConfig(**{**config, "key": bytes.fromhex(config["key"])})
 
     def to_dict(self) -> dict[str, Any]:
-        """As what JSON takes."""
+        """Converts the configuration to values for JSON."""
         return {**asdict(self), "key": self.key.hex()}
 
     def write(self, filename: str) -> None:
-        """Writes the file that `read` does not need."""
+        """Writes the configuration to a file, which `read` does not need."""
         Path(filename).write_text(json.dumps(self.to_dict()))
 
     def compute_client(self, verbose: int = 1) -> NoReturn:
-        """Horovod's way to end its service.
+        """Raises an error: programs cannot end the service.
 
         Raises:
             NotImplementedError: Always.
@@ -83,10 +83,10 @@ class TfDataServiceConfig:
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """The ``service`` for what ``tf.data.experimental.service`` has.
+    """Yields the argument ``service`` for functions of ``tf.data.experimental.service``.
 
     Yields:
-        ``grpc://host:port``.
+        Text of the form ``grpc://host:port``.
 
     Raises:
         gradring.errors.ConfigError: The job has no service.
@@ -113,21 +113,21 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> tf.data.Dataset:
-    """Has input workers read a dataset; also a method of `tf.data.Dataset`.
+    """Makes input workers read a dataset; also a method of `tf.data.Dataset`.
 
     Args:
-        dataset: As for `gradring.tensorflow.distribute_input`.
-        compute_config: Which service.
-        rank: The caller's.
-        size: How many ranks there are, for `round_robin`.
-        reuse_dataset: Each element goes to one rank; else each rank gets all of them.
+        dataset: As in `gradring.tensorflow.distribute_input`.
+        compute_config: The service.
+        rank: The caller's rank.
+        size: Number of ranks, for `round_robin`.
+        reuse_dataset: True to send each element to one rank; False sends all elements to each rank.
         round_robin: With `reuse_dataset`, ranks take elements in turn; `dataset` must be endless.
 
     Returns:
-        What the ranks read.
+        The dataset for the ranks.
 
     Raises:
-        gradring.errors.ConfigError: The job has no service, or `dataset` is not for one.
+        gradring.errors.ConfigError: The job has no service, or `dataset` cannot be sent to one.
         RuntimeError: `compute_config` is for a dispatcher in the ranks.
 
     Examples:
@@ -148,7 +148,7 @@ def send_to_data_service(
         tf.data.experimental.service.distribute(
             processing_mode="distributed_epoch",
             service=_service(),
-            # Of two datasets with one name, the second would have the elements of the first.
+            # A second dataset with the same name would get the elements of the first.
             job_name=f"job-{next(_calls)}" if reuse_dataset else None,
             consumer_index=rank if in_turn else None,
             num_consumers=size if in_turn else None,
@@ -160,7 +160,7 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig, timeout: int | None = None) -> NoReturn:
-    """What Horovod runs in processes that read.
+    """Raises an error: the launcher starts the input workers.
 
     Raises:
         NotImplementedError: Always.

@@ -1,6 +1,6 @@
 """`horovod.tensorflow.keras`, over gradring: ``import gradring.horovod.tensorflow.keras as hvd``.
 
-For Keras 3, and for `tf_keras` where TensorFlow uses it (``TF_USE_LEGACY_KERAS=1``).
+Works with Keras 3, and with `tf_keras` if TensorFlow uses it (``TF_USE_LEGACY_KERAS=1``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def DistributedOptimizer(
     process_set: process_sets.ProcessSet = process_sets.global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `gradring.horovod.tensorflow.DistributedOptimizer`, its arguments in another order.
+    """Calls `gradring.horovod.tensorflow.DistributedOptimizer`; the order of arguments differs.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -77,13 +77,13 @@ def DistributedOptimizer(
 def PartialDistributedOptimizer(
     optimizer: Any, *args: Any, local_layers: Any = (), **kwargs: Any
 ) -> Any:
-    """A `DistributedOptimizer` that keeps the gradients of some layers on their rank.
+    """Returns a `DistributedOptimizer` that does not reduce the gradients of some layers.
 
     Args:
-        optimizer: As for `DistributedOptimizer`.
-        args: As for `DistributedOptimizer`.
-        local_layers: A layer, or several.
-        kwargs: As for `DistributedOptimizer`.
+        optimizer: As in `DistributedOptimizer`.
+        args: As in `DistributedOptimizer`.
+        local_layers: One or several layers.
+        kwargs: As in `DistributedOptimizer`.
 
     Examples:
         >>> shared, own = (
@@ -109,13 +109,13 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """As Keras' `load_model`; the model's optimizer, with its state, reduces gradients.
+    """Loads a model as Keras does; its optimizer keeps its state and reduces gradients.
 
     Args:
-        filepath: What was saved, with this optimizer or an ordinary one.
+        filepath: A file saved with a distributed or an ordinary optimizer.
         custom_optimizers: Classes of optimizers that Keras does not know.
-        custom_objects: As for Keras.
-        compression: How gradients travel.
+        custom_objects: As in Keras.
+        compression: Compression on the wire.
         legacy_opts: Has no effect.
 
     Examples:
@@ -145,7 +145,7 @@ def allreduce(
     op: ReduceOp | None = None,
     compression: type[Compressor] = Compression.none,
 ) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.allreduce`, its arguments in another order.
+    """Calls `gradring.horovod.tensorflow.allreduce`; the order of arguments differs.
 
     Examples:
         >>> hvd.allreduce([1.0, 10.0 * hvd.rank()], "metrics").numpy()
@@ -165,7 +165,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.allgather`.
+    """Calls `gradring.horovod.tensorflow.allgather`.
 
     Examples:
         >>> hvd.allgather([[hvd.rank(), 7]]).numpy()
@@ -176,7 +176,7 @@ def allgather(value: Any, name: str | None = None) -> tf.Tensor:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.broadcast`.
+    """Calls `gradring.horovod.tensorflow.broadcast`.
 
     Examples:
         >>> hvd.broadcast([hvd.rank(), 7], 1).numpy()
@@ -186,7 +186,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
 
 
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> tf.Tensor:
-    """As `gradring.horovod.tensorflow.reducescatter`.
+    """Calls `gradring.horovod.tensorflow.reducescatter`.
 
     Examples:
         >>> hvd.reducescatter([1.0, 2.0], op=hvd.Sum).numpy()  # rank 1 gets [4.]

@@ -1,4 +1,4 @@
-"""Horovod's callbacks for Keras' `fit`: Keras 3, or `tf_keras` where TensorFlow uses it."""
+"""Horovod's callbacks for `fit` of Keras 3, or of `tf_keras` if TensorFlow uses it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives every rank the root's model and optimizer, after the first batch.
+    """A callback that gives every rank the root's model and optimizer after the first batch.
 
     Examples:
         >>> own = keras.layers.Dense(1, use_bias=False)
@@ -43,12 +43,12 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None
     ) -> None:
-        """Says whose variables win.
+        """Takes the root and the excluded variables.
 
         Args:
-            root_rank: The rank.
+            root_rank: The root.
             device: Has no effect: tensors are on CPUs.
-            local_variables: Those that stay as they are.
+            local_variables: Variables that are not broadcast.
         """
         super().__init__()
         self._root_rank = root_rank
@@ -57,18 +57,18 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._is_done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable as it is."""
+        """Excludes a variable from the broadcast."""
         self._local.add(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """In an elastic job, ranks that have joined come to their first batch with the others."""
+        """Makes the next batch broadcast again, for new ranks of an elastic job."""
         self._is_done = False
-        # The first step is traced before they are broadcast.
+        # The first step is traced before the broadcast, and must know of it.
         own = [variable for variable in self.model.variables if variable not in self._local]
         note_shared(own, communicator_of(global_process_set))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After the first batch the optimizer has its variables, too."""
+        """Broadcasts after the first batch, when the optimizer has its variables too."""
         if self._is_done:
             return
         variables = [*self.model.variables, *optimizer_variables(self.model.optimizer)]
@@ -78,7 +78,7 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the logs of an epoch over all ranks, for the callbacks that follow it.
+    """A callback that averages the logs of an epoch over all ranks, for later callbacks.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -91,7 +91,7 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, device: str = "") -> None:
-        """Needs nothing.
+        """Makes the callback.
 
         Args:
             device: Has no effect: tensors are on CPUs.
@@ -99,7 +99,7 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The logs are those of this rank until now."""
+        """Replaces this rank's logs by the averages."""
         if logs:
             names = sorted(logs)
             own = tf.constant([float(logs[name]) for name in names], tf.float64)
@@ -108,7 +108,7 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets the learning rate to ``initial_lr * multiplier`` in some epochs.
+    """A callback that sets the learning rate to ``initial_lr * multiplier`` in some epochs.
 
     Examples:
         >>> schedule = hvd.callbacks.LearningRateScheduleCallback(0.5, 0.5, start_epoch=2)
@@ -131,23 +131,22 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Says which learning rate, and when.
+        """Takes the schedule.
 
         Args:
             initial_lr: The learning rate at the start.
-            multiplier: What it is multiplied by: a function of the epoch, or a number that is
-                raised to the power of the epochs since `start_epoch`.
-            start_epoch: The first epoch that it is for.
-            end_epoch: The first epoch that it is not for any more; default: none.
-            staircase: Whether it changes with epochs; else with batches, and the function gets
-                fractions of an epoch.
-            momentum_correction: For a batch with another learning rate than before, multiplies the
-                momentum as much. Keras 3 and `tf_keras` take the momentum for a constant, which
-                cannot change: there is a warning then.
-            steps_per_epoch: Default: what `fit` says.
+            multiplier: A function of the epoch; or a number, which is raised to the power of the
+                epochs since `start_epoch`.
+            start_epoch: First epoch of the schedule.
+            end_epoch: First epoch after the schedule; default: no end.
+            staircase: True to change the rate with each epoch; False changes it with each batch,
+                and the function gets fractions of an epoch.
+            momentum_correction: Horovod scales the momentum with the learning rate. Keras 3 and
+                `tf_keras` treat the momentum as a constant, so here True only gives a warning.
+            steps_per_epoch: Number of steps of an epoch; default: the number in `fit`.
 
         Raises:
-            ValueError: There is no `initial_lr`.
+            ValueError: `initial_lr` is None.
         """
         super().__init__()
         if initial_lr is None:
@@ -162,16 +161,16 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._epoch = 0
 
     def multiplier(self, epoch: float) -> float:
-        """By what `initial_lr` is multiplied."""
+        """Returns the factor of `initial_lr` in an epoch."""
         if callable(self._multiplier):
             return self._multiplier(epoch)
         return float(self._multiplier ** (epoch - self.start_epoch))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Finds how many steps an epoch has.
+        """Determines the number of steps of an epoch.
 
         Raises:
-            ValueError: `fit` does not say it.
+            ValueError: `fit` does not know the number.
         """
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
@@ -186,11 +185,11 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Batches of this epoch follow."""
+        """Records the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the learning rate, where it is this callback's turn."""
+        """Sets the learning rate, if the schedule covers this batch."""
         ended = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or ended or (self.staircase and batch > 0):
             return
@@ -199,7 +198,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self.model.optimizer.learning_rate = rate
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The logs get the learning rate."""
+        """Adds the learning rate to the logs."""
         if logs is not None:
             logs["lr"] = self._rate()
 
@@ -208,7 +207,7 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``, batch by batch.
+    """A callback that raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr``.
 
     P. Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017).
 
@@ -231,18 +230,18 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Says how slowly.
+        """Takes the length of the warm-up.
 
         Args:
             initial_lr: The learning rate at the end.
-            warmup_epochs: In so many epochs.
-            momentum_correction: As for `LearningRateScheduleCallback`.
-            steps_per_epoch: As for `LearningRateScheduleCallback`.
-            verbose: 1: rank 0 prints a line at the end.
+            warmup_epochs: Length of the warm-up in epochs.
+            momentum_correction: As in `LearningRateScheduleCallback`.
+            steps_per_epoch: As in `LearningRateScheduleCallback`.
+            verbose: 1 to print a line on rank 0 at the end.
         """
 
         def multiplier(epoch: float) -> float:
-            # The last batch of an epoch has the round number.
+            # The last batch of an epoch counts as the whole epoch.
             done = (epoch + 1 / (self.steps_per_epoch or 1)) / warmup_epochs
             return (1 + done * (basics.size() - 1)) / basics.size()
 
@@ -257,7 +256,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The last one may say so."""
+        """Adds the learning rate to the logs, and prints a line after the last epoch."""
         super().on_epoch_end(epoch, logs)
         if self._verbose and self.end_epoch == epoch + 1 and basics.rank() == 0:
             print(f"\nEpoch {epoch + 1}: the learning rate is warm, {self._rate():g}.")

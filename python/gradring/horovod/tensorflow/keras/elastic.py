@@ -18,7 +18,7 @@ __all__ = [
 
 
 class KerasState(TensorFlowKerasState):
-    """A model, its optimizer, and values such as ``batch`` and ``epoch``.
+    """A state of a model, its optimizer, and values such as ``batch`` and ``epoch``.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
@@ -36,7 +36,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Commits a state every few batches, and at the end of every epoch.
+    """A callback that commits a state every few batches and at the end of every epoch.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -54,11 +54,11 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        """Says what, and how often.
+        """Takes the state and the interval.
 
         Args:
-            state: What to commit, on every rank.
-            batches_per_commit: How many batches are between two commits.
+            state: The state to commit, on every rank.
+            batches_per_commit: Number of batches between two commits.
         """
         super().__init__()
         self.state = state
@@ -66,28 +66,28 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._since = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts from here."""
+        """Resets the count of batches."""
         self._since = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits, when it is time."""
+        """Commits after every `batches_per_commit` batches."""
         self._since += 1
         if self._since >= self.batches_per_commit:
             self._since = 0
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commits."""
+        """Commits at the end of an epoch."""
         self._since = 0
         self.commit()
 
     def commit(self) -> None:
-        """Commits now; a subclass may do more."""
+        """Commits now; a subclass can override it."""
         self.state.commit()
 
 
 class UpdateBatchStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes in ``state.batch`` which batch of an epoch comes next.
+    """A callback that keeps the index of the next batch in ``state.batch``.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -107,30 +107,30 @@ class UpdateBatchStateCallback(tf.keras.callbacks.Callback):  # type: ignore[mis
     """
 
     def __init__(self, state: State) -> None:
-        """Says where.
+        """Takes the state.
 
         Args:
-            state: It has a value `batch`.
+            state: A state with a value `batch`.
         """
         super().__init__()
         self._state = state
         self._before = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """In the middle of an epoch, `fit` begins its count anew."""
+        """Records the start: if training resumes inside an epoch, `fit` counts from 0 again."""
         self._before = self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """One batch more."""
+        """Stores the index of the next batch."""
         self._state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The next epoch begins with its first batch."""
+        """Resets the index for the next epoch."""
         self._state.batch = 0
 
 
 class UpdateEpochStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes in ``state.epoch`` how many epochs have ended.
+    """A callback that keeps the number of finished epochs in ``state.epoch``.
 
     Examples:
         >>> model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
@@ -144,20 +144,20 @@ class UpdateEpochStateCallback(tf.keras.callbacks.Callback):  # type: ignore[mis
     """
 
     def __init__(self, state: State) -> None:
-        """Says where.
+        """Takes the state.
 
         Args:
-            state: It has a value `epoch`.
+            state: A state with a value `epoch`.
         """
         super().__init__()
         self._state = state
         self._before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """`fit` may count its epochs from 0."""
+        """Records the start: `fit` can count its epochs from 0."""
         self._before = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """One epoch more."""
+        """Stores the number of finished epochs."""
         first = self.params.get("initial_epoch", 0)
         self._state.epoch = self._before + epoch + 1 - first

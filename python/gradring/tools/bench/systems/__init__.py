@@ -1,16 +1,16 @@
 """The systems that can be measured: gradring itself, and its peers, one file each.
 
 ====================  ===================================================================
-``system``            what a system and a peer's file have to provide
+``system``            the interfaces of a system and of a peer's file
 ``own``               gradring over numpy arrays
 ``link``              the raw links below, as the limit
 ``tensorflow``        TensorFlow's own collectives, and gradring inside TensorFlow
 ``gloo``              Gloo, from PyTorch
 ``mpi``, ``mpi_rank``  Open MPI over TCP and shared memory, in ranks of its own
-``agree``             ports that all ranks know
+``agree``             ports and addresses that all ranks know
 ====================  ===================================================================
 
-To add a peer, write its file and name it in `PEERS`.
+Each peer has a file, and its name in `PEERS`.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ __all__ = ["PEERS", "LocalReduction", "Peer", "System", "load_peer"]
 
 
 def load_peer(name: str) -> Peer:
-    """The module of one of `PEERS`; imports nothing of the peer itself."""
+    """Returns the module of one of `PEERS`; imports nothing of the peer itself."""
     return cast(Peer, importlib.import_module(f"{__name__}.{name}"))

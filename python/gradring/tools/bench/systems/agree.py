@@ -1,4 +1,4 @@
-"""Addresses and free ports at which the ranks of a benchmark find each other; all know them."""
+"""Addresses and free ports for the ranks of a benchmark, known to all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradring.machine.ports import LOOPBACK, free_ports
 
 
 def agree_on_ports(comm: Communicator, count: int) -> list[int]:
-    """Free ports that rank 0 has found; all ranks call it and get the same."""
+    """Returns free ports of rank 0's host; all ranks call it and get the same."""
     ports = np.zeros(count, np.int64)
     if comm.rank == 0:
         ports[:] = free_ports(count)
@@ -23,13 +23,13 @@ def agree_on_ports(comm: Communicator, count: int) -> list[int]:
 
 
 def agree_on_addresses(comm: Communicator) -> list[str]:
-    """Each rank's host: its address in a simulated network, else loopback; all ranks call it."""
+    """Returns each rank's address: in a simulated network, else loopback; all ranks call it."""
     own = np.array([int(IPv4Address(own_address()))], np.int64)
     return [str(IPv4Address(int(address))) for address in comm.all_gather(own).ravel()]
 
 
 def own_address() -> str:
-    """By which the other ranks reach this one."""
+    """Returns the address at which the other ranks reach this one."""
     rendezvous = os.environ.get(parse.RENDEZVOUS)
     if rendezvous is None:
         return LOOPBACK

@@ -1,7 +1,7 @@
 """Gloo, as PyTorch's `torch.distributed` uses it, in place, over TCP.
 
-It runs in the processes of our own ranks, one thread each; PyTorch's thread pools take no part in
-an all-reduce. The tensor shares its memory with a numpy array.
+Gloo runs in the processes of our own ranks, with one thread each; PyTorch's thread pools are not
+used in an all-reduce. The tensor shares its memory with a numpy array.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
 
 
 def missing() -> str | None:
-    """PyTorch; its build for CPUs is enough, and a tenth of the size."""
+    """Returns how to install PyTorch if it is missing; the small build for CPUs is enough."""
     return missing_module("gloo", "torch", INSTALL)
 
 
 def version() -> str:
-    """Of PyTorch, which contains Gloo."""
+    """Returns the version of PyTorch, which contains Gloo."""
     return f"gloo (torch {metadata.version('torch')})"
 
 
 def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
-    """It has no mean, and numpy arrays of bfloat16 cannot be lent to it."""
+    """Refuses means, which Gloo lacks, and bfloat16, which numpy cannot share with PyTorch."""
     if dtype not in DTYPES:
         return f"gloo is not measured with {dtype}; choose one of {', '.join(DTYPES)}"
     if op not in OPS:

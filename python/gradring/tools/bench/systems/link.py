@@ -1,10 +1,10 @@
-"""The raw links of a ring: what all-reduce over TCP could reach if it only moved bytes.
+"""The raw links of a ring: the limit of all-reduce over TCP if it only moved bytes.
 
-Every rank sends to the next one while it receives as many bytes from the one before, through TCP
-connections as gradring's are: two ranks have one for both directions, more have one to each
-neighbour. One thread polls for both directions.
-Nothing is computed. What is sent comes out of a buffer of the all-reduce's size and goes into
-another one, or, as ``link in cache``, both are one block that never leaves the cache.
+Every rank sends to the next rank while it receives as many bytes from the previous one. The TCP
+connections are like gradring's: two ranks have one for both directions, more ranks have one to each
+neighbour. One thread polls for both directions, and nothing is computed. ``link`` sends from a
+buffer of the all-reduce's size into another one. ``link in cache`` repeats one block that stays in
+the cache.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gradring.tools.bench.values import Problem
 
 NAME = "link"
 CACHED_NAME = "link in cache"
-#: What repeats in cache; 1 MiB is the fastest over loopback.
+#: Size of the block that is repeated in cache; 1 MiB is the fastest over loopback.
 CACHED_BYTES = 1 << 20
-#: Of a buffer whose time the bandwidth of the links decides, and not their latency.
+#: Smallest buffer whose time depends on the bandwidth of the links, not on their latency.
 LEAST_BYTES = 4 << 20
-#: Without any progress.
+#: Time limit without progress.
 TIMEOUT_S = 60.0
 
 
 class Link:
-    """This rank's ends of two links: to the next rank and from the one before."""
+    """This rank's ends of two links: to the next rank and from the previous one."""
 
     def __init__(
         self, following: socket.socket, previous: socket.socket, *, same_host: bool = True
     ) -> None:
-        """Takes over two connections, or two descriptors of one; the caller closes them."""
+        """Uses two connections, or two descriptors of one; the caller closes them."""
         self._next, self._previous = following, previous
         for end in (following, previous):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,7 +50,7 @@ class Link:
                 _choose_congestion(end)
 
     def exchange(self, sent: memoryview, received: memoryview, count: int) -> None:
-        """Sends ``count`` bytes, which repeat ``sent``, and receives as many likewise, at once."""
+        """Sends ``count`` bytes, repeating ``sent``, and at the same time receives as many."""
         self._next.setblocking(False)
         self._previous.setblocking(False)
         poller = select.poll()
@@ -74,16 +74,16 @@ class Link:
                     poller.unregister(descriptor)
 
     def descriptors(self) -> tuple[int, int]:
-        """Of the link to the next rank, and of that from the one before."""
+        """Returns the descriptors of the links to the next and from the previous rank."""
         return self._next.fileno(), self._previous.fileno()
 
     def congestion_control(self) -> str:
-        """The TCP congestion control of what this rank sends."""
+        """Returns the TCP congestion control of the outgoing connection."""
         name = self._next.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         return name.rstrip(b"\0").decode()
 
     def round_trip(self, rank: int, world_size: int) -> float:
-        """Sends 4 bytes around the ring, all ranks in turn; the time on rank 0, in seconds."""
+        """Sends 4 bytes once around the ring; returns the time in seconds, valid on rank 0."""
         for end in (self._next, self._previous):
             end.settimeout(TIMEOUT_S)
         start = time.perf_counter()
@@ -96,9 +96,9 @@ class Link:
 
 
 def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
-    """Connects every rank with the next one; all ranks call it together.
+    """Connects every rank with the next one; all ranks must call it.
 
-    Two ranks get one connection, which each of them polls by a descriptor for each direction.
+    Two ranks have one connection, which each polls with a descriptor per direction.
     """
     ports = agree_on_ports(comm, comm.world_size)
     addresses = agree_on_addresses(comm)
@@ -106,7 +106,8 @@ def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
     with socket.create_server((addresses[comm.rank], ports[comm.rank])) as server:
         server.settimeout(TIMEOUT_S)
         if same_host:
-            # Before anything is connected: Linux goes on pacing what began with BBR.
+            # Before anything is connected: Linux continues to pace a connection that began with
+            # BBR.
             _choose_congestion(server)
         comm.barrier()
         ends: list[socket.socket] = []
@@ -126,7 +127,7 @@ def open_ring(comm: Communicator, closing: contextlib.ExitStack) -> Link:
 
 
 def _choose_congestion(end: socket.socket) -> None:
-    """As gradring does inside a host, unless it is told to leave the system's."""
+    """Chooses reno as gradring does inside a host, unless the setting keeps the system's."""
     if os.environ.get("GRADRING_TCP_CONGESTION") != "system":
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
@@ -134,8 +135,8 @@ def _choose_congestion(end: socket.socket) -> None:
 class Exchange(LocalReduction):
     """One exchange on every link of the ring.
 
-    Each rank sends ``count`` bytes, which repeat one block of ``block_bytes``, and receives as
-    many into another such block, which is the result.
+    Each rank sends ``count`` bytes, repeating one block of ``block_bytes``, and receives as many
+    into another block of this size, which is the result.
     """
 
     def __init__(
@@ -149,22 +150,22 @@ class Exchange(LocalReduction):
         self._received = np.empty_like(self._sent)
 
     def reset(self) -> None:
-        """Spoils what was received."""
+        """Overwrites the bytes received last."""
         self._received.fill(255)
 
     def run(self) -> None:
-        """Sends and receives."""
+        """Runs one exchange."""
         self._link.exchange(self._sent.data, self._received.data, self._count)
 
     def result(self) -> NDArray[Any]:
-        """The bytes received last, which repeat one block."""
+        """Returns the last block received."""
         return self._received
 
 
 def open_link(comm: Communicator, closing: contextlib.ExitStack) -> Sequence[System]:
-    """The raw links, if there are others to be linked to.
+    """Returns the raw links as systems, if there are several ranks.
 
-    They move what a ring all-reduce has to move, in the same turns as the systems do.
+    They move as many bytes as a ring all-reduce, in turns with the other systems.
     """
     if comm.world_size == 1:
         return []

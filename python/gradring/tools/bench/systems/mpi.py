@@ -1,16 +1,16 @@
 """Open MPI or Intel MPI through mpi4py, in place: over TCP, and through shared memory.
 
-Which of the two is decided by the `mpirun` of this environment; one environment has one of them.
+The `mpirun` of this environment decides between the two; an environment has only one.
 
-An MPI process has one transport for its whole life, and `mpirun` starts it. So each of the two has
-ranks of its own, started by our rank 0, which tells them through a pipe what to measure: see
-`mpi_rank`. Between commands they sleep in the kernel, because a rank that waits inside of MPI
-spins and takes the core from the system whose turn it is.
+An MPI process has one transport for its whole life, and `mpirun` starts it. So each transport has
+MPI ranks of its own. Our rank 0 starts them, and sends them commands through a pipe: see
+`mpi_rank`. Between commands they sleep in the kernel. A rank that waits inside of MPI would spin
+and occupy the core of the system being measured.
 
-They are not bound to cores, like the ranks of all others, and yield when there are more of them
-than cores.
+Like the ranks of all other systems, they are not bound to cores. They yield if there are more of
+them than cores.
 
-On simulated hosts, `mpi_host` takes the place of ssh.
+On simulated hosts, `mpi_host` replaces ssh.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
 
 @dataclass(frozen=True)
 class Transport:
-    """What Open MPI and Intel MPI call one of our transports.
+    """The settings of Open MPI and Intel MPI for one of our transports.
 
     Attributes:
         btl: Open MPI's byte transfer layers.
-        fabrics: Intel MPI's ``I_MPI_FABRICS``,
-        intranode: and its ``I_MPI_COLL_INTRANODE``: by default its collectives take shared memory
-            inside a host, whatever the fabric.
+        fabrics: Intel MPI's ``I_MPI_FABRICS``.
+        intranode: Intel MPI's ``I_MPI_COLL_INTRANODE``; by default its collectives use shared
+            memory inside a host for every fabric.
     """
 
     btl: str
@@ -70,12 +70,12 @@ TRANSPORTS = {
 #: Time for `mpirun` to start its ranks.
 START_UP_S = 60.0
 POLL_S = 0.1
-#: Time for `mpirun` to end when its ranks have.
+#: Time for `mpirun` to end after its ranks.
 END_S = 10.0
 
 
 def missing() -> str | None:
-    """mpi4py or `mpirun`, which is a package of its own."""
+    """Returns how to install mpi4py or `mpirun`, a separate package, if one is missing."""
     without_python = missing_module("mpi", "mpi4py", INSTALL)
     if without_python is not None or _mpirun() is not None:
         return without_python
@@ -83,12 +83,12 @@ def missing() -> str | None:
 
 
 def version() -> str:
-    """Of mpi4py and, in its own words, of `mpirun`."""
+    """Returns the versions of `mpirun`, as it prints it, and of mpi4py."""
     return f"mpi ({_launcher()}, mpi4py {metadata.version('mpi4py')})"
 
 
 def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
-    """It has no 16-bit floats and no mean, and Intel's finds no simulated hosts."""
+    """Refuses 16-bit floats and means, and simulated hosts under Intel MPI."""
     if dtype not in DTYPES:
         return f"mpi does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
     if op not in OPS:
@@ -99,7 +99,7 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
 
 
 def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) -> Sequence[System]:
-    """Starts a world of MPI ranks on rank 0 for each transport that makes sense here."""
+    """Starts a world of MPI ranks from rank 0 for each useful transport."""
     comm = groups[0]
     hosts = _Hosts(agree_on_addresses(comm), comm.all_gather([os.getpid()]).ravel().tolist())
     return [_world(comm, transport, closing, hosts) for transport in hosts.transports()]
@@ -107,29 +107,29 @@ def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) 
 
 @dataclass(frozen=True)
 class _Hosts:
-    """Where our ranks are: the address of each one's host, and its process."""
+    """The host's address and the process id of each of our ranks."""
 
     addresses: Sequence[str]
     processes: Sequence[int]
 
     def transports(self) -> tuple[str, ...]:
-        """Inside a host there is shared memory; between hosts there is not."""
+        """Returns the transports to measure: shared memory only for ranks of one host."""
         hosts = len(set(self.addresses))
         if hosts == 1:
             return ("tcp", "shm")
         return ("tcp", "shm+tcp") if len(self.addresses) > hosts else ("tcp",)
 
     def slots(self) -> list[str]:
-        """Of Open MPI, which numbers ranks by host as well; none inside one host."""
+        """Returns Open MPI's option for ranks per host; empty for one host."""
         ranks = collections.Counter(self.addresses)
         if len(ranks) == 1:
             return []
         return ["--host", ",".join(f"{address}:{count}" for address, count in ranks.items())]
 
     def settings(self) -> dict[str, str]:
-        """How Open MPI reaches them."""
+        """Returns Open MPI's settings to reach the hosts."""
         interface = str(interface_of(self.addresses[0]))
-        # Not every interface of this machine need reach all others.
+        # Perhaps not every interface of this machine reaches all others.
         settings = {"btl_tcp_if_include": interface}
         if len(set(self.addresses)) > 1:
             processes = dict(zip(self.addresses, self.processes, strict=True))
@@ -157,7 +157,7 @@ def _world(
 
 @dataclass
 class _Reduction:
-    """What the MPI ranks have made ready; our other ranks wait for rank 0 meanwhile."""
+    """A reduction prepared by the MPI ranks; our other ranks wait for rank 0 meanwhile."""
 
     _pipes: Sequence[Connection]
 
@@ -166,7 +166,7 @@ class _Reduction:
         barrier()
         for pipe in self._pipes:
             pipe.send(iterations)
-        # The answers are in the order of the ranks, and the time is that of rank 0.
+        # Reversed, so that the last answer, whose times are kept, is that of rank 0.
         for pipe in reversed(self._pipes):
             try:
                 answer: Samples = pipe.recv()
@@ -180,10 +180,10 @@ class _Reduction:
 
 @contextlib.contextmanager
 def _started(transport: str, hosts: _Hosts) -> Iterator[list[Connection]]:
-    """Runs MPI ranks, which end when their pipes are closed; the pipes, in rank order."""
+    """Runs MPI ranks and yields their pipes in rank order; closing the pipes ends the ranks."""
     world_size = len(hosts.addresses)
     with contextlib.ExitStack() as stack:
-        # Nobody else may connect: the directory is only for this user.
+        # The directory is private to this user, so nobody else can connect.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradring-mpi-"))
         address = str(Path(directory) / "socket")
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -220,7 +220,7 @@ def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
 
 
 def _environment(transport: str, world_size: int) -> dict[str, str]:
-    """What both need, Open MPI to work as root in a container, and Intel MPI for everything."""
+    """Returns the variables of Open MPI, for root in a container, and of Intel MPI."""
     return {
         **without_cluster_variables(os.environ),
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -261,13 +261,13 @@ def _end(mpirun: subprocess.Popen[bytes]) -> None:
 
 
 def _path() -> str:
-    """Intel's `mpirun` is a script that looks there for its other parts."""
+    """Returns a PATH on which Intel's `mpirun`, a script, finds its other programs."""
     return os.pathsep.join([str(Path(str(_mpirun())).parent), os.environ.get("PATH", os.defpath)])
 
 
 @functools.cache
 def _launcher() -> str:
-    """What `mpirun` calls itself."""
+    """Returns the first line of `mpirun --version`."""
     told = subprocess.run(
         [str(_mpirun()), "--version"],
         capture_output=True,
@@ -283,5 +283,5 @@ def _is_intel() -> bool:
 
 
 def _mpirun() -> str | None:
-    """That of this environment, which fits its mpi4py, or else the system's."""
+    """Returns the `mpirun` of this environment, which fits its mpi4py, or else the system's."""
     return shutil.which("mpirun", path=str(Path(sys.prefix) / "bin")) or shutil.which("mpirun")

@@ -1,7 +1,7 @@
-"""The stand-in for ssh that Open MPI runs: ``mpi_host.py ADDRESS=PID,... ADDRESS COMMAND...``.
+"""The replacement of ssh for Open MPI: ``mpi_host.py ADDRESS=PID,... ADDRESS COMMAND...``.
 
-The command gets the network and the cores of the process PID, which is one of our ranks on that
-simulated host, and a host name of its own: Open MPI takes daemons of one name for one and the same.
+The command gets the network and the cores of the process PID, one of our ranks on that simulated
+host. It also gets a host name of its own, because Open MPI identifies its daemons by the name.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Executes the command in the place of this process."""
+    """Replaces this process by the command."""
     networks, address, *words = sys.argv[1:]
     process = dict(pair.split("=") for pair in networks.split(","))[address]
     os.sched_setaffinity(0, os.sched_getaffinity(int(process)))

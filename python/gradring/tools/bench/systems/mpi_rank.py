@@ -1,8 +1,8 @@
 """One of the ranks that `mpirun` starts for `mpi`: ``mpi_rank.py SOCKET``.
 
-It connects to our rank 0, says its MPI rank, and then obeys: a `Problem` is prepared for its own
-rank; a number is how often to iterate, and answered with `Samples`. It ends when the connection
-does.
+The process connects to our rank 0, sends its MPI rank, and then handles commands. A `Problem`
+prepares a reduction for its own rank. A number runs this many iterations, and the reply is
+`Samples`. The process ends with the connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradring.tools.bench.values import Problem
 
 
 def main(address: str) -> None:
-    """Serves one connection."""
+    """Handles the commands of one connection."""
     import mpi4py
 
     mpi4py.rc.thread_level = "single"  # no locks
@@ -43,8 +43,8 @@ def main(address: str) -> None:
             else:
                 assert reduction is not None
                 samples = reduction.iterate(command, world.Barrier)
-                # A rank that leaves MPI may owe bytes that another rank still waits for, and sends
-                # them only inside of MPI.
+                # MPI sends pending bytes only inside of its calls; the barrier keeps every rank
+                # inside until all have their bytes.
                 world.Barrier()
                 pipe.send(samples)
 

@@ -12,16 +12,16 @@ from gradring.tools.bench.values import Problem
 def own_system(
     comm: Communicator, transport: str | None = None, *, automatic: bool = False
 ) -> System:
-    """`Communicator.all_reduce`.
+    """Returns `Communicator.all_reduce` as a system.
 
     Args:
-        comm: What reduces.
-        transport: How the table calls it; by default as the communicator does.
-        automatic: Whether the name has to say that gradring chose the transport.
+        comm: The group.
+        transport: Name of the transport in the table; default: the communicator's name.
+        automatic: True to show in the name that gradring chose the transport.
     """
 
     def prepare(problem: Problem) -> InPlace:
-        # By position: keywords of a partial cost as much as a tenth of the smallest all-reduce.
+        # Positional, since keywords of a partial take a tenth of the smallest all-reduce's time.
         return InPlace(problem, lambda buffer: partial(comm.all_reduce, buffer, problem.op))
 
     stats = comm.stats()

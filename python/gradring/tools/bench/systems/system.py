@@ -1,4 +1,4 @@
-"""The interface of a system, and of the file of a peer."""
+"""The interfaces of a system and of a peer's module."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gradring.tools.bench.values import Problem
 
 @dataclass(frozen=True)
 class Samples:
-    """What some iterations gave on this rank.
+    """The result of some iterations on this rank.
 
     Attributes:
-        durations_s: Time of each in seconds; only rank 0's count.
-        wrong: Elements that were not as expected, over all of them.
-        cpu_s: Processor time of all threads of the processes that reduced, inside of the durations.
+        durations_s: Time of each iteration in seconds; only rank 0's are used.
+        wrong: Number of unexpected elements, over all iterations.
+        cpu_s: Processor time of all threads of the reducing processes, within the durations.
     """
 
     durations_s: list[float]
@@ -34,20 +34,20 @@ class Samples:
 
 
 class Reduction(Protocol):
-    """One all-reduce of one size, made ready to be repeated."""
+    """One prepared all-reduce of one size, which can be repeated."""
 
     def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
-        """Performs it that many times, each timed from a barrier on, and checks each result."""
+        """Runs it `iterations` times, each timed after a barrier, and checks each result."""
 
 
 class LocalReduction(ABC):
-    """A reduction that happens in this process."""
+    """A reduction in this process."""
 
     def __init__(self, expected: NDArray[Any]) -> None:
         self.expected = expected
 
     def iterate(self, iterations: int, barrier: Callable[[], None]) -> Samples:
-        """Only what stands between the two clock readings is timed."""
+        """Times `run` only; `reset`, the barrier and the check are not included."""
         durations_s, wrong, cpu_s = [], 0, 0.0
         for _ in range(iterations):
             self.reset()
@@ -60,12 +60,12 @@ class LocalReduction(ABC):
         return Samples(durations_s, wrong, cpu_s)
 
     def count_wrong(self) -> int:
-        """Elements of the last result that are not as expected."""
+        """Returns the number of unexpected elements of the last result."""
         return values.count_wrong(self.result(), self.expected)
 
     @abstractmethod
     def reset(self) -> None:
-        """Puts the input in place and spoils the last result; not timed."""
+        """Copies the input into place and overwrites the last result; not timed."""
 
     @abstractmethod
     def run(self) -> None:
@@ -73,11 +73,11 @@ class LocalReduction(ABC):
 
     @abstractmethod
     def result(self) -> NDArray[Any]:
-        """What the last run produced; not timed."""
+        """Returns the result of the last run; not timed."""
 
 
 class InPlace(LocalReduction):
-    """An all-reduce that overwrites its buffer; the source is copied into it before each."""
+    """An all-reduce that overwrites its buffer; the source is copied into it before each run."""
 
     def __init__(
         self, problem: Problem, bound: Callable[[NDArray[Any]], Callable[[], object]]
@@ -85,8 +85,8 @@ class InPlace(LocalReduction):
         """Makes the buffer.
 
         Args:
-            problem: What is to be reduced.
-            bound: Given the buffer, returns what reduces it.
+            problem: The values to reduce.
+            bound: Returns a function that reduces a given buffer.
         """
         super().__init__(problem.expected())
         self._source = problem.source()
@@ -102,20 +102,20 @@ class InPlace(LocalReduction):
         self._reduce()
 
     def result(self) -> NDArray[Any]:
-        """The buffer."""
+        """Returns the buffer."""
         return self._buffer
 
 
 @dataclass(frozen=True)
 class System:
-    """Something that performs all-reduces among the ranks.
+    """An implementation of all-reduce between the ranks.
 
     Attributes:
-        name: As it stands in the table.
-        transport: What carries the bytes.
-        prepare: Makes an all-reduce ready; may enter collectives of its own; None: not at this
-            size.
-        algorithm: How the bytes were reduced; asked after a run.
+        name: Name in the table.
+        transport: Transport of the bytes.
+        prepare: Prepares an all-reduce, perhaps with collectives of its own; returns None if this
+            size is not measured.
+        algorithm: Returns the algorithm of the last run.
     """
 
     name: str
@@ -125,30 +125,31 @@ class System:
 
 
 class Peer(Protocol):
-    """What the module of a peer in this package has."""
+    """The interface of a peer's module in this package."""
 
     def missing(self) -> str | None:
-        """What is not installed here, with the command that installs it; None if all is there."""
+        """Returns the missing package with the command to install it; None if all are installed."""
 
     def refusal(self, dtype: str, op: str, world_size: int, hosts: int) -> str | None:
-        """Why it cannot be compared in this, as a message; None if it can."""
+        """Returns the reason why the peer cannot be compared here; None if it can."""
 
     def version(self) -> str:
-        """Its name and version, once it is known not to be missing."""
+        """Returns the peer's name and version; it must be installed."""
 
     def open_systems(
         self, groups: Sequence[Communicator], closing: contextlib.ExitStack
     ) -> Sequence[System]:
-        """Sets the peer up among the ranks of ``groups``, which all call it.
+        """Sets the peer up on the ranks of ``groups``; all ranks call it.
 
         Args:
-            groups: Of the same ranks, by transport and checksum; the first brings them together.
-            closing: For what has to end after the last measurement.
+            groups: Groups of the same ranks, by transport and checksum; the first serves for
+                set-up.
+            closing: Stack of resources to close after the last measurement.
         """
 
 
 def missing_module(name: str, module: str, install: str) -> str | None:
-    """The message of `Peer.missing` for a peer that is one Python module."""
+    """Returns the message of `Peer.missing` for a peer that is one Python module."""
     if importlib.util.find_spec(module) is not None:
         return None
     return f"{name} is not installed here; run: {install}"

@@ -7,12 +7,12 @@
 ``gradring-strategy``      `ReplicaContext.all_reduce` under our `CustomCollectiveStrategy`
 =========================  =====================================================================
 
-All are a `tf.function` that reads one variable and assigns the result to another. Nothing can
-be folded, since the source is a variable. The assignment is an effect, so that the op cannot be
-pruned; it takes over the op's output without a copy, and nothing is read back to numpy while the
-clock runs. A call returns when the assignment has been made. What the clock sees besides the
-collective is the call of a `tf.function`, as in a training step. An output has new memory in each
-iteration, because TensorFlow never overwrites a variable's value with a result.
+Each is a `tf.function` that reads one variable and assigns the result to another. TensorFlow cannot
+fold constants, since the source is a variable. The assignment is a side effect, so TensorFlow
+cannot prune the op. It takes the op's output without a copy, and nothing is read back to numpy
+during the measurement. A call returns after the assignment. So the measured time is that of the
+collective and of the call of a `tf.function`, as in a training step. An output has new memory in
+each iteration, because TensorFlow never overwrites a variable's value with a result.
 
 Thread pools have TensorFlow's default sizes: all cores for every rank.
 """
@@ -37,19 +37,20 @@ from gradring.tools.bench.values import Problem
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 FINAL_OPS = {"sum": "Id", "mean": "Div"}
-#: Far from the keys that a strategy gives to its groups.
+#: Different from all group keys of strategies, which are small.
 GROUP_KEY = 1 << 20
-#: Of a tensor per device: about twice as fast at 100 MiB as the default, and no slower below.
+#: Subdivisions of a tensor per device: about twice as fast at 100 MiB as the default, and not
+#: slower for smaller sizes.
 SUBDIVISIONS = 4
 
 
 def missing() -> str | None:
-    """TensorFlow, of any kind."""
+    """Returns how to install TensorFlow if no build of it is installed."""
     return missing_module("tensorflow", "tensorflow", packages.advice(["tensorflow"]))
 
 
 def version() -> str:
-    """Of the package that brings it, which has more than one name."""
+    """Returns the version of the installed package, which has one of two names."""
     for package in ("tensorflow", "tensorflow-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return f"tensorflow {metadata.version(package)}"
@@ -57,7 +58,7 @@ def version() -> str:
 
 
 def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
-    """TensorFlow reduces fewer dtypes and ops, and divides where gradring multiplies by 1/N."""
+    """Refuses dtypes and ops that TensorFlow lacks, and means that it rounds differently."""
     if dtype not in DTYPES:
         return f"TensorFlow does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
     if op not in FINAL_OPS:
@@ -71,7 +72,7 @@ def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
 
 
 def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) -> Sequence[System]:
-    """Starts TensorFlow's collective server on every rank; TensorFlow must not be in use yet."""
+    """Starts TensorFlow's collective server on every rank, before any use of TensorFlow."""
     comm = groups[0]
     configure(comm)
     import tensorflow as tf
@@ -81,7 +82,7 @@ def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) 
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     device = f"/job:worker/replica:0/task:{comm.rank}/device:CPU:0"
     reduction = partial(partial, _Reduction, device)
-    # Without checksums, which come last.
+    # Groups with checksums come last, so reversed order keeps those without.
     by_transport = {group.stats()["transport"]: group for group in reversed(groups)}
     return [
         System("tensorflow-strategy", "grpc", reduction(_strategy_all_reduce(strategy))),
@@ -93,7 +94,7 @@ def open_systems(groups: Sequence[Communicator], closing: contextlib.ExitStack) 
 def _own_systems(
     comm: Communicator, reduction: Callable[[Callable[[Any, str], Any]], Any]
 ) -> list[System]:
-    """Gradring inside TensorFlow, over the transport of a group."""
+    """Returns gradring's op and strategy over the transport of a group."""
     import gradring.tensorflow
 
     def own_op(tensor: Any, op: str) -> Any:
@@ -140,7 +141,7 @@ class _Reduction(LocalReduction):
 
 
 def configure(comm: Communicator) -> None:
-    """Sets ``TF_CONFIG`` with ports that rank 0 has found, and the default thread pools."""
+    """Sets ``TF_CONFIG`` with free ports of rank 0's choice, and the default thread pools."""
     places = zip(agree_on_addresses(comm), agree_on_ports(comm, comm.world_size), strict=True)
     workers = [f"{address}:{port}" for address, port in places]
     os.environ["TF_CONFIG"] = tf_config_of(workers, comm.rank)
