@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -72,6 +73,26 @@ MEANS = {
     "by a root of a width": lambda x: tf.reduce_mean(x) / tf.sqrt(tf.cast(tf.shape(x)[1], x.dtype)),
     "in a function": lambda x: tf.function(tf.reduce_mean)(x),
 }
+#: With a static batch size of 8, which makes a constant of what counts samples.
+STATIC_MEANS = {
+    "by the shape": lambda x: tf.reduce_sum(x) / tf.cast(tf.shape(x)[0], x.dtype),
+    "by the size": lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x), x.dtype),
+    "and a factor": lambda x: 0.1 * tf.reduce_sum(tf.square(x)) / tf.cast(tf.shape(x)[0], x.dtype),
+    "by layers of Keras": lambda x: keras.ops.divide(
+        keras.regularizers.L2(0.1)(x), keras.ops.cast(keras.ops.shape(x)[0], x.dtype)
+    ),
+}
+STATIC_BY_NUMBER = {
+    "static": lambda x: tf.reduce_sum(x) / x.shape[0],
+    "reciprocal": lambda x: (1.0 / x.shape[0]) * tf.reduce_sum(x),
+    "and a mean": lambda x: tf.reduce_sum(x) / x.shape[0] + tf.reduce_mean(x),
+}
+STATIC_SUMS = {
+    "global": lambda x: tf.reduce_sum(x) / 16.0,
+    "global, cast": lambda x: tf.reduce_sum(x) / tf.cast(16, x.dtype),
+    "width": lambda x: tf.reduce_sum(x) / x.shape[1],
+    "times the samples": lambda x: tf.reduce_sum(x) * x.shape[0],
+}
 CURVED = {
     "root": lambda x: tf.sqrt(tf.reduce_mean(tf.square(x))),
     "product": lambda x: tf.reduce_sum(tf.reduce_mean(x, 0) * tf.reduce_mean(tf.square(x), 0)),
@@ -133,6 +154,23 @@ def test_a_sum_over_samples_is_told(kind: str, rows: int | None) -> None:
 def test_a_mean_is_told(kind: str) -> None:
     assert made(MEANS[kind]) == Extent()
     assert not made(MEANS[kind]).is_sum and not made(MEANS[kind]).is_curved
+
+
+@pytest.mark.parametrize("kind", STATIC_MEANS)
+def test_a_mean_by_a_static_number_of_samples_is_told(kind: str) -> None:
+    assert made(STATIC_MEANS[kind], 8) == made(STATIC_MEANS[kind]) == Extent()
+    assert not made(STATIC_MEANS[kind], 8).is_by_number
+
+
+@pytest.mark.parametrize("kind", STATIC_BY_NUMBER)
+def test_a_mean_by_an_equal_number_is_told(kind: str) -> None:
+    found = made(STATIC_BY_NUMBER[kind], 8)
+    assert found == Extent() and found.is_by_number
+
+
+@pytest.mark.parametrize("kind", STATIC_SUMS)
+def test_a_sum_by_another_static_number_is_told(kind: str) -> None:
+    assert made(STATIC_SUMS[kind], 8).is_sum
 
 
 @pytest.mark.parametrize("kind", CURVED)

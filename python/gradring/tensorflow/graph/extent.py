@@ -13,7 +13,7 @@ inputs all have degree 0 and whose output has rows for the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,10 @@ class Extent:
         of_data: True for a sum of the samples' values, such as that of a mask; False for a number
             of samples that comes from a shape.
         is_weighted: True for a quotient by a sum with `of_data`.
+        counts: Numbers of samples and of elements that a sum adds up, where the graph has a static
+            batch size. Comparisons of extents ignore this field.
+        is_by_number: True for a sum that was divided by a constant equal to its number of samples,
+            and so counts as a mean. Comparisons of extents ignore this field.
         is_mean: True for a value of degree 0 that depends on several samples. Comparisons of
             extents ignore this field.
         is_curved: True for a function of means that is not linear, such as a root or a product. The
@@ -57,6 +61,8 @@ class Extent:
     is_mixed: bool = False
     of_data: bool = False
     is_weighted: bool = False
+    counts: tuple[int, int] | None = field(default=None, compare=False)
+    is_by_number: bool = field(default=False, compare=False)
     is_mean: bool = field(default=False, compare=False)
     is_curved: bool = field(default=False, compare=False)
     has_columns: bool = field(default=False, compare=False)
@@ -100,6 +106,7 @@ _UNKNOWN = Extent(degree=None)
 _MIXED = Extent(degree=None, is_mixed=True)
 _ROWS = Extent(has_rows=True)
 
+_Key = tuple[int, str]
 Rule = Callable[[tf.Operation, Sequence[Extent]], Extent]
 
 
@@ -116,7 +123,7 @@ def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> E
     known = {_key(each): _ROWS for each in batch if tf.is_symbolic_tensor(each)}
     known |= {_key(each): _MEAN for each in means if tf.is_symbolic_tensor(each)}
     try:
-        return _in_graph(tensor, known)
+        return _in_graph([tensor], known)[0]
     except (AttributeError, LookupError, TypeError, ValueError):
         return _UNKNOWN
 
@@ -131,7 +138,7 @@ def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:
     if extent_of(tensor, batch).depends:
         return False
     try:
-        return not any(_is_stateful(op) for op in _all_ancestors(tensor))
+        return not any(_is_stateful(op) for op in _all_ancestors([tensor], set()))
     except (AttributeError, LookupError, TypeError, ValueError):
         return False
 
@@ -144,14 +151,15 @@ def _is_stateful(op: tf.Operation) -> bool:
     return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
 
 
-def _all_ancestors(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the ancestors of a tensor, also those in graphs around its own."""
-    captured = _captured(tensor.graph)
-    for op in _ancestors(tensor):
+def _all_ancestors(tensors: Sequence[tf.Tensor], seen: set[_Key]) -> Iterator[tf.Operation]:
+    """Yields the ancestors of tensors of one graph, also those in graphs around it, once each."""
+    captured = _captured(tensors[0].graph) if tensors else {}
+    for op in _ancestors(tensors, seen):
+        seen.update(map(_key, op.outputs))
         yield op
         outer = captured.get(op.outputs[0].name) if op.outputs else None
         if tf.is_tensor(outer) and tf.is_symbolic_tensor(outer):
-            yield from _all_ancestors(outer)
+            yield from _all_ancestors([outer], seen)
 
 
 def reads(tensor: Any, handles: Sequence[Any]) -> bool:
@@ -160,14 +168,16 @@ def reads(tensor: Any, handles: Sequence[Any]) -> bool:
         return False
     captured = _captured(tensor.graph)
     taken = [
-        captured.get(op.inputs[0].name) for op in _ancestors(tensor) if op.type == "ReadVariableOp"
+        captured.get(op.inputs[0].name)
+        for op in _ancestors([tensor])
+        if op.type == "ReadVariableOp"
     ]
     return any(any(each is handle for handle in handles) for each in taken)
 
 
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
     """Returns the constant factors and divisors in a tensor's graph, or in its last operation."""
-    ops = [tensor.op] if last else _ancestors(tensor)
+    ops = [tensor.op] if last else _ancestors([tensor])
     graphs = [graph for op in ops if op.type in CALLS for graph in compat.called_graphs(op)]
     ops += [op for graph in graphs for op in graph.get_operations()]
     taken = [each for op in ops if op.type in _PRODUCTS for each in op.inputs]
@@ -175,7 +185,7 @@ def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
     return [float(value) for value in values if value is not None and np.size(value) == 1]
 
 
-def _key(tensor: tf.Tensor) -> tuple[int, str]:
+def _key(tensor: tf.Tensor) -> _Key:
     return id(tensor.graph), tensor.name
 
 
@@ -184,32 +194,35 @@ def _captured(graph: tf.Graph) -> dict[str, Any]:
     return {inner.name: outer for outer, inner in getattr(graph, "captures", ())}
 
 
-def _in_graph(tensor: tf.Tensor, known: dict[tuple[int, str], Extent]) -> Extent:
-    captured = _captured(tensor.graph)
-    found: dict[str, Extent] = {}
-    for op in _ancestors(tensor):
+def _in_graph(tensors: Sequence[tf.Tensor], known: dict[_Key, Extent]) -> list[Extent]:
+    """Returns the extents of tensors of one graph; adds those of all that they need to `known`."""
+    captured = _captured(tensors[0].graph) if tensors else {}
+    for op in _ancestors(tensors, known):
         outer = captured.get(op.outputs[0].name) if op.outputs else None
         if outer is not None and tf.is_symbolic_tensor(outer):
-            extents = [known.get(_key(outer)) or _in_graph(outer, known)]
+            extents = _in_graph([outer], known)
         elif op.type == "Placeholder" and outer is None:
             # An argument of a function.
             extents = [_ROWS if _may_have_rows(op.outputs[0]) else _UNKNOWN]
         else:
-            inputs = [found[each.name] for each in op.inputs]
+            inputs = [known[_key(each)] for each in op.inputs]
             extents = _called(op, inputs)
             extents = extents or [_derived(op, output, inputs) for output in op.outputs]
         for output, extent in zip(op.outputs, extents, strict=True):
-            found[output.name] = known.get(_key(output), extent)
-    return found[tensor.name]
+            known.setdefault(_key(output), extent)
+    return [known[_key(each)] for each in tensors]
 
 
-def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
-    """Returns the ancestors of a tensor in its graph, each after its own inputs.
+def _ancestors(
+    tensors: Sequence[tf.Tensor], known: Container[_Key] = frozenset()
+) -> list[tf.Operation]:
+    """Returns the ancestors of tensors in their graph, each after its own inputs.
 
-    Creation order is different: a gradient adds inputs to a loop that was made before.
+    Creation order is different: a gradient adds inputs to a loop that was made before. Operations
+    are left out that only tensors in `known` need.
     """
     found: dict[tf.Operation, None] = {}
-    ahead = [(tensor.op, False)]
+    ahead = [(each.op, False) for each in tensors if _key(each) not in known]
     begun: set[tf.Operation] = set()
     while ahead:
         op, is_done = ahead.pop()
@@ -218,7 +231,7 @@ def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
         elif op not in begun:
             begun.add(op)
             ahead.append((op, True))
-            ahead += [(each.op, False) for each in op.inputs]
+            ahead += [(each.op, False) for each in op.inputs if _key(each) not in known]
     return list(found)
 
 
@@ -238,7 +251,7 @@ def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
     for graph in compat.called_graphs(op):
         of_graph = zip(graph.inputs, inputs[len(inputs) - len(graph.inputs) :], strict=True)
         known = {_key(tensor): extent for tensor, extent in of_graph}
-        ways.append([_in_graph(output, known) for output in graph.outputs])
+        ways.append(_in_graph(graph.outputs, known))
     if not ways or any(len(way) != len(op.outputs) for way in ways):
         return []
     return [_either(each) for each in zip(*ways, strict=True)]
@@ -255,6 +268,7 @@ def _either(ways: Sequence[Extent]) -> Extent:
         is_mean=any(each.is_mean for each in ways),
         is_curved=any(each.is_curved for each in ways),
         is_paired=any(each.is_paired for each in ways),
+        is_by_number=any(each.is_by_number for each in ways),
     )
 
 
@@ -267,6 +281,11 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
         return replace(found, has_columns=has_columns)
     if found.degree == 1 and not found.has_rows and any(each.of_data for each in inputs):
         found = replace(found, of_data=True)
+    if found.degree == 1 and not found.has_rows and found.counts is None:
+        known = {each.counts for each in inputs if each.counts is not None}
+        found = replace(found, counts=known.pop() if len(known) == 1 else None)
+    if any(each.is_by_number for each in inputs):
+        found = replace(found, is_by_number=True)
     if any(each.is_weighted for each in inputs):
         found = replace(found, is_weighted=True)
     if found != _INDEPENDENT or not output.dtype.is_floating:
@@ -350,10 +369,33 @@ def _product(sign: int) -> Rule:
         if first.degree is None or second.degree is None:
             return _UNKNOWN
         has_rows = first.has_rows or second.has_rows
+        for value, factor in ((first, 1), (second, 0)):
+            if value.counts is not None and not inputs[factor].depends and (factor or sign > 0):
+                return _divided(value, op.inputs[factor], sign)
         found = Extent(has_rows, first.degree + sign * second.degree)
         return replace(found, is_weighted=True) if sign < 0 and second.of_data else found
 
     return rule
+
+
+def _divided(total: Extent, number: tf.Tensor, sign: int) -> Extent:
+    """Returns the extent of a sum over samples that a number divides, or multiplies if sign is 1.
+
+    With a static batch size, `tf.shape(x)[0]` and `x.shape[0]` are constants of the graph. The
+    division by this rank's number of samples makes a mean, and any other one leaves a sum. A
+    constant that was cast is that of a shape; any other may be equal by chance.
+    """
+    assert total.counts is not None
+    value = _static(number)
+    if value is None or np.size(value) != 1 or not value:
+        return replace(total, counts=None)
+    divisor, (samples, elements) = float(value) ** -sign, total.counts
+    is_cast = sign < 0 and number.op.type == "Cast"
+    if is_cast and divisor in (samples, elements):
+        return Extent(is_mean=True, is_weighted=total.is_weighted)
+    if samples > 1 and bool(np.isclose(divisor, samples, rtol=1e-6)):
+        return Extent(is_mean=True, is_by_number=True, is_weighted=total.is_weighted)
+    return total
 
 
 def _sum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -428,7 +470,13 @@ def _reduction(growth: int | None) -> Rule:
             return value
         if growth is None:
             return _UNKNOWN
-        return Extent(degree=value.degree + growth, of_data=growth == 1)
+        found = Extent(degree=value.degree + growth, of_data=growth == 1)
+        shape = op.inputs[0].shape.as_list() if rank is not None else [None]
+        if growth == 1 and value.degree == 0 and shape[0] is not None:
+            reduced = [shape[axis] for axis in numbers]
+            elements = 0 if None in reduced else int(np.prod(reduced))
+            return replace(found, counts=(shape[0], elements))
+        return found
 
     return rule
 
@@ -532,6 +580,11 @@ def _static(tensor: tf.Tensor) -> Any:
     known = tf.get_static_value(tensor)
     if known is not None:
         return known
+    if tensor.op.type == "Cast":
+        return _static(tensor.op.inputs[0])
+    if tensor.op.type == "StridedSlice" and tensor.shape.rank == 0:
+        whole, begin = (_static(each) for each in tensor.op.inputs[:2])
+        return None if whole is None or np.size(begin) != 1 else whole[int(np.ravel(begin)[0])]
     rule = {"FloorMod": np.mod, "AddV2": np.add}.get(tensor.op.type)
     if rule is None:
         return None

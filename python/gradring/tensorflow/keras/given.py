@@ -445,6 +445,10 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
         what = "adds a sum over samples to what is no sum, such as a mean or a penalty of weights"
     elif extent.is_weighted:
         what = "is divided by a sum over data, such as a mask, which differs between the ranks"
+    elif extent.is_by_number:
+        what = (
+            "is a sum, divided by a number that equals the samples of a rank, as `x.shape[0]` does"
+        )
     elif extent.is_curved:
         what = "is no linear function of a mean over samples, as a root or a product of means"
     elif extent.degree is None and isinstance(loss, tf.Tensor) and tf.is_symbolic_tensor(loss):
