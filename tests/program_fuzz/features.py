@@ -181,7 +181,7 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["door"] == "strategy" and any("on_batch" in each for each in p["after"]),
          ("after",)),
         # Rounding decides what these do with a gradient that is only rounding (docs/verify.md).
-        (lambda p: p["optimizer"].startswith(("Lion", "Adafactor")), ("body",)),
+        (lambda p: p["optimizer"].startswith(("Lion", "Adafactor")), ("body", "loss")),
         (lambda p: p["precision"] != "float64" and not p["optimizer"].startswith("Muon"),
          ("optimizer", "accumulation", "ema")),
         (lambda p: "mixed" in p["precision"], ("scaling", "penalty")),

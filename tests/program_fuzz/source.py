@@ -93,7 +93,9 @@ def source_of(program: Program, is_reference: bool = False) -> str:
 
 RESULT = """\
 result["weights"] = [keras.ops.convert_to_numpy(v) for v in model.variables]
-result["optimizer"] = [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+# Gradients that are not applied yet are each rank's own (docs/checkpoints.md).
+kept = [v for v in model.optimizer.variables if "gradient_accumulator" not in v.path]
+result["optimizer"] = [keras.ops.convert_to_numpy(v) for v in kept]
 """
 
 
@@ -115,6 +117,8 @@ def layers_of(program: Program) -> tuple[list[str], str]:
             same = own.choice(SAME)
             # Keras adds activity losses of 16 bits to those of 32.
             is_refused = "mixed" in program["precision"] and same.startswith("ActivityReg")
+            # Without a strategy, statistics are those of a rank's part (docs/numerics.md).
+            is_refused |= program["door"] in ("reducer", "horovod") and same.startswith("BatchNorm")
             applied.append("Identity()" if is_refused else same)
         elif choice < 0.3:
             name = own.choice((*JOINS, "Dot") if kind == "flat" else JOINS)

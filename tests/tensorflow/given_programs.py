@@ -407,6 +407,43 @@ def batches_that_nobody_can_divide() -> Any:
 
 
 @program
+def means_by_a_static_size() -> Any:
+    """Activity regularizers divide by a size that the graph has as a constant."""
+    model = functional(keras.Model, dense(3, activity_regularizer="l2"), dense())
+    model.compile("sgd", "mse", jit_compile=False)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16, drop_remainder=True)
+    history = model.fit(data, epochs=2, verbose=0)
+    logs = [model.train_on_batch(X[:7], Y[:7]), model.test_on_batch(X[:7], Y[:7])]
+    return told(model, history, logs=logs)
+
+
+class Nested(keras.Model):  # type: ignore[misc]
+    """A function that takes a gradient through functions of functions, as those of a GRU."""
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def gradients(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        return loss, tape.gradient(loss, [each.value for each in self.trainable_variables])
+
+    def train_step(self, data: Any) -> Any:
+        loss, gradients = self.gradients(*data)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@program
+def recurrent_layers_in_a_function() -> Any:
+    x = inputs = keras.Input((6, 4))
+    for _ in range(2):
+        x = keras.layers.GRU(3, reset_after=False, return_sequences=True)(x)
+    model = Nested(inputs, dense()(x[:, -1]))
+    model.compile("sgd", jit_compile=False)
+    sequences = np.repeat(X[:, None], 6, axis=1)
+    return told(model, model.fit(sequences, Y, batch_size=40, shuffle=False, verbose=0))
+
+
+@program
 def metrics_by_other_names() -> Any:
     """The step of Keras' guide, a metric that returns its variable, and a recurrent layer."""
 

@@ -110,19 +110,30 @@ _Key = tuple[int, str]
 Rule = Callable[[tf.Operation, Sequence[Extent]], Extent]
 
 
-def extent_of(tensor: Any, batch: Iterable[Any], means: Iterable[Any] = ()) -> Extent:
+def extent_of(
+    tensor: Any,
+    batch: Iterable[Any],
+    means: Iterable[Any] = (),
+    filled: Iterable[tuple[Any, Any]] = (),
+) -> Extent:
     """Returns how a tensor depends on a batch.
 
     Args:
         tensor: Tensor of a graph; nothing is known of an eager tensor.
         batch: Tensors that have a row for each sample.
         means: Tensors that count as means without a look at their graph.
+        filled: Tensors of the batch that were made of others, in this order; values of pairs stay
+            such values.
     """
     if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
         return _UNKNOWN
     known = {_key(each): _ROWS for each in batch if tf.is_symbolic_tensor(each)}
     known |= {_key(each): _MEAN for each in means if tf.is_symbolic_tensor(each)}
     try:
+        for result, source in filled:
+            if all(tf.is_tensor(each) and tf.is_symbolic_tensor(each) for each in (result, source)):
+                (found,) = _in_graph([source], known)
+                known[_key(result)] = replace(_ROWS, is_paired=found.is_paired)
         return _in_graph([tensor], known)[0]
     except (AttributeError, LookupError, TypeError, ValueError):
         return _UNKNOWN

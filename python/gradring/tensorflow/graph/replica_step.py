@@ -141,6 +141,8 @@ class ReplicaStep:
     own_means: list[Any] = field(default_factory=list)
     #: Values that are this rank's part of a mean; only in a program that knows of no replicas.
     means: list[Any] = field(default_factory=list)
+    #: Members of `batch` with a stand-in row for a tensor without rows, each with that tensor.
+    filled: list[tuple[Any, Any]] = field(default_factory=list)
     #: True while one rank's assignments reach the others by a broadcast.
     is_broadcast: bool = False
 
@@ -191,6 +193,7 @@ def beginning() -> Iterator[ReplicaStep]:
         keras_losses=[],
         own_means=[],
         means=[],
+        filled=[],
     )
     with _being(new) as step:
         yield step

@@ -243,6 +243,7 @@ def _map(function: Callable[[Any], Any], nest: Any) -> Any:
         if result is not leaf and isinstance(result, tf.Tensor) and result.shape.rank:
             # `graph.extent` looks up the tensors that have a row for each sample.
             current().batch.append(result)
+            current().filled.append((result, leaf))
         for name in _KEPT_ON_TENSORS if result is not leaf else ():
             kept = getattr(leaf, name, None)
             if kept is not None:

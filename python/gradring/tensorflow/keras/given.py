@@ -356,7 +356,7 @@ def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
 
     The factor corrects a mean that is not divided by the number of samples, such as a masked one.
     """
-    if tf.is_symbolic_tensor(loss) and (extent := _extent(loss)).is_paired:
+    if _is_in_graph(loss) and (extent := _extent(loss)).is_paired:
         _warn_unless_mean(loss, extent)
     if factor is not None:
         loss = loss * tf.cast(factor, loss.dtype)
@@ -433,7 +433,7 @@ def _is_sum(targets: Sequence[Any]) -> bool:
 
 def _extent(tensor: Any) -> Extent:
     step = current()
-    return extent_of(tensor, step.batch, step.means)
+    return extent_of(tensor, step.batch, step.means, step.filled)
 
 
 def _warn_unless_mean(loss: Any, extent: Extent) -> None:
@@ -451,7 +451,7 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
         )
     elif extent.is_curved:
         what = "is no linear function of a mean over samples, as a root or a product of means"
-    elif extent.degree is None and isinstance(loss, tf.Tensor) and tf.is_symbolic_tensor(loss):
+    elif _is_in_graph(loss) and (extent.is_paired or extent.degree is None):
         what = "is, as far as its graph tells, neither a mean nor a sum over samples, as of pairs"
     else:
         return
@@ -462,6 +462,10 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
             "process (GRADRING_WITH_STRATEGY). `gradring verify` shows how much",
             what,
         )
+
+
+def _is_in_graph(loss: Any) -> bool:
+    return isinstance(loss, tf.Tensor) and tf.is_symbolic_tensor(loss)
 
 
 def _warn_once(key: str, text: str, *args: Any) -> None:
