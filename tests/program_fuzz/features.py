@@ -58,7 +58,7 @@ FEATURES: dict[str, Feature] = {
     "first": Feature(0.0, lambda chance: chance.random()),
     "wiring": Feature("chain", _rarely(0.6, "chain", "shared", "nested", "frozen", "two inputs",
                                        "sequential", "subclass", "tied", "two outputs")),
-    "initial": Feature(None, _rarely(0.2, None, "'he_normal'", "'orthogonal'", "'ones'")),
+    "initial": Feature(None, _rarely(0.2, None, "'he_normal'", "'orthogonal'", "'glorot_normal'")),
     "penalty": Feature(None, _rarely(0.2, None, "kernel_regularizer='l2'",
                                      "activity_regularizer='l2'", "kernel_constraint='unit_norm'",
                                      "bias_regularizer=keras.regularizers.L1(0.01)",

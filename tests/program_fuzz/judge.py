@@ -10,7 +10,7 @@ from program_fuzz.features import Program
 from program_fuzz.groups import Outcome
 
 #: Relative to the largest number of an array, and where that is small, to `SMALL`.
-TOLERANCES = {"float64": 1e-9, "float32": 2e-5, "mixed_bfloat16": 4e-2, "mixed_float16": 1e-2}
+TOLERANCES = {"float64": 1e-8, "float32": 2e-5, "mixed_bfloat16": 4e-2, "mixed_float16": 1e-2}
 SMALL = {"float64": 1e-4, "float32": 1e-1, "mixed_bfloat16": 1.0, "mixed_float16": 1.0}
 
 
