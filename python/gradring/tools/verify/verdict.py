@@ -211,7 +211,7 @@ def _causes(
             "a variable that a layer or a step assigns from its part of a batch, which nobody "
             "combines"
         )
-    if apart and (worst is None or worst.factor is None):
+    if apart and (worst is None or not _is_near(worst.factor, size, 1 / size, 1)):
         yield (
             "the ranks do not apply the same gradients: a variable that no rank shares, such as a "
             "tf.Variable outside of the scope, an update rule such as LocalSGD, or first weights "
@@ -242,26 +242,25 @@ def _causes(
     )
 
 
+def _is_near(factor: float | None, *numbers: float) -> bool:
+    return factor is not None and any(abs(factor - each) <= _NEAR * each for each in numbers)
+
+
 def _causes_by_factor(worst: Difference | None, size: int) -> Iterator[str]:
     if worst is None or worst.factor is None or worst.before:
         return
-    factor = worst.factor
-
-    def is_near(number: float) -> bool:
-        return abs(factor - number) <= _NEAR * number
-
-    if is_near(size):
+    if _is_near(worst.factor, size):
         yield (
             f"a mean of the program's own: each of {size} ranks divides by its part of the batch, "
             "and the parts are added up; divide by the number of replicas too "
             "(tf.nn.compute_average_loss, or a loss of Keras)"
         )
-    elif is_near(1 / size):
+    elif _is_near(worst.factor, 1 / size):
         yield (
             f"a sum that is averaged: the gradient is divided by {size} although the loss is a "
             "sum, or twice although it is a mean; reduce a sum by op='sum', or divide it once"
         )
-    elif not is_near(1):
+    elif not _is_near(worst.factor, 1):
         yield (
             "a part of the step that is counted otherwise on ranks: a penalty or a mean of the "
             "program's own, gradients that it clips before they are added up, or a variable that "
