@@ -183,14 +183,14 @@ class Gossip(TypedDict):
 
 @final
 class Config:
-    """How a process takes part in groups: settings, where it listens, what proves its job.
+    """Settings of this process in groups, with its addresses and its job.
 
     Args:
-        settings: All of them, as attributes.
-        listen: `host:port` at which it listens; None: a free port.
-        announce: `host:port` by which others reach it.
-        job: The job's name; empty for none.
-        versions: Of what computes beside gradring, for the other ranks; empty for none.
+        settings: Object with all settings as attributes.
+        listen: `host:port` at which this process listens; None for a free port.
+        announce: `host:port` by which other ranks reach this process.
+        job: Name of the job; empty for none.
+        versions: Versions of the libraries that compute, for comparison with other ranks.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -217,7 +217,7 @@ class Config:
     def job(self) -> str: ...
     @property
     def keeps_strangers_out(self) -> bool:
-        """Whether a token or certificates do."""
+        """True if a token or certificates protect the group."""
 
 @type_check_only
 class Progress(Protocol):
@@ -331,19 +331,20 @@ class Communicator:
 
 @type_check_only
 class GradientCounts(TypedDict):
-    # Of all workers' gradients since the servers were last restored; 0 and {} but in server 0, and
-    # in a worker what server 0 said up to a second ago. Initial weights are no gradient.
-    queue: int  # that wait to be applied, and are in the queue
-    pushes: int  # in updates
+    # Counts of all workers' gradients since the servers were last restored. Server 0 counts; other
+    # servers have 0 and {}, and a worker has the counts of up to a second ago. Initial weights are
+    # no gradient.
+    queue: int  # gradients that wait in the queue
+    pushes: int  # gradients in updates
     updates: int
     dropped_late: int
     dropped_overflow: int
     dropped_lost: int
-    held_overflow: int  # that had to wait for room in the queue, whatever became of them then
-    superfluous: int  # initial weights that came second
+    held_overflow: int  # gradients that had to wait because the queue was full
+    superfluous: int  # initial weights of a worker that was not the first
     staleness: dict[
         int, int
-    ]  # by staleness in versions, how many gradients were applied with it; 63 and more are 63
+    ]  # number of applied gradients by staleness in versions; 63 stands for 63 and more
 
 @type_check_only
 class CountsOfServers(GradientCounts):
@@ -388,24 +389,24 @@ class ClientStats(TypedDict):
 
 @final
 class ParameterServer:
-    """One server of parameters: keeps a part of the weights, and applies what workers push.
+    """Parameter server: keeps a part of the weights, and applies the gradients of workers.
 
     Args:
-        index: Of this server. Server 0 orders the updates of all.
+        index: Index of this server. Server 0 orders the updates of all.
         addresses: `host:port` of all servers, the same list in the same order in every process.
-            The own one is listened at; `listen`, `interface` and `announce` of `config` are not
-            used.
-        rules: By name, as text: `workers` at the start, whose indices are 0 .. workers - 1;
+            This server listens at its own entry; `listen`, `interface` and `announce` of `config`
+            are not used.
+        rules: Values as text, by name: `workers` at the start, whose indices are 0 .. workers - 1;
             `staleness`, `aggregate`, `overflow`, `late` (or "keep"), `backup`, `snapshot_every`,
             `replicas` as in `gradring.updates.ParameterServer`; `combine`, the "mean" or the "sum"
             of the gradients of one update.
-        directory: For this server's snapshots, made if need be; None keeps none: after the loss of
-            a server, training goes on from the weights that a worker has, with new optimizer slots.
-            When the job has ended well, it gets the name `directory.finished`.
+        directory: Directory of this server's snapshots, created if it is missing. With None, the
+            loss of a server means that training continues from a worker's weights, with new
+            optimizer slots. After a successful job it is renamed to `directory.finished`.
         worker_timeout: Seconds after which a lost worker is lost for good.
-        config: Of its settings, `timeout` bounds the wait for the first worker, and `checksum`
-            checks arrays too (all else is always checked), and `transport` says what links are
-            made of, as between ranks.
+        config: Settings. `timeout` bounds the wait for the first worker. `checksum` checks arrays
+            too; everything else is always checked. `transport` chooses the kind of links, as
+            between ranks.
 
     Listens from here on. All servers need the same rule; workers and servers in any order of start.
 
@@ -443,18 +444,17 @@ class ParameterServer:
 
 @final
 class ParameterClient:
-    """One worker's way to all servers. Everything travels in a thread of its own.
+    """Connections of one worker to all servers, in a thread of their own.
 
-    The program: begin() once; then, for each step, pull() and push(); at the end leave().
+    A program calls begin() once, pull() and push() in each step, and leave() at the end.
 
     Args:
         worker: Index of this worker, from 0; only one living process may have it.
         addresses: As for `ParameterServer`.
-        config: Of its settings, `timeout` bounds how long a server may be away, and
-            `stall_timeout` how long the rule may let this worker wait for others; `checksum`
-            and `transport` as there.
+        config: Settings. `timeout` bounds the absence of a server, and `stall_timeout` the wait
+            for other workers; `checksum` and `transport` are those of a server.
 
-    Connects to nobody yet.
+    The connections are opened by begin().
     """
 
     def __new__(
@@ -501,23 +501,23 @@ class ParameterClient:
             AbortedError: The client is closed.
         """
     def push_initial(self, weights: Sequence[object]) -> bool:
-        """After a pull() that returned None: the initial weights. Does not wait. As push() else."""
+        """Sends the initial weights, after a pull() that returned None; otherwise as push()."""
     def push(
         self, gradients: Sequence[object], learning_rate: float, weight_decay: float = 0.0
     ) -> bool:
-        """Takes over the gradients (copies them) and sends them while the program goes on.
+        """Copies the gradients, and sends the copies while the program continues.
 
         Args:
-            gradients: For each variable a float32 array of its shape, or (indices, rows) with int32
-                or int64 indices of rows (any order, repeated ones are summed from left to right)
-                and float32 rows, or None. Clipped already.
-            learning_rate: Of this step.
+            gradients: One entry for each variable, after clipping: a float32 array of its shape,
+                a pair (indices, rows), or None. Indices of rows are int32 or int64, in any order;
+                rows are float32, and repeated ones are summed from left to right.
+            learning_rate: Learning rate of this step.
             weight_decay: As Keras has it; 0 for none.
 
         Returns:
-            Whether it may count. False: servers were restored meanwhile to before the weights that
-            it was computed with (or another worker's initial weights were first); pull() gives the
-            weights to go on with.
+            True if the gradient can count. False if the servers were restored to an earlier state
+            than the weights of this gradient, or got another worker's initial weights first. Then
+            pull() returns the weights to continue with.
 
         Raises:
             As pull(), at once, if something has gone wrong meanwhile; TypeError, ValueError for
@@ -525,10 +525,11 @@ class ParameterClient:
         """
     def stats(self) -> ClientStats: ...
     def leave(self) -> None:
-        """Waits until the last push has been taken by the rule (applied, or in the queue), says
-        goodbye so that no other worker waits for this one, and closes. What is still in the
-        queue is dropped, and counted as lost. Raises as pull().
-        Call it before the process ends (atexit): a process that ends without is a lost worker.
+        """Waits until the rule has applied or queued the last push, and leaves the job.
+
+        No other worker waits for this one afterwards. Gradients still in the queue are dropped,
+        and count as lost. Raises as pull(). Call it before the process ends (atexit): a process
+        that ends without it is a lost worker.
         """
     def close(self) -> None:
-        """Closes without a word, at once: to the servers, this worker is lost."""
+        """Closes at once, without a message; the servers count this worker as lost."""

@@ -99,7 +99,7 @@ class RankStats(CollectiveStats):
         lateness_s: Seconds that this rank waited at the start of collectives for each peer that was
             the last to enter. In ``ring`` and ``hierarchical``, a rank only sees the lateness of
             its neighbours.
-        lateness_recent_s: Such waits in the last 5 to 10 seconds.
+        lateness_recent_s: The same waits in the last 5 to 10 seconds.
         transport: ``tcp``, ``shm`` or ``shm+tcp``.
         streams: The setting.
         checksum: The setting.

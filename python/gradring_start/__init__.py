@@ -1,15 +1,15 @@
-"""The start hook: what `import` finds in programs that do not know of gradring.
+"""Start hook: stand-ins for modules that programs import without knowing of gradring.
 
-Every interpreter that gradring is installed for reads ``gradring_start.pth``. Where a variable is
-set, it calls `install` before the program starts. Nothing else is imported then, and nothing of
-gradring before the program imports ``horovod`` or ``tensorflow``: it may still choose how numpy and
-TensorFlow start.
+Every interpreter with gradring among its packages reads ``gradring_start.pth``. If one of these
+variables is set, that file calls `install` before the program starts. Nothing else of gradring is
+imported until the program imports ``horovod`` or ``tensorflow``, so the program can still choose
+how numpy and TensorFlow start.
 
 ==========================  ====================================================================
 variable                    what it does
 ==========================  ====================================================================
 ``GRADRING_AS_HOROVOD``     ``horovod`` and its modules are those of `gradring.horovod`
-``GRADRING_AS_MWMS``        who makes a ``MultiWorkerMirroredStrategy`` gets gradring's strategy
+``GRADRING_AS_MWMS``        a ``MultiWorkerMirroredStrategy`` is gradring's strategy
 ``GRADRING_WITH_STRATEGY``  models of Keras belong to gradring's strategy, without a scope
 ``GRADRING_SERVERS``        a worker that would wait for a chief of TensorFlow's raises an error
 ``GRADRING_VERIFY``         each optimizer step is recorded, for `gradring verify`
@@ -29,16 +29,16 @@ from typing import Any, cast
 AS_HOROVOD, AS_MWMS = "GRADRING_AS_HOROVOD", "GRADRING_AS_MWMS"
 WITH_STRATEGY, SERVERS = "GRADRING_WITH_STRATEGY", "GRADRING_SERVERS"
 VERIFY = "GRADRING_VERIFY"
-#: Those by which gradring stands in for something.
+#: Variables by which gradring stands in for another package.
 STAND_INS = (AS_HOROVOD, AS_MWMS, WITH_STRATEGY)
-#: For models of Keras that no strategy has made.
+#: Module for models of Keras without a strategy.
 _GIVEN = "gradring.tensorflow.stand_ins.given_strategy"
-#: Records optimizers.
+#: Module that records the steps of optimizers.
 _RECORDING = "gradring.tensorflow.stand_ins.recording"
-#: What calls `install`, beside the installed packages.
+#: Name of the file among the installed packages that calls `install`.
 FILE = "gradring_start.pth"
-#: What is called with a module when it has been imported: modules and functions by the variable
-#: that asks for them; None where the import is enough.
+#: Functions to call with a module after its import, as (module, name), by variable and by imported
+#: module. A name of None imports the function's module only.
 _AFTER: dict[str, dict[str, tuple[str, str | None]]] = {
     "numpy": dict.fromkeys((VERIFY, WITH_STRATEGY), ("gradring_start.chance", "seed_numpy")),
     "tensorflow": {
@@ -59,12 +59,12 @@ _OFF = ("", "0", "false", "no", "off")
 
 
 def is_set(variable: str) -> bool:
-    """Whether a variable asks for something; `gradring.init` refuses what is neither 0 nor 1."""
+    """Returns whether a variable is set; `gradring.init` refuses values besides 0 and 1."""
     return os.environ.get(variable, "").strip().lower() not in _OFF
 
 
 def advice_to_install() -> str | None:
-    """What to do where interpreters like this one do not read the file that calls `install`."""
+    """Returns advice if this interpreter has no `FILE` among its packages, or else None."""
     directories = [*site.getsitepackages(), site.getusersitepackages()]
     if any(Path(directory, FILE).is_file() for directory in directories):
         return None
@@ -77,14 +77,13 @@ def advice_to_install() -> str | None:
 def after_import(module: str, call: str, function: str) -> None:
     """Calls a function with a module once it has been imported, which may be now.
 
-    What the function is for must be something that the program can do without: where the call
-    fails, as with a version of TensorFlow that gradring does not know, the log says so, for
-    developers.
+    The program must be able to do without the function. If the call fails, for example with an
+    unknown version of TensorFlow, a debug line of the log says so.
 
     Args:
-        module: One that sets ``callbacks`` last, such as ``keras``.
-        call: The module of gradring that has the function.
-        function: Its name.
+        module: Name of a module that sets ``callbacks`` last, such as ``keras``.
+        call: Module of gradring with the function.
+        function: Name of the function.
     """
     imported = sys.modules.get(module)
     if imported is not None and hasattr(imported, "callbacks"):
@@ -97,12 +96,12 @@ def after_import(module: str, call: str, function: str) -> None:
 
 
 def watch_for_training_alone() -> None:
-    """Has optimizers of Keras looked at, whenever it is imported: a group of ranks is open."""
+    """Watches optimizers of Keras from its import on, because a group of ranks is open."""
     for package in ("keras", "tf_keras"):
         after_import(package, "gradring.tensorflow.keras.alone", "watch")
 
 
-#: By `after_import`.
+#: Functions that `after_import` registered, by module.
 _asked: dict[str, list[tuple[str, str]]] = {}
 
 
@@ -118,7 +117,7 @@ def _call_what_was_asked(module: ModuleType, asked: Sequence[tuple[str, str]]) -
 
 
 def install() -> None:
-    """Puts the stand-ins before everything else that finds modules, once."""
+    """Inserts the stand-ins before all other finders of modules, once."""
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         sys.meta_path.insert(0, cast(Any, _StandIns()))
         is_recorded, is_shared = is_set(VERIFY), is_set(WITH_STRATEGY)
@@ -128,7 +127,7 @@ def install() -> None:
 
 
 class _StandIns:
-    """Finds the modules that gradring stands in for, while the variables are set."""
+    """Finder of the modules that gradring stands in for, while their variables are set."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -149,7 +148,7 @@ class _StandIns:
 
 
 def _is_theirs_only(name: str) -> bool:
-    # Not while the names themselves, or what is above them, are being imported.
+    # Absent while that module, or a package above it, is being imported.
     names = sys.modules.get("gradring.horovod.names")
     return names is not None and names.is_theirs_only(name)
 

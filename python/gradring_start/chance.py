@@ -1,12 +1,12 @@
 """Seeds of Python and numpy, before a program draws its first number.
 
 In `gradring verify`, rank 0 begins with the seeds of the run on one process. Every other rank
-begins with seeds of its own, as ranks without seeds do in any other run: what a program draws on
-each rank and needs to be equal is then found. Seeds that the program sets itself take their place.
+begins with other seeds, as ranks without seeds do in any run. Numbers that a program needs equal on
+all ranks then show as a difference. Seeds that the program sets replace these.
 
-With ``GRADRING_WITH_STRATEGY``, all ranks of a job begin with the same seeds, which the job's id
-gives. The program takes itself for one process, so the numbers by which it splits, shuffles or
-makes its data must be the same on all ranks. A process that a rank starts keeps seeds of its own.
+Under ``GRADRING_WITH_STRATEGY``, all ranks of a job begin with equal seeds, derived from the job's
+id. The program is written for one process, so the numbers by which it splits, shuffles or makes
+data must be equal on all ranks. A process that a rank starts has other seeds.
 """
 
 import functools
@@ -17,23 +17,23 @@ import random
 from types import ModuleType
 from typing import Any
 
-#: `gradring run` makes it anew for each start of a job.
+#: Variable with the job's id, which `gradring run` creates for each start of a job.
 _JOB_ID = "GRADRING_JOB_ID"
-#: Job and process that have these seeds, for processes that it starts.
+#: Variable with the job and the process that have these seeds, for child processes.
 _SEEDED = "_GRADRING_SEEDED"
 
 
 def rank() -> int:
-    """The rank of this process."""
+    """Returns the rank of this process."""
     return int(os.environ.get("GRADRING_RANK") or 0)
 
 
 def begin(*, is_recorded: bool, is_shared: bool) -> None:
-    """Seeds the module `random`, and whatever `seed_numpy` gets.
+    """Seeds the module `random`, and sets the seed for `seed_numpy`.
 
     Args:
-        is_recorded: Whether `gradring verify` has started this process.
-        is_shared: Whether all ranks are to have the same seeds.
+        is_recorded: True if `gradring verify` has started this process.
+        is_shared: True to seed all ranks equally.
     """
     global _seed
     _seed = (0 if is_shared else rank()) if is_recorded else _seed_of_job()
@@ -42,7 +42,7 @@ def begin(*, is_recorded: bool, is_shared: bool) -> None:
 
 
 def _seed_of_job() -> int | None:
-    """The same on all ranks; None without a job, and in a process that a rank has started."""
+    """Returns a seed equal on all ranks; None without a job, and in a child of a rank."""
     job, own = os.environ.get(_JOB_ID), str(os.getpid())
     seeded, _, process = os.environ.get(_SEEDED, "").rpartition(" ")
     if not job or (seeded == job and process != own):
@@ -52,7 +52,7 @@ def _seed_of_job() -> int | None:
 
 
 def seed_numpy(numpy: ModuleType) -> None:
-    """Seeds numpy's own numbers, and generators that are made without a seed."""
+    """Seeds numpy's global generator, and generators that are created without a seed."""
     if _seed is None:
         return
     own, made, original = _seed, itertools.count(), numpy.random.default_rng
@@ -66,10 +66,10 @@ def seed_numpy(numpy: ModuleType) -> None:
 
 
 def has_drawn(numpy: Any) -> bool:
-    """Whether the program has drawn numpy's own numbers, or has set their seed."""
+    """Returns whether the program used or seeded numpy's global generator."""
     now, begun = (it.get_state() for it in (numpy.random, numpy.random.RandomState(_seed)))
     return repr(now) != repr(begun)
 
 
-#: None where nothing is seeded.
+#: Seed of this process; None without one.
 _seed: int | None = None

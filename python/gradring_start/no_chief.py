@@ -1,10 +1,10 @@
-"""TensorFlow's own parameter servers under ``gradring run --ps``, where nothing coordinates them.
+"""TensorFlow's own parameter servers under ``gradring run --ps``, where they have no coordinator.
 
-A `tf.distribute.ParameterServerStrategy` needs a chief, which gives steps to workers that only
-wait. ``gradring run`` starts workers and servers, so such a program would wait without limit. With
-``GRADRING_SERVERS=1``, which ``gradring run --ps`` sets, the start hook calls `install`, and each
-of its workers raises an error where it would begin to wait. Everything else is TensorFlow's: a
-program of TensorFlow 1 whose workers have sessions needs no chief.
+A `tf.distribute.ParameterServerStrategy` needs a chief, which gives steps to waiting workers.
+``gradring run`` starts only workers and servers, so such a program would wait without limit.
+``gradring run --ps`` sets ``GRADRING_SERVERS=1``, with which the start hook calls `install`. Each
+worker then raises an error before it would wait. A program of TensorFlow 1 whose workers have
+sessions needs no chief, and is left as it is.
 """
 
 import functools
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-#: Tasks that give steps to workers.
+#: Types of tasks that give steps to workers.
 _COORDINATORS = ("chief", "master")
 
 
 def install(tensorflow: ModuleType) -> None:
-    """Has workers that are about to wait for a chief raise an error in its place."""
+    """Makes workers raise an error that would otherwise wait for a chief."""
     distribute = tensorflow.distribute
     server, strategy = distribute.Server, distribute.ParameterServerStrategy
     join, make = server.join, strategy.__init__

@@ -38,7 +38,7 @@
 //! crate is not on crates.io so far; depend on it by path or by git. It needs the Rust of
 //! `rust-version`.
 //!
-//! * *To build on:* [`communicator`], [`engine::Engine`] with [`collective`], [`buffer`] and
+//! * *Building blocks:* [`communicator`], [`engine::Engine`] with [`collective`], [`buffer`] and
 //!   [`work`], [`config`], [`dtype`], [`error`], [`caller`]. [`inquire`] and [`diagnose`] query
 //!   running ranks, and name the one to blame.
 //! * *Public for gradring's other crates, tests and transports,* and changed more freely: all other

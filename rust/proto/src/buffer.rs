@@ -45,9 +45,9 @@ impl Buffer {
     /// A buffer over `slices`; `keepalive` owns their memory.
     ///
     /// # Safety
-    /// Until the buffer is dropped, every slice must stay valid for reads and writes of
-    /// `count * dtype.size_bytes()` bytes, be aligned to its element, overlap no other slice,
-    /// and be accessed by nobody else.
+    /// Every slice must stay valid for reads and writes of `count * dtype.size_bytes()` bytes until
+    /// the buffer is dropped, and be aligned to its element. It must overlap no other slice, and
+    /// nobody else may access it.
     #[must_use]
     pub unsafe fn new(
         dtype: DType,

@@ -89,7 +89,7 @@ def read(dataset: Any) -> bool:
     no part gets an origin. If it does not shuffle, the parts behind the one left out get theirs.
 
     Returns:
-        Whether the origin of everything that shuffles is known now.
+        True if the origin of every shuffling part is known now.
     """
     variants = [compat.variant_of(each) for each in ancestors(dataset)]
     if not all(map(is_variant, variants)) or all(how(variant) for variant in variants):

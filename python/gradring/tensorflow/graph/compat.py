@@ -46,8 +46,8 @@ def replace(
     """Replaces functions of TensorFlow by stand-ins: all or none.
 
     Args:
-        stand_ins: From the key of a row to its stand-in, which is called with the original function
-            and then the arguments of the call.
+        stand_ins: Stand-ins by the key of their row. Each is called with the original function and
+            then the arguments of the call.
         applies: Takes the first argument of a call; the original runs where it returns False.
         traced: Whether code that AutoGraph converts can call the function.
     """
