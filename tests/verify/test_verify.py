@@ -119,6 +119,23 @@ DOUBLED_MEAN = "import gradring.tensorflow\n" + OWN_MEAN.replace(
     "tf.distribute.get_strategy()", "gradring.tensorflow.CustomCollectiveStrategy()"
 )
 
+#: Of TensorFlow 1: a session, and variables whose tensors are their memory.
+SESSION = f"""\
+import gradring.horovod.tensorflow as hvd, tensorflow.compat.v1 as tf
+{DATA}
+tf.disable_v2_behavior()
+hvd.init()
+place = tf.placeholder(tf.float32, [None, 8])
+w = tf.get_variable("w", [8, 1], use_resource=False)
+loss = tf.reduce_mean((place @ w - place[:, :1]) ** 2)
+train = hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.01)).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    session.run(hvd.broadcast_global_variables(0))
+    for start in range(0, 192, 32):
+        session.run(train, {{place: x[start + hvd.rank() : start + 32 : hvd.size()]}})
+"""
+
 SERVERS = f"""\
 import keras
 from gradring import updates
@@ -191,10 +208,11 @@ def verified(
         (OWN_MEAN, ["--with-strategy"], "6 steps, 2 variables: equal within "),
         (MWMS, ["--as-mwms"], "12 steps, 2 variables: equal within "),
         (HOROVOD, ["--as-horovod"], "6 steps, 1 variable: equal within "),
+        (SESSION, [], "6 steps, 1 variable: equal within "),
         (SERVERS, ["--ps", "1"], "6 steps, 4 variables: equal within "),
         (GAN, ["--steps", "8"], "8 steps, 8 variables: equal within "),
     ],
-    ids=["with-strategy", "own-mean", "as-mwms", "as-horovod", "servers", "strategy"],
+    ids=["with-strategy", "own-mean", "as-mwms", "as-horovod", "session", "servers", "strategy"],
 )
 def test_programs_that_train_as_one_process_does_are_equal(
     python: Path, tmp_path: Path, program: str, options: list[str], said: str

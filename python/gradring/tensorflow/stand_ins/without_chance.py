@@ -30,6 +30,8 @@ _LAYERS = ("AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise")
 def install() -> None:
     """Replaces TensorFlow's random functions by deterministic ones."""
     tf.random.set_seed(_DEFAULT_SEED)
+    # Sessions of TensorFlow 1 take the seed of their graph.
+    tf.compat.v1.get_default_graph().seed = _DEFAULT_SEED + 1000 * rank()
     for owner, name in (
         (tf.random, "set_seed"),
         (tf.compat.v2.random, "set_seed"),
