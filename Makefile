@@ -164,9 +164,11 @@ conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directo
 
 # Folders or files of keras/src; jax is imported by some of the tests.
 PLACES ?= trainers
-conformance-keras: setup ## Keras' own tests of PLACES="trainers losses ...", from CHECKOUT=directory, plain and on 1 and 2 ranks
+conformance-keras: setup ## Keras' own tests of PLACES="trainers losses ...", plain and on 1 and 2 ranks; CHECKOUT=directory, or cloned
+	@test -d "$(or $(CHECKOUT),target/keras)" || git clone --quiet --depth 1 https://github.com/keras-team/keras target/keras \
+		--branch "v$$($(BIN)/python -c 'import importlib.metadata; print(importlib.metadata.version("keras"))')"
 	$(BIN)/python -m pip install --quiet --target target/jax --upgrade --no-deps jax jaxlib opt_einsum
-	PYTHONPATH=tests:target/jax $(BIN)/python -m conformance.keras "$(CHECKOUT)" $(PLACES)
+	PYTHONPATH=tests:target/jax $(BIN)/python -m conformance.keras "$(or $(CHECKOUT),target/keras)" $(PLACES)
 
 # Not --quiet: with it, --strict sees no warnings.
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors

@@ -30,6 +30,7 @@ KINDS = (
     Kind("200 random training programs", ("make", "program-fuzz", "SEEDS=200")),
     Kind("all interleavings of shared memory", ("make", "loom")),
     Kind("Python, also the slow ones", ("make", "test-python", "SLOW_TOO=1")),
+    Kind("Keras' own tests of trainers", ("make", "conformance-keras")),
     Kind("deliberate defects", ("make", "defects")),
     Kind("the wheel, under every Python", ("make", "test-wheel", "SLOW_TOO=1")),
     Kind("five programs with packages of others", ("make", "ecosystem", "QUICK=1")),
