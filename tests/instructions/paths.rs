@@ -27,7 +27,7 @@ use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{self, Algorithm};
-use gradring_proto::wire::contract::{self, Contract};
+use gradring_proto::wire::signature::{self, Signature};
 
 const ROUNDS: usize = 5;
 const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };
@@ -80,8 +80,8 @@ fn headers() {
         "encode a call's header",
         || (),
         |()| {
-            let header = Contract::of(black_box(&call), Algorithm::Ring).header(0, 7, 1);
-            black_box(contract::with_endpoints(header, 0, 1));
+            let header = Signature::of(black_box(&call), Algorithm::Ring).header(0, 7, 1);
+            black_box(signature::with_endpoints(header, 0, 1));
         },
     );
 }

@@ -14,12 +14,12 @@ use gradring_proto::error::{
     BadSegment, Breakage, Broken, Damage, Error, ErrorKind, Lost, Missing, NotFormed, Result, Text,
 };
 use gradring_proto::schedule::Algorithm;
-use gradring_proto::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use gradring_proto::wire::control::{self, Entered, Report, Waits};
 use gradring_proto::wire::frame::{FRAME_BYTES_MAX, Frame};
 use gradring_proto::wire::gossip::{ClockOffset, Gossip, Late, Tick};
 use gradring_proto::wire::handshake::{self, ClientKind, GroupId, Hello, Member, Purpose, Traffic};
 use gradring_proto::wire::pairing as wire_pairing;
+use gradring_proto::wire::signature::{self, HEADER_BYTES, Header, Signature};
 use gradring_proto::wire::state::{self, Phase, State};
 
 mod consensus;
@@ -48,7 +48,7 @@ impl Decoder {
 
 /// All decoders.
 pub const DECODERS: [Decoder; 10] = [
-    Decoder::new("contract", contract_header, contract_samples),
+    Decoder::new("signature", signature_header, signature_samples),
     Decoder::new("frame", frame, frame_samples),
     Decoder::new("control", control_messages, control_samples),
     Decoder::new(
@@ -69,12 +69,12 @@ pub const DECODERS: [Decoder; 10] = [
 ];
 
 /// Bytes that pass as a header begin with our magic number.
-pub fn contract_header(bytes: &[u8]) {
+pub fn signature_header(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return;
     };
     let own = own_header();
-    if contract::is_header(header) {
+    if signature::is_header(header) {
         assert_eq!(header[..4], own[..4], "another magic number");
     } else {
         assert_ne!(header, &own);
@@ -211,10 +211,10 @@ fn own_header() -> Header {
         name: "dense/kernel".into(),
         shapes: "[98]".into(),
     };
-    Contract::of(&call, Algorithm::Ring).header(0, 1, 2)
+    Signature::of(&call, Algorithm::Ring).header(0, 1, 2)
 }
 
-fn contract_samples() -> Vec<Vec<u8>> {
+fn signature_samples() -> Vec<Vec<u8>> {
     vec![own_header().to_vec()]
 }
 

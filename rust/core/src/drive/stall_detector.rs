@@ -7,7 +7,7 @@ use super::{Context, Launched, Stall, Supervisor, Suspicion, Waiting, Waits};
 use crate::executor::{Execution, Fault};
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_proto::error::{Garbled, Text};
-use gradring_proto::wire::contract;
+use gradring_proto::wire::signature;
 
 /// Duration of a stall in one collective, and the reactions so far.
 pub(super) struct StallDetector<'a> {
@@ -124,7 +124,7 @@ impl<'a> StallDetector<'a> {
                 sequence,
             },
             Fault::Link { peer, broken } => Suspicion::LinkBroken { peer, broken },
-            Fault::Header { peer, received, .. } if !contract::is_header(&received) => {
+            Fault::Header { peer, received, .. } if !signature::is_header(&received) => {
                 let how = Garbled::NotAHeader;
                 Suspicion::Garbled { peer, how }
             }
@@ -132,14 +132,14 @@ impl<'a> StallDetector<'a> {
                 peer,
                 received,
                 text,
-            } => match contract::endpoints(&received) {
+            } => match signature::endpoints(&received) {
                 way if way == (peer, execution.rank()) => {
                     let own = &self.launched.header;
                     Suspicion::HeadersDiffer {
                         peer,
                         sequence,
-                        called: contract::called(&text, &received, own).into(),
-                        own: contract::called(execution.text(), own, &received).into(),
+                        called: signature::called(&text, &received, own).into(),
+                        own: signature::called(execution.text(), own, &received).into(),
                     }
                 }
                 (from, to) => {

@@ -9,7 +9,7 @@ use gradring_proto::collective::{Collective, Request};
 use gradring_proto::dtype::{DType, ReduceOp};
 use gradring_proto::error::{BadSegment, Breakage, Garbled, Text};
 use gradring_proto::schedule::choice::Policy;
-use gradring_proto::wire::contract::{self, HEADER_BYTES};
+use gradring_proto::wire::signature::{self, HEADER_BYTES};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LIMITS: Limits = Limits {
@@ -213,7 +213,7 @@ fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
 fn what_is_no_header_or_went_another_way_is_garbled() {
     let (topology, waits) = (Topology::one_host(2), Waits::default());
     let (call, _) = all_reduce();
-    let other_way = contract::with_endpoints(call.header, 1, 5);
+    let other_way = signature::with_endpoints(call.header, 1, 5);
     for (sent, expected) in [
         ([0; HEADER_BYTES], Garbled::NotAHeader),
         (

@@ -15,7 +15,7 @@ use gradring_proto::collective::Call;
 use gradring_proto::lock::lock;
 use gradring_proto::names::named;
 use gradring_proto::schedule::Algorithm;
-use gradring_proto::wire::contract::{Contract, Header};
+use gradring_proto::wire::signature::{Header, Signature};
 
 /// Number of collectives kept by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -100,10 +100,10 @@ impl Default for Memory {
 }
 
 impl Entry {
-    /// The contract header that was sent.
+    /// The signature header that was sent.
     #[must_use]
     pub fn header(&self) -> Header {
-        Contract::of(&self.call, self.algorithm).header(self.generation, self.sequence, self.step)
+        Signature::of(&self.call, self.algorithm).header(self.generation, self.sequence, self.step)
     }
 }
 

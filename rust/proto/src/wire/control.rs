@@ -83,7 +83,7 @@ pub struct Waits {
 /// A collective that a rank entered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entered {
-    /// The contract header that it sent.
+    /// The signature header that it sent.
     pub header: Vec<u8>,
     /// Description of the call for people.
     pub call: String,

@@ -28,7 +28,7 @@ use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::schedule::topology::Topology;
-use gradring_proto::wire::contract::HEADER_BYTES;
+use gradring_proto::wire::signature::HEADER_BYTES;
 
 const WORLD_SIZES: [usize; 3] = [2, 3, 5];
 /// Seeds of each cell; in half of them, ranks share memory.

@@ -32,10 +32,10 @@ pub type Header = [u8; HEADER_BYTES];
 /// The properties of a call that must be equal on all ranks: its header without its position in the
 /// order.
 #[derive(Debug, Clone, Copy)]
-pub struct Contract(Header);
+pub struct Signature(Header);
 
-impl Contract {
-    /// The contract of `call`, performed by `algorithm`.
+impl Signature {
+    /// The signature of `call`, performed by `algorithm`.
     #[must_use]
     pub fn of(call: &Call, algorithm: Algorithm) -> Self {
         let kind = match &call.collective {
@@ -213,7 +213,7 @@ mod tests {
             shapes: "[6]".into(),
         };
         change(&mut call);
-        Contract::of(&call, Algorithm::Ring).header(0, 1, 0)
+        Signature::of(&call, Algorithm::Ring).header(0, 1, 0)
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
             changed(|call| call.name = "v".into()),
             changed(|call| call.shapes = "[2,3]".into()),
         ];
-        let call = Contract(base);
+        let call = Signature(base);
         assert_eq!(base, call.header(0, 1, 0));
         assert_ne!(base, call.header(0, 2, 0));
         assert_ne!(base, call.header(1, 1, 0));
@@ -278,7 +278,7 @@ mod tests {
             ..Call::float_sum(0)
         };
         let (first, second) = (call([1, 5], [1, 2]), call([2, 0], [5, 2]));
-        let header = |call: &Call| Contract::of(call, Algorithm::Direct).header(0, 1, 0);
+        let header = |call: &Call| Signature::of(call, Algorithm::Direct).header(0, 1, 0);
         let (own, other) = (header(&first), header(&second));
         assert_eq!(own, other);
         for (from, to) in [(0, 1), (1, 0)] {
