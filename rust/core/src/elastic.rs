@@ -58,10 +58,10 @@ pub enum Event<'a> {
     NotFormed(&'a Error),
 }
 
-/// The caller that waits for the next group.
-pub trait Owner: Caller {
+/// Observer of the events until the next group: the caller that waits for it.
+pub trait Observer: Caller {
     /// Handles an event; returns `false` to give up.
-    fn hears(&mut self, event: Event<'_>) -> bool;
+    fn on_event(&mut self, event: Event<'_>) -> bool;
 }
 
 /// Members to blame for a group that did not form.
@@ -233,18 +233,18 @@ impl Participant {
 
     /// Leaves the last group, if this process has been in one, and forms the next one. Returns the
     /// group and the address of its first rank, or `None` if all members have finished the
-    /// training. Groups that do not form are retried until `owner` gives up. `newcomers_failed`
+    /// training. Groups that do not form are retried until `observer` gives up. `newcomers_failed`
     /// means that the last group failed because of members that were not in the last established
     /// group; the next group excludes these.
     ///
     /// # Errors
-    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or `owner`
-    /// gave up. A group that did not form gives its own error if `owner` gave up because of it.
+    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or `observer`
+    /// gave up. A group that did not form gives its own error if `observer` gave up because of it.
     pub fn next_group(
         &self,
         last: &Communicator,
         newcomers_failed: bool,
-        owner: &mut dyn Owner,
+        observer: &mut dyn Observer,
     ) -> Result<Option<(Arc<Communicator>, String)>> {
         if lock(&self.shared.progress).agreed_as.is_some() {
             last.close();
@@ -253,30 +253,30 @@ impl Participant {
             } else {
                 Blamed::Nobody
             };
-            self.reform(blamed, owner)?;
+            self.reform(blamed, observer)?;
         }
         loop {
-            let Some(config) = self.agree(owner)? else {
+            let Some(config) = self.agree(observer)? else {
                 // Some member knew of the end before the group failed; others may not know of it
                 // yet.
                 self.finish();
                 return Ok(None);
             };
-            let mut or_reconfigured = || owner.interrupts() || self.must_reconfigure();
+            let mut or_reconfigured = || observer.interrupts() || self.must_reconfigure();
             let error = match Communicator::connect(&config, &mut or_reconfigured) {
                 Ok(group) => return Ok(Some((group, config.rendezvous))),
                 Err(error) => error,
             };
-            if !owner.hears(Event::NotFormed(&error)) {
+            if !observer.on_event(Event::NotFormed(&error)) {
                 return Err(error);
             }
-            self.reform(Blamed::of(&error), owner)?;
+            self.reform(Blamed::of(&error), observer)?;
         }
     }
 
     /// Gives up the last group, and has the member negotiate the next one without those in
     /// `blamed`.
-    fn reform(&self, blamed: Blamed, owner: &mut dyn Owner) -> Result<()> {
+    fn reform(&self, blamed: Blamed, observer: &mut dyn Observer) -> Result<()> {
         self.shared.listen_between()?;
         let mut progress = lock(&self.shared.progress);
         progress.group = Weak::new();
@@ -295,12 +295,12 @@ impl Participant {
             member.reform(&ids, Instant::now());
         }
         self.shared.tell(progress);
-        goes_on(owner.hears(Event::Left))
+        goes_on(observer.on_event(Event::Left))
     }
 
     /// Waits for an agreement on a group. Returns this process's configuration in that group, or
     /// `None` at the end of the training.
-    fn agree(&self, owner: &mut dyn Owner) -> Result<Option<Config>> {
+    fn agree(&self, observer: &mut dyn Observer) -> Result<Option<Config>> {
         loop {
             let waits = |progress: &mut Progress| progress.outcome.is_none() && !progress.has_left;
             let progress = lock(&self.shared.progress);
@@ -314,14 +314,14 @@ impl Participant {
                 let before = progress.agreed_as.replace(id);
                 drop(progress);
                 let joins_again = before.is_some_and(|before| before != id);
-                goes_on(owner.hears(Event::Agreed { joins_again }))?;
+                goes_on(observer.on_event(Event::Agreed { joins_again }))?;
                 return Ok(Some(self.shared.config_in(&roster, id)));
             }
             if progress.has_left {
                 return Err(Abort::Closed.into());
             }
             drop(progress);
-            goes_on(!owner.interrupts())?;
+            goes_on(!observer.interrupts())?;
         }
     }
 
@@ -703,8 +703,8 @@ mod tests {
         }
     }
 
-    impl Owner for Notes {
-        fn hears(&mut self, event: Event<'_>) -> bool {
+    impl Observer for Notes {
+        fn on_event(&mut self, event: Event<'_>) -> bool {
             self.0.push(match event {
                 Event::Left => "left",
                 Event::Agreed { joins_again: false } => "agreed",

@@ -26,7 +26,7 @@ use gradring_net::link::kind::Kind;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_net::link::tcp::deadline_stream::DeadlineStream;
 use gradring_net::link::tcp::tls;
-pub use gradring_net::session::connect::{Owner, Resolve, look_up, resolve};
+pub use gradring_net::session::connect::{Cancellation, Resolve, look_up, resolve};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{
     Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, listed_ranks, message_of,
@@ -469,7 +469,7 @@ impl<'a> Forming<'a> {
     }
 }
 
-impl Owner for Forming<'_> {
+impl Cancellation for Forming<'_> {
     fn check(&mut self) -> Result<()> {
         self.warn_of_long_wait();
         if self.given_up.is_none() {
