@@ -45,7 +45,7 @@ impl AccessPolicy for GroupAccess {
         }
     }
 
-    fn gives_way(&self) -> bool {
+    fn yields_socket(&self) -> bool {
         self.own_state.is_formed()
     }
 

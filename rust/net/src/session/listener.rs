@@ -91,7 +91,7 @@ pub trait AccessPolicy: Send + Sync {
     }
 
     /// Returns `true` if a new listener of this process may take over the address.
-    fn gives_way(&self) -> bool {
+    fn yields_socket(&self) -> bool {
         false
     }
 
@@ -293,7 +293,7 @@ impl Shared {
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
     let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
     let found = listeners.into_iter().find(|listener| {
-        addresses.contains(&listener.address) && listener.options.policy.gives_way()
+        addresses.contains(&listener.address) && listener.options.policy.yields_socket()
     })?;
     found.close();
     found.socket.try_clone().ok()
@@ -466,7 +466,7 @@ mod tests {
 
     /// A policy with one slot.
     struct Narrow {
-        gives_way: bool,
+        yields_socket: bool,
     }
 
     impl AccessPolicy for Narrow {
@@ -477,17 +477,17 @@ mod tests {
             }
         }
 
-        fn gives_way(&self) -> bool {
-            self.gives_way
+        fn yields_socket(&self) -> bool {
+            self.yields_socket
         }
     }
 
-    fn listen(address: &str, number: u32, gives_way: bool) -> Result<Listener> {
+    fn listen(address: &str, number: u32, yields_socket: bool) -> Result<Listener> {
         let (socket, _) = bind(address, resolve(address), 0)?;
         let options = ListenOptions {
             index: 0,
             credentials: Arc::new(Credentials::load(b"secret", None)?),
-            policy: Arc::new(Narrow { gives_way }),
+            policy: Arc::new(Narrow { yields_socket }),
             services: vec![Arc::new(Number(number))],
             no_service: NotServed::NotAServer,
         };
@@ -527,11 +527,11 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_gives_way_to_the_next_one_if_its_policy_says_so() {
-        for gives_way in [true, false] {
-            let first = listen("127.0.0.1:0", 1, gives_way).unwrap();
+    fn a_listener_yields_its_socket_to_the_next_one_if_its_policy_says_so() {
+        for yields_socket in [true, false] {
+            let first = listen("127.0.0.1:0", 1, yields_socket).unwrap();
             let second = listen(&first.address.to_string(), 2, false);
-            if gives_way {
+            if yields_socket {
                 assert_eq!(ask(&second.unwrap(), &Purpose::Inquiry).unwrap(), 2);
                 continue;
             }

@@ -129,7 +129,7 @@ impl Member {
             Reply::Busy => {
                 contact.busy.get_or_insert(now);
             }
-            Reply::Behind(higher) if *higher > promised => self.give_way(id, *higher, now),
+            Reply::Behind(higher) if *higher > promised => self.yield_to(id, *higher, now),
             Reply::Elsewhere(view) => {
                 if let Phase::Reforming(reforming) = &mut self.phase {
                     reforming.elsewhere.insert(id, view.clone());

@@ -107,7 +107,7 @@ impl Member {
     }
 
     /// Yields to a higher ballot that another process has promised.
-    pub(super) fn give_way(&mut self, by: Id, higher: Ballot, now: Instant) {
+    pub(super) fn yield_to(&mut self, by: Id, higher: Ballot, now: Instant) {
         let (turn, stagger) = (self.turn(), self.timing.stagger);
         match &mut self.phase {
             Phase::Reforming(reforming) => {

@@ -766,7 +766,7 @@ fn when_a_process_is_asked_again_and_whether_its_answer_ends_a_proposal() {
 fn a_proposer_that_gives_way_pauses_longer_each_time_and_the_later_ones_longer() {
     let (mut member, now) = reforming();
     for (doubled, turns) in [(2, 1), (4, 2), (8, 3), (16, 4), (16, 4)] {
-        member.give_way(peer(4).id, ballot(7, 4), now);
+        member.yield_to(peer(4).id, ballot(7, 4), now);
         let pause = member.timing.stagger * doubled + member.turn() * turns;
         assert_eq!(state(&mut member).propose_at, now + pause);
     }
