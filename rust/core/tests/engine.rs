@@ -802,7 +802,7 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
         result.unwrap_err().kind,
         ErrorKind::CollectiveTimeout { .. }
     ));
-    // Warnings come after 40, 80, ... 1280 ms; a rank that looks late warns once for all that are
+    // Warnings come after 40, 80, ... 1280 ms; a rank that polls late warns once for all that are
     // due.
     let warnings = supervisor.warnings.lock().unwrap();
     assert!((2..=6).contains(&warnings.len()), "{warnings:?}");

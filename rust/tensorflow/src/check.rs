@@ -98,7 +98,7 @@ impl Check {
 
     /// Checks tensors that are about to be started. Logs a warning or aborts the group if it finds
     /// something.
-    pub(crate) fn look(&self, communicator: &Communicator, dtype: DType, tensors: &[Tensor]) {
+    pub(crate) fn examine(&self, communicator: &Communicator, dtype: DType, tensors: &[Tensor]) {
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         let found: Vec<(usize, Found)> = tensors
             .iter()

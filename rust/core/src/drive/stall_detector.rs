@@ -66,18 +66,18 @@ impl<'a> StallDetector<'a> {
     }
 
     /// Does everything due after a stall of this length. Returns the longest wait before the next
-    /// look.
+    /// poll.
     ///
     /// # Errors
     /// The suspicion, once a stall has reached the timeout.
-    pub(super) fn look(
+    pub(super) fn poll(
         &mut self,
         execution: &Execution<'_>,
         idle: Duration,
         supervisor: &dyn Supervisor,
     ) -> Result<Duration, Suspicion> {
         let (timeout, sequence) = (self.limits.timeout, self.launched.sequence);
-        // A warning comes even if no look fell between it and the timeout.
+        // A warning comes even if no poll fell between it and the timeout.
         if idle >= self.next_warning && self.next_warning < timeout {
             while self.next_warning <= idle {
                 self.next_warning *= 2;

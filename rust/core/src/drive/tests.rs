@@ -118,7 +118,7 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
                 (_, done[rank]) = go_on(&mut drives[rank], &mut links[rank], now);
             }
             if !done[rank] {
-                drives[rank].look(now);
+                drives[rank].poll(now);
             }
         }
         now += TIMEOUT / 2;
@@ -143,20 +143,20 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         while matches!(drive.step(&mut link, || started), Step::Moved) {}
         let peers: Vec<_> = drive.interests().iter().map(|it| it.peer).collect();
         assert_eq!(peers, [1, 1]);
-        drive.look(started);
+        drive.poll(started);
         assert!(waits.now().is_none());
         let early = started + TIMEOUT - Duration::from_millis(1);
-        assert_eq!(drive.look(early), Duration::from_millis(1));
+        assert_eq!(drive.poll(early), Duration::from_millis(1));
         assert!(supervisor.suspicions.borrow().is_empty());
         assert_eq!(waits.now().unwrap().awaited, [1]);
-        drive.look(started + TIMEOUT);
-        drive.look(started + TIMEOUT);
+        drive.poll(started + TIMEOUT);
+        drive.poll(started + TIMEOUT);
         assert_eq!(supervisor.suspicions.borrow().len(), 1);
         assert!(matches!(drive.step(&mut link, || started), Step::Blocked));
         assert!(drive.interests().is_empty());
         match explained {
             true => supervisor.abort(Error::aborted("the cause")),
-            false => drop(drive.look(started + TIMEOUT + INVESTIGATION_LIMIT)),
+            false => drop(drive.poll(started + TIMEOUT + INVESTIGATION_LIMIT)),
         }
         let Step::Failed(cause) = drive.step(&mut link, || started) else {
             panic!("the switch is raised");
@@ -186,7 +186,7 @@ fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_sus
     let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
     let seconds = [7.0, 7.5, 8.0, 16.0, 17.0, 30.0].map(Duration::from_secs_f64);
     for idle in seconds {
-        drive.look(started + idle);
+        drive.poll(started + idle);
     }
     assert_eq!(*supervisor.warnings.borrow(), [seconds[1], seconds[3]]);
     assert_eq!(supervisor.suspicions.borrow().len(), 1);
@@ -203,9 +203,9 @@ fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
     let context = context(0, &topology, &supervisor, &waits);
     let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
     waits.note_earlier_move(started + TIMEOUT / 3);
-    drive.look(started + TIMEOUT);
+    drive.poll(started + TIMEOUT);
     assert!(supervisor.suspicions.borrow().is_empty());
-    drive.look(started + TIMEOUT + TIMEOUT / 3);
+    drive.poll(started + TIMEOUT + TIMEOUT / 3);
     assert_eq!(supervisor.suspicions.borrow().len(), 1);
 }
 

@@ -27,7 +27,7 @@ pub(super) enum Company {
 pub(super) struct Cores {
     rank: usize,
     world_size: usize,
-    looked_at: Option<Instant>,
+    attempted_at: Option<Instant>,
     is_any_idle: bool,
 }
 
@@ -36,7 +36,7 @@ impl Cores {
         Self {
             rank,
             world_size,
-            looked_at: None,
+            attempted_at: None,
             is_any_idle: false,
         }
     }
@@ -72,10 +72,10 @@ impl Cores {
     }
 
     fn is_due(&mut self, now: Instant) -> bool {
-        let due = self.looked_at.map(|before| before + ATTEMPT_INTERVAL);
+        let due = self.attempted_at.map(|before| before + ATTEMPT_INTERVAL);
         let is_due = due.is_none_or(|due| now >= due);
         if is_due {
-            self.looked_at = Some(now);
+            self.attempted_at = Some(now);
         }
         is_due
     }

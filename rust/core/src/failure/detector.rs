@@ -28,7 +28,7 @@ const GOSSIP_PER_SECOND: u32 = 64;
 const LINK_GRACE_RANKS: usize = 16;
 const LINK_GRACE_PER_RANK: Duration = Duration::from_millis(10);
 /// Interval between calls of `keep_time` while a diagnosis is open or a data connection is broken.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Finds failures in the group, on behalf of one rank.
 ///
@@ -122,11 +122,11 @@ impl Detector {
     }
 
     /// Latest time of the next `keep_time`.
-    pub(crate) fn next_look(&self, now: Instant) -> Instant {
+    pub(crate) fn next_poll(&self, now: Instant) -> Instant {
         let urgent =
             self.diagnosis.is_some() || !self.broken.is_empty() || self.report_due.is_some();
         if urgent && self.abort.cause().is_none() {
-            now + LOOK_INTERVAL
+            now + POLL_INTERVAL
         } else {
             self.next_beat()
         }

@@ -94,7 +94,7 @@ impl<S: Read + Write> MonitorThread<S> {
 
     /// Time of the next turn, if nothing happens before.
     pub fn next_turn(&self, now: Instant) -> Instant {
-        self.detector.next_look(now)
+        self.detector.next_poll(now)
     }
 
     /// Sends as much as the connections take. Returns `true` if there is more.

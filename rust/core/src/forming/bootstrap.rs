@@ -110,7 +110,7 @@ impl Coordinator {
         }
     }
 
-    fn look(&mut self) -> Result<()> {
+    fn poll(&mut self) -> Result<()> {
         match self.line.hear::<Answer>() {
             None => return Ok(()),
             Some(Ok(Answer::Complete)) => {
@@ -130,10 +130,10 @@ impl Coordinator {
 
 impl Bootstrap {
     /// Reads messages that have arrived. Fails with the first cause if a rank has failed or ended.
-    pub(crate) fn look(&mut self) -> Result<()> {
+    pub(crate) fn poll(&mut self) -> Result<()> {
         match self {
             Self::Outside => Ok(()),
-            Self::Member(coordinator) => coordinator.look(),
+            Self::Member(coordinator) => coordinator.poll(),
             Self::Coordinator(joined) => joined.iter_mut().try_for_each(|(&rank, peer)| match peer
                 .line
                 .hear()
@@ -160,7 +160,7 @@ impl Bootstrap {
     /// Reports to rank 0 that this rank is connected with all others.
     pub(crate) fn be_ready(&mut self) {
         if let Self::Member(coordinator) = self {
-            // If rank 0 has ended, the next look notices.
+            // If rank 0 has ended, the next poll notices.
             let _ = coordinator.line.say(&Status::Ready);
         }
     }
@@ -205,7 +205,7 @@ impl Bootstrap {
                 return error;
             }
             while let Some(left) = until.checked_duration_since(Instant::now()) {
-                if let Err(cause) = self.look() {
+                if let Err(cause) = self.poll() {
                     return cause;
                 }
                 self.wait(left);
@@ -235,7 +235,7 @@ impl Bootstrap {
     fn tell_joined(&mut self, answer: &Answer) {
         if let Self::Coordinator(joined) = self {
             for peer in joined.values_mut() {
-                // The next look notices a rank that has ended, or the rank needs no answer.
+                // the next poll notices a rank that has ended, or the rank needs no answer.
                 let _ = peer.line.say(answer);
             }
         }

@@ -155,7 +155,7 @@ impl PeerConnector {
                     return Ok(None);
                 }
                 if probe.is_due() {
-                    probe.look(self, goes_on)?;
+                    probe.poll(self, goes_on)?;
                 }
             }
         };
@@ -278,7 +278,7 @@ impl Probe {
         Instant::now() >= self.next
     }
 
-    fn look(&mut self, connector: &PeerConnector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
+    fn poll(&mut self, connector: &PeerConnector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
         let address = &connector.roster.members()[self.peer].address;
         let state = inquire_while(address, &connector.credentials, PROBE_LIMIT, goes_on)
             .map_err(|failure| unreachable(&failure, address))?;

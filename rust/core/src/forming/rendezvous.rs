@@ -475,7 +475,7 @@ impl Cancellation for Forming<'_> {
         if self.given_up.is_none() {
             self.given_up = self
                 .go_on_or_abort()
-                .and_then(|()| self.bootstrap.look())
+                .and_then(|()| self.bootstrap.poll())
                 .err();
         }
         self.given_up.clone().map_or(Ok(()), Err)

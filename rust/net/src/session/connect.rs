@@ -25,7 +25,7 @@ const PAUSE_PART: u32 = 8;
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Error text for a name whose look-up has not ended by the deadline.
-pub const LOOK_UP_GOES_ON: &str = "its name is still being looked up";
+pub const STILL_RESOLVING: &str = "its name is still being looked up";
 
 /// Function that finds the addresses of a `host:port`.
 pub type Resolve = fn(&str) -> io::Result<Vec<SocketAddr>>;
@@ -191,7 +191,7 @@ impl<'a> Connector<'a> {
                 Ok(connected) => return Ok(connected),
                 Err(failure) => failure,
             };
-            // The error of the caller comes first, because its reason may also have ended the connection.
+            // The caller's error comes first, because its reason may also have ended the connection.
             cancellation.check().map_err(Failure::Own)?;
             let bounds_all =
                 matches!(failure, Failure::Unreachable(_)) || retry.conversation.is_none();
@@ -260,7 +260,7 @@ pub fn look_up(
         return Ok(Ok(vec![number]));
     }
     let address = address.to_owned();
-    let late = io::Error::other(LOOK_UP_GOES_ON);
+    let late = io::Error::other(STILL_RESOLVING);
     in_time(deadline, late, cancellation, move || resolve(&address))
 }
 

@@ -37,7 +37,7 @@ const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
 /// than that for a reply.
 const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
 /// Interval between two checks for a free slot.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Stack of a handshake thread, which needs little even to check certificates.
 const HANDSHAKE_STACK_BYTES: usize = 512 << 10;
 
@@ -330,7 +330,7 @@ fn accept_each(shared: &Shared) {
         let limits = shared.options.policy.limits();
         if !pending.has_room(limits.slots) {
             pending.end_older_than(MIN_HANDSHAKE_TIME);
-            pause(LOOK_INTERVAL);
+            pause(POLL_INTERVAL);
             continue;
         }
         let (tcp, from) = match shared.socket.accept() {
@@ -344,7 +344,7 @@ fn accept_each(shared: &Shared) {
                 // The initiator has disconnected, or file descriptors are scarce.
                 shared.note_trouble(cannot_let_in(&error));
                 pending.end_older_than(MIN_HANDSHAKE_TIME);
-                pause(LOOK_INTERVAL);
+                pause(POLL_INTERVAL);
                 continue;
             }
         };

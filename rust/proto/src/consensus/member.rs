@@ -246,7 +246,7 @@ impl Member {
             since: now,
             lacking: now,
             attempts: 0,
-            looked: now,
+            polled_at: now,
             round: 0,
             propose_at,
             proposal: None,

@@ -505,8 +505,8 @@ impl Cell {
     /// and time of one turn of the monitor.
     fn news(&self) -> Duration {
         let hop = DELAY_MAX + WAKE_MAX;
-        let look = Duration::from_millis(20);
-        Duration::from_nanos(3 * self.world_size as Moment * hop) + look
+        let poll = Duration::from_millis(20);
+        Duration::from_nanos(3 * self.world_size as Moment * hop) + poll
     }
 
     /// Returns how the run contradicts the row, or `None`.

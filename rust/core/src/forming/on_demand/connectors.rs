@@ -169,7 +169,7 @@ fn connect_each(
             .find(|probe| probe.is_due())
             .cloned();
         let Some(mut probe) = due else { continue };
-        if let Err(trouble) = probe.look(connector, goes_on) {
+        if let Err(trouble) = probe.poll(connector, goes_on) {
             return connector.report(probe.peer, trouble, goes_on);
         }
         // The rank may have connected meanwhile.

@@ -192,7 +192,7 @@ impl ShmLink {
     /// When the other side has closed the link and everything was received, or breaks the protocol.
     pub fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
         let wanted = parts.iter().map(|part| part.len()).sum();
-        let filled = self.look(wanted)?.min(wanted);
+        let filled = self.poll(wanted)?.min(wanted);
         let (mut left, mut read) = (filled, 0);
         for part in parts {
             let length = part.len().min(left);
@@ -224,7 +224,7 @@ impl ShmLink {
     /// # Errors
     /// As for `try_receive`.
     pub fn readable(&mut self) -> Result<&[u8], Broken> {
-        let filled = self.look(self.arena.capacity())?;
+        let filled = self.poll(self.arena.capacity())?;
         // SAFETY: the bytes between head and tail are this side's until it gives them back, for
         // which it needs a mutable borrow.
         Ok(unsafe {
@@ -263,7 +263,7 @@ impl ShmLink {
         self.side.core_of_peer(self.arena.shared())
     }
 
-    fn look(&mut self, wanted: usize) -> Result<usize, Broken> {
+    fn poll(&mut self, wanted: usize) -> Result<usize, Broken> {
         self.side.filled(self.arena.shared(), wanted)
     }
 

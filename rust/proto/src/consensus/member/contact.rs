@@ -49,7 +49,7 @@ impl Member {
                 }
             }
         }
-        let look = now + self.timing.again;
-        Step::Wait(Some(next.map_or(look, |next| next.min(look))))
+        let poll = now + self.timing.again;
+        Step::Wait(Some(next.map_or(poll, |next| next.min(poll))))
     }
 }

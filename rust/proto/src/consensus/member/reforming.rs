@@ -17,7 +17,7 @@ pub(super) struct Reforming {
     pub(super) attempts: u32,
     /// Time of the last step. If this process was stopped since then, the others' silence proves
     /// nothing.
-    pub(super) looked: Instant,
+    pub(super) polled_at: Instant,
     /// The highest round in replies of others.
     pub(super) round: u64,
     /// Time at which to propose, unless another process does.
@@ -46,11 +46,11 @@ impl Member {
         let Phase::Reforming(mut reforming) = phase else {
             unreachable!("asked while it re-forms only");
         };
-        if now > reforming.looked + self.timing.quiet.max(self.timing.request) {
+        if now > reforming.polled_at + self.timing.quiet.max(self.timing.request) {
             reforming.lacking = now;
             self.contacts.clear();
         }
-        reforming.looked = now;
+        reforming.polled_at = now;
         let proposal = match reforming.proposal.take() {
             Some(proposal) => proposal,
             None if now < reforming.propose_at => {

@@ -38,7 +38,7 @@ impl Job {
             }
         }
         for host in 0..self.hosts.len() {
-            self.look_around(host)?;
+            self.poll_peers(host)?;
         }
         Ok(())
     }
@@ -60,7 +60,7 @@ impl Job {
         }
     }
 
-    fn look_around(&mut self, host: usize) -> Result<(), String> {
+    fn poll_peers(&mut self, host: usize) -> Result<(), String> {
         let Group::Running(ballot) = self.hosts[host].group else {
             return Ok(());
         };

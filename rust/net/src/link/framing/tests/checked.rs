@@ -215,8 +215,8 @@ fn a_byte_that_changes_in_shared_memory_is_seen() {
         assert_eq!(a.try_send(&[IoSlice::new(&frame)]), Ok(Some(frame.len())));
         a.damage(at);
         let (mut incoming, mut lanes): (_, Lanes) = (Incoming::new(1, true), vec![Box::new(b)]);
-        let looked = incoming.readable(&mut lanes);
-        assert!(looked.unwrap_err().corrupted(), "byte {at}");
+        let read = incoming.readable(&mut lanes);
+        assert!(read.unwrap_err().corrupted(), "byte {at}");
     }
 }
 
