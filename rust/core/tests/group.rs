@@ -305,9 +305,9 @@ fn ranks_that_are_reached_at_each_others_address_form_no_group() {
             );
             let blamed = blamed(&error).unwrap();
             assert!(blamed == one || blamed == other, "{error}");
-            let (called, reached) = (format!("connected to rank {blamed}"), one + other - blamed);
+            let (expected, reached) = (format!("connected to rank {blamed}"), one + other - blamed);
             let text = error.to_string();
-            assert!(text.contains(&called), "{text}");
+            assert!(text.contains(&expected), "{text}");
             assert!(text.contains(&format!("reached rank {reached}")), "{text}");
         }
     }

@@ -41,9 +41,9 @@ impl elastic::Observer for ProgramObserver<'_> {
     fn on_event(&mut self, event: Event<'_>) -> bool {
         stay_away_once_gone();
         if self.program.exception.is_none() {
-            let called = Python::attach(|py| {
+            let failure = Python::attach(|py| {
                 let progress = self.progress.bind(py);
-                let called = match event {
+                let outcome = match event {
                     Event::Left => progress.call_method0("left"),
                     Event::Agreed { joins_again } => {
                         progress.call_method1("agreed", (joins_again,))
@@ -53,9 +53,9 @@ impl elastic::Observer for ProgramObserver<'_> {
                         progress.call_method1("not_formed", (exception,))
                     }
                 };
-                called.err()
+                outcome.err()
             });
-            self.program.exception = called;
+            self.program.exception = failure;
         }
         self.program.exception.is_none()
     }

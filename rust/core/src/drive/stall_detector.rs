@@ -138,8 +138,8 @@ impl<'a> StallDetector<'a> {
                     Suspicion::HeadersDiffer {
                         peer,
                         sequence,
-                        called: signature::called(&text, &received, own).into(),
-                        own: signature::called(execution.text(), own, &received).into(),
+                        theirs: signature::description(&text, &received, own).into(),
+                        own: signature::description(execution.text(), own, &received).into(),
                     }
                 }
                 (from, to) => {

@@ -216,11 +216,11 @@ impl Detector {
             Suspicion::HeadersDiffer {
                 peer,
                 sequence,
-                called,
+                theirs,
                 ..
             } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
-                    diagnosis.about_header(peer, called);
+                    diagnosis.about_header(peer, theirs);
                 }
             }
             Suspicion::Stalled {

@@ -170,8 +170,8 @@ impl Diagnosis {
         self.stalled = Some((awaited, idle));
     }
 
-    pub(crate) fn about_header(&mut self, peer: usize, called: Text) {
-        self.suspect = Some((peer, called));
+    pub(crate) fn about_header(&mut self, peer: usize, theirs: Text) {
+        self.suspect = Some((peer, theirs));
     }
 
     /// Adds a report. Returns `false` if it is known already or about another position.
@@ -253,7 +253,7 @@ impl Diagnosis {
             }
             (Problem::Different, None) => Error::new(ErrorKind::Mismatch {
                 theirs: (self.suspect.iter())
-                    .map(|(_, called)| format!("something else: {called}"))
+                    .map(|(_, theirs)| format!("something else: {theirs}"))
                     .collect::<String>()
                     .into(),
                 others: call.clone().unwrap_or_default().into(),

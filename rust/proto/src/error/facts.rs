@@ -416,8 +416,8 @@ facts! {
         Garbled { peer: usize, how: Garbled },
         #[error("in {call} (collective #{sequence}) the connection from rank {peer} {broken}")]
         Corrupted { peer: usize, broken: Broken, call: Text, sequence: u64 },
-        #[error("rank {peer} called something else as collective #{sequence}: {called}")]
-        HeadersDiffer { peer: usize, sequence: u64, called: Text, own: Text },
+        #[error("rank {peer} called something else as collective #{sequence}: {theirs}")]
+        HeadersDiffer { peer: usize, sequence: u64, theirs: Text, own: Text },
         #[error(
             "collective #{sequence}, waiting for {}, did not move for {:.1} s",
             ranks(awaited), idle.as_secs_f64()

@@ -273,11 +273,8 @@ impl Group {
         }
         for index in 0..self.ranks.len() {
             let process = &self.ranks[index].process;
-            let called = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
-            let (engine, monitor) = (
-                called(&process.engine_called),
-                called(&process.monitor_called),
-            );
+            let take = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
+            let (engine, monitor) = (take(&process.engine_called), take(&process.monitor_called));
             if engine {
                 process.say(|| format!("is told: {:?}", process.aborted()));
                 self.ranks[index].aborted = Some(self.world.now());

@@ -175,7 +175,7 @@ impl Process {
             let numbers = number..number + 1 + together.take_while(|next| next.together).count();
             let mut launched = Vec::new();
             for number in numbers.clone() {
-                let Some(call) = scenario.called(self.rank, number) else {
+                let Some(call) = scenario.call_of(self.rank, number) else {
                     self.reached.set(Some(number));
                     break;
                 };

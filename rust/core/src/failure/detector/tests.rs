@@ -96,7 +96,7 @@ fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
     let suspicion = Suspicion::HeadersDiffer {
         peer: 2,
         sequence: 4,
-        called: "something else".into(),
+        theirs: "something else".into(),
         own: "this".into(),
     };
     detector.investigate(suspicion, now);

@@ -63,11 +63,11 @@ impl Job {
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
         let reply = member.answer(&envelope, instant);
-        let called = member.must_reconfigure();
+        let must_reconfigure = member.must_reconfigure();
         self.record.replied(&reply);
         self.world
             .say(|| format!("{from} <- {to}  {}", answer_shown(&reply)));
-        if called {
+        if must_reconfigure {
             self.come_back(to);
         }
         self.drive(to)?;
