@@ -295,7 +295,7 @@ impl Participant {
             member.reform(&ids, Instant::now());
         }
         self.shared.tell(progress);
-        goes_on(observer.on_event(Event::Left))
+        unless_cancelled(observer.on_event(Event::Left))
     }
 
     /// Waits for an agreement on a group. Returns this process's configuration in that group, or
@@ -314,14 +314,14 @@ impl Participant {
                 let before = progress.agreed_as.replace(id);
                 drop(progress);
                 let joins_again = before.is_some_and(|before| before != id);
-                goes_on(observer.on_event(Event::Agreed { joins_again }))?;
+                unless_cancelled(observer.on_event(Event::Agreed { joins_again }))?;
                 return Ok(Some(self.shared.config_in(&roster, id)));
             }
             if progress.has_left {
                 return Err(Abort::Closed.into());
             }
             drop(progress);
-            goes_on(!observer.interrupts())?;
+            unless_cancelled(!observer.interrupts())?;
         }
     }
 
@@ -623,8 +623,9 @@ impl Shared {
     }
 }
 
-fn goes_on(does: bool) -> Result<()> {
-    does.then_some(())
+fn unless_cancelled(continues: bool) -> Result<()> {
+    continues
+        .then_some(())
         .ok_or_else(|| Abort::InterruptedForming.into())
 }
 

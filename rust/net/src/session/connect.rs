@@ -346,7 +346,7 @@ mod tests {
             .map(|(_, ())| ())
     }
 
-    fn goes_on() -> Result<()> {
+    fn continues() -> Result<()> {
         Ok(())
     }
 
@@ -359,7 +359,7 @@ mod tests {
             }
         });
         let retry = Retry::of_one_that_listens(LIMIT);
-        let failure = connect_to(&address, retry, &mut goes_on).unwrap_err();
+        let failure = connect_to(&address, retry, &mut continues).unwrap_err();
         other.join().unwrap();
         let Failure::Unreachable(error) = failure else {
             panic!("{failure:?}");
@@ -378,7 +378,7 @@ mod tests {
             seen.get() < 4
         };
         let retry = Retry::until(Instant::now() + LIMIT, &again);
-        connect_to(&address, retry, &mut goes_on).unwrap_err();
+        connect_to(&address, retry, &mut continues).unwrap_err();
         assert_eq!(seen.get(), 4);
     }
 
@@ -406,7 +406,7 @@ mod tests {
             listener.accept().unwrap()
         });
         let retry = Retry::of_one_that_listens(Duration::from_secs(2));
-        let failure = connect_to(&address, retry, &mut goes_on).unwrap_err();
+        let failure = connect_to(&address, retry, &mut continues).unwrap_err();
         drop(other.join().unwrap());
         assert!(failure.is_passing(), "{failure:?}");
     }

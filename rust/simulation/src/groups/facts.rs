@@ -82,7 +82,7 @@ struct Row {
     /// The collective under test; an all-reduce by default.
     calls: fn(&Cell) -> Collective,
     /// True if another collective follows although this one succeeds.
-    goes_on: bool,
+    continues: bool,
     /// Exception of every survivor; `None` if all results must be right.
     error: Option<&'static str>,
     /// Ranks that a survivor may blame.
@@ -130,7 +130,7 @@ impl Row {
             strikes,
             timeout: LONG_TIMEOUT,
             calls: |_| Collective::AllReduce { op: ReduceOp::Sum },
-            goes_on: false,
+            continues: false,
             error,
             blames: FAULTY,
             within: AT_ONCE,
@@ -280,7 +280,7 @@ fn rows() -> Vec<Row> {
             timeout: SHORT_TIMEOUT,
             // The root finishes early, and waits in the next collective for the slower ranks.
             calls: |cell| Collective::Broadcast { root: cell.root() },
-            goes_on: true,
+            continues: true,
             within: |_| {
                 let pieces = u32::try_from(BYTES / PIPE_BYTES + 2).expect("few");
                 (SHORT_TIMEOUT, SHORT_TIMEOUT / 6 * pieces)
@@ -487,7 +487,7 @@ impl Cell {
             pipe_bytes: PIPE_BYTES,
             delay_max: DELAY_MAX,
             shares_memory,
-            collectives: (0..if row.error.is_some() || row.goes_on {
+            collectives: (0..if row.error.is_some() || row.continues {
                 3
             } else {
                 2
