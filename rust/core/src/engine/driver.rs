@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Instant;
 
-use super::cores::{Company, Cores};
+use super::cores::{Cores, SharedCore};
 use super::queue::Turn;
 use super::spin_policy::Patience;
 use super::{Shared, SpinPolicy, placed};
@@ -231,17 +231,17 @@ impl Shared {
                 if idle < patience.yielding(spin_policy) {
                     // A rank that does not spin has too few cores: yielding hands this core to all
                     // ranks on it, so no peer is searched.
-                    let company = match spins {
-                        true => cores.company(&**transport, drive.interests(), now),
-                        false => Company::Other,
+                    let shared_core = match spins {
+                        true => cores.shared_core(&**transport, drive.interests(), now),
+                        false => SharedCore::None,
                     };
-                    match company {
-                        Company::Other if idle < spin_policy.spinning => {
+                    match shared_core {
+                        SharedCore::None if idle < spin_policy.spinning => {
                             std::hint::spin_loop();
                             continue;
                         }
-                        Company::Staying if !is_short || idle >= spin_policy.spinning => {}
-                        Company::Other | Company::Parting | Company::Staying => {
+                        SharedCore::Staying if !is_short || idle >= spin_policy.spinning => {}
+                        SharedCore::None | SharedCore::Moving | SharedCore::Staying => {
                             thread::yield_now();
                             continue;
                         }

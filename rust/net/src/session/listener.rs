@@ -402,7 +402,7 @@ fn greet(
     let mut slot = Some(slot);
     let mut admitted = None;
     let answered = handshake::respond(&mut stream, *index, &credentials.token, |hello| {
-        if !hello.purpose.is_of_no_rank() {
+        if !hello.purpose.addresses_process() {
             initiator.proved_rank = Some(hello.rank);
         }
         let mut services = options.services.iter();

@@ -130,7 +130,7 @@ impl ClientKind {
 
 impl Purpose {
     /// Returns whether the connection addresses a process, whatever its rank.
-    pub const fn is_of_no_rank(&self) -> bool {
+    pub const fn addresses_process(&self) -> bool {
         matches!(
             self,
             Self::Inquiry | Self::Membership { .. } | Self::Parameters { .. }
@@ -190,7 +190,7 @@ pub struct Hello {
     pub version: u32,
     /// Rank of the initiator.
     pub rank: usize,
-    /// The rank that the initiator wants to reach; ignored where [`Purpose::is_of_no_rank`].
+    /// The rank that the initiator wants to reach; ignored where [`Purpose::addresses_process`].
     pub responder: usize,
     /// Number of processes, as the initiator knows it.
     pub world_size: usize,
@@ -254,9 +254,9 @@ impl Hello {
         })
     }
 
-    /// Rank of the initiator; `None` where [`Purpose::is_of_no_rank`].
+    /// Rank of the initiator; `None` where [`Purpose::addresses_process`].
     fn initiator(&self) -> Option<usize> {
-        (!self.purpose.is_of_no_rank()).then_some(self.rank)
+        (!self.purpose.addresses_process()).then_some(self.rank)
     }
 
     /// The same greeting from a member of `group` in `generation`.
@@ -285,14 +285,14 @@ impl Hello {
 /// Performs the initiator's side of the handshake.
 pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = codec::encode(&hello, MESSAGE_BYTES_MAX)?;
-    let meant = (!hello.purpose.is_of_no_rank()).then_some(hello.responder);
+    let meant = (!hello.purpose.addresses_process()).then_some(hello.responder);
     let (initiator, version) = (hello.initiator(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
     let (rank, nonce, proof) = match hear(stream)? {
         Message::Welcome { rank, nonce, proof } => (rank, nonce, proof),
         Message::OtherVersion(theirs) => return Err(other_version(version, theirs)),
         Message::Refused(error) if token.is_empty() => return Err(error.fit_to_travel()),
-        Message::Refused(error) => return Err(in_our_words(&error)),
+        Message::Refused(error) => return Err(without_peer_text(&error)),
         _ => return Err(unexpected("a welcome")),
     };
     let transcript = continued(&transcript, rank, &nonce);
@@ -448,7 +448,7 @@ pub fn other_version(initiator: u32, responder: u32) -> Error {
 
 /// Error for a refusal that came before any proof. The peer may be a stranger, so none of its text
 /// reaches the user.
-fn in_our_words(refusal: &Error) -> Error {
+fn without_peer_text(refusal: &Error) -> Error {
     match &refusal.kind {
         ErrorKind::Config(_) => Unusable::OnlyTls.into(),
         _ => NotFormed::Refused.into(),

@@ -408,7 +408,7 @@ impl Training {
                 return Err(format!("keeper {keeper} has {:?} for {point:?}", at.point));
             }
             self.record.check_server(keepers.shard(keeper), at)?;
-            self.record.term_starts(&self.scenario, start)?;
+            self.record.check_term_start(&self.scenario, start)?;
             if point.version < self.record.stable {
                 return Err(format!(
                     "{point:?} was restored, though there were later ones"

@@ -184,15 +184,15 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
         job.dead.push(dead);
         job.members.retain(|it| it.me.id.0[0] != dead);
         job.pass(Duration::from_millis(500));
-        let proposals: Vec<_> = job
+        let reconfiguring: Vec<_> = job
             .members
             .iter()
             .filter(|it| it.must_reconfigure())
             .collect();
         // Its predecessor in the ring watches it.
-        assert_eq!(proposals.len(), 1);
-        assert_eq!(proposals[0].me.id.0[0] % 4 + 1, dead);
-        let caller = proposals[0].me.id;
+        assert_eq!(reconfiguring.len(), 1);
+        assert_eq!(reconfiguring[0].me.id.0[0] % 4 + 1, dead);
+        let caller = reconfiguring[0].me.id;
         let now = job.now;
         let caller = job.members.iter_mut().find(|it| it.me.id == caller);
         caller.expect("it lives").reform(&NONE, now);
