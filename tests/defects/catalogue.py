@@ -131,8 +131,8 @@ FAILURES = _of(
     ("detector.rs", "} else if rank < peer {", "} else if rank > peer {", FACTS),
     (
         "detector.rs",
-        "heard_at + self.timing.silence",
-        "heard_at + 2 * self.timing.silence",
+        "received_at + self.timing.silence",
+        "received_at + 2 * self.timing.silence",
         FACTS,
     ),
     ("detector.rs", "self.left.insert(self.neighbours[from].rank);", "", FACTS),

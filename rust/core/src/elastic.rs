@@ -603,14 +603,14 @@ impl Shared {
     fn send(self: &Arc<Self>, address: String, envelope: Envelope) {
         let shared = Arc::clone(self);
         let (to, at) = (envelope.to, address.clone());
-        let heard = move |shared: &Self, outcome: &Outcome| {
+        let deliver = move |shared: &Self, outcome: &Outcome| {
             let mut progress = lock(&shared.progress);
             if let Some(member) = &mut progress.member {
-                member.heard(&at, to, outcome, Instant::now());
+                member.on_outcome(&at, to, outcome, Instant::now());
             }
             shared.tell(progress);
         };
-        let later = heard.clone();
+        let later = deliver.clone();
         let sent = thread::Builder::new()
             .stack_size(REQUEST_STACK_BYTES)
             .spawn(move || {
@@ -618,7 +618,7 @@ impl Shared {
                 later(&shared, &outcome);
             });
         if sent.is_err() {
-            heard(self, &Outcome::Silent);
+            deliver(self, &Outcome::Silent);
         }
     }
 }

@@ -33,7 +33,7 @@ pub fn consensus(bytes: &[u8]) {
             do_steps(&mut member, now);
             let outcome = Outcome::Reply(reply.clone());
             for to in [Some(id(2)), Some(id(9)), None] {
-                member.heard("node-2:1", to, &outcome, now);
+                member.on_outcome("node-2:1", to, &outcome, now);
             }
             do_steps(&mut member, now);
         }

@@ -113,7 +113,7 @@ pub fn handshake_initiator(bytes: &[u8]) {
         Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
     let initiated = handshake::initiate(&mut Script::new(bytes), hello, TOKEN);
     assert!(initiated.is_err(), "a stranger answered for a rank");
-    decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
+    decode_alone(bytes, |mut bytes| handshake::receive(&mut bytes));
 }
 
 /// A process without the token does not pass as an initiator.
@@ -121,7 +121,7 @@ pub fn handshake_responder(bytes: &[u8]) {
     let check = |_: &Hello| panic!("a stranger was let in");
     let answered = handshake::respond(&mut Script::new(bytes), 0, TOKEN, check);
     assert!(answered.is_err());
-    decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
+    decode_alone(bytes, |mut bytes| handshake::receive(&mut bytes));
 }
 
 /// A decoded roster can be encoded again, and so can the status reports of its receivers.
@@ -176,12 +176,15 @@ where
 /// The other side of a conversation, which sends the same bytes whatever it receives.
 struct Script<'a> {
     says: &'a [u8],
-    heard: usize,
+    received_bytes: usize,
 }
 
 impl<'a> Script<'a> {
     const fn new(says: &'a [u8]) -> Self {
-        Self { says, heard: 0 }
+        Self {
+            says,
+            received_bytes: 0,
+        }
     }
 }
 
@@ -193,8 +196,11 @@ impl Read for Script<'_> {
 
 impl Write for Script<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.heard += bytes.len();
-        assert!(self.heard < 64 << 10, "a stranger is told a long story");
+        self.received_bytes += bytes.len();
+        assert!(
+            self.received_bytes < 64 << 10,
+            "a stranger is told a long story"
+        );
         Ok(bytes.len())
     }
 

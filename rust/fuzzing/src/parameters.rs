@@ -43,11 +43,11 @@ pub fn parameters(bytes: &[u8]) {
             let count = room.len().min(left.len());
             room[..count].copy_from_slice(&left[..count]);
             left = &left[count..];
-            let heard = decoded.filled(count, VALUES_BYTES_MAX);
-            assert!(heard.is_ok_and(|it| it.is_some() == left.is_empty()));
+            let message = decoded.filled(count, VALUES_BYTES_MAX);
+            assert!(message.is_ok_and(|it| it.is_some() == left.is_empty()));
         }
         for job in &mut jobs {
-            job.hear(message.clone());
+            job.receive(message.clone());
         }
     }
 }
@@ -204,7 +204,7 @@ impl Job {
 
     /// Delivers a message from outside. Orders of the sequencer to other servers than its own are
     /// lost.
-    fn hear(&mut self, message: Message) {
+    fn receive(&mut self, message: Message) {
         let (keepers, now) = (self.keepers, self.now);
         let from = |copy: usize| {
             let is_one = copy <= keepers.replicas;
@@ -452,7 +452,7 @@ mod tests {
             let before = job.sequencer.restored();
             let messages = Job::restoring(lost).restore();
             for message in &messages {
-                job.hear(message.clone());
+                job.receive(message.clone());
             }
             assert_eq!(job.sequencer.restored(), before + 1);
             let has = |is: fn(&Message) -> bool| messages.iter().any(is);

@@ -76,7 +76,7 @@ pub fn diagnose(world_size: usize, statements: &[Statement]) -> Option<Findings>
     let sequence = under_way.min()?;
     let mut diagnosis = Diagnosis::new(sequence, world_size);
     for statement in statements {
-        diagnosis.hear(statement.about(sequence));
+        diagnosis.receive(statement.about(sequence));
     }
     let (problem, blamed) = diagnosis.problem();
     let mut late: Vec<usize> = diagnosis.late().collect();
@@ -175,7 +175,7 @@ impl Diagnosis {
     }
 
     /// Adds a report. Returns `false` if it is known already or about another position.
-    pub(crate) fn hear(&mut self, report: Report) -> bool {
+    pub(crate) fn receive(&mut self, report: Report) -> bool {
         let slot = self.reports.get_mut(report.rank);
         match slot {
             Some(slot @ None) if report.sequence == self.sequence => {

@@ -109,7 +109,7 @@ impl<S: Read + Write> MonitorThread<S> {
         let end = neighbour.receive(|| detector.sign_of_life(index, clock()));
         loop {
             match neighbour.next_message() {
-                Ok(Some(message)) => detector.hear(message, index, clock()),
+                Ok(Some(message)) => detector.receive(message, index, clock()),
                 Ok(None) => break,
                 Err(error) => detector.garbled(index, error),
             }

@@ -111,7 +111,7 @@ impl Coordinator {
     }
 
     fn poll(&mut self) -> Result<()> {
-        match self.line.hear::<Answer>() {
+        match self.line.receive::<Answer>() {
             None => return Ok(()),
             Some(Ok(Answer::Complete)) => {
                 self.complete = true;
@@ -136,7 +136,7 @@ impl Bootstrap {
             Self::Member(coordinator) => coordinator.poll(),
             Self::Coordinator(joined) => joined.iter_mut().try_for_each(|(&rank, peer)| match peer
                 .line
-                .hear()
+                .receive()
             {
                 None => Ok(()),
                 Some(Ok(Status::Ready)) => {
@@ -248,7 +248,7 @@ impl Line {
     }
 
     /// The next message, if there is one or the connection has ended.
-    fn hear<T: DeserializeOwned>(&mut self) -> Option<Result<T>> {
+    fn receive<T: DeserializeOwned>(&mut self) -> Option<Result<T>> {
         let speaks = self.stream.is_readable();
         speaks.then(|| handshake::read_message(&mut self.attend()))
     }

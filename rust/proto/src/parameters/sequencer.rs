@@ -47,7 +47,7 @@ struct Leader {
     /// Applied version and version of the last snapshot, by keeper.
     progress: Vec<(Version, Version)>,
     /// Time of each member's last request, and the nonce with which it joined.
-    heard: BTreeMap<u32, (Instant, u64)>,
+    members: BTreeMap<u32, (Instant, u64)>,
     /// Number of incarnations given out in this term.
     incarnations: u32,
     keepers: Keepers,
@@ -80,7 +80,7 @@ pub struct Sequencer {
     restored: u64,
     /// A later term that a worker has named. The next term must exceed it, also if all servers have
     /// lost their disks.
-    heard_of: Term,
+    known_term: Term,
     out: Vec<Output>,
 }
 
@@ -100,7 +100,7 @@ impl Sequencer {
             },
             again: now,
             restored: 0,
-            heard_of: 0,
+            known_term: 0,
             out: Vec::new(),
         };
         sequencer.prepare();
@@ -191,9 +191,11 @@ impl Sequencer {
     pub fn step(&mut self, now: Instant) -> Vec<Output> {
         if let Phase::Leading(leader) = &mut self.phase {
             let silent: Vec<_> = leader
-                .heard
+                .members
                 .iter()
-                .filter(|(_, (heard, _))| now.duration_since(*heard) >= self.timing.silence)
+                .filter(|(_, (received_at, _))| {
+                    now.duration_since(*received_at) >= self.timing.silence
+                })
                 .map(|(worker, _)| *worker)
                 .collect();
             for worker in silent {
@@ -271,7 +273,7 @@ impl Sequencer {
         }
         answers.insert(keeper, status);
         if answers.len() == self.keepers.count() {
-            let plan = Plan::of(self.keepers, *round, answers, self.heard_of);
+            let plan = Plan::of(self.keepers, *round, answers, self.known_term);
             let missing = plan.missing(self.keepers).into_iter();
             self.phase = Phase::Installing {
                 fetched: missing.map(|shard| (shard, None)).collect(),
@@ -335,7 +337,7 @@ impl Sequencer {
                 queue: Queue::new(self.rules.clone(), version, applied),
                 log: VecDeque::new(),
                 progress: saved.map(|saved| (version, *saved)).collect(),
-                heard: BTreeMap::new(),
+                members: BTreeMap::new(),
                 incarnations: 0,
                 terms: plan.start.terms.clone(),
                 keepers: self.keepers,
@@ -405,7 +407,7 @@ impl Sequencer {
             Ordering::Equal => {}
             Ordering::Greater => {
                 // Workers accept later terms only, so the next term must exceed this one.
-                self.heard_of = request.term;
+                self.known_term = request.term;
                 return self.prepare();
             }
         }
@@ -446,7 +448,7 @@ impl Sequencer {
             return;
         };
         let mut is_new = false;
-        let everybody = leader.heard.len() >= self.rules.workers as usize;
+        let everybody = leader.members.len() >= self.rules.workers as usize;
         // Survivors rejoin at once, and a synchronous update needs the gradients of all of them.
         let is_gathering = !everybody && now < leader.since + GATHERING * self.timing.again;
         while !(is_gathering && self.rules.is_synchronous())
@@ -516,7 +518,10 @@ impl Leader {
         let term = self.term();
         // Only the latest nonce counts: after an older one, the worker may have been removed and
         // have joined again.
-        let is_known = self.heard.get(&worker).is_some_and(|(_, it)| *it == nonce);
+        let is_known = self
+            .members
+            .get(&worker)
+            .is_some_and(|(_, it)| *it == nonce);
         let is_same = |member: &Incarnation| claim.is_none_or(|claim| claim == *member);
         let member = self
             .queue
@@ -535,7 +540,7 @@ impl Leader {
                 latest.ok_or(Reply::NotMember(term, incarnation))?,
             )
         };
-        self.heard.insert(worker, (now, nonce));
+        self.members.insert(worker, (now, nonce));
         Ok(Reply::Joined {
             term,
             nonce,
@@ -574,8 +579,8 @@ impl Leader {
         if self.queue.incarnation(worker) != Some(incarnation) {
             return Err(Reply::NotMember(self.term(), incarnation));
         }
-        if let Some((heard, _)) = self.heard.get_mut(&worker) {
-            *heard = now;
+        if let Some((received_at, _)) = self.members.get_mut(&worker) {
+            *received_at = now;
         }
         Ok(())
     }
@@ -588,7 +593,7 @@ impl Leader {
 
     fn remove(&mut self, worker: u32) {
         self.queue.remove(worker);
-        self.heard.remove(&worker);
+        self.members.remove(&worker);
     }
 
     /// Returns whether the log has capacity. Servers that lag in updates or snapshots hold up the

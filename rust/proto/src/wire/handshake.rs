@@ -288,7 +288,7 @@ pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) ->
     let meant = (!hello.purpose.addresses_process()).then_some(hello.responder);
     let (initiator, version) = (hello.initiator(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
-    let (rank, nonce, proof) = match hear(stream)? {
+    let (rank, nonce, proof) = match receive(stream)? {
         Message::Welcome { rank, nonce, proof } => (rank, nonce, proof),
         Message::OtherVersion(theirs) => return Err(other_version(version, theirs)),
         Message::Refused(error) if token.is_empty() => return Err(error.fit_to_travel()),
@@ -305,7 +305,7 @@ pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) ->
         stream,
         &Message::Proof(prove(token, b"caller", &transcript)),
     )?;
-    match hear(stream)? {
+    match receive(stream)? {
         // A responder of another rank should have refused.
         Message::Accepted => meant.map_or(Ok(()), |meant| {
             check_responder(initiator.unwrap_or_default(), meant, rank)
@@ -334,7 +334,7 @@ pub fn respond(
     let transcript = continued(&codec::encode(&hello, MESSAGE_BYTES_MAX)?, rank, &nonce);
     let proof = prove(token, b"callee", &transcript);
     write_message(stream, &Message::Welcome { rank, nonce, proof })?;
-    let checked = match hear(stream)? {
+    let checked = match receive(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
         // A stranger's reason must not reach the user.
         Message::Refused(_) => return Err(tokens_differ(hello.initiator(), rank, token)),
@@ -389,7 +389,7 @@ pub fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
 }
 
 /// Reads the next message of a peer that may be a stranger.
-pub fn hear(stream: &mut impl Read) -> Result<Message> {
+pub fn receive(stream: &mut impl Read) -> Result<Message> {
     codec::decode(&read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?)
 }
 

@@ -13,7 +13,7 @@ fn diagnose(calls: &[Option<&str>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, calls.len());
     diagnosis.about_stall(vec![0], Duration::from_secs(30));
     for (rank, call) in calls.iter().enumerate() {
-        assert!(diagnosis.hear(Report {
+        assert!(diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered: call.map(|call| Entered {
@@ -50,7 +50,7 @@ fn calls_that_differ_in_their_step_alone_are_told_apart() {
     let mut diagnosis = Diagnosis::new(4, 2);
     for rank in 0..2 {
         let step = 3 + rank as u64;
-        assert!(diagnosis.hear(Report {
+        assert!(diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered: Some(Entered {
@@ -79,7 +79,7 @@ fn a_rank_that_has_not_entered_is_late() {
 fn diagnose_waits(entered: &[bool], waits: &[Option<Waits>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, entered.len());
     for (rank, (&entered, waits)) in entered.iter().zip(waits).enumerate() {
-        assert!(diagnosis.hear(Report {
+        assert!(diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered: entered.then(|| Entered {
@@ -187,7 +187,7 @@ fn entered_a() -> Entered {
 fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
     let mut diagnosis = Diagnosis::new(1, 4);
     diagnosis.about_stall(vec![2], Duration::from_secs(1));
-    diagnosis.hear(Report {
+    diagnosis.receive(Report {
         rank: 3,
         sequence: 1,
         entered: Some(entered_a()),
@@ -200,7 +200,7 @@ fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
 fn a_rank_that_has_called_something_else_and_does_not_answer_is_told_by_its_header() {
     let mut diagnosis = Diagnosis::new(1, 2);
     diagnosis.about_header(1, "7 elements of float32".into());
-    diagnosis.hear(Report {
+    diagnosis.receive(Report {
         rank: 0,
         sequence: 1,
         entered: Some(entered_a()),
@@ -232,7 +232,7 @@ fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
             step: 0,
             left: None,
         });
-        diagnosis.hear(Report {
+        diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered,
@@ -310,7 +310,7 @@ fn a_rank_that_has_gone_on_and_forgotten_the_call_is_neither_late_nor_different(
 fn a_silent_rank_is_named() {
     let mut diagnosis = Diagnosis::new(1, 2);
     diagnosis.about_stall(vec![1], Duration::from_secs(1));
-    diagnosis.hear(Report {
+    diagnosis.receive(Report {
         rank: 0,
         sequence: 1,
         entered: None,

@@ -100,9 +100,9 @@ impl Member {
     }
 
     /// Handles the outcome of a request to an address; `to` is the process that was meant.
-    pub fn heard(&mut self, address: &str, to: Option<Id>, outcome: &Outcome, now: Instant) {
+    pub fn on_outcome(&mut self, address: &str, to: Option<Id>, outcome: &Outcome, now: Instant) {
         let Some(id) = to else {
-            return self.heard_of_joining(address, outcome, now);
+            return self.on_joining_outcome(address, outcome, now);
         };
         let promised = self.promised;
         let contact = self.contacts.entry(id).or_default();
@@ -124,7 +124,7 @@ impl Member {
                     contact.due = Some(now + self.timing.quiet / 3);
                 }
                 self.learn(address, news);
-                self.heard_promise(id, *ballot, view.as_ref(), now);
+                self.on_promise(id, *ballot, view.as_ref(), now);
             }
             Reply::Busy => {
                 contact.busy.get_or_insert(now);

@@ -56,7 +56,7 @@ impl Member {
         Step::Wait(Some(next.map_or(limit, |next| next.min(limit))))
     }
 
-    pub(super) fn heard_of_joining(&mut self, address: &str, outcome: &Outcome, now: Instant) {
+    pub(super) fn on_joining_outcome(&mut self, address: &str, outcome: &Outcome, now: Instant) {
         let Phase::Joining(joining) = &mut self.phase else {
             return;
         };

@@ -125,7 +125,7 @@ impl Member {
         }
     }
 
-    pub(super) fn heard_promise(
+    pub(super) fn on_promise(
         &mut self,
         id: Id,
         ballot: Ballot,

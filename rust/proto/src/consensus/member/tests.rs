@@ -65,7 +65,12 @@ impl Job {
                         Step::Wait(_) => break,
                         Step::Send(address, envelope) => {
                             let outcome = self.carry(&address, &envelope);
-                            self.members[index].heard(&address, envelope.to, &outcome, self.now);
+                            self.members[index].on_outcome(
+                                &address,
+                                envelope.to,
+                                &outcome,
+                                self.now,
+                            );
                         }
                         Step::Failed(error) => {
                             assert!(matches!(error.kind, ErrorKind::Membership(_)));
@@ -429,7 +434,7 @@ fn left_out_joiner() -> Job {
                     continue;
                 }
                 let outcome = job.carry(&address, &envelope);
-                job.members[0].heard(&address, envelope.to, &outcome, job.now);
+                job.members[0].on_outcome(&address, envelope.to, &outcome, job.now);
                 if is_last {
                     break;
                 }
@@ -484,7 +489,7 @@ fn a_joiner_that_all_turn_away_says_why_at_once() {
     job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
     for address in asked {
         let why = Outcome::TurnedAway("it has another token".into());
-        job.members[0].heard(address, None, &why, now);
+        job.members[0].on_outcome(address, None, &why, now);
     }
     job.pass(Duration::from_millis(100));
     assert!(job.errors[0].starts_with(
@@ -501,8 +506,8 @@ fn a_joiner_that_some_turn_away_asks_the_others_for_as_long_as_it_may() {
     job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
     let why = Outcome::TurnedAway("it has another token".into());
     for _ in 0..60 {
-        job.members[0].heard("h7:1", None, &why, job.now);
-        job.members[0].heard("h8:1", None, &Outcome::Silent, job.now);
+        job.members[0].on_outcome("h7:1", None, &why, job.now);
+        job.members[0].on_outcome("h8:1", None, &Outcome::Silent, job.now);
         assert!(matches!(job.members[0].step(job.now), Step::Wait(_)));
         job.now += Duration::from_secs(1);
     }
@@ -532,7 +537,7 @@ fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_m
         let mut member = asking(known);
         let is_told = !told.is_empty();
         let noted = Reply::Noted(told.into_iter().map(peer).collect());
-        member.heard("h0:2", None, &Outcome::Reply(noted), now);
+        member.on_outcome("h0:2", None, &Outcome::Reply(noted), now);
         let Phase::Joining(joining) = &member.phase else {
             panic!("it joins");
         };
@@ -729,7 +734,7 @@ fn a_promise_gives_the_own_proposal_up_and_the_proposer_time() {
     // Meanwhile the member watches the proposer. If that dies, it proposes in its turn.
     let wait = member.step(now);
     assert_eq!(wait, Step::Wait(Some(now + again)));
-    member.heard("h1:1", Some(peer(1).id), &Outcome::Refused, now);
+    member.on_outcome("h1:1", Some(peer(1).id), &Outcome::Refused, now);
     assert_eq!(state(&mut member).propose_at, now + turn);
     assert_eq!(member.step(now), Step::Wait(Some(now + turn)));
 }
@@ -755,7 +760,7 @@ fn when_a_process_is_asked_again_and_whether_its_answer_ends_a_proposal() {
         member.step(now);
         assert_eq!(member.promised, ballot(2, 3));
         let outcome = Outcome::Reply(reply);
-        member.heard("h1:1", Some(peer(1).id), &outcome, now);
+        member.on_outcome("h1:1", Some(peer(1).id), &outcome, now);
         assert_eq!(member.contacts[&peer(1).id].due, Some(now + due));
         let is_none = state(&mut member).proposal.is_none();
         assert_eq!(is_none, is_given_up, "{outcome:?}");
@@ -786,7 +791,7 @@ fn a_higher_roster_with_this_process_in_it_is_the_base_of_its_next_proposal() {
             news: News::default(),
         };
         let outcome = Outcome::Reply(promise);
-        member.heard("h1:1", Some(peer(1).id), &outcome, now);
+        member.on_outcome("h1:1", Some(peer(1).id), &outcome, now);
         member.step(now);
         let reforming = state(&mut member);
         let proposal = reforming.proposal.as_ref().expect("it proposes");
