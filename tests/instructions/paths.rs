@@ -295,10 +295,10 @@ impl Link for Pipe {
         let mut bytes = lock(&self.incoming);
         let mut received = 0;
         for part in parts {
-            let mut room = &mut part[..];
+            let mut spare = &mut part[..];
             // What lies across the end of the ring comes in two parts.
-            while let Ok(length @ 1..) = bytes.read(room) {
-                room = &mut room[length..];
+            while let Ok(length @ 1..) = bytes.read(spare) {
+                spare = &mut spare[length..];
                 received += length;
             }
         }

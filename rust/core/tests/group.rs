@@ -643,7 +643,7 @@ fn a_rank_says_who_has_not_joined_while_the_group_forms() {
     let address = free_address();
     let has_reported = Arc::new(AtomicBool::new(false));
     let waiting = thread::spawn({
-        let (mut config, has_reported) = (config(0, 3, &address), Arc::clone(&has_told));
+        let (mut config, has_reported) = (config(0, 3, &address), Arc::clone(&has_reported));
         config.generation = 2;
         move || Communicator::connect(&config, &mut || has_reported.load(Ordering::Relaxed))
     });

@@ -24,9 +24,9 @@ pub fn parameters(bytes: &[u8]) {
     let (mut incoming, mut rest) = (Incoming::NEW, bytes);
     let mut jobs = Job::all();
     while !rest.is_empty() {
-        let room = incoming.room();
-        let count = room.len().min(rest.len());
-        room[..count].copy_from_slice(&rest[..count]);
+        let spare = incoming.spare_capacity();
+        let count = spare.len().min(rest.len());
+        spare[..count].copy_from_slice(&rest[..count]);
         rest = &rest[count..];
         let Ok(filled) = incoming.filled(count, VALUES_BYTES_MAX) else {
             return;
@@ -39,9 +39,9 @@ pub fn parameters(bytes: &[u8]) {
         let slices = again.slices().concat();
         let mut left = &slices[..];
         while !left.is_empty() {
-            let room = decoded.room();
-            let count = room.len().min(left.len());
-            room[..count].copy_from_slice(&left[..count]);
+            let spare = decoded.spare_capacity();
+            let count = spare.len().min(left.len());
+            spare[..count].copy_from_slice(&left[..count]);
             left = &left[count..];
             let message = decoded.filled(count, VALUES_BYTES_MAX);
             assert!(message.is_ok_and(|it| it.is_some() == left.is_empty()));

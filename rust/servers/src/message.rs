@@ -41,7 +41,7 @@ const HEAD_BYTES_MAX: usize = 1 << 20;
 const VALUES_BYTES_MAX: u64 = 1 << 44;
 /// Number of values for which memory is allocated before they arrive; afterwards the memory
 /// doubles.
-const ROOM: usize = (256 << 10) / VALUE_BYTES;
+const VALUES_AHEAD: usize = (256 << 10) / VALUE_BYTES;
 /// Size of a value: all values are f32 or u32.
 const VALUE_BYTES: usize = 4;
 
@@ -302,7 +302,7 @@ impl Stage {
 
 impl Incoming {
     /// Buffer for the next bytes; never empty.
-    pub fn room(&mut self) -> &mut [u8] {
+    pub fn spare_capacity(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Stage::Header { bytes, filled } => &mut bytes[*filled..],
             Stage::Head { bytes, filled, .. } => &mut bytes[*filled..],
@@ -315,7 +315,7 @@ impl Incoming {
         }
     }
 
-    /// Records that `count` bytes were written into `room`. Returns the message once it is
+    /// Records that `count` bytes were written into `spare_capacity`. Returns the message once it is
     /// complete.
     ///
     /// # Errors
@@ -457,7 +457,7 @@ impl Array {
         fn grown<T: Clone + Default>(values: &mut Vec<T>, length: usize, filled: usize) {
             let there = values.len();
             if filled == size_of_val(&values[..]) {
-                let more = there.max(ROOM).min(length - there);
+                let more = there.max(VALUES_AHEAD).min(length - there);
                 values.reserve_exact(more);
                 values.resize(there + more, T::default());
             }
@@ -516,9 +516,9 @@ mod tests {
     fn received(mut bytes: &[u8]) -> Result<Option<Message>> {
         let mut incoming = Incoming::NEW;
         while !bytes.is_empty() {
-            let room = incoming.room();
-            let count = room.len().min(bytes.len());
-            room[..count].copy_from_slice(&bytes[..count]);
+            let spare = incoming.spare_capacity();
+            let count = spare.len().min(bytes.len());
+            spare[..count].copy_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
             if let Some(message) = incoming.filled(count, u64::MAX)? {
                 assert!(bytes.is_empty());
@@ -530,7 +530,7 @@ mod tests {
 
     #[test]
     fn arrays_arrive_where_they_belong_whatever_their_lengths() {
-        let lengths = [0, 1, 0, ROOM, 3 * ROOM + 1, 0];
+        let lengths = [0, 1, 0, VALUES_AHEAD, 3 * VALUES_AHEAD + 1, 0];
         for checks in [false, true] {
             let sent = Outgoing::new(weights(&lengths), checks).unwrap();
             let message = received(&sent.slices().concat()).unwrap();

@@ -502,8 +502,8 @@ impl<'a> Execution<'a> {
         }
         let tile = bytes_of(self.tile);
         tile[..carried].copy_from_slice(&self.arrivals[pipe].carry[..carried]);
-        let room = left.min(tile.len() - carried);
-        let part = IoSliceMut::new(&mut tile[carried..carried + room]);
+        let capacity = left.min(tile.len() - carried);
+        let part = IoSliceMut::new(&mut tile[carried..carried + capacity]);
         let received = transport.try_receive(peer, &mut [part]).map_err(broken)?;
         if let Some(received) = received {
             self.reduce_tile(pipe, number, received);

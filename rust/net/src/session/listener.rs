@@ -328,7 +328,7 @@ fn accept_each(shared: &Shared) {
             break;
         }
         let limits = shared.options.policy.limits();
-        if !pending.has_room(limits.slots) {
+        if !pending.has_capacity(limits.slots) {
             pending.end_older_than(MIN_HANDSHAKE_TIME);
             pause(POLL_INTERVAL);
             continue;

@@ -246,11 +246,11 @@ impl Group {
 
     /// Wakes the rank that waits for this event.
     fn tell(&mut self, event: Event) {
-        let (Event::Arrival(id) | Event::Room(id)) = event;
+        let (Event::Arrival(id) | Event::Capacity(id)) = event;
         let (from, to) = id.ends(self.ranks.len());
         let (rank, peer, direction) = match event {
             Event::Arrival(_) => (to, from, Direction::Receive),
-            Event::Room(_) => (from, to, Direction::Send),
+            Event::Capacity(_) => (from, to, Direction::Send),
         };
         match id {
             PipeId::Control { .. } => self.wake(rank, Thread::Monitor),

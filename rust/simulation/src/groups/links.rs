@@ -92,7 +92,7 @@ impl SimulatedLinks {
         let Interest { peer, direction } = interest;
         let left = |memory: &Memory| !memory.left().is_empty();
         match direction {
-            Direction::Send => self.network.lock().has_room(self.to(peer)),
+            Direction::Send => self.network.lock().has_capacity(self.to(peer)),
             Direction::Receive => {
                 self.memory[peer].as_ref().is_some_and(left)
                     || self.network.lock().has_arrived(self.from(peer))

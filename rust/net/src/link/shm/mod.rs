@@ -163,15 +163,18 @@ impl ShmLink {
     /// When the other side has closed the link, or breaks the protocol.
     pub fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         let wanted = parts.iter().map(|part| part.len()).sum();
-        let room = self.side.room(self.arena.shared(), wanted)?.min(wanted);
-        let (mut left, mut written) = (room, 0);
+        let free = self
+            .side
+            .free_capacity(self.arena.shared(), wanted)?
+            .min(wanted);
+        let (mut left, mut written) = (free, 0);
         for part in parts {
             let mut part = &part[..part.len().min(left)];
             left -= part.len();
             while !part.is_empty() {
                 let (now, later) = part.split_at(part.len().min(BATCH_BYTES - written));
                 let position = (self.side.write_position() + written) % self.arena.capacity();
-                // SAFETY: at most `room` bytes from the position are written in all.
+                // SAFETY: at most `free` bytes from the position are written in all.
                 unsafe { self.arena.write(self.number, position, now) };
                 written += now.len();
                 part = later;
@@ -183,7 +186,7 @@ impl ShmLink {
         if written > 0 {
             self.publish(written);
         }
-        Ok((room > 0 || wanted == 0).then_some(room))
+        Ok((free > 0 || wanted == 0).then_some(free))
     }
 
     /// Receives into a prefix of `parts`; returns its length, or `None` if nothing is there.

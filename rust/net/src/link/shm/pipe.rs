@@ -99,7 +99,11 @@ impl Side {
 
     /// Returns the number of bytes that may be written at `write_position`. Reads the consumer's
     /// counter only if it knows of fewer than `wanted`.
-    pub(super) fn room(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
+    pub(super) fn free_capacity(
+        &mut self,
+        shared: &Shared,
+        wanted: usize,
+    ) -> Result<usize, Broken> {
         if self.other_closed(shared) {
             return Err(Broken::closed());
         }
@@ -292,10 +296,10 @@ mod tests {
             let shared = Shared::new();
             let (mut producer, mut consumer) = (Side::new(0, capacity), Side::new(1, capacity));
             for wanted in [1, 2, capacity].repeat(20) {
-                let room = producer.room(&shared, wanted).unwrap();
-                assert!(room > 0 && room <= capacity);
+                let free = producer.free_capacity(&shared, wanted).unwrap();
+                assert!(free > 0 && free <= capacity);
                 assert!(producer.ready(&shared, Direction::Send));
-                let count = room.min(wanted);
+                let count = free.min(wanted);
                 assert!(!producer.publish(&shared, count));
                 assert_eq!(consumer.filled(&shared, count), Ok(count));
                 assert!(!consumer.give_back(&shared, count));
@@ -316,20 +320,20 @@ mod tests {
         shared.counters[1].tail.0.store(8, Relaxed);
         assert_eq!(side.filled(&shared, 1), Ok(8));
 
-        assert_eq!(side.room(&shared, 8), Ok(8));
+        assert_eq!(side.free_capacity(&shared, 8), Ok(8));
         assert!(!side.publish(&shared, 8));
         for wrong in [9, u64::MAX, 1 << 63] {
             shared.counters[0].head.0.store(wrong, Relaxed);
-            let reason = side.room(&shared, 1).unwrap_err().to_string();
+            let reason = side.free_capacity(&shared, 1).unwrap_err().to_string();
             assert!(reason.contains(&format!("took back up to byte {wrong}")));
             assert!(side.ready(&shared, Direction::Send));
         }
         // A counter that goes backwards gives a wrong capacity, but never too much.
         shared.counters[0].head.0.store(8, Relaxed);
-        assert_eq!(side.room(&shared, 8), Ok(8));
+        assert_eq!(side.free_capacity(&shared, 8), Ok(8));
         assert!(!side.publish(&shared, 4));
         shared.counters[0].head.0.store(4, Relaxed);
-        assert_eq!(side.room(&shared, 8), Ok(0));
+        assert_eq!(side.free_capacity(&shared, 8), Ok(0));
     }
 }
 

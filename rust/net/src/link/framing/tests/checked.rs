@@ -125,7 +125,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
 /// Returns the bytes that a pipe carries for these payloads.
 fn carried(payloads: &[&[u8]]) -> Vec<u8> {
     let (mut outgoing, wires) = (Outgoing::new(1, true), [Wire::default()]);
-    wires[0].state().room = usize::MAX;
+    wires[0].state().capacity = usize::MAX;
     for payload in payloads {
         let sent = outgoing.try_send(&mut lanes(&wires), &[IoSlice::new(payload)]);
         assert_eq!(sent, Ok(Some(payload.len())));

@@ -61,9 +61,9 @@ fn explore(run_0: fn(&mut End), run_1: fn(&mut End)) {
 }
 
 impl End {
-    /// Sends one byte when there is room.
+    /// Sends one byte when there is capacity.
     fn send(&mut self, byte: u8) -> Result<(), Broken> {
-        while self.side.room(&self.world.shared, 1)? == 0 {
+        while self.side.free_capacity(&self.world.shared, 1)? == 0 {
             self.sleep(Direction::Send);
         }
         let cell = &self.world.rings[self.side.number][self.side.write_position()];
