@@ -331,7 +331,10 @@ fn handshake_samples() -> Vec<Vec<u8>> {
         ],
         errors().into_iter().map(Refused).collect(),
     ];
-    conversations.iter().map(|said| script(said)).collect()
+    conversations
+        .iter()
+        .map(|messages| script(messages))
+        .collect()
 }
 
 fn roster_samples() -> Vec<Vec<u8>> {
@@ -341,12 +344,12 @@ fn roster_samples() -> Vec<Vec<u8>> {
     };
     let answers = [formed, Answer::Complete];
     let failures = errors().into_iter().map(Answer::Failed);
-    let said = errors().into_iter().map(Status::Failed);
-    let said = said.chain([Status::Ready]);
+    let statuses = errors().into_iter().map(Status::Failed);
+    let statuses = statuses.chain([Status::Ready]);
     let answers = answers.into_iter().chain(failures);
     answers
         .map(|answer| script(&[answer]))
-        .chain(said.map(|status| script(&[status])))
+        .chain(statuses.map(|status| script(&[status])))
         .collect()
 }
 

@@ -172,8 +172,8 @@ impl<'a> Connector<'a> {
     ) -> Result<(Connection, T), Failure> {
         self.connect_to(cancellation, hello, |mut connection, deadline, go_on| {
             let mut stream = DeadlineStream::cancellable(&mut connection, deadline, go_on);
-            let said = talk(&mut stream)?;
-            Ok((connection, said))
+            let response = talk(&mut stream)?;
+            Ok((connection, response))
         })
     }
 

@@ -73,7 +73,7 @@ impl TurnedAway {
         }
         let of_this_sort = visits.keys().filter(|(other, _)| *other == sort);
         let is_kept = of_this_sort.count() < reasons_max;
-        let said = is_kept.then(|| format!("turned away {initiator_name}: {error}"));
+        let message = is_kept.then(|| format!("turned away {initiator_name}: {error}"));
         if is_kept {
             let first = Visits {
                 initiator: initiator_name,
@@ -84,7 +84,7 @@ impl TurnedAway {
             };
             visits.insert((sort, kind), first);
         }
-        said
+        message
     }
 }
 

@@ -139,7 +139,7 @@ impl Shard {
         let mut sizes = parts
             .iter()
             .map(|(spec, weights)| (spec.rows.checked_mul(spec.width), weights.len()));
-        sizes.all(|(said, there)| said == Some(there))
+        sizes.all(|(announced, there)| announced == Some(there))
     }
 
     /// All values: for each part its weights, then its slots.

@@ -225,9 +225,9 @@ impl Offer {
     fn recognise(&self, pending: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
         for _ in 0..pending.len() {
             let mut connection = pending.pop_front()?;
-            let mut said = [0; RANDOM_BYTES];
-            match connection.read(&mut said) {
-                Ok(RANDOM_BYTES) if is_equal(&said, &self.nonce) => return Some(connection),
+            let mut received = [0; RANDOM_BYTES];
+            match connection.read(&mut received) {
+                Ok(RANDOM_BYTES) if is_equal(&received, &self.nonce) => return Some(connection),
                 Err(error) if is_later(error.kind()) => pending.push_back(connection),
                 _ => {}
             }

@@ -321,9 +321,11 @@ fn a_missing_proof_is_refused_on_both_sides() {
 #[test]
 fn a_proof_for_another_initiator_responder_group_or_purpose_is_refused() {
     let [initiator, _] = recorded();
-    let mut said = &initiator[..];
-    let (Message::Hello(hello), proof) = (receive(&mut said).unwrap(), receive(&mut said).unwrap())
-    else {
+    let mut received = &initiator[..];
+    let (Message::Hello(hello), proof) = (
+        receive(&mut received).unwrap(),
+        receive(&mut received).unwrap(),
+    ) else {
         panic!("an initiator begins with a greeting");
     };
     let others = [

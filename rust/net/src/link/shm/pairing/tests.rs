@@ -160,10 +160,10 @@ fn a_responder_that_signals_interrupt_waits_on() {
     // SAFETY: the handler does nothing but count, and nothing else uses this signal.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
     let offer = Offer::new(&own(true, &WakeUp::new().unwrap()), RING_BYTES).unwrap();
-    let said = [offer.name, offer.nonce].concat();
+    let statement = [offer.name, offer.nonce].concat();
     let responder = std::thread::spawn(move || {
         accept(
-            &said,
+            &statement,
             &own(false, &WakeUp::new().unwrap()),
             RING_BYTES,
             PATIENCE,
