@@ -344,18 +344,19 @@ fn what_each_of_two_ranks_has_called_follows_its_header_in_whatever_pieces() {
         assert_eq!(of_two(pipe_bytes, ["x", "x"]).0, [true; 2]);
         let (done, suspicions) = of_two(pipe_bytes, ["x", "y"]);
         let (sent, received) = ("send(dest=1) 'x' float64", "recv(source=0) 'y' float64");
-        let told = suspicions.map(|suspicion| match suspicion {
+        let found = suspicions.map(|suspicion| match suspicion {
             Some(Suspicion::HeadersDiffer { theirs, own, .. }) => Some((theirs, own)),
             _ => None,
         });
         // The rank that notices the difference first stops sending, so its peer may not notice it.
         let right = [(received, sent), (sent, received)];
         let right = right.map(|(theirs, own)| Some((Text::from(theirs), Text::from(own))));
-        assert!(told.iter().any(Option::is_some) && done == [false; 2]);
+        assert!(found.iter().any(Option::is_some) && done == [false; 2]);
         assert!(
-            told.iter()
+            found
+                .iter()
                 .zip(&right)
-                .all(|(told, right)| told.is_none() || told == right)
+                .all(|(found, right)| found.is_none() || found == right)
         );
     }
 }

@@ -73,7 +73,7 @@ pub(crate) struct Coordinator {
     name: String,
     complete: bool,
     /// `true` once rank 0 has sent the failure, or has ended.
-    told: bool,
+    has_failed: bool,
 }
 
 impl Joined {
@@ -106,7 +106,7 @@ impl Coordinator {
             },
             name,
             complete: false,
-            told: false,
+            has_failed: false,
         }
     }
 
@@ -118,12 +118,12 @@ impl Coordinator {
                 return Ok(());
             }
             Some(Ok(Answer::Failed(cause))) => {
-                self.told = true;
+                self.has_failed = true;
                 return Err(cause);
             }
             Some(Ok(Answer::Formed { .. }) | Err(_)) => {}
         }
-        self.told = true;
+        self.has_failed = true;
         Err(Error::from(NotFormed::CoordinatorEnded).blaming(0, &self.name))
     }
 }
@@ -196,7 +196,7 @@ impl Bootstrap {
     /// Makes the group fail for all ranks. Returns the first cause.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         if let Self::Member(coordinator) = self
-            && !coordinator.told
+            && !coordinator.has_failed
         {
             let status = Status::Failed(error.clone());
             // Rank 0 answers with the cause within milliseconds.

@@ -109,7 +109,7 @@ facts! {
         NotThere { algorithm: Text, collective: Text },
         #[error(
             "{collective} of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
-             to simulate; choose fewer ranks or a smaller size; {alike} without stragglers, of {even} \
+             to simulate; choose fewer ranks or a smaller size; {symmetric} without stragglers, of {even} \
              bytes or a multiple, may have more, as its ranks do the same"
         )]
         TooLargeToSimulate {
@@ -117,7 +117,7 @@ facts! {
             bytes: usize,
             world_size: usize,
             pieces: usize,
-            alike: Text,
+            symmetric: Text,
             even: usize,
         },
         #[error(

@@ -551,9 +551,9 @@ impl Cell {
                 if untimely.is_some() {
                     return untimely;
                 }
-                let told = since(*moment).saturating_sub(known.max(self.computes(row, rank)));
-                if told > self.news() {
-                    return Some(format!("was told {told:?} later: {error}"));
+                let delay = since(*moment).saturating_sub(known.max(self.computes(row, rank)));
+                if delay > self.news() {
+                    return Some(format!("was told {delay:?} later: {error}"));
                 }
             }
             (outcome, _) => return Some(format!("ended with {outcome:?}")),

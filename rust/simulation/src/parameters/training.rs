@@ -533,7 +533,7 @@ impl Training {
             return Ok(());
         };
         let requests = process.worker.step(now);
-        let told = process.worker.event();
+        let event = process.worker.event();
         let wake = self.world.clock.moment(process.worker.wake());
         let me = Who::Worker(index);
         self.world.set_alarm(me.process(), wake, Event::Wake(me));
@@ -541,7 +541,7 @@ impl Training {
             let to = self.server_of(keeper);
             self.send(me, to, Message::Request(keeper, request));
         }
-        let pushed = match told {
+        let pushed = match event {
             None => return Ok(()),
             Some(worker::Event::WantsInitial) => PushedGradient {
                 base: Point::default(),

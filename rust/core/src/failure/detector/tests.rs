@@ -24,12 +24,13 @@ fn blamed(detector: &Detector) -> Option<usize> {
 }
 
 fn questions(detector: &mut Detector) -> Vec<u64> {
-    let told = detector.take_messages();
-    told.filter_map(|(_, message)| match message {
-        Message::Query { sequence } => Some(sequence),
-        _ => None,
-    })
-    .collect()
+    let messages = detector.take_messages();
+    messages
+        .filter_map(|(_, message)| match message {
+            Message::Query { sequence } => Some(sequence),
+            _ => None,
+        })
+        .collect()
 }
 
 #[test]
@@ -78,12 +79,13 @@ fn of_several_questions_the_one_about_the_earliest_position_is_answered() {
     }
     assert_eq!(questions(&mut detector), [5, 4]);
     detector.keep_time(now + SECOND);
-    let told: Vec<_> = detector
+    let messages: Vec<_> = detector
         .take_messages()
         .map(|(_, message)| message)
         .collect();
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|message| matches!(message, Message::Report(Report { sequence: 4, .. })))
     );
 }

@@ -63,9 +63,9 @@ fn calls_that_differ_in_their_step_alone_are_told_apart() {
         }));
     }
     let error = diagnosis.cause(&["h"; 2].map(String::from)).to_string();
-    let told = "rank 1 on h called a in step 4, after it left step 3 by ValueError: bad; the \
+    let expected = "rank 1 on h called a in step 4, after it left step 3 by ValueError: bad; the \
                 others called a in step 3 (rank 0)";
-    assert!(error.contains(told), "{error}");
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn of_a_rank_in_the_collective_and_one_beside_it_that_wait_for_each_other_the_la
         let reported = [Some(waits(&[1], 30)), Some(beside(0, seconds))];
         let error = diagnose_waits(&[true, false], &reported);
         assert_eq!(blamed(&error), 1);
-        let told = "is in send(dest=0) float64[3] and has not entered this collective";
-        assert!(error.to_string().contains(told), "{error}");
+        let expected = "is in send(dest=0) float64[3] and has not entered this collective";
+        assert!(error.to_string().contains(expected), "{error}");
     }
     // The same holds at the end of a chain.
     let reported = [
@@ -208,8 +208,8 @@ fn a_rank_that_has_called_something_else_and_does_not_answer_is_told_by_its_head
     });
     let error = diagnosis.cause(&["h"; 2].map(String::from));
     assert_eq!(blamed(&error), 1);
-    let told = "called something else: 7 elements of float32; the others called a";
-    assert!(error.to_string().contains(told), "{error}");
+    let expected = "called something else: 7 elements of float32; the others called a";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]

@@ -527,7 +527,7 @@ fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_m
         let addresses = (0..count).map(|number| format!("h{number}:2"));
         Member::joining(peer(2), addresses, Timing::default(), 1..=8, now)
     };
-    for (known, told, asks) in [
+    for (known, others, asks) in [
         (1, vec![], 1),
         (1, vec![2], 1),
         (1, vec![1, 2, 3], 3),
@@ -535,8 +535,8 @@ fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_m
         (KNOWN_MAX, vec![1], KNOWN_MAX),
     ] {
         let mut member = asking(known);
-        let is_told = !told.is_empty();
-        let noted = Reply::Noted(told.into_iter().map(peer).collect());
+        let is_told = !others.is_empty();
+        let noted = Reply::Noted(others.into_iter().map(peer).collect());
         member.on_outcome("h0:2", None, &Outcome::Reply(noted), now);
         let Phase::Joining(joining) = &member.phase else {
             panic!("it joins");

@@ -569,13 +569,13 @@ fn who_lacks_a_shard_gets_that_of_its_copy_and_the_first_server_is_told_before_t
         let state = Arc::new(state);
         Report::FetchedState { round, state }
     };
-    for (round, version, told) in [
+    for (round, version, expected) in [
         (round + 1, 3, &[][..]),
         (round, 2, &[]),
         (round, 3, &[(0, "go on")]),
     ] {
         sequencer.receive(0, given(round, version), now);
-        assert_eq!(orders(&mut sequencer), told);
+        assert_eq!(orders(&mut sequencer), expected);
     }
     let installed = |term| Report::Installed {
         term,

@@ -39,7 +39,7 @@ fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
 
 fn expected(requests: &[(usize, &str)]) -> Vec<(usize, String)> {
     let owned = |&(keeper, text): &(usize, &str)| (keeper, text.to_owned());
-    expected.iter().map(owned).collect()
+    requests.iter().map(owned).collect()
 }
 
 fn terms(starts: &[(Term, Version)]) -> Terms {
