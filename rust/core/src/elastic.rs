@@ -102,19 +102,19 @@ impl Blamed {
 
 /// This process in an elastic job, until it leaves.
 pub struct Participant {
-    shared: Arc<Shared>,
+    shared: Arc<ParticipantState>,
     /// The process that owns the thread; a fork does not have it.
     process: Process,
 }
 
-struct Shared {
+struct ParticipantState {
     /// Configuration of all groups of this process, except for its place in them.
     config: Config,
     client: MemberClient,
     timing: Timing,
     /// Smallest and largest number of members of a group.
     workers: RangeInclusive<usize>,
-    /// Taken when the participant is dropped, because request threads keep `Shared` alive longer.
+    /// Taken when the participant is dropped, because request threads keep this state alive longer.
     socket: Mutex<Option<Arc<TcpListener>>>,
     /// Address at which other processes reach this one.
     address: String,
@@ -166,7 +166,7 @@ impl Participant {
             Some(found) => found?,
             None => listen(config, addresses)?,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ParticipantState {
             config: config.clone(),
             client: MemberClient { credentials },
             timing: Timing {
@@ -438,7 +438,7 @@ impl Drop for Participant {
     }
 }
 
-impl Answers for Shared {
+impl Answers for ParticipantState {
     fn job(&self) -> &str {
         &self.client.credentials.job
     }
@@ -460,7 +460,7 @@ impl Answers for Shared {
     }
 }
 
-impl Shared {
+impl ParticipantState {
     fn peer(&self, id: Id) -> Peer {
         Peer {
             id,

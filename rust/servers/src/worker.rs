@@ -73,12 +73,12 @@ pub struct Worker {
     addresses: Vec<String>,
     credentials: Arc<Credentials>,
     config: Config,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: Process,
 }
 
-struct Shared {
+struct WorkerState {
     state: Mutex<State>,
     /// Signalled after each change that the program may wait for.
     changed: Condvar,
@@ -122,7 +122,7 @@ impl Worker {
             credentials: Credentials::of(config)?,
             config: config.clone(),
             addresses,
-            shared: Arc::new(Shared {
+            shared: Arc::new(WorkerState {
                 state: Mutex::new(state),
                 changed: Condvar::new(),
                 wake_up: Arc::new(wake_up),
@@ -491,7 +491,7 @@ impl Long {
 
 /// State of the thread that exchanges messages with the servers.
 struct Carrier {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     model: Arc<Model>,
     connector: ServerConnector,
     /// Channel to each server; `None` without a connection.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::cores::{Cores, SharedCore};
 use super::queue::Turn;
 use super::spin_policy::Patience;
-use super::{Shared, SpinPolicy, placed};
+use super::{EngineState, SpinPolicy, placed};
 use crate::drive::{Context, Drive, Launched, Measured, Memory, Step};
 use crate::observe::flight_recorder::State;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -42,7 +42,7 @@ pub(super) enum On {
     Progress,
 }
 
-impl Shared {
+impl EngineState {
     /// Returns the driver to the queue, or drops it if the engine was closed meanwhile.
     pub(super) fn stop_driving(&self, driver: Box<Driver>) {
         if !self.process.is_this() {

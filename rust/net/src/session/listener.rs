@@ -139,11 +139,11 @@ impl std::fmt::Display for Initiator {
 pub struct Listener {
     /// Address at which it listens.
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerState>,
 }
 
 /// State shared by the owner of a listener and its thread.
-struct Shared {
+struct ListenerState {
     address: SocketAddr,
     socket: TcpListener,
     /// Shared with handshake threads, which can outlive the listening socket.
@@ -156,7 +156,7 @@ struct Shared {
 }
 
 /// Open listeners of this process.
-static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
+static LISTENERS: PerProcess<Vec<Weak<ListenerState>>> = PerProcess::new();
 
 /// Binds a socket at `host:port`, or takes over that of an earlier listener of this process.
 /// Returns the socket and its address.
@@ -213,7 +213,7 @@ impl Listener {
         let cannot = |error| cannot_listen(&error, address, options.index);
         socket.set_nonblocking(true).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ListenerState {
             address,
             socket,
             options: Arc::new(options),
@@ -266,7 +266,7 @@ impl Drop for Listener {
     }
 }
 
-impl Shared {
+impl ListenerState {
     /// Records why no connection can be accepted; `None` clears the record.
     fn note_trouble(&self, trouble: Option<Error>) {
         let mut noted = lock(&self.trouble);
@@ -291,7 +291,8 @@ impl Shared {
 /// Closes an earlier listener of this process at one of these addresses, if its policy allows.
 /// Returns its socket, with the connections that wait in it.
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
-    let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
+    let listeners: Vec<Arc<ListenerState>> =
+        LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
     let found = listeners.into_iter().find(|listener| {
         addresses.contains(&listener.address) && listener.options.policy.yields_socket()
     })?;
@@ -316,7 +317,7 @@ fn cannot_listen(error: &io::Error, address: &str, index: usize) -> Error {
     cause.blaming(index, host_name())
 }
 
-fn accept_each(shared: &Shared) {
+fn accept_each(shared: &ListenerState) {
     let pending = Arc::new(Pending::default());
     // `true` if the last handshake failed; a policy may then slow down a flood of strangers.
     let stranger = Arc::new(AtomicBool::new(false));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
 use super::faults::Fault;
-use super::links::{ControlEnd, Shared, SimulatedLinks};
+use super::links::{ControlEnd, SharedPipes, SimulatedLinks};
 use super::process::{Outcome, Process};
 use super::scenario::Scenario;
 use crate::world::network::Weather;
@@ -90,7 +90,7 @@ impl Happens for Next {
 struct Group {
     scenario: Rc<Scenario>,
     world: World<Next>,
-    network: Shared,
+    network: SharedPipes,
     ranks: Vec<Rank>,
     /// True if any rank has suspected another.
     suspected: bool,
@@ -110,7 +110,7 @@ impl Group {
         let world_size = scenario.world_size();
         let mut world = World::new(world_size, Weather::CALM, random, traced);
         let (clock, trace) = (world.clock.clone(), Rc::clone(&world.trace));
-        let network = Shared::new(Pipes::new(
+        let network = SharedPipes::new(Pipes::new(
             world_size,
             clock.clone(),
             world.random.fork(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::disk::Shared;
+use super::disk::SimulatedDisk;
 use super::record::{ELEMENTS, MOMENTUM, PushedGradient, Record, learning_rate, value};
 use super::scenario::{Harm, Kind, Scenario, Who, timing};
 use crate::world::every::Without;
@@ -76,7 +76,7 @@ struct Host<Process> {
 
 struct ServerProcess {
     /// Copies of shards; only the disk of the first outlives the process.
-    copies: Vec<(Server<Shared>, Shared)>,
+    copies: Vec<(Server<SimulatedDisk>, SimulatedDisk)>,
     sequencer: Option<Sequencer>,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Training {
     pub(super) world: World<Event>,
     timing: Timing,
     servers: Vec<Host<ServerProcess>>,
-    disks: Vec<Shared>,
+    disks: Vec<SimulatedDisk>,
     workers: Vec<Host<WorkerProcess>>,
     faults: Faults<Kind, Who, Harm>,
     begun: Option<Vec<u64>>,
@@ -131,7 +131,7 @@ impl Training {
             timing: timing(),
             servers: (0..scenario.keepers.servers).map(|_| Host::new()).collect(),
             disks: (0..scenario.keepers.servers)
-                .map(|_| Shared::default())
+                .map(|_| SimulatedDisk::default())
                 .collect(),
             workers: scenario.paces.iter().map(|_| Host::new()).collect(),
             faults: Faults::new(scenario.faults.clone()),
@@ -225,9 +225,9 @@ impl Training {
                 let keepers = self.scenario.keepers;
                 let sequencer =
                     (server == 0).then(|| Sequencer::new(rules, timing, keepers, random, now));
-                let forgetful = (0..keepers.replicas).map(|_| Shared::default());
+                let forgetful = (0..keepers.replicas).map(|_| SimulatedDisk::default());
                 let disks = [disk].into_iter().chain(forgetful);
-                let copy = |(copy, disk): (usize, Shared)| {
+                let copy = |(copy, disk): (usize, SimulatedDisk)| {
                     let every = (copy == 0).then_some(every);
                     (Server::new(disk.clone(), every, false), disk)
                 };

@@ -68,7 +68,7 @@ pub const KIND: Kind = Kind {
             // One TCP connection stays open, because it ends with the peer's process.
             let witness = introduction.connections.swap_remove(0);
             introduction.connections.clear();
-            vec![Box::new(Shared {
+            vec![Box::new(WitnessedLink {
                 memory,
                 witness,
                 ended: false,
@@ -78,7 +78,7 @@ pub const KIND: Kind = Kind {
 };
 
 /// A link to a rank that shares memory.
-struct Shared {
+struct WitnessedLink {
     memory: ShmLink,
     /// TCP connection on which nothing arrives but its end.
     witness: Connection,
@@ -86,7 +86,7 @@ struct Shared {
     ended: bool,
 }
 
-impl Shared {
+impl WitnessedLink {
     /// Turns `None`, which means to wait, into an error if the peer has ended.
     fn unless_ended<T>(&self, outcome: Option<T>) -> Result<Option<T>, Broken> {
         if outcome.is_none() && self.ended {
@@ -96,7 +96,7 @@ impl Shared {
     }
 }
 
-impl Link for Shared {
+impl Link for WitnessedLink {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         let sent = self.memory.try_send(parts)?;
         self.unless_ended(sent)

@@ -18,7 +18,7 @@ const PREEMPTIONS_MAX: usize = 3;
 
 /// State that two sides share: the memory, and a doorbell each.
 struct World {
-    shared: Shared,
+    shared: ControlBlock,
     /// Indexed by the side that produces.
     rings: [[UnsafeCell<u8>; CAPACITY]; 2],
     bells: [Bell; 2],
@@ -42,7 +42,7 @@ fn explore(run_0: fn(&mut End), run_1: fn(&mut End)) {
     builder.preemption_bound = Some(PREEMPTIONS_MAX);
     builder.check(move || {
         let world = Arc::new(World {
-            shared: Shared::new(),
+            shared: ControlBlock::new(),
             rings: [(); 2].map(|()| [(); CAPACITY].map(|()| UnsafeCell::new(0))),
             bells: [(); 2].map(|()| Bell {
                 rung: Mutex::new(false),
