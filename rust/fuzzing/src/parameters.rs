@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Terms, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::log::{Contribution, Entry, History};
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request, Start};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::{Late, Overflow, Rules, Timing, Treatment};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -334,7 +334,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     ];
     let request = |ask| {
         let (term, worker) = (1, 1);
-        Message::Request(1, Request { term, worker, ask })
+        Message::Request(1, WorkerRequest { term, worker, ask })
     };
     let treatment = Treatment {
         weight: 1.0,

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use gradring_proto::error::{Breach, Error, Result};
 use gradring_proto::parameters::floats::{self, Floats};
 use gradring_proto::parameters::identity::Version;
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::queue::Counts;
 use gradring_proto::parameters::shard::{Gradient, Payload, Shard, Weights};
 use gradring_proto::parameters::snapshot::Snapshot;
@@ -52,7 +52,7 @@ const MAGIC: &[u8] = b"GRP2";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Message {
     /// A worker's request to a server.
-    Request(usize, Request),
+    Request(usize, WorkerRequest),
     /// A server's reply to a worker.
     Reply(usize, Reply),
     /// An order of server 0's sequencer to another server.

@@ -28,7 +28,7 @@ use gradring_proto::lock::{self, lock};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{Incarnation, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
-use gradring_proto::parameters::message::{Ask, Order, Report, Request};
+use gradring_proto::parameters::message::{Ask, Order, Report, WorkerRequest};
 use gradring_proto::parameters::restoring::Origin;
 use gradring_proto::parameters::rules::{Rules, Timing};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -506,7 +506,7 @@ impl Core {
         Ok(())
     }
 
-    fn answer(&mut self, copy: usize, request: &Request, now: Instant) -> Result<()> {
+    fn answer(&mut self, copy: usize, request: &WorkerRequest, now: Instant) -> Result<()> {
         let Some(keeper) = self.copies.get_mut(copy) else {
             return Ok(());
         };
@@ -772,7 +772,7 @@ impl Core {
             let away = self.liveness.away.get(&worker);
             if away.is_some_and(|(since, _)| now.saturating_duration_since(*since) >= LOST_GRACE) {
                 let ask = Ask::Leave(incarnation);
-                sequencer.answer(&Request { term, worker, ask }, now);
+                sequencer.answer(&WorkerRequest { term, worker, ask }, now);
             }
         }
         Ok(())

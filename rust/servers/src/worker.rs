@@ -22,7 +22,7 @@ use gradring_proto::lock::{self, lock, wait_while};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{PushId, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
-use gradring_proto::parameters::message::{Ask, Reply, Request};
+use gradring_proto::parameters::message::{Ask, Reply, WorkerRequest};
 use gradring_proto::parameters::optimizer::Hyper;
 use gradring_proto::parameters::rules::Timing;
 use gradring_proto::parameters::shard::Payload;
@@ -480,7 +480,7 @@ enum Long {
 }
 
 impl Long {
-    const fn of(request: &Request) -> Option<Self> {
+    const fn of(request: &WorkerRequest) -> Option<Self> {
         match &request.ask {
             Ask::Stage { id, .. } => Some(Self::Stage(request.term, *id)),
             Ask::Pull { round, .. } => Some(Self::Pull(request.term, *round)),
@@ -597,7 +597,7 @@ impl Carrier {
         replies: Vec<(usize, Reply)>,
         goodbye: bool,
         now: Instant,
-    ) -> Option<(Vec<(usize, Request)>, Instant)> {
+    ) -> Option<(Vec<(usize, WorkerRequest)>, Instant)> {
         let mut state = lock(&self.shared.state);
         if state.closing {
             return None;
@@ -638,7 +638,7 @@ impl Carrier {
         Some(next)
     }
 
-    fn send(&mut self, keeper: usize, request: Request, now: Instant) -> Result<()> {
+    fn send(&mut self, keeper: usize, request: WorkerRequest, now: Instant) -> Result<()> {
         let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
         let Some(channel) = &mut self.channels[server] else {
             return Ok(());

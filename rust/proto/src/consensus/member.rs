@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::message::{AcceptedView, Envelope, Request, Step};
+use super::message::{AcceptedView, Envelope, MemberRequest, Step};
 use super::quorum::{Ballot, Id, Peer, Roster};
 use super::timing::Timing;
 use crate::error::{Error, NotAgreed};
@@ -259,16 +259,16 @@ impl Member {
 
     /// Leaves the job for good. Returns messages for the other members, to be sent once.
     pub fn leave(&mut self) -> Vec<(String, Envelope)> {
-        self.end_with(|_| Request::Leave)
+        self.end_with(|_| MemberRequest::Leave)
     }
 
     /// Ends the job after all members have reached the end of the training. Returns messages for
     /// members that may not know, because the group has failed since.
     pub fn finish(&mut self) -> Vec<(String, Envelope)> {
-        self.end_with(Request::Finish)
+        self.end_with(MemberRequest::Finish)
     }
 
-    fn end_with(&mut self, farewell: impl Fn(Ballot) -> Request) -> Vec<(String, Envelope)> {
+    fn end_with(&mut self, farewell: impl Fn(Ballot) -> MemberRequest) -> Vec<(String, Envelope)> {
         self.phase = Phase::Over;
         let Some(AcceptedView { roster, .. }) = &self.view else {
             return Vec::new();
@@ -320,7 +320,7 @@ impl Member {
         self.timing.stagger * u32::try_from(position.unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
-    fn envelope(&self, to: &Peer, request: Request) -> (String, Envelope) {
+    fn envelope(&self, to: &Peer, request: MemberRequest) -> (String, Envelope) {
         let envelope = Envelope {
             from: self.me.clone(),
             to: Some(to.id),

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::identity::{Incarnation, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
 use super::log::{Entry, IN_FLIGHT_MAX};
-use super::message::{Ask, Order, Reply, Report, Request};
+use super::message::{Ask, Order, Reply, Report, WorkerRequest};
 use super::optimizer::Hyper;
 use super::queue::{Counts, Pending, Queue};
 use super::restoring::{Origin, Plan, Status};
@@ -394,7 +394,7 @@ impl Sequencer {
     }
 
     /// Answers a worker's request, except for `Stage` and `Pull`, which servers answer themselves.
-    pub fn answer(&mut self, request: &Request, now: Instant) {
+    pub fn answer(&mut self, request: &WorkerRequest, now: Instant) {
         let Phase::Leading(leader) = &mut self.phase else {
             return;
         };

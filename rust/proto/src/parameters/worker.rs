@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
-use super::message::{Ask, Reply, Request};
+use super::message::{Ask, Reply, WorkerRequest};
 use super::optimizer::Hyper;
 use super::rules::Timing;
 use super::shard::{Payload, Weights};
@@ -149,8 +149,8 @@ impl Worker {
 
     /// A request to end the membership.
     #[must_use]
-    pub fn leave(&self) -> Request {
-        Request {
+    pub fn leave(&self) -> WorkerRequest {
+        WorkerRequest {
             term: self.terms.term(),
             worker: self.me,
             ask: Ask::Leave(self.incarnation.unwrap_or_default()),
@@ -219,7 +219,7 @@ impl Worker {
 
     /// Requests to send now, by keeper. Those without a gradient go to first copies, whose index is
     /// that of their server.
-    pub fn step(&mut self, now: Instant) -> Vec<(usize, Request)> {
+    pub fn step(&mut self, now: Instant) -> Vec<(usize, WorkerRequest)> {
         if now < self.again {
             return Vec::new();
         }
@@ -264,7 +264,7 @@ impl Worker {
             asks.push((0, Ask::Alive(incarnation)));
         }
         let (term, worker) = (self.terms.term(), self.me);
-        let request = |(server, ask)| (server, Request { term, worker, ask });
+        let request = |(server, ask)| (server, WorkerRequest { term, worker, ask });
         asks.into_iter().map(request).collect()
     }
 

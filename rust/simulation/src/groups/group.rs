@@ -16,7 +16,7 @@ use crate::world::pipes::{End, Event, PipeId, Pipes};
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use crate::world::{self, Happens, Subject, World};
-use gradring_core::failure::requests::Request;
+use gradring_core::failure::requests::MonitorRequest;
 use gradring_core::failure::thread::MonitorThread;
 use gradring_net::config::timing::Timing;
 use gradring_net::link::{Direction, Interest};
@@ -332,7 +332,7 @@ impl Group {
                 drop(network);
                 rank.killed = true;
                 rank.engine = None;
-                rank.process.requests.request(Request::Close);
+                rank.process.requests.request(MonitorRequest::Close);
             }
             Fault::Aborts { .. } => {
                 drop(network);

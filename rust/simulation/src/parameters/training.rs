@@ -12,7 +12,7 @@ use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId};
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::Timing;
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -35,7 +35,7 @@ const BEGUN_MIN: u64 = 2;
 /// Messages to and from keepers; workers and the sequencer have no number.
 #[derive(Clone)]
 pub(super) enum Message {
-    Request(usize, Request),
+    Request(usize, WorkerRequest),
     Reply(usize, Reply),
     Order(usize, Order),
     Report(usize, Report),

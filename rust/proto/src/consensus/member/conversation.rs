@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{KNOWN_MAX, Member, Phase};
-use crate::consensus::message::{AcceptedView, Envelope, News, Outcome, Reply, Request};
+use crate::consensus::message::{AcceptedView, Envelope, MemberRequest, News, Outcome, Reply};
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
 impl Member {
@@ -15,22 +15,22 @@ impl Member {
             return Reply::OtherProcess;
         }
         match &envelope.request {
-            Request::Gather { ballot, base, news } => {
+            MemberRequest::Gather { ballot, base, news } => {
                 self.learn(&envelope.from.address, news);
                 self.answer_gather(&envelope.from, *ballot, base, now)
             }
-            Request::Install(roster) => self.accept(roster, BTreeSet::new(), now),
-            Request::Watch(ballot) => self.answer_watch(*ballot),
-            Request::Join => {
+            MemberRequest::Install(roster) => self.accept(roster, BTreeSet::new(), now),
+            MemberRequest::Watch(ballot) => self.answer_watch(*ballot),
+            MemberRequest::Join => {
                 self.note(&envelope.from);
                 let view = self.view.as_ref();
                 Reply::Noted(view.map_or_else(Vec::new, |view| view.roster.members.clone()))
             }
-            Request::Leave => {
+            MemberRequest::Leave => {
                 self.mark_dead(envelope.from.id, "has left the job");
                 Reply::Noted(Vec::new())
             }
-            Request::Finish(ballot) => {
+            MemberRequest::Finish(ballot) => {
                 self.finished = Some(*ballot);
                 Reply::Noted(Vec::new())
             }

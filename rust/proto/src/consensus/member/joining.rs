@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{KNOWN_MAX, Member, Phase};
-use crate::consensus::message::{Envelope, Outcome, Reply, Request, Step};
+use crate::consensus::message::{Envelope, MemberRequest, Outcome, Reply, Step};
 use crate::error::NotAgreed;
 
 /// State of a process that wants to join.
@@ -47,7 +47,7 @@ impl Member {
                 let envelope = Envelope {
                     from: self.me.clone(),
                     to: None,
-                    request: Request::Join,
+                    request: MemberRequest::Join,
                 };
                 return Step::Send(address.clone(), envelope);
             }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::proposal::{Proposal, Verdict};
 use super::{Member, Phase};
-use crate::consensus::message::{AcceptedView, Request, Step};
+use crate::consensus::message::{AcceptedView, MemberRequest, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
 /// State of a member without a group.
@@ -57,7 +57,7 @@ impl Member {
                 let until = reforming.propose_at;
                 let watched: Vec<_> = reforming.follows.iter().cloned().collect();
                 self.phase = Phase::Reforming(reforming);
-                let watch = Request::Watch(self.promised);
+                let watch = MemberRequest::Watch(self.promised);
                 return match self.ask(&watched, &watch, now) {
                     Step::Wait(Some(next)) if !watched.is_empty() => {
                         Step::Wait(Some(next.min(until)))
@@ -86,7 +86,7 @@ impl Member {
         };
         let verdict = self.judge(&proposal, &mut reforming, own, now);
         let asked = self.to_ask(&proposal);
-        let request = Request::Gather {
+        let request = MemberRequest::Gather {
             ballot: proposal.ballot,
             base: proposal.base.clone(),
             news: self.news(now),

@@ -222,7 +222,7 @@ fn who_connects_must_reconfigure_if_the_next_of_the_ring_has_promised_to_others(
     job.reform();
     job.pass(Duration::from_secs(1));
     let (base, now) = (job.members[0].view().cloned(), job.now);
-    let gather = Request::Gather {
+    let gather = MemberRequest::Gather {
         ballot: Ballot {
             round: 9,
             proposer: job.members[2].me.id,
@@ -429,7 +429,7 @@ fn left_out_joiner() -> Job {
     loop {
         match job.members[0].step(job.now) {
             Step::Send(address, envelope) => {
-                let is_last = matches!(envelope.request, Request::Install(_));
+                let is_last = matches!(envelope.request, MemberRequest::Install(_));
                 if is_last && address != "h5:1" {
                     continue;
                 }
@@ -596,7 +596,7 @@ fn too_few_workers_wait_for_joiners_before_they_stop() {
 fn a_joiner_that_is_silent_is_not_waited_for_longer_than_a_joiner_may_be() {
     let mut job = Job::new(3);
     for index in 0..3 {
-        let (from, to, request) = (peer(5), None, Request::Join);
+        let (from, to, request) = (peer(5), None, MemberRequest::Join);
         let envelope = Envelope { from, to, request };
         job.members[index].answer(&envelope, job.now);
     }
@@ -667,7 +667,7 @@ fn gather(from: u8, ballot: Ballot, base: AcceptedView) -> Envelope {
     Envelope {
         from: peer(from),
         to: None,
-        request: Request::Gather { ballot, base, news },
+        request: MemberRequest::Gather { ballot, base, news },
     }
 }
 
@@ -687,7 +687,7 @@ fn whom_to_ask_next_is_who_is_due_and_otherwise_there_is_a_time_to_look_again() 
         asked.is_asked = true;
         let next = member.contacts.entry(peers[1].id).or_default();
         next.due = Some(now + due);
-        match member.ask(&peers, &Request::Leave, now) {
+        match member.ask(&peers, &MemberRequest::Leave, now) {
             Step::Wait(until) => assert_eq!(until, wait.map(|wait| now + wait)),
             Step::Send(address, _) => assert_eq!((address.as_str(), wait), ("h2:1", None)),
             step => panic!("{step:?}"),
@@ -823,7 +823,7 @@ fn a_process_keeps_joiners_in_mind_that_are_neither_members_nor_dead_as_far_as_i
     let join = |from| Envelope {
         from,
         to: None,
-        request: Request::Join,
+        request: MemberRequest::Join,
     };
     for (number, is_kept) in [(1, false), (3, false), (6, false), (7, true)] {
         member.answer(&join(peer(number)), now);

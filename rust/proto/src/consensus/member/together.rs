@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{Member, Phase};
-use crate::consensus::message::{AcceptedView, Reply, Request, Step};
+use crate::consensus::message::{AcceptedView, MemberRequest, Reply, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
 
 /// State of a member whose group connects or runs.
@@ -86,8 +86,8 @@ impl Member {
         if missing.is_empty() && watched.is_empty() {
             return Step::Wait(None);
         }
-        let install = Request::Install(roster.clone());
-        let watch = Request::Watch(roster.ballot);
+        let install = MemberRequest::Install(roster.clone());
+        let watch = MemberRequest::Watch(roster.ballot);
         match self.ask(&missing, &install, now) {
             Step::Wait(_) => self.ask(&watched, &watch, now),
             send => send,

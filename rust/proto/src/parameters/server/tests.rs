@@ -89,7 +89,7 @@ fn install(server: &mut Server<Memory>, terms: Terms, point: Point) -> Option<Re
 
 fn ask(server: &mut Server<Memory>, worker: u32, ask: Ask) -> Option<Reply> {
     let term = 1;
-    server.answer(&Request { term, worker, ask })
+    server.answer(&WorkerRequest { term, worker, ask })
 }
 
 fn stage(server: &mut Server<Memory>, id: PushId, base: Version, payload: Payload) {
@@ -277,7 +277,7 @@ fn a_further_copy_answers_no_pull() {
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
     for (server, term, answers) in [(&mut first, 1, true), (&mut further, 2, false)] {
         let (round, at_least) = (1, 1);
-        let reply = server.answer(&Request {
+        let reply = server.answer(&WorkerRequest {
             term,
             worker: 0,
             ask: Ask::Pull { round, at_least },

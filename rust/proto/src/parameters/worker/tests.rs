@@ -21,7 +21,7 @@ fn worker(servers: usize) -> (Worker, Instant) {
 fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
     worker.say_again(now);
     let term = worker.term();
-    let text = |(keeper, request): (usize, Request)| {
+    let text = |(keeper, request): (usize, WorkerRequest)| {
         assert_eq!((request.term, request.worker), (term, ME));
         let text = match request.ask {
             Ask::Join { claim: None, .. } => "join".into(),
