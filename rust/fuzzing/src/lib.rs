@@ -17,7 +17,9 @@ use gradring_proto::schedule::Algorithm;
 use gradring_proto::wire::control::{self, Entered, Report, Waits};
 use gradring_proto::wire::frame::{FRAME_BYTES_MAX, Frame};
 use gradring_proto::wire::gossip::{ClockOffset, Gossip, Late, Tick};
-use gradring_proto::wire::handshake::{self, ClientKind, GroupId, Hello, Member, Purpose, Traffic};
+use gradring_proto::wire::handshake::{
+    self, ClientKind, GroupId, Hello, Purpose, RosterMember, Traffic,
+};
 use gradring_proto::wire::pairing as wire_pairing;
 use gradring_proto::wire::signature::{self, HEADER_BYTES, Header, Signature};
 use gradring_proto::wire::state::{self, Phase, State};
@@ -409,8 +411,8 @@ fn script(messages: &[impl Serialize]) -> Vec<u8> {
     bytes
 }
 
-fn member() -> Member {
-    Member {
+fn member() -> RosterMember {
+    RosterMember {
         address: "127.0.0.1:29500".into(),
         loopback_only: true,
         host: "node-a".into(),

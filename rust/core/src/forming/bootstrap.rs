@@ -12,7 +12,7 @@ use gradring_net::link::poll;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_net::link::tcp::deadline_stream::DeadlineStream;
 use gradring_proto::error::{Error, NotFormed, Result};
-use gradring_proto::wire::handshake::{self, GroupId, Member};
+use gradring_proto::wire::handshake::{self, GroupId, RosterMember};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub enum Answer {
     /// All ranks have joined and form this group; connect with them.
     Formed {
         group: GroupId,
-        members: Vec<Member>,
+        members: Vec<RosterMember>,
     },
     /// All ranks are connected.
     Complete,
@@ -55,7 +55,7 @@ pub(crate) enum Bootstrap {
 
 /// A member that has joined, as rank 0 sees it.
 pub(crate) struct Joined {
-    pub member: Member,
+    pub member: RosterMember,
     line: Line,
     ready: bool,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Coordinator {
 
 impl Joined {
     pub(crate) const fn new(
-        member: Member,
+        member: RosterMember,
         stream: Connection,
         conversation_limit: Duration,
     ) -> Self {
@@ -153,7 +153,7 @@ impl Bootstrap {
     }
 
     /// Sends the roster to all members that have joined.
-    pub(crate) fn announce(&mut self, group: GroupId, members: Vec<Member>) {
+    pub(crate) fn announce(&mut self, group: GroupId, members: Vec<RosterMember>) {
         self.tell_joined(&Answer::Formed { group, members });
     }
 

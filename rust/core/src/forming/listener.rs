@@ -21,13 +21,13 @@ use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{Hello, Purpose};
 
 /// Greeting and connection of a member.
-type Member = (Hello, Connection);
+type Admitted = (Hello, Connection);
 
 /// The open port of a rank. Closes when dropped.
 pub(crate) struct GroupListener {
     pub(crate) port: Listener,
     /// Authenticated members of the forming group.
-    pub(crate) members: Receiver<Member>,
+    pub(crate) members: Receiver<Admitted>,
     /// Connections that members make later.
     pub(crate) accepted: Arc<AcceptedConnections>,
     pub(crate) access: Arc<GroupAccess>,
@@ -86,7 +86,7 @@ impl GroupListener {
 /// Service that hands members to the thread that forms the group.
 struct Members {
     access: Arc<GroupAccess>,
-    sender: Sender<Member>,
+    sender: Sender<Admitted>,
     admitted: Mutex<HashSet<Place>>,
 }
 

@@ -42,7 +42,7 @@ const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Joins the group; sent to rank 0 only.
-    Join(Member),
+    Join(RosterMember),
     /// Carries payload from the initiator to the responder, as one stream of their pipe.
     Data {
         /// Index of the stream.
@@ -62,13 +62,13 @@ pub enum Purpose {
     Inquiry,
     /// Carries messages about the members of the next group to the process, whatever its rank.
     Membership {
-        /// The job, as in [`Member::job`].
+        /// The job, as in [`RosterMember::job`].
         job: String,
     },
     /// A worker's or sequencer's connection to a parameter server: `stream` of `streams`. Ranks in
     /// the `Hello` are ignored.
     Parameters {
-        /// The job, as in [`Member::job`].
+        /// The job, as in [`RosterMember::job`].
         job: String,
         /// Index of the server that the initiator wants to reach.
         server: usize,
@@ -161,7 +161,7 @@ impl fmt::Display for GroupId {
 
 /// Address, host and settings of a rank that joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct RosterMember {
     /// `host:port` at which others reach it; empty for rank 0 at the rendezvous address.
     pub address: String,
     /// True if it listens on its host's loopback interface, which no other host can reach.

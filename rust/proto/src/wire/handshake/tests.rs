@@ -484,8 +484,8 @@ fn a_giant_length_is_refused_before_it_is_allocated() {
 }
 
 /// A member whose texts are as long as they can be.
-fn member() -> Member {
-    Member {
+fn member() -> RosterMember {
+    RosterMember {
         address: "a".repeat(100),
         loopback_only: true,
         host: "h".repeat(64),
