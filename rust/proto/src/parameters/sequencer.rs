@@ -16,7 +16,7 @@ use super::restoring::{Origin, Plan, Status};
 use super::rules::{Rules, Timing};
 use super::snapshot::Snapshot;
 
-enum Phase {
+enum TermPhase {
     /// Collects the status of each keeper.
     Preparing {
         round: u64,
@@ -74,7 +74,7 @@ pub struct Sequencer {
     /// State of a generator of round numbers. It starts at random, so that no report to an earlier
     /// sequencer process fits a round of this one.
     random: u64,
-    phase: Phase,
+    phase: TermPhase,
     /// Time at which unanswered orders are sent again.
     again: Instant,
     restored: u64,
@@ -94,7 +94,7 @@ impl Sequencer {
             timing,
             keepers,
             random,
-            phase: Phase::Preparing {
+            phase: TermPhase::Preparing {
                 round: 0,
                 answers: BTreeMap::new(),
             },
@@ -112,7 +112,7 @@ impl Sequencer {
     #[must_use]
     pub fn counts(&self) -> Option<(Counts, usize, Version)> {
         match &self.phase {
-            Phase::Leading(leader) => {
+            TermPhase::Leading(leader) => {
                 let queue = &leader.queue;
                 Some((queue.counts(), queue.len(), queue.version()))
             }
@@ -124,7 +124,7 @@ impl Sequencer {
     #[must_use]
     pub fn start(&self) -> Version {
         match &self.phase {
-            Phase::Leading(leader) => leader.terms.start(),
+            TermPhase::Leading(leader) => leader.terms.start(),
             _ => 0,
         }
     }
@@ -133,7 +133,7 @@ impl Sequencer {
     #[must_use]
     pub fn origin(&self) -> Option<Origin> {
         match &self.phase {
-            Phase::Leading(leader) => Some(leader.origin),
+            TermPhase::Leading(leader) => Some(leader.origin),
             _ => None,
         }
     }
@@ -142,14 +142,14 @@ impl Sequencer {
     /// may be gone for good.
     #[must_use]
     pub fn has_survivors(&self) -> bool {
-        matches!(&self.phase, Phase::Leading(leader) if leader.has_survivors)
+        matches!(&self.phase, TermPhase::Leading(leader) if leader.has_survivors)
     }
 
     /// Histogram of applied gradients in this term by their staleness in versions.
     #[must_use]
     pub fn staleness(&self) -> BTreeMap<u64, u64> {
         match &self.phase {
-            Phase::Leading(leader) => leader.queue.staleness().clone(),
+            TermPhase::Leading(leader) => leader.queue.staleness().clone(),
             _ => BTreeMap::new(),
         }
     }
@@ -158,7 +158,7 @@ impl Sequencer {
     #[must_use]
     pub fn members(&self) -> Vec<(u32, Incarnation)> {
         match &self.phase {
-            Phase::Leading(leader) => leader.queue.members().collect(),
+            TermPhase::Leading(leader) => leader.queue.members().collect(),
             _ => Vec::new(),
         }
     }
@@ -180,7 +180,7 @@ impl Sequencer {
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        self.phase = Phase::Preparing {
+        self.phase = TermPhase::Preparing {
             round: self.random,
             answers: BTreeMap::new(),
         };
@@ -189,7 +189,7 @@ impl Sequencer {
 
     /// Drops silent workers, and returns all messages that are due by now.
     pub fn step(&mut self, now: Instant) -> Vec<Output> {
-        if let Phase::Leading(leader) = &mut self.phase {
+        if let TermPhase::Leading(leader) = &mut self.phase {
             let silent: Vec<_> = leader
                 .members
                 .iter()
@@ -213,17 +213,17 @@ impl Sequencer {
     fn say_again(&mut self) {
         for keeper in 0..self.keepers.count() {
             let order = match &self.phase {
-                Phase::Preparing { round, answers } => {
+                TermPhase::Preparing { round, answers } => {
                     let round = *round;
                     (!answers.contains_key(&keeper)).then_some(Order::Prepare { round })
                 }
-                Phase::Installing {
+                TermPhase::Installing {
                     plan,
                     fetched,
                     installed,
                     ..
                 } => installing(self.keepers, plan, fetched, installed, keeper),
-                Phase::Leading(leader) => Some(leader.append(keeper)),
+                TermPhase::Leading(leader) => Some(leader.append(keeper)),
             };
             self.out
                 .extend(order.map(|order| Output::Keeper(keeper, order)));
@@ -265,7 +265,7 @@ impl Sequencer {
 
     /// Makes the plan once every keeper has sent its status.
     fn status(&mut self, keeper: usize, asked: u64, status: Status) {
-        let Phase::Preparing { round, answers } = &mut self.phase else {
+        let TermPhase::Preparing { round, answers } = &mut self.phase else {
             return;
         };
         if asked != *round {
@@ -275,7 +275,7 @@ impl Sequencer {
         if answers.len() == self.keepers.count() {
             let plan = Plan::of(self.keepers, *round, answers, self.known_term);
             let missing = plan.missing(self.keepers).into_iter();
-            self.phase = Phase::Installing {
+            self.phase = TermPhase::Installing {
                 fetched: missing.map(|shard| (shard, None)).collect(),
                 plan,
                 installed: BTreeMap::new(),
@@ -287,7 +287,7 @@ impl Sequencer {
 
     /// Sends the missing shards on, once all of them have arrived.
     fn fetched_state(&mut self, keeper: usize, round: u64, state: Arc<Snapshot>) {
-        let Phase::Installing { plan, fetched, .. } = &mut self.phase else {
+        let TermPhase::Installing { plan, fetched, .. } = &mut self.phase else {
             return;
         };
         if round != plan.start.round || state.point != plan.start.point {
@@ -311,7 +311,7 @@ impl Sequencer {
         saved: Version,
         now: Instant,
     ) {
-        let Phase::Installing {
+        let TermPhase::Installing {
             plan,
             installed,
             applied,
@@ -347,7 +347,7 @@ impl Sequencer {
                 let terms = leader.terms.clone();
                 Output::Worker(worker, Reply::OtherTerm(terms))
             }));
-            self.phase = Phase::Leading(Box::new(leader));
+            self.phase = TermPhase::Leading(Box::new(leader));
             self.restored += 1;
             self.say_again();
         } else if is_first {
@@ -364,7 +364,7 @@ impl Sequencer {
         saved: Version,
         now: Instant,
     ) {
-        let Phase::Leading(leader) = &mut self.phase else {
+        let TermPhase::Leading(leader) = &mut self.phase else {
             return;
         };
         if term != leader.terms.term() {
@@ -384,9 +384,9 @@ impl Sequencer {
     /// A keeper has lost its state of this term, so all servers begin another one.
     fn lost(&mut self, term: Term) {
         let current = match &self.phase {
-            Phase::Preparing { .. } => return,
-            Phase::Installing { plan, .. } => plan.start.terms.term(),
-            Phase::Leading(leader) => leader.terms.term(),
+            TermPhase::Preparing { .. } => return,
+            TermPhase::Installing { plan, .. } => plan.start.terms.term(),
+            TermPhase::Leading(leader) => leader.terms.term(),
         };
         if term == current {
             self.prepare();
@@ -395,7 +395,7 @@ impl Sequencer {
 
     /// Answers a worker's request, except for `Stage` and `Pull`, which servers answer themselves.
     pub fn answer(&mut self, request: &WorkerRequest, now: Instant) {
-        let Phase::Leading(leader) = &mut self.phase else {
+        let TermPhase::Leading(leader) = &mut self.phase else {
             return;
         };
         let (worker, term) = (request.worker, leader.terms.term());
@@ -444,7 +444,7 @@ impl Sequencer {
 
     /// Appends due updates to the log, and sends `Go` to the workers that may compute.
     fn order(&mut self, now: Instant) {
-        let Phase::Leading(leader) = &mut self.phase else {
+        let TermPhase::Leading(leader) = &mut self.phase else {
             return;
         };
         let mut is_new = false;

@@ -59,7 +59,7 @@ const IDLE_AFTER: Duration = Duration::from_secs(12);
 const SHUTDOWN_AFTER: Moment = 50 * MILLISECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum CollectivePhase {
     Idle,
     FirstSegment,
     ReduceScatter,
@@ -67,15 +67,15 @@ enum Phase {
     Shutdown,
 }
 
-use Phase::{AllGather, FirstSegment, Idle, ReduceScatter, Shutdown};
+use CollectivePhase::{AllGather, FirstSegment, Idle, ReduceScatter, Shutdown};
 
-const MOVING: &[Phase] = &[FirstSegment, ReduceScatter, AllGather];
-const WORKING: &[Phase] = &[Idle, FirstSegment, ReduceScatter, AllGather];
+const MOVING: &[CollectivePhase] = &[FirstSegment, ReduceScatter, AllGather];
+const WORKING: &[CollectivePhase] = &[Idle, FirstSegment, ReduceScatter, AllGather];
 
 /// One fault in some phases, and its expected effect.
 struct Row {
     fault: &'static str,
-    phases: &'static [Phase],
+    phases: &'static [CollectivePhase],
     strikes: fn(&Cell) -> Fault,
     /// Limit of a stall.
     timeout: Duration,
@@ -94,7 +94,7 @@ struct Row {
 
 /// One row in one phase, with one rank at fault.
 struct Cell {
-    phase: Phase,
+    phase: CollectivePhase,
     world_size: usize,
     faulty: usize,
 }
@@ -120,7 +120,7 @@ impl Row {
     /// Makes the row of a fault that survivors learn of from news alone.
     const fn new(
         fault: &'static str,
-        phases: &'static [Phase],
+        phases: &'static [CollectivePhase],
         error: Option<&'static str>,
         strikes: fn(&Cell) -> Fault,
     ) -> Self {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{KNOWN_MAX, Member, Phase};
+use super::{KNOWN_MAX, Member, MemberPhase};
 use crate::consensus::message::{Envelope, MemberRequest, Outcome, Reply, Step};
 use crate::error::NotAgreed;
 
@@ -23,7 +23,7 @@ pub(super) struct Joining {
 
 impl Member {
     pub(super) fn step_joining(&mut self, now: Instant) -> Step {
-        let Phase::Joining(joining) = &mut self.phase else {
+        let MemberPhase::Joining(joining) = &mut self.phase else {
             unreachable!("asked while it joins only");
         };
         let limit = joining.noted + self.timing.join;
@@ -57,7 +57,7 @@ impl Member {
     }
 
     pub(super) fn on_joining_outcome(&mut self, address: &str, outcome: &Outcome, now: Instant) {
-        let Phase::Joining(joining) = &mut self.phase else {
+        let MemberPhase::Joining(joining) = &mut self.phase else {
             return;
         };
         let again = now + self.timing.remind;

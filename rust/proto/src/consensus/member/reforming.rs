@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::proposal::{Proposal, Verdict};
-use super::{Member, Phase};
+use super::{Member, MemberPhase};
 use crate::consensus::message::{AcceptedView, MemberRequest, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
@@ -38,12 +38,12 @@ impl Member {
         let view = self.view.as_ref().expect("who re-forms was at a roster");
         let own = view.roster.ballot;
         if self.finished == Some(own) {
-            self.phase = Phase::Over;
+            self.phase = MemberPhase::Over;
             return Step::Finished;
         }
         // Moved out, because `judge` needs it beside `self`.
-        let phase = std::mem::replace(&mut self.phase, Phase::Over);
-        let Phase::Reforming(mut reforming) = phase else {
+        let phase = std::mem::replace(&mut self.phase, MemberPhase::Over);
+        let MemberPhase::Reforming(mut reforming) = phase else {
             unreachable!("asked while it re-forms only");
         };
         if now > reforming.polled_at + self.timing.quiet.max(self.timing.request) {
@@ -56,7 +56,7 @@ impl Member {
             None if now < reforming.propose_at => {
                 let until = reforming.propose_at;
                 let watched: Vec<_> = reforming.follows.iter().cloned().collect();
-                self.phase = Phase::Reforming(reforming);
+                self.phase = MemberPhase::Reforming(reforming);
                 let watch = MemberRequest::Watch(self.promised);
                 return match self.ask(&watched, &watch, now) {
                     Step::Wait(Some(next)) if !watched.is_empty() => {
@@ -92,7 +92,7 @@ impl Member {
             news: self.news(now),
         };
         reforming.proposal = Some(proposal);
-        self.phase = Phase::Reforming(reforming);
+        self.phase = MemberPhase::Reforming(reforming);
         match verdict {
             Verdict::Wait => self.ask(&asked, &request, now),
             Verdict::Decided(roster) => {
@@ -110,7 +110,7 @@ impl Member {
     pub(super) fn yield_to(&mut self, by: Id, higher: Ballot, now: Instant) {
         let (turn, stagger) = (self.turn(), self.timing.stagger);
         match &mut self.phase {
-            Phase::Reforming(reforming) => {
+            MemberPhase::Reforming(reforming) => {
                 reforming.attempts += 1;
                 reforming.proposal = None;
                 let pause =
@@ -120,8 +120,8 @@ impl Member {
                 reforming.higher = None;
                 reforming.follows = None;
             }
-            Phase::Together(_) => self.reconfigure_without(by, "takes part in another group"),
-            Phase::Joining(_) | Phase::Over => {}
+            MemberPhase::Together(_) => self.reconfigure_without(by, "takes part in another group"),
+            MemberPhase::Joining(_) | MemberPhase::Over => {}
         }
     }
 
@@ -133,7 +133,7 @@ impl Member {
         now: Instant,
     ) {
         let me = self.me.id;
-        let Phase::Reforming(reforming) = &mut self.phase else {
+        let MemberPhase::Reforming(reforming) = &mut self.phase else {
             return;
         };
         let Some(proposal) = &mut reforming.proposal else {

@@ -476,7 +476,7 @@ fn a_joiner_without_which_the_others_came_to_the_end_waits_for_nobody() {
     job.dead.extend([2, 3, 4]);
     job.members.drain(..3);
     job.pass(Duration::from_secs(6));
-    assert!(matches!(job.members[0].phase, Phase::Over));
+    assert!(matches!(job.members[0].phase, MemberPhase::Over));
     assert_eq!(job.errors.len(), 1, "{:?}", job.errors);
 }
 
@@ -538,7 +538,7 @@ fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_m
         let is_told = !others.is_empty();
         let noted = Reply::Noted(others.into_iter().map(peer).collect());
         member.on_outcome("h0:2", None, &Outcome::Reply(noted), now);
-        let Phase::Joining(joining) = &member.phase else {
+        let MemberPhase::Joining(joining) = &member.phase else {
             panic!("it joins");
         };
         assert_eq!((joining.asked.len(), joining.is_known), (asks, is_told));
@@ -641,7 +641,7 @@ fn reforming() -> (Member, Instant) {
 
 fn state(member: &mut Member) -> &mut Reforming {
     match &mut member.phase {
-        Phase::Reforming(reforming) => reforming,
+        MemberPhase::Reforming(reforming) => reforming,
         _ => panic!("it re-forms"),
     }
 }
@@ -884,7 +884,7 @@ fn a_roster_is_accepted_by_its_members_that_have_promised_its_ballot_and_no_high
 fn an_excluded_process_asks_where_it_was_and_where_others_said_that_they_are() {
     let asked = |member: Member, now| {
         let member = member.rejoining(peer(103).id, now);
-        let Phase::Joining(joining) = member.phase else {
+        let MemberPhase::Joining(joining) = member.phase else {
             panic!("it joins");
         };
         joining.asked.into_keys().collect::<Vec<_>>()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::{Member, Phase};
+use super::{Member, MemberPhase};
 use crate::consensus::message::{AcceptedView, MemberRequest, Reply, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
 
@@ -56,7 +56,7 @@ impl Member {
             roster: roster.clone(),
             is_established: false,
         });
-        self.phase = Phase::Together(Together::new(missing));
+        self.phase = MemberPhase::Together(Together::new(missing));
         Reply::Accepted(roster.ballot)
     }
 
@@ -70,7 +70,7 @@ impl Member {
     }
 
     pub(super) fn step_together(&mut self, now: Instant) -> Step {
-        let (Phase::Together(together), Some(view)) = (&mut self.phase, &self.view) else {
+        let (MemberPhase::Together(together), Some(view)) = (&mut self.phase, &self.view) else {
             unreachable!("asked while it is at a roster only");
         };
         let roster = &view.roster;
