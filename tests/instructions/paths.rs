@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use gradring_core::drive::{
     Context, Drive, Launched, Limits, Memory, Operand, Prepared, Stall, Step, Supervisor,
-    Suspicion, Waits,
+    Suspicion, WaitRecord,
 };
 use gradring_net::abort::AbortSwitch;
 use gradring_net::link::mesh::Mesh;
@@ -209,7 +209,7 @@ fn all_reduce(name: &str, floats: usize) {
 struct Group {
     topology: Topology,
     abort: AbortSwitch,
-    waits: Waits,
+    waits: WaitRecord,
     started: Instant,
 }
 
@@ -218,7 +218,7 @@ impl Group {
         Self {
             topology: Topology::one_host(world_size),
             abort: AbortSwitch::default(),
-            waits: Waits::default(),
+            waits: WaitRecord::default(),
             started: Instant::now(),
         }
     }

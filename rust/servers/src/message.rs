@@ -121,7 +121,7 @@ impl Outgoing {
 }
 
 /// Destination of a received array.
-enum Place<'a> {
+enum ArrayPlace<'a> {
     Floats(&'a mut Floats),
     Rows(&'a mut Vec<u32>),
 }
@@ -146,21 +146,21 @@ impl Message {
     }
 
     /// Destinations of the values, in the order of `arrays`. Nobody else may hold the message yet.
-    fn places(&mut self) -> Vec<Place<'_>> {
+    fn places(&mut self) -> Vec<ArrayPlace<'_>> {
         match self {
             Self::Request(_, request) => match &mut request.ask {
                 Ask::Stage { payload, .. } => Arc::get_mut(payload).map_or(vec![], places_of),
                 _ => vec![],
             },
             Self::Reply(_, Reply::Weights { parts, .. }) => {
-                parts.iter_mut().filter_map(Place::of).collect()
+                parts.iter_mut().filter_map(ArrayPlace::of).collect()
             }
             Self::Snapshot(state)
             | Self::Order(_, Order::InstallSnapshot(_, state))
             | Self::Report(_, Report::FetchedState { state, .. }) => {
                 let shard = Arc::get_mut(state).and_then(|it| it.shard.as_mut());
                 let arrays = shard.into_iter().flat_map(Shard::arrays_mut);
-                arrays.filter_map(Place::of).collect()
+                arrays.filter_map(ArrayPlace::of).collect()
             }
             _ => vec![],
         }
@@ -176,7 +176,7 @@ impl Message {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> ArrayPlace<'a> {
     fn of(weights: &'a mut Weights) -> Option<Self> {
         Arc::get_mut(weights).map(Self::Floats)
     }
@@ -194,19 +194,22 @@ fn arrays_of(payload: &Payload) -> Vec<&[u8]> {
     arrays.flatten().collect()
 }
 
-fn places_of(payload: &mut Payload) -> Vec<Place<'_>> {
+fn places_of(payload: &mut Payload) -> Vec<ArrayPlace<'_>> {
     let gradients = match payload {
         Payload::Initial { parts, .. } => {
             return parts
                 .iter_mut()
-                .filter_map(|it| Place::of(&mut it.1))
+                .filter_map(|it| ArrayPlace::of(&mut it.1))
                 .collect();
         }
         Payload::Gradients(gradients) => gradients.iter_mut().flatten(),
     };
     let places = gradients.flat_map(|gradient| match gradient {
-        Gradient::Dense(values) => [None, Some(Place::Floats(values))],
-        Gradient::Rows { rows, values } => [Some(Place::Rows(rows)), Some(Place::Floats(values))],
+        Gradient::Dense(values) => [None, Some(ArrayPlace::Floats(values))],
+        Gradient::Rows { rows, values } => [
+            Some(ArrayPlace::Rows(rows)),
+            Some(ArrayPlace::Floats(values)),
+        ],
     });
     places.flatten().collect()
 }
@@ -417,8 +420,8 @@ impl Incoming {
         }
         for (place, (array, _)) in zip(message.places(), arrays) {
             match (place, array) {
-                (Place::Floats(place), Array::Floats(values)) => *place = values.into(),
-                (Place::Rows(place), Array::Rows(values)) => *place = values,
+                (ArrayPlace::Floats(place), Array::Floats(values)) => *place = values.into(),
+                (ArrayPlace::Rows(place), Array::Rows(values)) => *place = values,
                 _ => return Err(unexpected("an array for its place")),
             }
         }
@@ -431,10 +434,10 @@ impl Incoming {
 }
 
 impl Array {
-    const fn of(place: &Place<'_>) -> Self {
+    const fn of(place: &ArrayPlace<'_>) -> Self {
         match place {
-            Place::Floats(_) => Self::Floats(Vec::new()),
-            Place::Rows(_) => Self::Rows(Vec::new()),
+            ArrayPlace::Floats(_) => Self::Floats(Vec::new()),
+            ArrayPlace::Rows(_) => Self::Rows(Vec::new()),
         }
     }
 

@@ -44,7 +44,7 @@ const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Index of a server and the addresses of all servers.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct ServerPlace {
     /// Index of this server.
     pub server: usize,
     /// `host:port` of each server.
@@ -84,7 +84,7 @@ pub struct Stats {
 
 /// One server of a job.
 pub struct Server {
-    place: Place,
+    place: ServerPlace,
     address: String,
     core: Mutex<Option<Box<Core>>>,
     published: Arc<Mutex<Stats>>,
@@ -100,7 +100,7 @@ impl Server {
     /// `Config` for unusable arguments or an unusable directory; `Rendezvous` for an address on
     /// which it cannot listen.
     pub fn new(
-        place: Place,
+        place: ServerPlace,
         rules: &Rules,
         directory: Option<&Path>,
         worker_timeout: Duration,
@@ -221,7 +221,7 @@ impl Server {
 
     /// Index of this server and all addresses.
     #[must_use]
-    pub const fn place(&self) -> &Place {
+    pub const fn place(&self) -> &ServerPlace {
         &self.place
     }
 
@@ -327,7 +327,7 @@ fn closed() -> Error {
 }
 
 struct Core {
-    place: Place,
+    place: ServerPlace,
     config: Config,
     access: Arc<ClientAccess>,
     _listener: Listener,

@@ -28,7 +28,7 @@ pub use memory::{Memory, Operand};
 pub use stall_detector::Limits;
 use stall_detector::StallDetector;
 pub use suspicion::{Stall, Supervisor};
-pub use waits::{Waiting, Waits};
+pub use waits::{WaitRecord, Waiting};
 
 /// How long the supervisor may take to find the cause of a suspicion.
 const INVESTIGATION_LIMIT: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ pub struct Context<'a> {
     /// Finds causes that this rank cannot find alone.
     pub supervisor: &'a dyn Supervisor,
     /// Record of the ranks for which this rank waits.
-    pub waits: &'a Waits,
+    pub waits: &'a WaitRecord,
 }
 
 /// Outcome of one step.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Context, Launched, Stall, Supervisor, Suspicion, Waiting, Waits};
+use super::{Context, Launched, Stall, Supervisor, Suspicion, WaitRecord, Waiting};
 use crate::executor::{Execution, Fault};
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_proto::error::{Garbled, Text};
@@ -13,7 +13,7 @@ use gradring_proto::wire::signature;
 pub(super) struct StallDetector<'a> {
     launched: &'a Launched,
     limits: Limits,
-    waits: &'a Waits,
+    waits: &'a WaitRecord,
     moved_at: Instant,
     noted: bool,
     /// Duration of a stall at which the next warning is due.

@@ -77,7 +77,7 @@ fn context<'a>(
     rank: usize,
     topology: &'a Topology,
     supervisor: &'a Clueless,
-    waits: &'a Waits,
+    waits: &'a WaitRecord,
 ) -> Context<'a> {
     Context {
         rank,
@@ -93,7 +93,7 @@ fn context<'a>(
 fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
     let topology = Topology::one_host(2);
     let supervisors = [Clueless::default(), Clueless::default()];
-    let waits = [Waits::default(), Waits::default()];
+    let waits = [WaitRecord::default(), WaitRecord::default()];
     let started = Instant::now();
     let mut memories = [Memory::default(), Memory::default()];
     let calls = [all_reduce().0, all_reduce().0];
@@ -131,7 +131,7 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
 fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
     let topology = Topology::one_host(2);
     for explained in [true, false] {
-        let (supervisor, waits) = (Clueless::default(), Waits::default());
+        let (supervisor, waits) = (Clueless::default(), WaitRecord::default());
         let mut memory = Memory::default();
         let (call, buffer) = all_reduce();
         let mut operand = memory.operand(buffer, &call).unwrap();
@@ -176,7 +176,7 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
 #[test]
 fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_suspected() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let waits = Waits::default();
+    let waits = WaitRecord::default();
     let mut memory = Memory::default();
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
@@ -195,7 +195,7 @@ fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_sus
 #[test]
 fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let waits = Waits::default();
+    let waits = WaitRecord::default();
     let mut memory = Memory::default();
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
@@ -211,7 +211,7 @@ fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
 
 #[test]
 fn what_is_no_header_or_went_another_way_is_garbled() {
-    let (topology, waits) = (Topology::one_host(2), Waits::default());
+    let (topology, waits) = (Topology::one_host(2), WaitRecord::default());
     let (call, _) = all_reduce();
     let other_way = signature::with_endpoints(call.header, 1, 5);
     for (sent, expected) in [
@@ -247,7 +247,7 @@ fn what_is_no_header_or_went_another_way_is_garbled() {
 #[test]
 fn a_link_that_changes_bytes_is_told_from_one_that_ends() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let (waits, mut memory) = (Waits::default(), Memory::default());
+    let (waits, mut memory) = (WaitRecord::default(), Memory::default());
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
     let context = context(0, &topology, &supervisor, &waits);
@@ -268,7 +268,7 @@ fn a_link_that_changes_bytes_is_told_from_one_that_ends() {
 #[test]
 fn when_the_last_peer_had_entered_is_noted_once() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let waits = Waits::default();
+    let waits = WaitRecord::default();
     let mut memories = [Memory::default(), Memory::default()];
     let calls = [all_reduce().0, all_reduce().0];
     let started = Instant::now();
@@ -304,7 +304,7 @@ fn when_the_last_peer_had_entered_is_noted_once() {
 fn of_two(pipe_bytes: usize, names: [&str; 2]) -> ([bool; 2], [Option<Suspicion>; 2]) {
     let topology = Topology::one_host(2);
     let supervisors = [Clueless::default(), Clueless::default()];
-    let waits = [Waits::default(), Waits::default()];
+    let waits = [WaitRecord::default(), WaitRecord::default()];
     let now = Instant::now();
     let mut memories = [Memory::default(), Memory::default()];
     let collectives = [Collective::Send { to: 1 }, Collective::Receive { from: 0 }];

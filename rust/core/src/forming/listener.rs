@@ -87,13 +87,13 @@ impl GroupListener {
 struct Members {
     access: Arc<GroupAccess>,
     sender: Sender<Admitted>,
-    admitted: Mutex<HashSet<Place>>,
+    admitted: Mutex<HashSet<AdmittedPlace>>,
 }
 
 /// Rank, purpose and stream of a connection; each is admitted once.
-type Place = (usize, Discriminant<Purpose>, usize);
+type AdmittedPlace = (usize, Discriminant<Purpose>, usize);
 
-fn place(hello: &Hello) -> Place {
+fn place(hello: &Hello) -> AdmittedPlace {
     let stream = match hello.purpose {
         Purpose::Data { stream } => stream,
         _ => 0,

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::drive::{Measured, Waiting, Waits};
+use crate::drive::{Measured, WaitRecord, Waiting};
 use crate::observe::exposure::Exposure;
 use crate::observe::stats::Stats;
 use gradring_net::caller::Caller;
@@ -27,7 +27,7 @@ pub struct FlightRecorder {
     pub generation: u32,
     memory: Mutex<Memory>,
     /// Ranks for which this rank waits.
-    pub waits: Waits,
+    pub waits: WaitRecord,
     left_step: Mutex<Option<(u64, String)>>,
     /// Recorders of this rank's channels, each with the other rank.
     beside: Mutex<Vec<(usize, Arc<Self>)>>,
