@@ -115,7 +115,7 @@ tsan: prerequisites ## data races in the core's tests, with ThreadSanitizer (see
 
 miri: prerequisites ## undefined behaviour in kernels, buffers and wire formats, with Miri (see docs/internals/testing.md)
 	cargo +nightly miri test --package gradring-proto --lib --target-dir target/miri -- \
-		kernel::tests buffer:: wire::contract wire::control wire::handshake::tests::a_giant \
+		kernel::tests buffer:: wire::signature wire::control wire::handshake::tests::a_giant \
 		schedule::choice schedule::topology schedule::explanation::tests::sizes
 
 # A failing input is printed and kept in fuzz/artifacts. One allocation may take 4 MiB: a message is at most 1.

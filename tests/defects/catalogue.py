@@ -56,7 +56,7 @@ COLLECTIVES = [
         ("executor/plan.rs", "if reached < common.end {", "if false {", RUNS),
         (
             "executor/mod.rs",
-            "&& *header != contract::between(self.header, self.call, self.rank, peer, self.rank)",
+            "&& *header != signature::between(self.header, self.call, self.rank, peer, self.rank)",
             "&& false",
             RUNS,
         ),
@@ -104,13 +104,13 @@ COLLECTIVES = [
         ("wire/handshake.rs", "mac.update(role);", "let _ = role;", "handshake::"),
         ("wire/handshake.rs", "(rank as u64)", "(rank as u64 * 0)", "handshake::"),
         (
-            "wire/contract.rs",
+            "wire/signature.rs",
             "= call.count_between(rank, from, to)",
             "= None::<usize>",
-            "contract::",
+            "signature::",
         ),
         (
-            "wire/contract.rs",
+            "wire/signature.rs",
             "&(count as u64).to_le_bytes()",
             "&(count as u64 & !1).to_le_bytes()",
             "ranks_may_differ_in_their_parts_but_not_each_two_in_what_goes_between_them",
@@ -131,8 +131,8 @@ FAILURES = _of(
     ("detector.rs", "} else if rank < peer {", "} else if rank > peer {", FACTS),
     (
         "detector.rs",
-        "heard_at + self.timing.silence",
-        "heard_at + 2 * self.timing.silence",
+        "received_at + self.timing.silence",
+        "received_at + 2 * self.timing.silence",
         FACTS,
     ),
     ("detector.rs", "self.left.insert(self.neighbours[from].rank);", "", FACTS),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use gradring_core::drive::{
     Context, Drive, Launched, Limits, Memory, Operand, Prepared, Stall, Step, Supervisor,
-    Suspicion, Waits,
+    Suspicion, WaitRecord,
 };
 use gradring_net::abort::AbortSwitch;
 use gradring_net::link::mesh::Mesh;
@@ -27,7 +27,7 @@ use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{self, Algorithm};
-use gradring_proto::wire::contract::{self, Contract};
+use gradring_proto::wire::signature::{self, Signature};
 
 const ROUNDS: usize = 5;
 const SUM: Collective = Collective::AllReduce { op: ReduceOp::Sum };
@@ -80,8 +80,8 @@ fn headers() {
         "encode a call's header",
         || (),
         |()| {
-            let header = Contract::of(black_box(&call), Algorithm::Ring).header(0, 7, 1);
-            black_box(contract::with_endpoints(header, 0, 1));
+            let header = Signature::of(black_box(&call), Algorithm::Ring).header(0, 7, 1);
+            black_box(signature::with_endpoints(header, 0, 1));
         },
     );
 }
@@ -209,7 +209,7 @@ fn all_reduce(name: &str, floats: usize) {
 struct Group {
     topology: Topology,
     abort: AbortSwitch,
-    waits: Waits,
+    waits: WaitRecord,
     started: Instant,
 }
 
@@ -218,7 +218,7 @@ impl Group {
         Self {
             topology: Topology::one_host(world_size),
             abort: AbortSwitch::default(),
-            waits: Waits::default(),
+            waits: WaitRecord::default(),
             started: Instant::now(),
         }
     }
@@ -295,10 +295,10 @@ impl Link for Pipe {
         let mut bytes = lock(&self.incoming);
         let mut received = 0;
         for part in parts {
-            let mut room = &mut part[..];
+            let mut spare = &mut part[..];
             // What lies across the end of the ring comes in two parts.
-            while let Ok(length @ 1..) = bytes.read(room) {
-                room = &mut room[length..];
+            while let Ok(length @ 1..) = bytes.read(spare) {
+                spare = &mut spare[length..];
                 received += length;
             }
         }

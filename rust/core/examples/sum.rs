@@ -17,8 +17,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let token = env::var("GRADRING_TOKEN").unwrap_or_default();
     match sum(&arguments, &token) {
-        Ok(said) => {
-            println!("{said}");
+        Ok(summary) => {
+            println!("{summary}");
             ExitCode::SUCCESS
         }
         Err(error) => {

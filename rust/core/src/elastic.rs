@@ -58,10 +58,10 @@ pub enum Event<'a> {
     NotFormed(&'a Error),
 }
 
-/// The caller that waits for the next group.
-pub trait Owner: Caller {
+/// Observer of the events until the next group: the caller that waits for it.
+pub trait Observer: Caller {
     /// Handles an event; returns `false` to give up.
-    fn hears(&mut self, event: Event<'_>) -> bool;
+    fn on_event(&mut self, event: Event<'_>) -> bool;
 }
 
 /// Members to blame for a group that did not form.
@@ -102,19 +102,19 @@ impl Blamed {
 
 /// This process in an elastic job, until it leaves.
 pub struct Participant {
-    shared: Arc<Shared>,
+    shared: Arc<ParticipantState>,
     /// The process that owns the thread; a fork does not have it.
     process: Process,
 }
 
-struct Shared {
+struct ParticipantState {
     /// Configuration of all groups of this process, except for its place in them.
     config: Config,
     client: MemberClient,
     timing: Timing,
     /// Smallest and largest number of members of a group.
     workers: RangeInclusive<usize>,
-    /// Taken when the participant is dropped, because request threads keep `Shared` alive longer.
+    /// Taken when the participant is dropped, because request threads keep this state alive longer.
     socket: Mutex<Option<Arc<TcpListener>>>,
     /// Address at which other processes reach this one.
     address: String,
@@ -166,7 +166,7 @@ impl Participant {
             Some(found) => found?,
             None => listen(config, addresses)?,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ParticipantState {
             config: config.clone(),
             client: MemberClient { credentials },
             timing: Timing {
@@ -233,18 +233,18 @@ impl Participant {
 
     /// Leaves the last group, if this process has been in one, and forms the next one. Returns the
     /// group and the address of its first rank, or `None` if all members have finished the
-    /// training. Groups that do not form are retried until `owner` gives up. `newcomers_failed`
+    /// training. Groups that do not form are retried until `observer` gives up. `newcomers_failed`
     /// means that the last group failed because of members that were not in the last established
     /// group; the next group excludes these.
     ///
     /// # Errors
-    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or `owner`
-    /// gave up. A group that did not form gives its own error if `owner` gave up because of it.
+    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or `observer`
+    /// gave up. A group that did not form gives its own error if `observer` gave up because of it.
     pub fn next_group(
         &self,
         last: &Communicator,
         newcomers_failed: bool,
-        owner: &mut dyn Owner,
+        observer: &mut dyn Observer,
     ) -> Result<Option<(Arc<Communicator>, String)>> {
         if lock(&self.shared.progress).agreed_as.is_some() {
             last.close();
@@ -253,30 +253,30 @@ impl Participant {
             } else {
                 Blamed::Nobody
             };
-            self.reform(blamed, owner)?;
+            self.reform(blamed, observer)?;
         }
         loop {
-            let Some(config) = self.agree(owner)? else {
+            let Some(config) = self.agree(observer)? else {
                 // Some member knew of the end before the group failed; others may not know of it
                 // yet.
                 self.finish();
                 return Ok(None);
             };
-            let mut or_reconfigured = || owner.interrupts() || self.must_reconfigure();
+            let mut or_reconfigured = || observer.interrupts() || self.must_reconfigure();
             let error = match Communicator::connect(&config, &mut or_reconfigured) {
                 Ok(group) => return Ok(Some((group, config.rendezvous))),
                 Err(error) => error,
             };
-            if !owner.hears(Event::NotFormed(&error)) {
+            if !observer.on_event(Event::NotFormed(&error)) {
                 return Err(error);
             }
-            self.reform(Blamed::of(&error), owner)?;
+            self.reform(Blamed::of(&error), observer)?;
         }
     }
 
     /// Gives up the last group, and has the member negotiate the next one without those in
     /// `blamed`.
-    fn reform(&self, blamed: Blamed, owner: &mut dyn Owner) -> Result<()> {
+    fn reform(&self, blamed: Blamed, observer: &mut dyn Observer) -> Result<()> {
         self.shared.listen_between()?;
         let mut progress = lock(&self.shared.progress);
         progress.group = Weak::new();
@@ -295,12 +295,12 @@ impl Participant {
             member.reform(&ids, Instant::now());
         }
         self.shared.tell(progress);
-        goes_on(owner.hears(Event::Left))
+        unless_cancelled(observer.on_event(Event::Left))
     }
 
     /// Waits for an agreement on a group. Returns this process's configuration in that group, or
     /// `None` at the end of the training.
-    fn agree(&self, owner: &mut dyn Owner) -> Result<Option<Config>> {
+    fn agree(&self, observer: &mut dyn Observer) -> Result<Option<Config>> {
         loop {
             let waits = |progress: &mut Progress| progress.outcome.is_none() && !progress.has_left;
             let progress = lock(&self.shared.progress);
@@ -314,14 +314,14 @@ impl Participant {
                 let before = progress.agreed_as.replace(id);
                 drop(progress);
                 let joins_again = before.is_some_and(|before| before != id);
-                goes_on(owner.hears(Event::Agreed { joins_again }))?;
+                unless_cancelled(observer.on_event(Event::Agreed { joins_again }))?;
                 return Ok(Some(self.shared.config_in(&roster, id)));
             }
             if progress.has_left {
                 return Err(Abort::Closed.into());
             }
             drop(progress);
-            goes_on(!owner.interrupts())?;
+            unless_cancelled(!observer.interrupts())?;
         }
     }
 
@@ -438,7 +438,7 @@ impl Drop for Participant {
     }
 }
 
-impl Answers for Shared {
+impl Answers for ParticipantState {
     fn job(&self) -> &str {
         &self.client.credentials.job
     }
@@ -460,7 +460,7 @@ impl Answers for Shared {
     }
 }
 
-impl Shared {
+impl ParticipantState {
     fn peer(&self, id: Id) -> Peer {
         Peer {
             id,
@@ -603,14 +603,14 @@ impl Shared {
     fn send(self: &Arc<Self>, address: String, envelope: Envelope) {
         let shared = Arc::clone(self);
         let (to, at) = (envelope.to, address.clone());
-        let heard = move |shared: &Self, outcome: &Outcome| {
+        let deliver = move |shared: &Self, outcome: &Outcome| {
             let mut progress = lock(&shared.progress);
             if let Some(member) = &mut progress.member {
-                member.heard(&at, to, outcome, Instant::now());
+                member.on_outcome(&at, to, outcome, Instant::now());
             }
             shared.tell(progress);
         };
-        let later = heard.clone();
+        let later = deliver.clone();
         let sent = thread::Builder::new()
             .stack_size(REQUEST_STACK_BYTES)
             .spawn(move || {
@@ -618,13 +618,14 @@ impl Shared {
                 later(&shared, &outcome);
             });
         if sent.is_err() {
-            heard(self, &Outcome::Silent);
+            deliver(self, &Outcome::Silent);
         }
     }
 }
 
-fn goes_on(does: bool) -> Result<()> {
-    does.then_some(())
+fn unless_cancelled(continues: bool) -> Result<()> {
+    continues
+        .then_some(())
         .ok_or_else(|| Abort::InterruptedForming.into())
 }
 
@@ -703,8 +704,8 @@ mod tests {
         }
     }
 
-    impl Owner for Notes {
-        fn hears(&mut self, event: Event<'_>) -> bool {
+    impl Observer for Notes {
+        fn on_event(&mut self, event: Event<'_>) -> bool {
             self.0.push(match event {
                 Event::Left => "left",
                 Event::Agreed { joins_again: false } => "agreed",

@@ -63,11 +63,11 @@ pub struct Parts {
 
 /// Runs collectives in launch order.
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct EngineState {
     rank: usize,
     topology: Arc<Topology>,
     limits: Limits,
@@ -93,7 +93,7 @@ impl Engine {
             memory: Memory::default(),
             cores: Cores::new(parts.rank, parts.policy.topology.world_size()),
         });
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(EngineState {
             rank: parts.rank,
             topology: Arc::clone(&parts.policy.topology),
             limits: Limits {
@@ -300,7 +300,7 @@ impl Drop for Engine {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// Locks the queue for a thread that may launch a collective now.
     ///
     /// # Errors

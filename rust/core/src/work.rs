@@ -23,11 +23,11 @@ pub enum WaitOutcome {
 /// A collective under way. Clones are handles of the same collective.
 #[derive(Debug, Clone)]
 pub struct Work {
-    shared: Arc<Shared>,
+    shared: Arc<WorkState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WorkState {
     sequence: u64,
     /// Records when the program waits. `None` once no thread can wait: a work that the program
     /// keeps must not keep all entries of the recorder.
@@ -41,7 +41,7 @@ impl Work {
     #[must_use]
     pub(crate) fn pending(sequence: u64, recorder: Arc<FlightRecorder>) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(WorkState {
                 sequence,
                 recorder: Mutex::new(Some(recorder)),
                 outcome: Mutex::default(),

@@ -802,7 +802,7 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
         result.unwrap_err().kind,
         ErrorKind::CollectiveTimeout { .. }
     ));
-    // Warnings come after 40, 80, ... 1280 ms; a rank that looks late warns once for all that are
+    // Warnings come after 40, 80, ... 1280 ms; a rank that polls late warns once for all that are
     // due.
     let warnings = supervisor.warnings.lock().unwrap();
     assert!((2..=6).contains(&warnings.len()), "{warnings:?}");
@@ -814,14 +814,14 @@ fn a_stall_is_warned_of_at_doubled_intervals_before_it_fails() {
 }
 
 /// Links that report when their rank sleeps.
-struct Watched {
+struct WatchedTransport {
     inner: Mesh,
     sleeps: mpsc::Sender<()>,
     /// `true` if the peer seems to share this rank's core.
     is_crowded: bool,
 }
 
-impl Transport for Watched {
+impl Transport for WatchedTransport {
     fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         self.inner.try_send(peer, parts)
     }
@@ -857,7 +857,7 @@ const LONG: SpinPolicy = SpinPolicy {
 fn the_progress_thread_sleeps_unless_the_program_waits() {
     let [own, other] = memory::mesh(2, 1000).try_into().ok().unwrap();
     let (sleeps, asleep) = mpsc::channel();
-    let own = Watched {
+    let own = WatchedTransport {
         inner: own,
         sleeps,
         is_crowded: false,
@@ -890,7 +890,7 @@ fn the_progress_thread_sleeps_unless_the_program_waits() {
 fn a_rank_that_shares_a_core_with_the_peer_it_waits_for_sleeps_instead_of_spinning() {
     let [own, other] = memory::mesh(2, 1000).try_into().ok().unwrap();
     let (sleeps, asleep) = mpsc::channel();
-    let own = Watched {
+    let own = WatchedTransport {
         inner: own,
         sleeps,
         is_crowded: true,

@@ -305,9 +305,9 @@ fn ranks_that_are_reached_at_each_others_address_form_no_group() {
             );
             let blamed = blamed(&error).unwrap();
             assert!(blamed == one || blamed == other, "{error}");
-            let (called, reached) = (format!("connected to rank {blamed}"), one + other - blamed);
+            let (expected, reached) = (format!("connected to rank {blamed}"), one + other - blamed);
             let text = error.to_string();
-            assert!(text.contains(&called), "{text}");
+            assert!(text.contains(&expected), "{text}");
             assert!(text.contains(&format!("reached rank {reached}")), "{text}");
         }
     }
@@ -641,18 +641,18 @@ fn state(address: &str) -> State {
 #[test]
 fn a_rank_says_who_has_not_joined_while_the_group_forms() {
     let address = free_address();
-    let has_told = Arc::new(AtomicBool::new(false));
+    let has_reported = Arc::new(AtomicBool::new(false));
     let waiting = thread::spawn({
-        let (mut config, has_told) = (config(0, 3, &address), Arc::clone(&has_told));
+        let (mut config, has_reported) = (config(0, 3, &address), Arc::clone(&has_reported));
         config.generation = 2;
-        move || Communicator::connect(&config, &mut || has_told.load(Ordering::Relaxed))
+        move || Communicator::connect(&config, &mut || has_reported.load(Ordering::Relaxed))
     });
     let mut asked = inquire(&address, b"secret", None, Duration::from_secs(10));
     while asked.is_err() && !waiting.is_finished() {
         thread::sleep(Duration::from_millis(20));
         asked = inquire(&address, b"secret", None, Duration::from_secs(10));
     }
-    has_told.store(true, Ordering::Relaxed);
+    has_reported.store(true, Ordering::Relaxed);
     let forming = Phase::Forming {
         missing: vec![1, 2],
         generation: 2,
@@ -770,10 +770,10 @@ fn a_second_group_forms_at_the_address_of_the_first_while_that_works_on() {
 
 #[test]
 fn a_line_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
-    static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    static RECEIVED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let address = free_address();
     let configs = (0..4).map(|rank| Config {
-        on_warning: |warning| HEARD.lock().unwrap().push(warning),
+        on_warning: |warning| RECEIVED.lock().unwrap().push(warning),
         ..config(rank, 4, &address)
     });
     members(configs.collect(), |rank, communicator| {
@@ -784,7 +784,7 @@ fn a_line_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
         }
         // Each line appears here and on rank 0, whichever direction of the ring was faster.
         let deadline = Instant::now() + Duration::from_secs(30);
-        while HEARD.lock().unwrap().len() < 4 && Instant::now() < deadline {
+        while RECEIVED.lock().unwrap().len() < 4 && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
         communicator
@@ -792,11 +792,14 @@ fn a_line_reaches_the_log_of_its_rank_and_of_rank_0_and_no_other() {
             .run(Request::barrier(), &mut || false)
             .unwrap();
     });
-    let mut heard = HEARD.lock().unwrap().clone();
-    heard.sort();
-    let texts: Vec<_> = heard.iter().map(|line| line.split(": ").nth(1)).collect();
+    let mut received = RECEIVED.lock().unwrap().clone();
+    received.sort();
+    let texts: Vec<_> = received
+        .iter()
+        .map(|line| line.split(": ").nth(1))
+        .collect();
     assert_eq!(texts, ["first", "first", "second", "second"].map(Some));
-    assert!(heard[0].starts_with("rank 2 on "));
+    assert!(received[0].starts_with("rank 2 on "));
 }
 
 #[test]

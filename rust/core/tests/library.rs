@@ -145,7 +145,7 @@ fn a_rank_without_the_token_is_turned_away_and_a_wait_can_be_given_up() {
 fn the_example_sums_over_tcp() {
     let address = &free_address();
     let arguments = |rank: usize| [rank.to_string(), "3".into(), address.clone()];
-    let said: Vec<_> = thread::scope(|scope| {
+    let responses: Vec<_> = thread::scope(|scope| {
         let start = |rank| {
             let sum = move || example::sum(&arguments(rank), "secret").map_err(|e| e.to_string());
             scope.spawn(sum)
@@ -156,10 +156,13 @@ fn the_example_sums_over_tcp() {
             .map(|thread| thread.join().unwrap())
             .collect()
     });
-    for (rank, said) in said.into_iter().enumerate() {
-        let said = said.expect("the ranks sum");
-        assert!(said.starts_with(&format!("rank {rank} on ")), "{said}");
-        assert!(said.ends_with(": 6"), "{said}");
+    for (rank, response) in responses.into_iter().enumerate() {
+        let response = response.expect("the ranks sum");
+        assert!(
+            response.starts_with(&format!("rank {rank} on ")),
+            "{response}"
+        );
+        assert!(response.ends_with(": 6"), "{response}");
     }
     let error = example::sum(&arguments(0), "").expect_err("a token is needed");
     assert!(error.to_string().contains("GRADRING_TOKEN"), "{error}");

@@ -212,10 +212,10 @@ fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
     let address = free_address();
     let all_are_here = Arc::new(Barrier::new(world_size));
     let begun = Instant::now();
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let responses = Arc::new(Mutex::new(Vec::new()));
     let ranks: Vec<_> = (0..world_size)
         .map(|rank| {
-            let (all_are_here, told) = (Arc::clone(&all_are_here), Arc::clone(&told));
+            let (all_are_here, responses) = (Arc::clone(&all_are_here), Arc::clone(&responses));
             let config = config(rank, world_size, &address);
             let body = move || {
                 let communicator = Communicator::connect(&config, &mut || false).unwrap();
@@ -250,7 +250,7 @@ fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
                     }
                 };
                 let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
-                told.lock().unwrap().push((blamed, begun.elapsed()));
+                responses.lock().unwrap().push((blamed, begun.elapsed()));
             };
             thread::Builder::new()
                 .stack_size(1 << 20)
@@ -261,10 +261,13 @@ fn every_collective_works_among_many_ranks_and_all_hear_which_one_gave_up() {
     for rank in ranks {
         rank.join().expect("no rank panics");
     }
-    let told = told.lock().unwrap();
-    let wrong = told.iter().filter(|(blamed, _)| *blamed != Some(3)).count();
+    let responses = responses.lock().unwrap();
+    let wrong = responses
+        .iter()
+        .filter(|(blamed, _)| *blamed != Some(3))
+        .count();
     assert_eq!(wrong, 0, "ranks that blame another one");
-    let last = told.iter().map(|&(_, after)| after).max().unwrap();
+    let last = responses.iter().map(|&(_, after)| after).max().unwrap();
     println!(
         "the last rank heard of it after {:.2} s",
         last.as_secs_f64()

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{decode_alone, script};
 use gradring_proto::consensus::member::Member;
 use gradring_proto::consensus::message::{
-    AcceptedView, Envelope, News, Outcome, Reply, Request, Step,
+    AcceptedView, Envelope, MemberRequest, News, Outcome, Reply, Step,
 };
 use gradring_proto::consensus::quorum::{Ballot, Id, Peer, Roster};
 use gradring_proto::consensus::timing::Timing;
@@ -33,7 +33,7 @@ pub fn consensus(bytes: &[u8]) {
             do_steps(&mut member, now);
             let outcome = Outcome::Reply(reply.clone());
             for to in [Some(id(2)), Some(id(9)), None] {
-                member.heard("node-2:1", to, &outcome, now);
+                member.on_outcome("node-2:1", to, &outcome, now);
             }
             do_steps(&mut member, now);
         }
@@ -74,16 +74,16 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         proposer: id(2),
     };
     let requests = [
-        Request::Gather {
+        MemberRequest::Gather {
             ballot,
             base: base.clone(),
             news: news(),
         },
-        Request::Install(founders()),
-        Request::Watch(founders().ballot),
-        Request::Join,
-        Request::Leave,
-        Request::Finish(founders().ballot),
+        MemberRequest::Install(founders()),
+        MemberRequest::Watch(founders().ballot),
+        MemberRequest::Join,
+        MemberRequest::Leave,
+        MemberRequest::Finish(founders().ballot),
     ];
     let own = Ballot {
         round: 2,
@@ -106,7 +106,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     ];
     let asked = requests.into_iter().map(|request| Envelope {
         from: peer(2),
-        to: (request != Request::Join).then_some(id(1)),
+        to: (request != MemberRequest::Join).then_some(id(1)),
         request,
     });
     let asked = asked.map(|envelope| script(&[envelope]));

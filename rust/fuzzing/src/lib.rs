@@ -14,12 +14,14 @@ use gradring_proto::error::{
     BadSegment, Breakage, Broken, Damage, Error, ErrorKind, Lost, Missing, NotFormed, Result, Text,
 };
 use gradring_proto::schedule::Algorithm;
-use gradring_proto::wire::contract::{self, Contract, HEADER_BYTES, Header};
 use gradring_proto::wire::control::{self, Entered, Report, Waits};
 use gradring_proto::wire::frame::{FRAME_BYTES_MAX, Frame};
 use gradring_proto::wire::gossip::{ClockOffset, Gossip, Late, Tick};
-use gradring_proto::wire::handshake::{self, ClientKind, GroupId, Hello, Member, Purpose, Traffic};
+use gradring_proto::wire::handshake::{
+    self, ClientKind, GroupId, Hello, Purpose, RosterMember, Traffic,
+};
 use gradring_proto::wire::pairing as wire_pairing;
+use gradring_proto::wire::signature::{self, HEADER_BYTES, Header, Signature};
 use gradring_proto::wire::state::{self, Phase, State};
 
 mod consensus;
@@ -48,7 +50,7 @@ impl Decoder {
 
 /// All decoders.
 pub const DECODERS: [Decoder; 10] = [
-    Decoder::new("contract", contract_header, contract_samples),
+    Decoder::new("signature", signature_header, signature_samples),
     Decoder::new("frame", frame, frame_samples),
     Decoder::new("control", control_messages, control_samples),
     Decoder::new(
@@ -69,12 +71,12 @@ pub const DECODERS: [Decoder; 10] = [
 ];
 
 /// Bytes that pass as a header begin with our magic number.
-pub fn contract_header(bytes: &[u8]) {
+pub fn signature_header(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return;
     };
     let own = own_header();
-    if contract::is_header(header) {
+    if signature::is_header(header) {
         assert_eq!(header[..4], own[..4], "another magic number");
     } else {
         assert_ne!(header, &own);
@@ -113,7 +115,7 @@ pub fn handshake_initiator(bytes: &[u8]) {
         Hello::new((1, 0), 2, Purpose::Data { stream: 0 }).expect("the system has random numbers");
     let initiated = handshake::initiate(&mut Script::new(bytes), hello, TOKEN);
     assert!(initiated.is_err(), "a stranger answered for a rank");
-    decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
+    decode_alone(bytes, |mut bytes| handshake::receive(&mut bytes));
 }
 
 /// A process without the token does not pass as an initiator.
@@ -121,7 +123,7 @@ pub fn handshake_responder(bytes: &[u8]) {
     let check = |_: &Hello| panic!("a stranger was let in");
     let answered = handshake::respond(&mut Script::new(bytes), 0, TOKEN, check);
     assert!(answered.is_err());
-    decode_alone(bytes, |mut bytes| handshake::hear(&mut bytes));
+    decode_alone(bytes, |mut bytes| handshake::receive(&mut bytes));
 }
 
 /// A decoded roster can be encoded again, and so can the status reports of its receivers.
@@ -176,12 +178,15 @@ where
 /// The other side of a conversation, which sends the same bytes whatever it receives.
 struct Script<'a> {
     says: &'a [u8],
-    heard: usize,
+    received_bytes: usize,
 }
 
 impl<'a> Script<'a> {
     const fn new(says: &'a [u8]) -> Self {
-        Self { says, heard: 0 }
+        Self {
+            says,
+            received_bytes: 0,
+        }
     }
 }
 
@@ -193,8 +198,11 @@ impl Read for Script<'_> {
 
 impl Write for Script<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.heard += bytes.len();
-        assert!(self.heard < 64 << 10, "a stranger is told a long story");
+        self.received_bytes += bytes.len();
+        assert!(
+            self.received_bytes < 64 << 10,
+            "a stranger is told a long story"
+        );
         Ok(bytes.len())
     }
 
@@ -211,10 +219,10 @@ fn own_header() -> Header {
         name: "dense/kernel".into(),
         shapes: "[98]".into(),
     };
-    Contract::of(&call, Algorithm::Ring).header(0, 1, 2)
+    Signature::of(&call, Algorithm::Ring).header(0, 1, 2)
 }
 
-fn contract_samples() -> Vec<Vec<u8>> {
+fn signature_samples() -> Vec<Vec<u8>> {
     vec![own_header().to_vec()]
 }
 
@@ -325,7 +333,10 @@ fn handshake_samples() -> Vec<Vec<u8>> {
         ],
         errors().into_iter().map(Refused).collect(),
     ];
-    conversations.iter().map(|said| script(said)).collect()
+    conversations
+        .iter()
+        .map(|messages| script(messages))
+        .collect()
 }
 
 fn roster_samples() -> Vec<Vec<u8>> {
@@ -335,12 +346,12 @@ fn roster_samples() -> Vec<Vec<u8>> {
     };
     let answers = [formed, Answer::Complete];
     let failures = errors().into_iter().map(Answer::Failed);
-    let said = errors().into_iter().map(Status::Failed);
-    let said = said.chain([Status::Ready]);
+    let statuses = errors().into_iter().map(Status::Failed);
+    let statuses = statuses.chain([Status::Ready]);
     let answers = answers.into_iter().chain(failures);
     answers
         .map(|answer| script(&[answer]))
-        .chain(said.map(|status| script(&[status])))
+        .chain(statuses.map(|status| script(&[status])))
         .collect()
 }
 
@@ -400,8 +411,8 @@ fn script(messages: &[impl Serialize]) -> Vec<u8> {
     bytes
 }
 
-fn member() -> Member {
-    Member {
+fn member() -> RosterMember {
+    RosterMember {
         address: "127.0.0.1:29500".into(),
         loopback_only: true,
         host: "node-a".into(),

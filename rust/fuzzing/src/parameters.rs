@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Terms, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::log::{Contribution, Entry, History};
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request, Start};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::{Late, Overflow, Rules, Timing, Treatment};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -24,9 +24,9 @@ pub fn parameters(bytes: &[u8]) {
     let (mut incoming, mut rest) = (Incoming::NEW, bytes);
     let mut jobs = Job::all();
     while !rest.is_empty() {
-        let room = incoming.room();
-        let count = room.len().min(rest.len());
-        room[..count].copy_from_slice(&rest[..count]);
+        let spare = incoming.spare_capacity();
+        let count = spare.len().min(rest.len());
+        spare[..count].copy_from_slice(&rest[..count]);
         rest = &rest[count..];
         let Ok(filled) = incoming.filled(count, VALUES_BYTES_MAX) else {
             return;
@@ -39,15 +39,15 @@ pub fn parameters(bytes: &[u8]) {
         let slices = again.slices().concat();
         let mut left = &slices[..];
         while !left.is_empty() {
-            let room = decoded.room();
-            let count = room.len().min(left.len());
-            room[..count].copy_from_slice(&left[..count]);
+            let spare = decoded.spare_capacity();
+            let count = spare.len().min(left.len());
+            spare[..count].copy_from_slice(&left[..count]);
             left = &left[count..];
-            let heard = decoded.filled(count, VALUES_BYTES_MAX);
-            assert!(heard.is_ok_and(|it| it.is_some() == left.is_empty()));
+            let message = decoded.filled(count, VALUES_BYTES_MAX);
+            assert!(message.is_ok_and(|it| it.is_some() == left.is_empty()));
         }
         for job in &mut jobs {
-            job.hear(message.clone());
+            job.receive(message.clone());
         }
     }
 }
@@ -204,7 +204,7 @@ impl Job {
 
     /// Delivers a message from outside. Orders of the sequencer to other servers than its own are
     /// lost.
-    fn hear(&mut self, message: Message) {
+    fn receive(&mut self, message: Message) {
         let (keepers, now) = (self.keepers, self.now);
         let from = |copy: usize| {
             let is_one = copy <= keepers.replicas;
@@ -334,7 +334,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     ];
     let request = |ask| {
         let (term, worker) = (1, 1);
-        Message::Request(1, Request { term, worker, ask })
+        Message::Request(1, WorkerRequest { term, worker, ask })
     };
     let treatment = Treatment {
         weight: 1.0,
@@ -452,7 +452,7 @@ mod tests {
             let before = job.sequencer.restored();
             let messages = Job::restoring(lost).restore();
             for message in &messages {
-                job.hear(message.clone());
+                job.receive(message.clone());
             }
             assert_eq!(job.sequencer.restored(), before + 1);
             let has = |is: fn(&Message) -> bool| messages.iter().any(is);

@@ -102,7 +102,7 @@ pub(super) fn simulate_as(
 fn too_large(traffic: &Traffic, network: &Network, pieces: usize) -> Error {
     let world_size = network.world_size;
     let call = Call::float_sum(traffic.bytes());
-    let (alike, parts) = match traffic {
+    let (symmetric, parts) = match traffic {
         Traffic::AllReduce { .. } => {
             let blocks = Outline::blocks(&call, &network.topology());
             ("a ring", blocks * world_size)
@@ -114,7 +114,7 @@ fn too_large(traffic: &Traffic, network: &Network, pieces: usize) -> Error {
         bytes: call.bytes(),
         world_size,
         pieces,
-        alike: alike.into(),
+        symmetric: symmetric.into(),
         even: call.count.next_multiple_of(parts) * call.dtype.size_bytes(),
     }
     .into()

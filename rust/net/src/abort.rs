@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use gradring_proto::error::{Error, Part};
+use gradring_proto::error::{Error, Subgroup};
 use gradring_proto::lock::{self, lock};
 
 /// Poison for one communicator. The first cause wins.
@@ -15,7 +15,7 @@ pub struct AbortSwitch {
     changed: Condvar,
     wakers: Mutex<Vec<Waker>>,
     /// The part of the world that the group consists of, for its cause; `None` for the whole world.
-    part: Option<Arc<Part>>,
+    part: Option<Arc<Subgroup>>,
 }
 
 /// Ends the wait of a thread that watches the switch.
@@ -24,7 +24,7 @@ pub type Waker = Box<dyn Fn() + Send + Sync>;
 impl AbortSwitch {
     /// Creates the switch of a group. `part` is set for a group of some ranks of another.
     #[must_use]
-    pub fn of(part: Option<Arc<Part>>) -> Self {
+    pub fn of(part: Option<Arc<Subgroup>>) -> Self {
         Self {
             part,
             ..Self::default()

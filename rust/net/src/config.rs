@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_proto::dtype::DType;
-use gradring_proto::error::{Part, Result, Unusable};
+use gradring_proto::error::{Result, Subgroup, Unusable};
 use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::MESH_RANKS_MAX;
 
@@ -261,7 +261,7 @@ pub struct Config {
     /// Number of the communicator that this one replaces in its process; the new one takes it over.
     pub id: Option<u64>,
     /// The part of the world that the group consists of; `None` for all of it. For messages only.
-    pub part: Option<Arc<Part>>,
+    pub part: Option<Arc<Subgroup>>,
     /// Settings for the communication between ranks.
     pub settings: Settings,
     /// Time limits of failure detection; only tests change them.

@@ -149,7 +149,7 @@ impl Buffer {
         for (start, length) in self.pieces(at * wide_size..end * wide_size) {
             let count = length / wide_size;
             let source = &source[consumed..consumed + count * size];
-            // SAFETY: `start` has room for `count` elements, `source` holds as many, aligned and
+            // SAFETY: `start` has capacity for `count` elements, `source` holds as many, aligned and
             // disjoint.
             unsafe { kernel::widen(dtype, self.dtype, start, source.as_ptr(), count) };
             consumed += source.len();
@@ -165,12 +165,12 @@ impl Buffer {
     /// `memory` must outlive the copy, and nothing else may use it meanwhile.
     pub unsafe fn narrowed(&self, dtype: DType, memory: &mut Vec<u64>) -> Result<Self> {
         debug_assert_eq!(dtype.accumulator(ReduceOp::Sum), self.dtype);
-        make_room(
+        reserve(
             memory,
             self.count() * dtype.size_bytes(),
             "a copy in 16 bits",
         )?;
-        // SAFETY: the memory has room for as many elements; the rest is the caller's promise.
+        // SAFETY: the memory has capacity for as many elements; the rest is the caller's promise.
         let narrow = unsafe { Self::contiguous(dtype, memory.as_mut_ptr().cast(), self.count()) };
         for &Placed { slice, first } in &self.slices {
             // SAFETY: `narrow` has as many elements as all slices together, in their order.
@@ -223,12 +223,12 @@ impl Buffer {
         if accumulator == self.dtype {
             return Ok(None);
         }
-        make_room(
+        reserve(
             memory,
             self.count() * accumulator.size_bytes(),
             "partial results",
         )?;
-        // SAFETY: the memory has room for as many elements; the rest is the caller's promise.
+        // SAFETY: the memory has capacity for as many elements; the rest is the caller's promise.
         let wide =
             unsafe { Self::contiguous(accumulator, memory.as_mut_ptr().cast(), self.count()) };
         for &Placed { slice, first } in &self.slices {
@@ -304,7 +304,7 @@ impl Buffer {
 ///
 /// # Errors
 /// `Exhausted` when the memory cannot be allocated.
-pub fn make_room(memory: &mut Vec<u64>, bytes: usize, what: &str) -> Result<()> {
+pub fn reserve(memory: &mut Vec<u64>, bytes: usize, what: &str) -> Result<()> {
     let words = bytes.div_ceil(size_of::<u64>());
     if memory.len() < words {
         // The old and the new memory never exist at the same time.

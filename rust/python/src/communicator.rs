@@ -11,7 +11,7 @@ use gradring_net::caller::Caller as _;
 use gradring_net::config;
 use gradring_proto::collective::Collective::AllReduce;
 use gradring_proto::collective::{self, Request};
-use gradring_proto::error::Part;
+use gradring_proto::error::Subgroup;
 use gradring_proto::wire::gossip::Gossip;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -52,7 +52,7 @@ impl Communicator {
             take_failure_file(py)?;
             let part = part.map(|(name, world_ranks)| {
                 let name = name.to_string_lossy().into_owned();
-                Arc::new(Part { name, world_ranks })
+                Arc::new(Subgroup { name, world_ranks })
             });
             let mut config = config::Config {
                 rank,

@@ -25,25 +25,25 @@ pub(crate) struct Participant {
 }
 
 /// The program that waits for the next group, and its object that receives the events until then.
-struct Owner<'a> {
+struct ProgramObserver<'a> {
     program: &'a mut Program,
     progress: &'a Py<PyAny>,
 }
 
-impl Caller for Owner<'_> {
+impl Caller for ProgramObserver<'_> {
     fn interrupts(&mut self) -> bool {
         self.program.interrupts()
     }
 }
 
-impl elastic::Owner for Owner<'_> {
+impl elastic::Observer for ProgramObserver<'_> {
     /// Calls the object's method for the event; an exception cancels the wait.
-    fn hears(&mut self, event: Event<'_>) -> bool {
+    fn on_event(&mut self, event: Event<'_>) -> bool {
         stay_away_once_gone();
         if self.program.exception.is_none() {
-            let called = Python::attach(|py| {
+            let failure = Python::attach(|py| {
                 let progress = self.progress.bind(py);
-                let called = match event {
+                let outcome = match event {
                     Event::Left => progress.call_method0("left"),
                     Event::Agreed { joins_again } => {
                         progress.call_method1("agreed", (joins_again,))
@@ -53,9 +53,9 @@ impl elastic::Owner for Owner<'_> {
                         progress.call_method1("not_formed", (exception,))
                     }
                 };
-                called.err()
+                outcome.err()
             });
-            self.program.exception = called;
+            self.program.exception = failure;
         }
         self.program.exception.is_none()
     }
@@ -124,8 +124,9 @@ impl Participant {
         enter(py, || {
             let formed = guarded(py, |program| {
                 let progress = &progress;
-                let mut owner = Owner { program, progress };
-                self.inner.next_group(&last, newcomers_failed, &mut owner)
+                let mut observer = ProgramObserver { program, progress };
+                self.inner
+                    .next_group(&last, newcomers_failed, &mut observer)
             })?;
             Ok(formed.map(|(inner, rendezvous)| {
                 tell_of_group(false);

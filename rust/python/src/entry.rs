@@ -22,7 +22,7 @@ use crate::errors::to_python;
 /// Longest time for which calls stay under way once all communicators are closed.
 const LEAVING_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between two checks for calls under way.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Number of calls under way.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
@@ -132,7 +132,7 @@ pub(crate) fn await_others(py: Python<'_>) {
     py.detach(|| {
         let until = Instant::now() + LEAVING_LIMIT;
         while INSIDE.load(Ordering::SeqCst) > own && Instant::now() < until {
-            std::thread::sleep(LOOK_INTERVAL);
+            std::thread::sleep(POLL_INTERVAL);
         }
         PHASE.store(GONE, Ordering::SeqCst);
     });

@@ -10,7 +10,7 @@ use gradring_proto::parameters::rules::Rules;
 use gradring_proto::settings::{LONGEST_S, wrong};
 use gradring_servers::message::Counted;
 use gradring_servers::model::{Given, Model, Variable};
-use gradring_servers::server::{Place, Server};
+use gradring_servers::server::{Server, ServerPlace};
 use gradring_servers::worker::Worker;
 use numpy::{PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn, PyUntypedArrayMethods as _};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -50,7 +50,7 @@ impl ParameterServer {
         enter(py, || {
             let config = config.get().inner.clone();
             let made = check_server(index, addresses.len()).and_then(|()| {
-                let place = Place {
+                let place = ServerPlace {
                     server: index,
                     addresses,
                 };

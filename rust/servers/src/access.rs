@@ -67,9 +67,9 @@ impl AccessPolicy for ClientAccess {
         if lock(&self.present).model.is_some() {
             return;
         }
-        if let Some(said) = self.turned_away.note(initiator, error) {
+        if let Some(message) = self.turned_away.note(initiator, error) {
             let (server, host) = (self.server, host_name());
-            (self.on_warning)(format!("parameter server {server} on {host} {said}"));
+            (self.on_warning)(format!("parameter server {server} on {host} {message}"));
         }
     }
 }

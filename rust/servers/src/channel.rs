@@ -133,8 +133,8 @@ impl MessageChannel {
                 return Ok(None);
             }
             self.has_more = false;
-            let room = self.incoming.room();
-            let received = self.link.try_receive(&mut [IoSliceMut::new(room)]);
+            let spare = self.incoming.spare_capacity();
+            let received = self.link.try_receive(&mut [IoSliceMut::new(spare)]);
             let Some(count) = received.map_err(|broken| Error::from(Lost::LinkEnded { broken }))?
             else {
                 return Ok(None);

@@ -36,10 +36,10 @@ const TAKEN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Connects to servers, each attempt in a thread of its own.
 pub(crate) struct ServerConnector {
-    shared: Arc<Shared>,
+    shared: Arc<ConnectorState>,
 }
 
-struct Shared {
+struct ConnectorState {
     credentials: Arc<Credentials>,
     client: ClientKind,
     addresses: Vec<String>,
@@ -73,7 +73,7 @@ impl ServerConnector {
             ..Outcomes::default()
         };
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ConnectorState {
                 credentials,
                 client,
                 addresses,
@@ -120,7 +120,7 @@ impl Drop for ServerConnector {
     }
 }
 
-impl Shared {
+impl ConnectorState {
     fn connect(&self, server: usize) {
         let (credentials, address) = (&*self.credentials, self.addresses[server].as_str());
         let again = |failure: &Failure, elapsed| {

@@ -551,7 +551,9 @@ fn read(path: &Path) -> Result<Snapshot> {
     let mut file = File::open(path).map_err(|error| torn(&error))?;
     let mut incoming = Incoming::NEW;
     loop {
-        let count = file.read(incoming.room()).map_err(|error| torn(&error))?;
+        let count = file
+            .read(incoming.spare_capacity())
+            .map_err(|error| torn(&error))?;
         if count == 0 {
             return Err(torn(&io::ErrorKind::UnexpectedEof.into()));
         }

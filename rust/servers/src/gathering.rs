@@ -85,11 +85,11 @@ impl Gathering {
     pub(super) fn give_up(&mut self, now: Instant) -> Vec<ClientKind> {
         let mut given_up = Vec::new();
         self.0.retain(|_, gathered| {
-            let goes_on = gathered.may_go_on(now);
-            if !goes_on {
+            let continues = gathered.may_go_on(now);
+            if !continues {
                 given_up.push(gathered.client.clone());
             }
-            goes_on
+            continues
         });
         given_up
     }

@@ -18,7 +18,7 @@ use gradring_proto::wire::handshake::{self, broken};
 
 /// A server's message to each client that it has admitted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Terms {
+pub(super) struct LinkOffer {
     /// Kinds of links that the server offers, by name.
     pub(super) transports: Vec<String>,
     /// Links of the whole job, at most. Both ends need the same number, because it decides the size
@@ -63,7 +63,7 @@ impl Linker {
         self.kinds.iter().map(|kind| kind.name.into()).collect()
     }
 
-    /// Builds a link to a server, after it has received the server's terms.
+    /// Builds a link to a server, after it has received the server's offer.
     pub(super) fn initiate(
         &self,
         mut connections: Vec<Connection>,
@@ -72,12 +72,12 @@ impl Linker {
         go_on: GoOn<'_>,
     ) -> Result<PeerLink> {
         let mut stream = DeadlineStream::cancellable(&mut connections[0], deadline, &mut *go_on);
-        let terms = handshake::read_message(&mut stream)?;
+        let offer = handshake::read_message(&mut stream)?;
         let peer = format!("parameter server {server}");
-        self.link(connections, &peer, true, &terms, deadline, go_on)
+        self.link(connections, &peer, true, &offer, deadline, go_on)
     }
 
-    /// Builds a link to a client that offers `theirs`, after it has sent the server's terms.
+    /// Builds a link to a client that offers `theirs`, after it has sent the server's offer.
     pub(super) fn respond(
         &self,
         mut connections: Vec<Connection>,
@@ -86,17 +86,17 @@ impl Linker {
         pairs: usize,
         deadline: Instant,
     ) -> Result<PeerLink> {
-        let terms = Terms {
+        let offer = LinkOffer {
             transports: self.transports(),
             pairs,
         };
         let mut stream = DeadlineStream::new(&mut connections[0], deadline);
-        handshake::write_message(&mut stream, &terms)?;
-        let terms = Terms {
+        handshake::write_message(&mut stream, &offer)?;
+        let offer = LinkOffer {
             transports: theirs,
-            ..terms
+            ..offer
         };
-        self.link(connections, peer, false, &terms, deadline, &mut || true)
+        self.link(connections, peer, false, &offer, deadline, &mut || true)
     }
 
     fn link(
@@ -104,7 +104,7 @@ impl Linker {
         connections: Vec<Connection>,
         peer: &str,
         initiator: bool,
-        theirs: &Terms,
+        theirs: &LinkOffer,
         deadline: Instant,
         go_on: GoOn<'_>,
     ) -> Result<PeerLink> {

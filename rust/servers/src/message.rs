@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use gradring_proto::error::{Breach, Error, Result};
 use gradring_proto::parameters::floats::{self, Floats};
 use gradring_proto::parameters::identity::Version;
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::queue::Counts;
 use gradring_proto::parameters::shard::{Gradient, Payload, Shard, Weights};
 use gradring_proto::parameters::snapshot::Snapshot;
@@ -41,7 +41,7 @@ const HEAD_BYTES_MAX: usize = 1 << 20;
 const VALUES_BYTES_MAX: u64 = 1 << 44;
 /// Number of values for which memory is allocated before they arrive; afterwards the memory
 /// doubles.
-const ROOM: usize = (256 << 10) / VALUE_BYTES;
+const VALUES_AHEAD: usize = (256 << 10) / VALUE_BYTES;
 /// Size of a value: all values are f32 or u32.
 const VALUE_BYTES: usize = 4;
 
@@ -52,7 +52,7 @@ const MAGIC: &[u8] = b"GRP2";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Message {
     /// A worker's request to a server.
-    Request(usize, Request),
+    Request(usize, WorkerRequest),
     /// A server's reply to a worker.
     Reply(usize, Reply),
     /// An order of server 0's sequencer to another server.
@@ -121,7 +121,7 @@ impl Outgoing {
 }
 
 /// Destination of a received array.
-enum Place<'a> {
+enum ArrayPlace<'a> {
     Floats(&'a mut Floats),
     Rows(&'a mut Vec<u32>),
 }
@@ -146,21 +146,21 @@ impl Message {
     }
 
     /// Destinations of the values, in the order of `arrays`. Nobody else may hold the message yet.
-    fn places(&mut self) -> Vec<Place<'_>> {
+    fn places(&mut self) -> Vec<ArrayPlace<'_>> {
         match self {
             Self::Request(_, request) => match &mut request.ask {
                 Ask::Stage { payload, .. } => Arc::get_mut(payload).map_or(vec![], places_of),
                 _ => vec![],
             },
             Self::Reply(_, Reply::Weights { parts, .. }) => {
-                parts.iter_mut().filter_map(Place::of).collect()
+                parts.iter_mut().filter_map(ArrayPlace::of).collect()
             }
             Self::Snapshot(state)
             | Self::Order(_, Order::InstallSnapshot(_, state))
             | Self::Report(_, Report::FetchedState { state, .. }) => {
                 let shard = Arc::get_mut(state).and_then(|it| it.shard.as_mut());
                 let arrays = shard.into_iter().flat_map(Shard::arrays_mut);
-                arrays.filter_map(Place::of).collect()
+                arrays.filter_map(ArrayPlace::of).collect()
             }
             _ => vec![],
         }
@@ -176,7 +176,7 @@ impl Message {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> ArrayPlace<'a> {
     fn of(weights: &'a mut Weights) -> Option<Self> {
         Arc::get_mut(weights).map(Self::Floats)
     }
@@ -194,19 +194,22 @@ fn arrays_of(payload: &Payload) -> Vec<&[u8]> {
     arrays.flatten().collect()
 }
 
-fn places_of(payload: &mut Payload) -> Vec<Place<'_>> {
+fn places_of(payload: &mut Payload) -> Vec<ArrayPlace<'_>> {
     let gradients = match payload {
         Payload::Initial { parts, .. } => {
             return parts
                 .iter_mut()
-                .filter_map(|it| Place::of(&mut it.1))
+                .filter_map(|it| ArrayPlace::of(&mut it.1))
                 .collect();
         }
         Payload::Gradients(gradients) => gradients.iter_mut().flatten(),
     };
     let places = gradients.flat_map(|gradient| match gradient {
-        Gradient::Dense(values) => [None, Some(Place::Floats(values))],
-        Gradient::Rows { rows, values } => [Some(Place::Rows(rows)), Some(Place::Floats(values))],
+        Gradient::Dense(values) => [None, Some(ArrayPlace::Floats(values))],
+        Gradient::Rows { rows, values } => [
+            Some(ArrayPlace::Rows(rows)),
+            Some(ArrayPlace::Floats(values)),
+        ],
     });
     places.flatten().collect()
 }
@@ -302,7 +305,7 @@ impl Stage {
 
 impl Incoming {
     /// Buffer for the next bytes; never empty.
-    pub fn room(&mut self) -> &mut [u8] {
+    pub fn spare_capacity(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Stage::Header { bytes, filled } => &mut bytes[*filled..],
             Stage::Head { bytes, filled, .. } => &mut bytes[*filled..],
@@ -315,7 +318,7 @@ impl Incoming {
         }
     }
 
-    /// Records that `count` bytes were written into `room`. Returns the message once it is
+    /// Records that `count` bytes were written into `spare_capacity`. Returns the message once it is
     /// complete.
     ///
     /// # Errors
@@ -417,8 +420,8 @@ impl Incoming {
         }
         for (place, (array, _)) in zip(message.places(), arrays) {
             match (place, array) {
-                (Place::Floats(place), Array::Floats(values)) => *place = values.into(),
-                (Place::Rows(place), Array::Rows(values)) => *place = values,
+                (ArrayPlace::Floats(place), Array::Floats(values)) => *place = values.into(),
+                (ArrayPlace::Rows(place), Array::Rows(values)) => *place = values,
                 _ => return Err(unexpected("an array for its place")),
             }
         }
@@ -431,10 +434,10 @@ impl Incoming {
 }
 
 impl Array {
-    const fn of(place: &Place<'_>) -> Self {
+    const fn of(place: &ArrayPlace<'_>) -> Self {
         match place {
-            Place::Floats(_) => Self::Floats(Vec::new()),
-            Place::Rows(_) => Self::Rows(Vec::new()),
+            ArrayPlace::Floats(_) => Self::Floats(Vec::new()),
+            ArrayPlace::Rows(_) => Self::Rows(Vec::new()),
         }
     }
 
@@ -457,7 +460,7 @@ impl Array {
         fn grown<T: Clone + Default>(values: &mut Vec<T>, length: usize, filled: usize) {
             let there = values.len();
             if filled == size_of_val(&values[..]) {
-                let more = there.max(ROOM).min(length - there);
+                let more = there.max(VALUES_AHEAD).min(length - there);
                 values.reserve_exact(more);
                 values.resize(there + more, T::default());
             }
@@ -516,9 +519,9 @@ mod tests {
     fn received(mut bytes: &[u8]) -> Result<Option<Message>> {
         let mut incoming = Incoming::NEW;
         while !bytes.is_empty() {
-            let room = incoming.room();
-            let count = room.len().min(bytes.len());
-            room[..count].copy_from_slice(&bytes[..count]);
+            let spare = incoming.spare_capacity();
+            let count = spare.len().min(bytes.len());
+            spare[..count].copy_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
             if let Some(message) = incoming.filled(count, u64::MAX)? {
                 assert!(bytes.is_empty());
@@ -530,7 +533,7 @@ mod tests {
 
     #[test]
     fn arrays_arrive_where_they_belong_whatever_their_lengths() {
-        let lengths = [0, 1, 0, ROOM, 3 * ROOM + 1, 0];
+        let lengths = [0, 1, 0, VALUES_AHEAD, 3 * VALUES_AHEAD + 1, 0];
         for checks in [false, true] {
             let sent = Outgoing::new(weights(&lengths), checks).unwrap();
             let message = received(&sent.slices().concat()).unwrap();

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use gradring_proto::parameters::floats::Floats;
 use gradring_proto::parameters::optimizer::Optimizer;
 use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
-use gradring_proto::parameters::shards::{Part, Shape, place};
+use gradring_proto::parameters::shards::{Shape, VariablePart, place};
 use gradring_proto::parameters::worker::Pulled;
 use gradring_proto::wire::codec;
 
@@ -46,7 +46,7 @@ pub struct Model {
     variables: Vec<Variable>,
     shapes: Vec<Shape>,
     /// Parts of variables, by server.
-    shards: Vec<Vec<Part>>,
+    shards: Vec<Vec<VariablePart>>,
     fingerprint: Fingerprint,
 }
 
@@ -106,7 +106,7 @@ impl Model {
 
     /// Splits the initial weights into a payload for each server.
     pub(crate) fn initial(&self, weights: &[&[f32]]) -> Vec<Arc<Payload>> {
-        let part = |part: &Part| {
+        let part = |part: &VariablePart| {
             let width = self.shapes[part.variable].width;
             let spec = Spec {
                 rows: part.elements.len().checked_div(width).unwrap_or(0),
@@ -116,7 +116,7 @@ impl Model {
             let values = Floats::copied(&weights[part.variable][part.elements.clone()]);
             (spec, Arc::new(values))
         };
-        let payload = |parts: &Vec<Part>| {
+        let payload = |parts: &Vec<VariablePart>| {
             Arc::new(Payload::Initial {
                 optimizer: self.optimizer,
                 parts: parts.iter().map(part).collect(),
@@ -133,7 +133,7 @@ impl Model {
     pub(crate) fn gradients(&self, given: &[Option<Given<'_>>]) -> Vec<Arc<Payload>> {
         assert_eq!(given.len(), self.shapes.len());
         let sorted: Vec<_> = given.iter().map(sorted_rows).collect();
-        let part = |part: &Part| {
+        let part = |part: &VariablePart| {
             let (given, rows) = (given[part.variable].as_ref()?, &sorted[part.variable]);
             Some(match given {
                 Given::Dense(values) => {
@@ -144,7 +144,7 @@ impl Model {
                 }
             })
         };
-        let payload = |parts: &Vec<Part>| {
+        let payload = |parts: &Vec<VariablePart>| {
             let gradients = parts.iter().map(part).collect();
             Arc::new(Payload::Gradients(gradients))
         };
@@ -184,7 +184,12 @@ fn sorted_rows(given: &Option<Given<'_>>) -> Vec<(usize, usize)> {
     sorted
 }
 
-fn rows_of(part: &Part, width: usize, sorted: &[(usize, usize)], values: &[f32]) -> Gradient {
+fn rows_of(
+    part: &VariablePart,
+    width: usize,
+    sorted: &[(usize, usize)],
+    values: &[f32],
+) -> Gradient {
     let (mut rows, mut summed) = (Vec::<u32>::new(), Vec::<f32>::new());
     let Range { start, end } = part.elements;
     // A variable of width 0 has no values.

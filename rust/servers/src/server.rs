@@ -28,7 +28,7 @@ use gradring_proto::lock::{self, lock};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{Incarnation, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
-use gradring_proto::parameters::message::{Ask, Order, Report, Request};
+use gradring_proto::parameters::message::{Ask, Order, Report, WorkerRequest};
 use gradring_proto::parameters::restoring::Origin;
 use gradring_proto::parameters::rules::{Rules, Timing};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -44,7 +44,7 @@ const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
 /// Index of a server and the addresses of all servers.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct ServerPlace {
     /// Index of this server.
     pub server: usize,
     /// `host:port` of each server.
@@ -84,7 +84,7 @@ pub struct Stats {
 
 /// One server of a job.
 pub struct Server {
-    place: Place,
+    place: ServerPlace,
     address: String,
     core: Mutex<Option<Box<Core>>>,
     published: Arc<Mutex<Stats>>,
@@ -100,7 +100,7 @@ impl Server {
     /// `Config` for unusable arguments or an unusable directory; `Rendezvous` for an address on
     /// which it cannot listen.
     pub fn new(
-        place: Place,
+        place: ServerPlace,
         rules: &Rules,
         directory: Option<&Path>,
         worker_timeout: Duration,
@@ -197,9 +197,9 @@ impl Server {
             ),
             upstream_away: now,
             ending: None,
-            told: vec![false; servers],
+            notified: vec![false; servers],
             is_over: false,
-            told_at: now,
+            statistics_sent: now,
             restored: 0,
             counted: (0, 0),
             place: place.clone(),
@@ -221,7 +221,7 @@ impl Server {
 
     /// Index of this server and all addresses.
     #[must_use]
-    pub const fn place(&self) -> &Place {
+    pub const fn place(&self) -> &ServerPlace {
         &self.place
     }
 
@@ -327,7 +327,7 @@ fn closed() -> Error {
 }
 
 struct Core {
-    place: Place,
+    place: ServerPlace,
     config: Config,
     access: Arc<ClientAccess>,
     _listener: Listener,
@@ -353,13 +353,13 @@ struct Core {
     /// In server 0, the time when all workers had left; the other servers are notified then.
     ending: Option<Instant>,
     /// True for each server that was notified of the end.
-    told: Vec<bool>,
+    notified: Vec<bool>,
     /// True once server 0 has announced the end.
     is_over: bool,
     /// Number of restorations when the user was last informed of one.
     restored: u64,
     /// Time of the last statistics to workers.
-    told_at: Instant,
+    statistics_sent: Instant,
     /// Bytes sent and received on closed channels.
     counted: (u64, u64),
     published: Arc<Mutex<Stats>>,
@@ -506,7 +506,7 @@ impl Core {
         Ok(())
     }
 
-    fn answer(&mut self, copy: usize, request: &Request, now: Instant) -> Result<()> {
+    fn answer(&mut self, copy: usize, request: &WorkerRequest, now: Instant) -> Result<()> {
         let Some(keeper) = self.copies.get_mut(copy) else {
             return Ok(());
         };
@@ -707,11 +707,11 @@ impl Core {
             Ok(broken.or_else(|| is_silent(channel, too_long, now)))
         };
         let mut lost = Vec::new();
-        let is_due = now >= self.told_at + TELLING;
-        self.told_at = if is_due { now } else { self.told_at };
-        let told = self.sequencer.as_ref().filter(|_| is_due).map(counted);
+        let is_due = now >= self.statistics_sent + TELLING;
+        self.statistics_sent = if is_due { now } else { self.statistics_sent };
+        let statistics = self.sequencer.as_ref().filter(|_| is_due).map(counted);
         for (worker, (_, channel)) in &mut self.workers {
-            if let Some(counted) = &told
+            if let Some(counted) = &statistics
                 && channel.is_flushed()
             {
                 channel.send(Message::Counted(counted.clone()), now)?;
@@ -756,7 +756,7 @@ impl Core {
         let before = self.downstream[server].take();
         self.count(before.as_ref());
         self.connector.note(server, error);
-        if self.told[server] {
+        if self.notified[server] {
             // This server knows of the end, and has ended itself.
             return Ok(());
         }
@@ -772,7 +772,7 @@ impl Core {
             let away = self.liveness.away.get(&worker);
             if away.is_some_and(|(since, _)| now.saturating_duration_since(*since) >= LOST_GRACE) {
                 let ask = Ask::Leave(incarnation);
-                sequencer.answer(&Request { term, worker, ask }, now);
+                sequencer.answer(&WorkerRequest { term, worker, ask }, now);
             }
         }
         Ok(())
@@ -781,19 +781,19 @@ impl Core {
     /// Returns whether all servers know of the end, or have had enough time to learn of it.
     fn has_ended(&mut self, since: Instant, now: Instant) -> Result<bool> {
         for server in 0..self.downstream.len() {
-            if !self.told[server] && self.downstream[server].is_some() {
+            if !self.notified[server] && self.downstream[server].is_some() {
                 self.tell_end(server, now)?;
             }
         }
-        let mut others = std::iter::zip(&self.told, &self.downstream).skip(1);
-        let is_told = others.all(|(told, downstream)| *told && downstream.is_none());
+        let mut others = std::iter::zip(&self.notified, &self.downstream).skip(1);
+        let all_notified = others.all(|(notified, downstream)| *notified && downstream.is_none());
         let mut workers = self.workers.values();
         let is_flushed = workers.all(|(_, channel)| channel.is_flushed());
-        Ok((is_told && is_flushed) || now >= since + ENDING_LIMIT)
+        Ok((all_notified && is_flushed) || now >= since + ENDING_LIMIT)
     }
 
     fn tell_end(&mut self, server: usize, now: Instant) -> Result<()> {
-        self.told[server] = true;
+        self.notified[server] = true;
         self.send_to_server(server, Message::Goodbye, now)
     }
 

@@ -22,7 +22,7 @@ use gradring_proto::lock::{self, lock, wait_while};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{PushId, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
-use gradring_proto::parameters::message::{Ask, Reply, Request};
+use gradring_proto::parameters::message::{Ask, Reply, WorkerRequest};
 use gradring_proto::parameters::optimizer::Hyper;
 use gradring_proto::parameters::rules::Timing;
 use gradring_proto::parameters::shard::Payload;
@@ -73,12 +73,12 @@ pub struct Worker {
     addresses: Vec<String>,
     credentials: Arc<Credentials>,
     config: Config,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: Process,
 }
 
-struct Shared {
+struct WorkerState {
     state: Mutex<State>,
     /// Signalled after each change that the program may wait for.
     changed: Condvar,
@@ -122,7 +122,7 @@ impl Worker {
             credentials: Credentials::of(config)?,
             config: config.clone(),
             addresses,
-            shared: Arc::new(Shared {
+            shared: Arc::new(WorkerState {
                 state: Mutex::new(state),
                 changed: Condvar::new(),
                 wake_up: Arc::new(wake_up),
@@ -480,7 +480,7 @@ enum Long {
 }
 
 impl Long {
-    const fn of(request: &Request) -> Option<Self> {
+    const fn of(request: &WorkerRequest) -> Option<Self> {
         match &request.ask {
             Ask::Stage { id, .. } => Some(Self::Stage(request.term, *id)),
             Ask::Pull { round, .. } => Some(Self::Pull(request.term, *round)),
@@ -491,7 +491,7 @@ impl Long {
 
 /// State of the thread that exchanges messages with the servers.
 struct Carrier {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     model: Arc<Model>,
     connector: ServerConnector,
     /// Channel to each server; `None` without a connection.
@@ -597,7 +597,7 @@ impl Carrier {
         replies: Vec<(usize, Reply)>,
         goodbye: bool,
         now: Instant,
-    ) -> Option<(Vec<(usize, Request)>, Instant)> {
+    ) -> Option<(Vec<(usize, WorkerRequest)>, Instant)> {
         let mut state = lock(&self.shared.state);
         if state.closing {
             return None;
@@ -638,7 +638,7 @@ impl Carrier {
         Some(next)
     }
 
-    fn send(&mut self, keeper: usize, request: Request, now: Instant) -> Result<()> {
+    fn send(&mut self, keeper: usize, request: WorkerRequest, now: Instant) -> Result<()> {
         let (server, copy) = (self.keepers.server(keeper), self.keepers.copy(keeper));
         let Some(channel) = &mut self.channels[server] else {
             return Ok(());

@@ -18,7 +18,7 @@ use gradring_proto::parameters::rules::{Late, Rules};
 use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
 use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose};
 use gradring_servers::model::{Given, Model, Variable};
-use gradring_servers::server::{Place, Server};
+use gradring_servers::server::{Server, ServerPlace};
 use gradring_servers::worker::Worker;
 use mean::apply_mean;
 
@@ -93,7 +93,7 @@ fn serve_as(
     rules: &Rules,
     directory: Option<&Path>,
 ) -> Served {
-    let place = Place {
+    let place = ServerPlace {
         server,
         addresses: addresses.to_vec(),
     };
@@ -467,7 +467,7 @@ fn processes_that_want_other_numbers_of_streams_hear_both() {
 fn a_number_of_streams_that_no_link_can_have_is_refused_before_anything_is_connected() {
     for streams in [0, 17] {
         let config = with_streams(streams);
-        let place = Place {
+        let place = ServerPlace {
             server: 0,
             addresses: addresses(1),
         };

@@ -37,9 +37,9 @@ pub(crate) struct Check {
 }
 
 /// Values shared by all nodes with the same key; dropped with the last of these nodes.
-struct Shared<K, V>(LazyLock<Mutex<HashMap<K, Weak<V>>>>);
+struct WeakMap<K, V>(LazyLock<Mutex<HashMap<K, Weak<V>>>>);
 
-impl<K: Eq + Hash, V: Default> Shared<K, V> {
+impl<K: Eq + Hash, V: Default> WeakMap<K, V> {
     const fn new() -> Self {
         Self(LazyLock::new(Mutex::default))
     }
@@ -57,9 +57,9 @@ impl<K: Eq + Hash, V: Default> Shared<K, V> {
 }
 
 /// Steps, by number of the communicator and names of the variables.
-static STEPS: Shared<(i64, String), AtomicU64> = Shared::new();
+static STEPS: WeakMap<(i64, String), AtomicU64> = WeakMap::new();
 /// Log limits, by number of the communicator.
-static LIMITS: Shared<i64, Mutex<LogLimit>> = Shared::new();
+static LIMITS: WeakMap<i64, Mutex<LogLimit>> = WeakMap::new();
 
 #[derive(Clone, Copy)]
 enum Action {
@@ -98,7 +98,7 @@ impl Check {
 
     /// Checks tensors that are about to be started. Logs a warning or aborts the group if it finds
     /// something.
-    pub(crate) fn look(&self, communicator: &Communicator, dtype: DType, tensors: &[Tensor]) {
+    pub(crate) fn examine(&self, communicator: &Communicator, dtype: DType, tensors: &[Tensor]) {
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         let found: Vec<(usize, Found)> = tensors
             .iter()
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_nodes_share_is_gone_with_the_last_of_them() {
-        static COUNTS: Shared<i64, AtomicU64> = Shared::new();
+        static COUNTS: WeakMap<i64, AtomicU64> = WeakMap::new();
         let (one, other) = (COUNTS.of(1), COUNTS.of(1));
         one.fetch_add(1, Ordering::Relaxed);
         assert_eq!(other.load(Ordering::Relaxed), 1);

@@ -97,10 +97,10 @@ pub(crate) fn start(
     // The lock keeps the check, the start and the record together.
     let mut executions = lock(&EXECUTIONS);
     // A single rank has no other rank whose order could differ.
-    let looked_at = origin == Origin::Function
+    let is_checked = origin == Origin::Function
         && communicator.world_size() > 1
         && !communicator.engine.collective_exit();
-    if looked_at && let Err(problem) = executions.enter(execution, &name) {
+    if is_checked && let Err(problem) = executions.enter(execution, &name) {
         communicator.abort(&problem);
     }
     if origin != Origin::Eager {
@@ -111,7 +111,7 @@ pub(crate) fn start(
         communicator: Arc::downgrade(communicator),
         tensors,
     });
-    if looked_at {
+    if is_checked {
         executions.started(number, execution, &name);
     }
     drop(executions);

@@ -67,9 +67,9 @@ impl Bucket {
     }
 
     /// Checks for values that are not finite, if the node asks for it.
-    fn look(&self, communicator: &Communicator, tensors: &[Tensor]) {
+    fn check_values(&self, communicator: &Communicator, tensors: &[Tensor]) {
         if let Some(check) = &self.check {
-            check.look(communicator, self.dtype, tensors);
+            check.examine(communicator, self.dtype, tensors);
         }
     }
 
@@ -139,7 +139,7 @@ impl Kernel for Start {
         let tensors = (0..count)
             .map(|index| context.take_over(index + 1, index))
             .collect::<Result<Vec<_>, _>>()?;
-        self.bucket.look(&communicator, &tensors);
+        self.bucket.check_values(&communicator, &tensors);
         let mut collective = self.collective.clone();
         if let Collective::ReduceScatter { counts, .. } = &mut collective {
             *counts = counts_of_rows(&tensors, communicator.world_size());
@@ -171,7 +171,7 @@ impl Kernel for AllGatherStart {
         let communicator = bucket.communicator.open()?;
         let rows = context.input(1)?.read_i64()?;
         let own = context.input(2)?;
-        bucket.look(&communicator, slice::from_ref(&own));
+        bucket.check_values(&communicator, slice::from_ref(&own));
         let (rank, world_size) = (communicator.rank, communicator.world_size());
         let layout =
             GatherLayout::new(&rows, &own.dims(), rank, world_size).map_err(|problem| {
@@ -254,7 +254,7 @@ impl Kernel for AllToAllVStart {
         let communicator = bucket.communicator.open()?;
         let (sent, received) = (context.input(1)?.read_i64()?, context.input(2)?.read_i64()?);
         let source = context.input(3)?;
-        bucket.look(&communicator, slice::from_ref(&source));
+        bucket.check_values(&communicator, slice::from_ref(&source));
         let (rank, world_size) = (communicator.rank, communicator.world_size());
         let call = format!("all_to_all '{}'", bucket.name);
         let row = sent_row(&sent, &received, &source.dims(), rank, world_size)

@@ -202,11 +202,11 @@ impl Supervisor for SupervisorOfTwo {
             Suspicion::HeadersDiffer {
                 peer,
                 sequence,
-                called,
+                theirs,
                 own,
             } => {
                 // The call of the lower rank is taken to be right.
-                let mut sides = [(self.own(), own), (ranks[peer], called)];
+                let mut sides = [(self.own(), own), (ranks[peer], theirs)];
                 sides.sort_by_key(|(rank, _)| *rank);
                 let [(rank, own), (other, theirs)] = sides;
                 let call = theirs.to_string();

@@ -55,7 +55,7 @@ impl Communicator {
             .for_each(config.on_warning);
         let started = Instant::now();
         let (roster, connections, met) = meet(kinds, config, interrupt)?;
-        let group = Watched::start(kinds, config, roster, connections.control)?;
+        let group = MonitoredGroup::start(kinds, config, roster, connections.control)?;
         let agreed = group.agree(connections.data, started, interrupt)?;
         let tcp_congestion = agreed.mesh.congestion();
         let connector = met.as_ref().map(|met| Arc::new(group.connector(met)));
@@ -136,7 +136,7 @@ fn meet(
 }
 
 /// A group under failure monitoring.
-struct Watched<'a> {
+struct MonitoredGroup<'a> {
     kinds: &'a [Kind],
     config: &'a Config,
     roster: Roster,
@@ -145,7 +145,7 @@ struct Watched<'a> {
     monitor: Arc<Monitor>,
 }
 
-impl<'a> Watched<'a> {
+impl<'a> MonitoredGroup<'a> {
     fn start(
         kinds: &'a [Kind],
         config: &'a Config,

@@ -7,7 +7,7 @@ use gradring_proto::dtype::DType;
 use gradring_proto::error::Result;
 use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::choice::Policy;
-use gradring_proto::wire::contract::{Contract, Header};
+use gradring_proto::wire::signature::{Header, Signature};
 
 /// A call with everything that follows from it and from the policy.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub struct Prepared {
     pub algorithm: Algorithm,
     /// Type in which elements travel, if it is not their own.
     pub wire_dtype: Option<DType>,
-    contract: Contract,
+    signature: Signature,
 }
 
 /// A collective with its place in the order.
@@ -41,7 +41,7 @@ impl Prepared {
         Ok(Self {
             algorithm,
             wire_dtype: policy.wire_dtype(&call),
-            contract: Contract::of(&call, algorithm),
+            signature: Signature::of(&call, algorithm),
             call: Arc::new(call),
         })
     }
@@ -51,7 +51,7 @@ impl Prepared {
     #[must_use]
     pub fn launch(self, generation: u32, sequence: u64, step: u64) -> Launched {
         Launched {
-            header: self.contract.header(generation, sequence, step),
+            header: self.signature.header(generation, sequence, step),
             prepared: self,
             sequence,
         }

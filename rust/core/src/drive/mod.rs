@@ -4,7 +4,7 @@
 //! also decides how long to wait for the cause of a suspicion, and whether a collective has ended
 //! although the group has failed. It has no thread, never sleeps and owns no clock. The engine adds
 //! spinning, sleeping and signals; the simulation of `rust/simulation` adds a virtual clock. Both
-//! call `step` until it returns `Blocked`, then `look` with the time, and then wait for at most the
+//! call `step` until it returns `Blocked`, then `poll` with the time, and then wait for at most the
 //! duration that it returns.
 
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub use memory::{Memory, Operand};
 pub use stall_detector::Limits;
 use stall_detector::StallDetector;
 pub use suspicion::{Stall, Supervisor};
-pub use waits::{Waiting, Waits};
+pub use waits::{WaitRecord, Waiting};
 
 /// How long the supervisor may take to find the cause of a suspicion.
 const INVESTIGATION_LIMIT: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ pub struct Context<'a> {
     /// Finds causes that this rank cannot find alone.
     pub supervisor: &'a dyn Supervisor,
     /// Record of the ranks for which this rank waits.
-    pub waits: &'a Waits,
+    pub waits: &'a WaitRecord,
 }
 
 /// Outcome of one step.
@@ -59,7 +59,7 @@ pub struct Context<'a> {
 pub enum Step {
     /// Something moved; more may move at once.
     Moved,
-    /// Nothing can move until an interest is ready, the switch is raised, or the time that `look`
+    /// Nothing can move until an interest is ready, the switch is raised, or the time that `poll`
     /// returns has passed.
     Blocked,
     /// The collective has ended on this rank.
@@ -177,7 +177,7 @@ impl<'a> Drive<'a> {
 
     /// Does everything due by `now` while nothing can move. Returns the longest wait before the
     /// next step.
-    pub fn look(&mut self, now: Instant) -> Duration {
+    pub fn poll(&mut self, now: Instant) -> Duration {
         let idle = self.idle(now);
         if let Some(Investigation { suspicion, until }) = &mut self.investigation {
             let until = *until.get_or_insert(now + INVESTIGATION_LIMIT);
@@ -190,7 +190,7 @@ impl<'a> Drive<'a> {
         }
         match self
             .stall
-            .look(&self.execution, idle, self.context.supervisor)
+            .poll(&self.execution, idle, self.context.supervisor)
         {
             Ok(limit) => limit,
             Err(suspicion) => {

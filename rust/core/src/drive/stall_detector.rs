@@ -3,17 +3,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Context, Launched, Stall, Supervisor, Suspicion, Waiting, Waits};
+use super::{Context, Launched, Stall, Supervisor, Suspicion, WaitRecord, Waiting};
 use crate::executor::{Execution, Fault};
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_proto::error::{Garbled, Text};
-use gradring_proto::wire::contract;
+use gradring_proto::wire::signature;
 
 /// Duration of a stall in one collective, and the reactions so far.
 pub(super) struct StallDetector<'a> {
     launched: &'a Launched,
     limits: Limits,
-    waits: &'a Waits,
+    waits: &'a WaitRecord,
     moved_at: Instant,
     noted: bool,
     /// Duration of a stall at which the next warning is due.
@@ -66,18 +66,18 @@ impl<'a> StallDetector<'a> {
     }
 
     /// Does everything due after a stall of this length. Returns the longest wait before the next
-    /// look.
+    /// poll.
     ///
     /// # Errors
     /// The suspicion, once a stall has reached the timeout.
-    pub(super) fn look(
+    pub(super) fn poll(
         &mut self,
         execution: &Execution<'_>,
         idle: Duration,
         supervisor: &dyn Supervisor,
     ) -> Result<Duration, Suspicion> {
         let (timeout, sequence) = (self.limits.timeout, self.launched.sequence);
-        // A warning comes even if no look fell between it and the timeout.
+        // A warning comes even if no poll fell between it and the timeout.
         if idle >= self.next_warning && self.next_warning < timeout {
             while self.next_warning <= idle {
                 self.next_warning *= 2;
@@ -124,7 +124,7 @@ impl<'a> StallDetector<'a> {
                 sequence,
             },
             Fault::Link { peer, broken } => Suspicion::LinkBroken { peer, broken },
-            Fault::Header { peer, received, .. } if !contract::is_header(&received) => {
+            Fault::Header { peer, received, .. } if !signature::is_header(&received) => {
                 let how = Garbled::NotAHeader;
                 Suspicion::Garbled { peer, how }
             }
@@ -132,14 +132,14 @@ impl<'a> StallDetector<'a> {
                 peer,
                 received,
                 text,
-            } => match contract::endpoints(&received) {
+            } => match signature::endpoints(&received) {
                 way if way == (peer, execution.rank()) => {
                     let own = &self.launched.header;
                     Suspicion::HeadersDiffer {
                         peer,
                         sequence,
-                        called: contract::called(&text, &received, own).into(),
-                        own: contract::called(execution.text(), own, &received).into(),
+                        theirs: signature::description(&text, &received, own).into(),
+                        own: signature::description(execution.text(), own, &received).into(),
                     }
                 }
                 (from, to) => {

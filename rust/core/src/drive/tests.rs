@@ -9,7 +9,7 @@ use gradring_proto::collective::{Collective, Request};
 use gradring_proto::dtype::{DType, ReduceOp};
 use gradring_proto::error::{BadSegment, Breakage, Garbled, Text};
 use gradring_proto::schedule::choice::Policy;
-use gradring_proto::wire::contract::{self, HEADER_BYTES};
+use gradring_proto::wire::signature::{self, HEADER_BYTES};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const LIMITS: Limits = Limits {
@@ -77,7 +77,7 @@ fn context<'a>(
     rank: usize,
     topology: &'a Topology,
     supervisor: &'a Clueless,
-    waits: &'a Waits,
+    waits: &'a WaitRecord,
 ) -> Context<'a> {
     Context {
         rank,
@@ -93,7 +93,7 @@ fn context<'a>(
 fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
     let topology = Topology::one_host(2);
     let supervisors = [Clueless::default(), Clueless::default()];
-    let waits = [Waits::default(), Waits::default()];
+    let waits = [WaitRecord::default(), WaitRecord::default()];
     let started = Instant::now();
     let mut memories = [Memory::default(), Memory::default()];
     let calls = [all_reduce().0, all_reduce().0];
@@ -118,7 +118,7 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
                 (_, done[rank]) = go_on(&mut drives[rank], &mut links[rank], now);
             }
             if !done[rank] {
-                drives[rank].look(now);
+                drives[rank].poll(now);
             }
         }
         now += TIMEOUT / 2;
@@ -131,7 +131,7 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
 fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
     let topology = Topology::one_host(2);
     for explained in [true, false] {
-        let (supervisor, waits) = (Clueless::default(), Waits::default());
+        let (supervisor, waits) = (Clueless::default(), WaitRecord::default());
         let mut memory = Memory::default();
         let (call, buffer) = all_reduce();
         let mut operand = memory.operand(buffer, &call).unwrap();
@@ -143,20 +143,20 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         while matches!(drive.step(&mut link, || started), Step::Moved) {}
         let peers: Vec<_> = drive.interests().iter().map(|it| it.peer).collect();
         assert_eq!(peers, [1, 1]);
-        drive.look(started);
+        drive.poll(started);
         assert!(waits.now().is_none());
         let early = started + TIMEOUT - Duration::from_millis(1);
-        assert_eq!(drive.look(early), Duration::from_millis(1));
+        assert_eq!(drive.poll(early), Duration::from_millis(1));
         assert!(supervisor.suspicions.borrow().is_empty());
         assert_eq!(waits.now().unwrap().awaited, [1]);
-        drive.look(started + TIMEOUT);
-        drive.look(started + TIMEOUT);
+        drive.poll(started + TIMEOUT);
+        drive.poll(started + TIMEOUT);
         assert_eq!(supervisor.suspicions.borrow().len(), 1);
         assert!(matches!(drive.step(&mut link, || started), Step::Blocked));
         assert!(drive.interests().is_empty());
         match explained {
             true => supervisor.abort(Error::aborted("the cause")),
-            false => drop(drive.look(started + TIMEOUT + INVESTIGATION_LIMIT)),
+            false => drop(drive.poll(started + TIMEOUT + INVESTIGATION_LIMIT)),
         }
         let Step::Failed(cause) = drive.step(&mut link, || started) else {
             panic!("the switch is raised");
@@ -176,7 +176,7 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
 #[test]
 fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_suspected() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let waits = Waits::default();
+    let waits = WaitRecord::default();
     let mut memory = Memory::default();
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
@@ -186,7 +186,7 @@ fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_sus
     let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
     let seconds = [7.0, 7.5, 8.0, 16.0, 17.0, 30.0].map(Duration::from_secs_f64);
     for idle in seconds {
-        drive.look(started + idle);
+        drive.poll(started + idle);
     }
     assert_eq!(*supervisor.warnings.borrow(), [seconds[1], seconds[3]]);
     assert_eq!(supervisor.suspicions.borrow().len(), 1);
@@ -195,7 +195,7 @@ fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_sus
 #[test]
 fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let waits = Waits::default();
+    let waits = WaitRecord::default();
     let mut memory = Memory::default();
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
@@ -203,17 +203,17 @@ fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
     let context = context(0, &topology, &supervisor, &waits);
     let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
     waits.note_earlier_move(started + TIMEOUT / 3);
-    drive.look(started + TIMEOUT);
+    drive.poll(started + TIMEOUT);
     assert!(supervisor.suspicions.borrow().is_empty());
-    drive.look(started + TIMEOUT + TIMEOUT / 3);
+    drive.poll(started + TIMEOUT + TIMEOUT / 3);
     assert_eq!(supervisor.suspicions.borrow().len(), 1);
 }
 
 #[test]
 fn what_is_no_header_or_went_another_way_is_garbled() {
-    let (topology, waits) = (Topology::one_host(2), Waits::default());
+    let (topology, waits) = (Topology::one_host(2), WaitRecord::default());
     let (call, _) = all_reduce();
-    let other_way = contract::with_endpoints(call.header, 1, 5);
+    let other_way = signature::with_endpoints(call.header, 1, 5);
     for (sent, expected) in [
         ([0; HEADER_BYTES], Garbled::NotAHeader),
         (
@@ -247,7 +247,7 @@ fn what_is_no_header_or_went_another_way_is_garbled() {
 #[test]
 fn a_link_that_changes_bytes_is_told_from_one_that_ends() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let (waits, mut memory) = (Waits::default(), Memory::default());
+    let (waits, mut memory) = (WaitRecord::default(), Memory::default());
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
     let context = context(0, &topology, &supervisor, &waits);
@@ -268,7 +268,7 @@ fn a_link_that_changes_bytes_is_told_from_one_that_ends() {
 #[test]
 fn when_the_last_peer_had_entered_is_noted_once() {
     let (topology, supervisor) = (Topology::one_host(2), Clueless::default());
-    let waits = Waits::default();
+    let waits = WaitRecord::default();
     let mut memories = [Memory::default(), Memory::default()];
     let calls = [all_reduce().0, all_reduce().0];
     let started = Instant::now();
@@ -304,7 +304,7 @@ fn when_the_last_peer_had_entered_is_noted_once() {
 fn of_two(pipe_bytes: usize, names: [&str; 2]) -> ([bool; 2], [Option<Suspicion>; 2]) {
     let topology = Topology::one_host(2);
     let supervisors = [Clueless::default(), Clueless::default()];
-    let waits = [Waits::default(), Waits::default()];
+    let waits = [WaitRecord::default(), WaitRecord::default()];
     let now = Instant::now();
     let mut memories = [Memory::default(), Memory::default()];
     let collectives = [Collective::Send { to: 1 }, Collective::Receive { from: 0 }];
@@ -344,18 +344,19 @@ fn what_each_of_two_ranks_has_called_follows_its_header_in_whatever_pieces() {
         assert_eq!(of_two(pipe_bytes, ["x", "x"]).0, [true; 2]);
         let (done, suspicions) = of_two(pipe_bytes, ["x", "y"]);
         let (sent, received) = ("send(dest=1) 'x' float64", "recv(source=0) 'y' float64");
-        let told = suspicions.map(|suspicion| match suspicion {
-            Some(Suspicion::HeadersDiffer { called, own, .. }) => Some((called, own)),
+        let found = suspicions.map(|suspicion| match suspicion {
+            Some(Suspicion::HeadersDiffer { theirs, own, .. }) => Some((theirs, own)),
             _ => None,
         });
         // The rank that notices the difference first stops sending, so its peer may not notice it.
         let right = [(received, sent), (sent, received)];
-        let right = right.map(|(called, own)| Some((Text::from(called), Text::from(own))));
-        assert!(told.iter().any(Option::is_some) && done == [false; 2]);
+        let right = right.map(|(theirs, own)| Some((Text::from(theirs), Text::from(own))));
+        assert!(found.iter().any(Option::is_some) && done == [false; 2]);
         assert!(
-            told.iter()
+            found
+                .iter()
                 .zip(&right)
-                .all(|(told, right)| told.is_none() || told == right)
+                .all(|(found, right)| found.is_none() || found == right)
         );
     }
 }

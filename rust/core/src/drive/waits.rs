@@ -17,7 +17,7 @@ pub struct Waiting {
 
 /// Record of a wait that lasts, read by the failure monitor and by inquiries.
 #[derive(Debug, Default)]
-pub struct Waits {
+pub struct WaitRecord {
     waiting: Mutex<Option<Waiting>>,
     /// Set by every move; cleared when the others are informed of it.
     moved: AtomicBool,
@@ -25,7 +25,7 @@ pub struct Waits {
     earlier_moved: Mutex<Option<Instant>>,
 }
 
-impl Waits {
+impl WaitRecord {
     /// The present wait, if it has lasted for a while.
     #[must_use]
     pub fn now(&self) -> Option<Waiting> {

@@ -65,7 +65,7 @@ mod tests {
 
     use super::*;
     use gradring_net::config::Config;
-    use gradring_proto::consensus::message::Request;
+    use gradring_proto::consensus::message::MemberRequest;
     use gradring_proto::consensus::quorum::{Id, Peer};
 
     #[test]
@@ -87,7 +87,7 @@ mod tests {
         let envelope = Envelope {
             from,
             to: None,
-            request: Request::Leave,
+            request: MemberRequest::Leave,
         };
         let outcome = client.call(&address, &envelope, Duration::from_secs(60));
         groups.join().unwrap();

@@ -11,14 +11,14 @@ use gradring_net::link::{Interest, Transport};
 /// takes up to 80 microseconds.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Peer that shares the core of a waiting thread.
+/// Whether an awaited peer shares the core of a waiting thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Company {
+pub(super) enum SharedCore {
     /// No awaited peer shares the core.
-    Other,
+    None,
     /// An awaited peer shares the core, and some core is idle: one of the two moves there when it
     /// runs.
-    Parting,
+    Moving,
     /// An awaited peer shares the core, and no core is idle.
     Staying,
 }
@@ -27,7 +27,7 @@ pub(super) enum Company {
 pub(super) struct Cores {
     rank: usize,
     world_size: usize,
-    looked_at: Option<Instant>,
+    attempted_at: Option<Instant>,
     is_any_idle: bool,
 }
 
@@ -36,22 +36,22 @@ impl Cores {
         Self {
             rank,
             world_size,
-            looked_at: None,
+            attempted_at: None,
             is_any_idle: false,
         }
     }
 
     /// Finds the peer on this core. The calling thread may first have moved to an idle core.
-    pub(super) fn company(
+    pub(super) fn shared_core(
         &mut self,
         transport: &dyn Transport,
         interests: &[Interest],
         now: Instant,
-    ) -> Company {
+    ) -> SharedCore {
         let core = sched_getcpu();
         let peers = || interests.iter().map(|interest| interest.peer);
         let Some(peer) = peers().find(|&peer| transport.core_of_peer(peer) == Some(core)) else {
-            return Company::Other;
+            return SharedCore::None;
         };
         if self.is_due(now) {
             let peers = (0..self.world_size).filter_map(|peer| transport.core_of_peer(peer));
@@ -62,20 +62,20 @@ impl Cores {
                 && peer < self.rank
                 && idle.enter().is_ok()
             {
-                return Company::Other;
+                return SharedCore::None;
             }
         }
         match self.is_any_idle {
-            true => Company::Parting,
-            false => Company::Staying,
+            true => SharedCore::Moving,
+            false => SharedCore::Staying,
         }
     }
 
     fn is_due(&mut self, now: Instant) -> bool {
-        let due = self.looked_at.map(|before| before + ATTEMPT_INTERVAL);
+        let due = self.attempted_at.map(|before| before + ATTEMPT_INTERVAL);
         let is_due = due.is_none_or(|due| now >= due);
         if is_due {
-            self.looked_at = Some(now);
+            self.attempted_at = Some(now);
         }
         is_due
     }

@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Instant;
 
-use super::cores::{Company, Cores};
+use super::cores::{Cores, SharedCore};
 use super::queue::Turn;
 use super::spin_policy::Patience;
-use super::{Shared, SpinPolicy, placed};
+use super::{EngineState, SpinPolicy, placed};
 use crate::drive::{Context, Drive, Launched, Measured, Memory, Step};
 use crate::observe::flight_recorder::State;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
@@ -18,7 +18,7 @@ use gradring_proto::error::{Abort, Error, Result, message_of};
 use gradring_proto::lock::lock;
 
 /// Polls of the links between two readings of the clock, while a caller spins.
-const LOOKS_PER_CLOCK: u32 = 8;
+const POLLS_PER_CLOCK: u32 = 8;
 
 /// Largest message in bytes for which a waiting rank hands its core to a peer and back. A larger
 /// one keeps the peer busy so long that sleeping costs less.
@@ -42,7 +42,7 @@ pub(super) enum On {
     Progress,
 }
 
-impl Shared {
+impl EngineState {
     /// Returns the driver to the queue, or drops it if the engine was closed meanwhile.
     pub(super) fn stop_driving(&self, driver: Box<Driver>) {
         if !self.process.is_this() {
@@ -205,7 +205,7 @@ impl Shared {
                 .map_err(|error| self.fail(error))?;
             let mut spin_policy = self.spin_policy_on(on);
             let mut asked_at = started;
-            let mut looks = 0_u32;
+            let mut polls = 0_u32;
             let mut patience = Patience::default();
             let is_short = call.bytes() <= SHORT_BYTES;
             loop {
@@ -218,9 +218,9 @@ impl Shared {
                     }
                     Step::Blocked => {}
                 }
-                looks += 1;
+                polls += 1;
                 let spins = !spin_policy.spinning.is_zero();
-                if spins && !looks.is_multiple_of(LOOKS_PER_CLOCK) {
+                if spins && !polls.is_multiple_of(POLLS_PER_CLOCK) {
                     std::hint::spin_loop();
                     continue;
                 }
@@ -230,24 +230,24 @@ impl Shared {
                 patience.waits(idle);
                 if idle < patience.yielding(spin_policy) {
                     // A rank that does not spin has too few cores: yielding hands this core to all
-                    // ranks on it, so no peer is looked for.
-                    let company = match spins {
-                        true => cores.company(&**transport, drive.interests(), now),
-                        false => Company::Other,
+                    // ranks on it, so no peer is searched.
+                    let shared_core = match spins {
+                        true => cores.shared_core(&**transport, drive.interests(), now),
+                        false => SharedCore::None,
                     };
-                    match company {
-                        Company::Other if idle < spin_policy.spinning => {
+                    match shared_core {
+                        SharedCore::None if idle < spin_policy.spinning => {
                             std::hint::spin_loop();
                             continue;
                         }
-                        Company::Staying if !is_short || idle >= spin_policy.spinning => {}
-                        Company::Other | Company::Parting | Company::Staying => {
+                        SharedCore::Staying if !is_short || idle >= spin_policy.spinning => {}
+                        SharedCore::None | SharedCore::Moving | SharedCore::Staying => {
                             thread::yield_now();
                             continue;
                         }
                     }
                 }
-                let limit = drive.look(now);
+                let limit = drive.poll(now);
                 transport.wait(drive.interests(), limit);
                 patience.waits(drive.idle(Instant::now()));
                 if asked_at.elapsed() >= INTERRUPT_INTERVAL {

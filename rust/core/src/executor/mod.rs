@@ -18,7 +18,7 @@ use gradring_proto::collective::Call;
 use gradring_proto::error::Error;
 use gradring_proto::schedule::topology::Topology;
 use gradring_proto::schedule::{Action, Algorithm};
-use gradring_proto::wire::contract::{self, HEADER_BYTES, Header};
+use gradring_proto::wire::signature::{self, HEADER_BYTES, Header};
 
 mod conflicts;
 mod operands;
@@ -96,7 +96,7 @@ pub(crate) struct Execution<'a> {
     operands: Operands<'a>,
     rank: usize,
     call: &'a Call,
-    /// Header without sender and receiver, which [`contract::between`] adds.
+    /// Header without sender and receiver, which [`signature::between`] adds.
     header: Header,
     /// Text behind the header, in collectives of two ranks.
     texts: Option<Box<Texts>>,
@@ -121,7 +121,7 @@ struct Texts {
 
 impl Texts {
     fn of(call: &Call) -> Option<Box<Self>> {
-        let own = contract::text_of(call)?;
+        let own = signature::text_of(call)?;
         let received = vec![0; own.len()];
         Some(Box::new(Self { own, received }))
     }
@@ -316,7 +316,7 @@ impl<'a> Execution<'a> {
         let mut parts = [IoSlice::new(&[]); PARTS + 2];
         let mut filled = 0;
         if header_sent < HEADER_BYTES {
-            header = contract::between(self.header, self.call, self.rank, self.rank, peer);
+            header = signature::between(self.header, self.call, self.rank, self.rank, peer);
             parts[0] = IoSlice::new(&header[header_sent..]);
             filled = 1;
         }
@@ -422,8 +422,8 @@ impl<'a> Execution<'a> {
         let of_header = received.unwrap_or(0).min(*header_left);
         *header_left -= of_header;
         if *header_left <= text_bytes
-            && *header != contract::between(self.header, self.call, self.rank, peer, self.rank)
-            && (*header_left == 0 || !contract::is_header(header))
+            && *header != signature::between(self.header, self.call, self.rank, peer, self.rank)
+            && (*header_left == 0 || !signature::is_header(header))
         {
             return Err(Fault::Header {
                 peer,
@@ -502,8 +502,8 @@ impl<'a> Execution<'a> {
         }
         let tile = bytes_of(self.tile);
         tile[..carried].copy_from_slice(&self.arrivals[pipe].carry[..carried]);
-        let room = left.min(tile.len() - carried);
-        let part = IoSliceMut::new(&mut tile[carried..carried + room]);
+        let capacity = left.min(tile.len() - carried);
+        let part = IoSliceMut::new(&mut tile[carried..carried + capacity]);
         let received = transport.try_receive(peer, &mut [part]).map_err(broken)?;
         if let Some(received) = received {
             self.reduce_tile(pipe, number, received);

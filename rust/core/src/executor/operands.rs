@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use gradring_proto::buffer::{Buffer, make_room};
+use gradring_proto::buffer::{Buffer, reserve};
 use gradring_proto::dtype::{DType, ReduceOp};
 use gradring_proto::error::Result;
 use gradring_proto::kernel;
@@ -59,7 +59,7 @@ impl<'a> Operands<'a> {
         let beside = match op.filter(|_| plan.offsets.count() > 0) {
             Some(op) => {
                 let (dtype, count) = (buffer.dtype().accumulator(op), plan.offsets.count());
-                make_room(&mut memory.beside, count * dtype.size_bytes(), "results")?;
+                reserve(&mut memory.beside, count * dtype.size_bytes(), "results")?;
                 Some(Beside {
                     // SAFETY: the memory is borrowed for as long as these operands live, and holds
                     // `count` elements; nothing else refers to it.

@@ -306,12 +306,12 @@ pub(super) struct Offsets {
 
 impl Offsets {
     fn new(ranges: Vec<Range<usize>>) -> Self {
-        let room = ranges.iter().map(Range::len).max().unwrap_or(0);
+        let capacity = ranges.iter().map(Range::len).max().unwrap_or(0);
         let starts: Vec<_> = (0..)
             .zip(ranges)
-            .map(|(number, range)| (range.start, number % KEPT_MAX * room))
+            .map(|(number, range)| (range.start, number % KEPT_MAX * capacity))
             .collect();
-        let count = starts.len().min(KEPT_MAX) * room;
+        let count = starts.len().min(KEPT_MAX) * capacity;
         Self { starts, count }
     }
 

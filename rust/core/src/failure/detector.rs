@@ -28,7 +28,7 @@ const GOSSIP_PER_SECOND: u32 = 64;
 const LINK_GRACE_RANKS: usize = 16;
 const LINK_GRACE_PER_RANK: Duration = Duration::from_millis(10);
 /// Interval between calls of `keep_time` while a diagnosis is open or a data connection is broken.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Finds failures in the group, on behalf of one rank.
 ///
@@ -74,7 +74,7 @@ struct Neighbour {
     rank: usize,
     /// `true` once its connection has ended.
     ended: bool,
-    heard_at: Instant,
+    received_at: Instant,
     clock: NeighbourClock,
 }
 
@@ -91,7 +91,7 @@ impl Detector {
         let neighbour = |&rank| Neighbour {
             rank,
             ended: false,
-            heard_at: now,
+            received_at: now,
             clock: NeighbourClock::default(),
         };
         Self {
@@ -122,11 +122,11 @@ impl Detector {
     }
 
     /// Latest time of the next `keep_time`.
-    pub(crate) fn next_look(&self, now: Instant) -> Instant {
+    pub(crate) fn next_poll(&self, now: Instant) -> Instant {
         let urgent =
             self.diagnosis.is_some() || !self.broken.is_empty() || self.report_due.is_some();
         if urgent && self.abort.cause().is_none() {
-            now + LOOK_INTERVAL
+            now + POLL_INTERVAL
         } else {
             self.next_beat()
         }
@@ -216,11 +216,11 @@ impl Detector {
             Suspicion::HeadersDiffer {
                 peer,
                 sequence,
-                called,
+                theirs,
                 ..
             } => {
                 if let Some(diagnosis) = self.open_own_diagnosis(sequence, now) {
-                    diagnosis.about_header(peer, called);
+                    diagnosis.about_header(peer, theirs);
                 }
             }
             Suspicion::Stalled {
@@ -237,11 +237,11 @@ impl Detector {
 
     /// Records that something has arrived from a neighbour, so it is alive.
     pub(crate) fn sign_of_life(&mut self, from: usize, now: Instant) {
-        self.neighbours[from].heard_at = now;
+        self.neighbours[from].received_at = now;
     }
 
     /// Handles a message from a neighbour.
-    pub(crate) fn hear(&mut self, message: Message, from: usize, now: Instant) {
+    pub(crate) fn receive(&mut self, message: Message, from: usize, now: Instant) {
         match message {
             Message::Heartbeat(tick) => self.compare_clocks(tick, from),
             Message::Gossip(gossip) => {
@@ -252,7 +252,10 @@ impl Detector {
                     board,
                     ..
                 } = &*self.journal;
-                if gossip.rank < hosts.len() && gossip.rank != *rank && board.hear(gossip.clone()) {
+                if gossip.rank < hosts.len()
+                    && gossip.rank != *rank
+                    && board.receive(gossip.clone())
+                {
                     let (running, _) = recorder.now();
                     if gossip.moves_in.is_some()
                         && gossip.moves_in < running.map(|running| running.sequence)
@@ -277,7 +280,7 @@ impl Detector {
             Message::Report(report) => {
                 self.open_diagnosis(report.sequence, Some(from), now);
                 let diagnosis = self.diagnosis.as_mut();
-                if diagnosis.is_some_and(|diagnosis| diagnosis.hear(report.clone())) {
+                if diagnosis.is_some_and(|diagnosis| diagnosis.receive(report.clone())) {
                     self.flood(Message::Report(report), Some(from));
                 }
             }
@@ -351,7 +354,7 @@ impl Detector {
             return;
         }
         for neighbour in &mut self.neighbours {
-            neighbour.heard_at = now;
+            neighbour.received_at = now;
         }
         for (_, _, due) in &mut self.broken {
             *due += stopped;
@@ -385,8 +388,8 @@ impl Detector {
 
     fn compare_clocks(&mut self, tick: Tick, from: usize) {
         let neighbour = &mut self.neighbours[from];
-        let heard_ns = clock::unix_ns(neighbour.heard_at);
-        neighbour.clock.hear(tick, heard_ns);
+        let received_ns = clock::unix_ns(neighbour.received_at);
+        neighbour.clock.receive(tick, received_ns);
         let Journal { rank, hosts, .. } = &*self.journal;
         // Clocks are compared along the ring, so a rank uses its predecessor's.
         let predecessor = (rank + hosts.len() - 1) % hosts.len();
@@ -463,7 +466,7 @@ impl Detector {
         let silent = self.neighbours.iter().find(|neighbour| {
             !neighbour.ended
                 && !self.left.contains(&neighbour.rank)
-                && now >= neighbour.heard_at + self.timing.silence
+                && now >= neighbour.received_at + self.timing.silence
         });
         if let Some(neighbour) = silent {
             let silence = self.timing.silence;
@@ -534,7 +537,7 @@ impl Detector {
             }),
             waits,
         };
-        diagnosis.hear(report.clone());
+        diagnosis.receive(report.clone());
         self.report_due = None;
         self.flood(Message::Report(report), None);
     }

@@ -76,7 +76,7 @@ pub fn diagnose(world_size: usize, statements: &[Statement]) -> Option<Findings>
     let sequence = under_way.min()?;
     let mut diagnosis = Diagnosis::new(sequence, world_size);
     for statement in statements {
-        diagnosis.hear(statement.about(sequence));
+        diagnosis.receive(statement.about(sequence));
     }
     let (problem, blamed) = diagnosis.problem();
     let mut late: Vec<usize> = diagnosis.late().collect();
@@ -170,12 +170,12 @@ impl Diagnosis {
         self.stalled = Some((awaited, idle));
     }
 
-    pub(crate) fn about_header(&mut self, peer: usize, called: Text) {
-        self.suspect = Some((peer, called));
+    pub(crate) fn about_header(&mut self, peer: usize, theirs: Text) {
+        self.suspect = Some((peer, theirs));
     }
 
     /// Adds a report. Returns `false` if it is known already or about another position.
-    pub(crate) fn hear(&mut self, report: Report) -> bool {
+    pub(crate) fn receive(&mut self, report: Report) -> bool {
         let slot = self.reports.get_mut(report.rank);
         match slot {
             Some(slot @ None) if report.sequence == self.sequence => {
@@ -253,7 +253,7 @@ impl Diagnosis {
             }
             (Problem::Different, None) => Error::new(ErrorKind::Mismatch {
                 theirs: (self.suspect.iter())
-                    .map(|(_, called)| format!("something else: {called}"))
+                    .map(|(_, theirs)| format!("something else: {theirs}"))
                     .collect::<String>()
                     .into(),
                 others: call.clone().unwrap_or_default().into(),

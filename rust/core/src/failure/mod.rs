@@ -25,7 +25,7 @@ mod neighbour;
 pub mod requests;
 pub mod thread;
 
-use requests::{Request, Requests};
+use requests::{MonitorRequest, Requests};
 use thread::MonitorThread;
 
 /// The failure monitor of one communicator.
@@ -94,20 +94,20 @@ impl Monitor {
 
     /// Sends all ranks the status of this rank, now.
     pub(crate) fn gossip(&self) {
-        self.requests.request(Request::Gossip);
+        self.requests.request(MonitorRequest::Gossip);
     }
 
     /// Shows people a warning, here and on rank 0.
     pub(crate) fn log_line(&self, text: String) {
         (self.on_warning)(text.clone());
         if self.rank != 0 {
-            self.requests.request(Request::LogLine(text));
+            self.requests.request(MonitorRequest::LogLine(text));
         }
     }
 
     /// Says goodbye and ends the monitor.
     pub(crate) fn close(&self) {
-        self.requests.request(Request::Close);
+        self.requests.request(MonitorRequest::Close);
         if let Some(thread) = lock::take(&self.thread) {
             // `guarded` has handled a panic of the thread.
             let _ = thread.join();
@@ -118,7 +118,8 @@ impl Monitor {
 
 impl Supervisor for Monitor {
     fn investigate(&self, suspicion: Suspicion) {
-        self.requests.request(Request::Investigate(suspicion));
+        self.requests
+            .request(MonitorRequest::Investigate(suspicion));
     }
 
     fn abort(&self, cause: Error) {

@@ -9,7 +9,7 @@ use gradring_proto::lock::lock;
 
 /// Requests that the monitor has not taken yet, and the switch that it raises.
 pub struct Requests {
-    requests: Mutex<Vec<Request>>,
+    requests: Mutex<Vec<MonitorRequest>>,
     /// Ends the monitor's sleep; `None` once the monitor has ended.
     wake: Mutex<Option<Waker>>,
     /// The group's abort switch on this rank.
@@ -17,7 +17,7 @@ pub struct Requests {
 }
 
 /// A request of another thread to the monitor.
-pub enum Request {
+pub enum MonitorRequest {
     /// Find the cause of a suspicion of the engine.
     Investigate(Suspicion),
     /// Send all ranks the cause of the group's failure.
@@ -41,14 +41,14 @@ impl Requests {
     }
 
     /// Adds a request, unless the monitor has ended.
-    pub fn request(&self, request: Request) {
+    pub fn request(&self, request: MonitorRequest) {
         if let Some(wake) = &*lock(&self.wake) {
             lock(&self.requests).push(request);
             wake();
         }
     }
 
-    pub(crate) fn take(&self) -> Vec<Request> {
+    pub(crate) fn take(&self) -> Vec<MonitorRequest> {
         std::mem::take(&mut *lock(&self.requests))
     }
 
@@ -65,7 +65,7 @@ impl Requests {
         if self.abort.raise(cause.clone())
             && let Some(wake) = &*wake
         {
-            requests.push(Request::Spread(cause));
+            requests.push(MonitorRequest::Spread(cause));
             wake();
         }
     }
@@ -93,7 +93,7 @@ mod tests {
             let requests = Arc::clone(&requests);
             move || {
                 was_raised.recv().unwrap();
-                requests.request(Request::Close);
+                requests.request(MonitorRequest::Close);
                 let _ = closed.send(());
             }
         });
@@ -101,7 +101,7 @@ mod tests {
         closer.join().unwrap();
         assert!(matches!(
             requests.take()[..],
-            [Request::Spread(_), Request::Close]
+            [MonitorRequest::Spread(_), MonitorRequest::Close]
         ));
     }
 }

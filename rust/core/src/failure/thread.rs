@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::detector::{Audience, Detector};
 use super::neighbour::Neighbour;
-use super::requests::{Request, Requests};
+use super::requests::{MonitorRequest, Requests};
 use crate::observe::journal::Journal;
 use crate::observe::{record, signals};
 use gradring_net::config::timing::Timing;
@@ -68,11 +68,13 @@ impl<S: Read + Write> MonitorThread<S> {
     pub fn turn(&mut self, clock: impl Fn() -> Instant) -> bool {
         for request in self.requests.take() {
             match request {
-                Request::Investigate(suspicion) => self.detector.investigate(suspicion, clock()),
-                Request::Spread(cause) => self.detector.spread(cause),
-                Request::Gossip => self.detector.gossip(clock()),
-                Request::LogLine(text) => self.detector.log_line(text),
-                Request::Close => {
+                MonitorRequest::Investigate(suspicion) => {
+                    self.detector.investigate(suspicion, clock())
+                }
+                MonitorRequest::Spread(cause) => self.detector.spread(cause),
+                MonitorRequest::Gossip => self.detector.gossip(clock()),
+                MonitorRequest::LogLine(text) => self.detector.log_line(text),
+                MonitorRequest::Close => {
                     self.detector.leave();
                     self.hand_out();
                     self.flush();
@@ -94,7 +96,7 @@ impl<S: Read + Write> MonitorThread<S> {
 
     /// Time of the next turn, if nothing happens before.
     pub fn next_turn(&self, now: Instant) -> Instant {
-        self.detector.next_look(now)
+        self.detector.next_poll(now)
     }
 
     /// Sends as much as the connections take. Returns `true` if there is more.
@@ -109,7 +111,7 @@ impl<S: Read + Write> MonitorThread<S> {
         let end = neighbour.receive(|| detector.sign_of_life(index, clock()));
         loop {
             match neighbour.next_message() {
-                Ok(Some(message)) => detector.hear(message, index, clock()),
+                Ok(Some(message)) => detector.receive(message, index, clock()),
                 Ok(None) => break,
                 Err(error) => detector.garbled(index, error),
             }

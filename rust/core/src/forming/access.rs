@@ -45,7 +45,7 @@ impl AccessPolicy for GroupAccess {
         }
     }
 
-    fn gives_way(&self) -> bool {
+    fn yields_socket(&self) -> bool {
         self.own_state.is_formed()
     }
 
@@ -54,9 +54,9 @@ impl AccessPolicy for GroupAccess {
         if !self.lets_members_in() {
             return;
         }
-        if let Some(said) = self.turned_away.note(initiator, error) {
+        if let Some(message) = self.turned_away.note(initiator, error) {
             let (config, host) = (&self.config, host_name());
-            (config.on_warning)(format!("rank {} on {host} {said}", config.rank));
+            (config.on_warning)(format!("rank {} on {host} {message}", config.rank));
         }
     }
 

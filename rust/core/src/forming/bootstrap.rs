@@ -12,7 +12,7 @@ use gradring_net::link::poll;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_net::link::tcp::deadline_stream::DeadlineStream;
 use gradring_proto::error::{Error, NotFormed, Result};
-use gradring_proto::wire::handshake::{self, GroupId, Member};
+use gradring_proto::wire::handshake::{self, GroupId, RosterMember};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub enum Answer {
     /// All ranks have joined and form this group; connect with them.
     Formed {
         group: GroupId,
-        members: Vec<Member>,
+        members: Vec<RosterMember>,
     },
     /// All ranks are connected.
     Complete,
@@ -55,7 +55,7 @@ pub(crate) enum Bootstrap {
 
 /// A member that has joined, as rank 0 sees it.
 pub(crate) struct Joined {
-    pub member: Member,
+    pub member: RosterMember,
     line: Line,
     ready: bool,
 }
@@ -73,12 +73,12 @@ pub(crate) struct Coordinator {
     name: String,
     complete: bool,
     /// `true` once rank 0 has sent the failure, or has ended.
-    told: bool,
+    has_failed: bool,
 }
 
 impl Joined {
     pub(crate) const fn new(
-        member: Member,
+        member: RosterMember,
         stream: Connection,
         conversation_limit: Duration,
     ) -> Self {
@@ -106,37 +106,37 @@ impl Coordinator {
             },
             name,
             complete: false,
-            told: false,
+            has_failed: false,
         }
     }
 
-    fn look(&mut self) -> Result<()> {
-        match self.line.hear::<Answer>() {
+    fn poll(&mut self) -> Result<()> {
+        match self.line.receive::<Answer>() {
             None => return Ok(()),
             Some(Ok(Answer::Complete)) => {
                 self.complete = true;
                 return Ok(());
             }
             Some(Ok(Answer::Failed(cause))) => {
-                self.told = true;
+                self.has_failed = true;
                 return Err(cause);
             }
             Some(Ok(Answer::Formed { .. }) | Err(_)) => {}
         }
-        self.told = true;
+        self.has_failed = true;
         Err(Error::from(NotFormed::CoordinatorEnded).blaming(0, &self.name))
     }
 }
 
 impl Bootstrap {
     /// Reads messages that have arrived. Fails with the first cause if a rank has failed or ended.
-    pub(crate) fn look(&mut self) -> Result<()> {
+    pub(crate) fn poll(&mut self) -> Result<()> {
         match self {
             Self::Outside => Ok(()),
-            Self::Member(coordinator) => coordinator.look(),
+            Self::Member(coordinator) => coordinator.poll(),
             Self::Coordinator(joined) => joined.iter_mut().try_for_each(|(&rank, peer)| match peer
                 .line
-                .hear()
+                .receive()
             {
                 None => Ok(()),
                 Some(Ok(Status::Ready)) => {
@@ -153,14 +153,14 @@ impl Bootstrap {
     }
 
     /// Sends the roster to all members that have joined.
-    pub(crate) fn announce(&mut self, group: GroupId, members: Vec<Member>) {
+    pub(crate) fn announce(&mut self, group: GroupId, members: Vec<RosterMember>) {
         self.tell_joined(&Answer::Formed { group, members });
     }
 
     /// Reports to rank 0 that this rank is connected with all others.
     pub(crate) fn be_ready(&mut self) {
         if let Self::Member(coordinator) = self {
-            // If rank 0 has ended, the next look notices.
+            // If rank 0 has ended, the next poll notices.
             let _ = coordinator.line.say(&Status::Ready);
         }
     }
@@ -196,7 +196,7 @@ impl Bootstrap {
     /// Makes the group fail for all ranks. Returns the first cause.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         if let Self::Member(coordinator) = self
-            && !coordinator.told
+            && !coordinator.has_failed
         {
             let status = Status::Failed(error.clone());
             // Rank 0 answers with the cause within milliseconds.
@@ -205,7 +205,7 @@ impl Bootstrap {
                 return error;
             }
             while let Some(left) = until.checked_duration_since(Instant::now()) {
-                if let Err(cause) = self.look() {
+                if let Err(cause) = self.poll() {
                     return cause;
                 }
                 self.wait(left);
@@ -235,7 +235,7 @@ impl Bootstrap {
     fn tell_joined(&mut self, answer: &Answer) {
         if let Self::Coordinator(joined) = self {
             for peer in joined.values_mut() {
-                // The next look notices a rank that has ended, or the rank needs no answer.
+                // the next poll notices a rank that has ended, or the rank needs no answer.
                 let _ = peer.line.say(answer);
             }
         }
@@ -248,7 +248,7 @@ impl Line {
     }
 
     /// The next message, if there is one or the connection has ended.
-    fn hear<T: DeserializeOwned>(&mut self) -> Option<Result<T>> {
+    fn receive<T: DeserializeOwned>(&mut self) -> Option<Result<T>> {
         let speaks = self.stream.is_readable();
         speaks.then(|| handshake::read_message(&mut self.attend()))
     }

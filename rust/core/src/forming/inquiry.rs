@@ -32,16 +32,16 @@ pub fn inquire(
     inquire_while(address, &credentials, limit, &|| true).map_err(|failure| failure.error(address))
 }
 
-/// Inquires like `inquire`, for as long as `goes_on` returns `true`.
+/// Inquires like `inquire`, for as long as `continues` returns `true`.
 pub(super) fn inquire_while(
     address: &str,
     credentials: &Credentials,
     limit: Duration,
-    goes_on: &dyn Fn() -> bool,
+    continues: &dyn Fn() -> bool,
 ) -> Result<State, Failure> {
     let retry = Retry::of_one_that_listens(limit);
     let asked = Connector::new(address, credentials, retry).connect(
-        &mut || check(goes_on),
+        &mut || check(continues),
         // The requesting process has no rank in the group.
         |_, _| Hello::new((0, 0), 0, Purpose::Inquiry),
         |stream| handshake::read_message(stream),
@@ -70,8 +70,8 @@ impl Service for Inquiries {
 }
 
 /// Fails once nobody wants the result any more.
-pub(super) fn check(goes_on: &dyn Fn() -> bool) -> Result<()> {
-    match goes_on() {
+pub(super) fn check(continues: &dyn Fn() -> bool) -> Result<()> {
+    match continues() {
         true => Ok(()),
         false => Err(Abort::InterruptedForming.into()),
     }

@@ -21,13 +21,13 @@ use gradring_proto::lock::lock;
 use gradring_proto::wire::handshake::{Hello, Purpose};
 
 /// Greeting and connection of a member.
-type Member = (Hello, Connection);
+type Admitted = (Hello, Connection);
 
 /// The open port of a rank. Closes when dropped.
 pub(crate) struct GroupListener {
     pub(crate) port: Listener,
     /// Authenticated members of the forming group.
-    pub(crate) members: Receiver<Member>,
+    pub(crate) members: Receiver<Admitted>,
     /// Connections that members make later.
     pub(crate) accepted: Arc<AcceptedConnections>,
     pub(crate) access: Arc<GroupAccess>,
@@ -86,14 +86,14 @@ impl GroupListener {
 /// Service that hands members to the thread that forms the group.
 struct Members {
     access: Arc<GroupAccess>,
-    sender: Sender<Member>,
-    admitted: Mutex<HashSet<Place>>,
+    sender: Sender<Admitted>,
+    admitted: Mutex<HashSet<AdmittedPlace>>,
 }
 
 /// Rank, purpose and stream of a connection; each is admitted once.
-type Place = (usize, Discriminant<Purpose>, usize);
+type AdmittedPlace = (usize, Discriminant<Purpose>, usize);
 
-fn place(hello: &Hello) -> Place {
+fn place(hello: &Hello) -> AdmittedPlace {
     let stream = match hello.purpose {
         Purpose::Data { stream } => stream,
         _ => 0,

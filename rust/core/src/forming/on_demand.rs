@@ -97,7 +97,7 @@ impl PeerConnector {
         &self,
         peer: usize,
         traffic: Traffic,
-        goes_on: GoesOn<'_>,
+        continues: Continues<'_>,
     ) -> Result<Vec<Connection>, Trouble> {
         let (config, address) = (&self.config, &self.roster.members()[peer].address);
         let again = |failure: &Failure, elapsed| match failure {
@@ -118,7 +118,7 @@ impl PeerConnector {
                 let hello = Hello::new((config.rank, peer), config.world_size, purpose)?;
                 Ok(hello.within(self.group, config.generation))
             };
-            let connected = connector.connect(&mut || check(goes_on), hello, |_| Ok(()));
+            let connected = connector.connect(&mut || check(continues), hello, |_| Ok(()));
             connected
                 .map(|(connection, ())| connection)
                 .map_err(|failure| unreachable(&failure, address))
@@ -133,16 +133,16 @@ impl PeerConnector {
         peer: usize,
         sends: bool,
         doorbell: &WakeUp,
-        goes_on: GoesOn<'_>,
+        continues: Continues<'_>,
     ) -> Result<Option<Box<dyn Link>>, Trouble> {
         let initiator = self.initiates(peer);
         let traffic = match initiator == sends {
             true => Traffic::ToResponder,
             false => Traffic::ToInitiator,
         };
-        let mut go_on = || goes_on();
+        let mut go_on = || continues();
         let mut connections = if initiator {
-            self.connect(peer, traffic, goes_on)?
+            self.connect(peer, traffic, continues)?
         } else {
             let streams = self.config.settings.streams;
             let mut probe = Probe::new(peer);
@@ -151,11 +151,11 @@ impl PeerConnector {
                 if let Some(connections) = self.accepted.wait(peer, traffic, streams, limit) {
                     break connections;
                 }
-                if !goes_on() {
+                if !continues() {
                     return Ok(None);
                 }
                 if probe.is_due() {
-                    probe.look(self, goes_on)?;
+                    probe.poll(self, continues)?;
                 }
             }
         };
@@ -180,8 +180,8 @@ impl PeerConnector {
 
     /// Ends the group because this rank has no link with `peer`, unless nobody wants the link any
     /// more.
-    fn report(&self, peer: usize, trouble: Trouble, goes_on: GoesOn<'_>) {
-        if !goes_on() {
+    fn report(&self, peer: usize, trouble: Trouble, continues: Continues<'_>) {
+        if !continues() {
             return;
         }
         let (rank, host) = (self.config.rank, self.roster.host(peer));
@@ -239,7 +239,7 @@ impl From<std::io::Error> for Trouble {
 }
 
 /// Returns `true` while the work of a thread is wanted.
-type GoesOn<'a> = &'a dyn Fn() -> bool;
+type Continues<'a> = &'a dyn Fn() -> bool;
 
 fn configure(connections: &[Connection]) -> std::io::Result<()> {
     let mut all = connections.iter();
@@ -278,9 +278,9 @@ impl Probe {
         Instant::now() >= self.next
     }
 
-    fn look(&mut self, connector: &PeerConnector, goes_on: GoesOn<'_>) -> Result<(), Trouble> {
+    fn poll(&mut self, connector: &PeerConnector, continues: Continues<'_>) -> Result<(), Trouble> {
         let address = &connector.roster.members()[self.peer].address;
-        let state = inquire_while(address, &connector.credentials, PROBE_LIMIT, goes_on)
+        let state = inquire_while(address, &connector.credentials, PROBE_LIMIT, continues)
             .map_err(|failure| unreachable(&failure, address))?;
         let is_elsewhere = match state.phase {
             Phase::Formed { group, .. } => group != connector.group,

@@ -26,12 +26,14 @@ use gradring_net::link::kind::Kind;
 use gradring_net::link::tcp::connection::Connection;
 use gradring_net::link::tcp::deadline_stream::DeadlineStream;
 use gradring_net::link::tcp::tls;
-pub use gradring_net::session::connect::{Owner, Resolve, look_up, resolve};
+pub use gradring_net::session::connect::{Cancellation, Resolve, look_up, resolve};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{
     Abort, Breach, Error, ErrorKind, NotFormed, Result, Text, Unusable, listed_ranks, message_of,
 };
-use gradring_proto::wire::handshake::{self, GroupId, Hello, Member, Purpose, WORLD_SIZE_MAX};
+use gradring_proto::wire::handshake::{
+    self, GroupId, Hello, Purpose, RosterMember, WORLD_SIZE_MAX,
+};
 
 mod connect;
 mod missing;
@@ -203,7 +205,7 @@ impl<'a> Forming<'a> {
         }
         let members = || (0..).zip(roster.members());
         for (one, chosen) in members() {
-            let shares = |member: &Member| {
+            let shares = |member: &RosterMember| {
                 let mut offered = member.transports.iter();
                 offered.any(|name| chosen.transports.contains(name))
             };
@@ -314,7 +316,7 @@ impl<'a> Forming<'a> {
         Ok((listener, self.roster(members)))
     }
 
-    fn roster(&self, mut members: Vec<Member>) -> Roster {
+    fn roster(&self, mut members: Vec<RosterMember>) -> Roster {
         let address = &mut members[0].address;
         if address.is_empty() {
             address.clone_from(&self.config.rendezvous);
@@ -469,13 +471,13 @@ impl<'a> Forming<'a> {
     }
 }
 
-impl Owner for Forming<'_> {
+impl Cancellation for Forming<'_> {
     fn check(&mut self) -> Result<()> {
         self.warn_of_long_wait();
         if self.given_up.is_none() {
             self.given_up = self
                 .go_on_or_abort()
-                .and_then(|()| self.bootstrap.look())
+                .and_then(|()| self.bootstrap.poll())
                 .err();
         }
         self.given_up.clone().map_or(Ok(()), Err)

@@ -6,20 +6,20 @@ use gradring_net::config::Config;
 use gradring_net::host::{host_id, host_name};
 use gradring_net::link::kind::Kind;
 use gradring_proto::schedule::topology::Topology;
-use gradring_proto::wire::handshake::Member;
+use gradring_proto::wire::handshake::RosterMember;
 
 /// Members of the group, by rank.
 #[derive(Debug, Clone)]
 pub struct Roster {
-    members: Vec<Member>,
+    members: Vec<RosterMember>,
 }
 
 impl Roster {
-    pub(crate) const fn new(members: Vec<Member>) -> Self {
+    pub(crate) const fn new(members: Vec<RosterMember>) -> Self {
         Self { members }
     }
 
-    pub(crate) fn members(&self) -> &[Member] {
+    pub(crate) fn members(&self) -> &[RosterMember] {
         &self.members
     }
 
@@ -77,8 +77,8 @@ pub(crate) fn this_member(
     bound: Option<SocketAddr>,
     config: &Config,
     kinds: &[Kind],
-) -> Member {
-    Member {
+) -> RosterMember {
+    RosterMember {
         address,
         loopback_only: bound.is_none_or(|bound| bound.ip().to_canonical().is_loopback()),
         host: host_name(),
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn local_ranks_count_the_ranks_of_one_host() {
-        let members = ["a", "b", "a", "b", "b"].map(|host| Member {
+        let members = ["a", "b", "a", "b", "b"].map(|host| RosterMember {
             address: String::new(),
             loopback_only: true,
             host: host.into(),

@@ -27,7 +27,7 @@ pub struct Board {
 struct Posted {
     note: Vec<u8>,
     number: u64,
-    heard: BTreeMap<usize, Gossip>,
+    received: BTreeMap<usize, Gossip>,
 }
 
 impl Board {
@@ -67,28 +67,28 @@ impl Board {
             late,
             note: posted.note.clone(),
         };
-        posted.heard.insert(rank, gossip.clone());
+        posted.received.insert(rank, gossip.clone());
         gossip
     }
 
     /// Stores a rank's gossip. Returns `false` if it is known already or too large.
-    pub fn hear(&self, gossip: Gossip) -> bool {
+    pub fn receive(&self, gossip: Gossip) -> bool {
         let mut posted = lock(&self.posted);
-        let known = posted.heard.get(&gossip.rank);
+        let known = posted.received.get(&gossip.rank);
         if known.is_some_and(|known| known.number >= gossip.number)
             || gossip.note.len() > NOTE_BYTES_MAX
             || gossip.late.len() > LATE_MAX
         {
             return false;
         }
-        posted.heard.insert(gossip.rank, gossip);
+        posted.received.insert(gossip.rank, gossip);
         true
     }
 
     /// Last gossip of every rank that has sent one, this rank included.
     #[must_use]
     pub fn gossip(&self) -> Vec<Gossip> {
-        lock(&self.posted).heard.values().cloned().collect()
+        lock(&self.posted).received.values().cloned().collect()
     }
 }
 
@@ -102,9 +102,9 @@ mod tests {
         there.note(b"step 5".to_vec());
         let first = there.next_gossip(1, &Stats::default(), None, Instant::now());
         let second = there.next_gossip(1, &Stats::default(), None, Instant::now());
-        assert!(here.hear(second.clone()));
-        assert!(!here.hear(second.clone()));
-        assert!(!here.hear(first));
+        assert!(here.receive(second.clone()));
+        assert!(!here.receive(second.clone()));
+        assert!(!here.receive(first));
         assert_eq!(here.gossip(), [second]);
     }
 
@@ -112,6 +112,6 @@ mod tests {
     fn a_note_that_is_too_long_is_not_taken() {
         let (here, there) = (Board::default(), Board::default());
         there.note(vec![0; NOTE_BYTES_MAX + 1]);
-        assert!(!here.hear(there.next_gossip(1, &Stats::default(), None, Instant::now())));
+        assert!(!here.receive(there.next_gossip(1, &Stats::default(), None, Instant::now())));
     }
 }

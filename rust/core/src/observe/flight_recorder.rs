@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use crate::drive::{Measured, Waiting, Waits};
+use crate::drive::{Measured, WaitRecord, Waiting};
 use crate::observe::exposure::Exposure;
 use crate::observe::stats::Stats;
 use gradring_net::caller::Caller;
@@ -15,7 +15,7 @@ use gradring_proto::collective::Call;
 use gradring_proto::lock::lock;
 use gradring_proto::names::named;
 use gradring_proto::schedule::Algorithm;
-use gradring_proto::wire::contract::{Contract, Header};
+use gradring_proto::wire::signature::{Header, Signature};
 
 /// Number of collectives kept by default: a few seconds of training.
 pub const CAPACITY: usize = 4096;
@@ -27,7 +27,7 @@ pub struct FlightRecorder {
     pub generation: u32,
     memory: Mutex<Memory>,
     /// Ranks for which this rank waits.
-    pub waits: Waits,
+    pub waits: WaitRecord,
     left_step: Mutex<Option<(u64, String)>>,
     /// Recorders of this rank's channels, each with the other rank.
     beside: Mutex<Vec<(usize, Arc<Self>)>>,
@@ -100,10 +100,10 @@ impl Default for Memory {
 }
 
 impl Entry {
-    /// The contract header that was sent.
+    /// The signature header that was sent.
     #[must_use]
     pub fn header(&self) -> Header {
-        Contract::of(&self.call, self.algorithm).header(self.generation, self.sequence, self.step)
+        Signature::of(&self.call, self.algorithm).header(self.generation, self.sequence, self.step)
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct NeighbourClock {
 
 impl NeighbourClock {
     /// Records a heartbeat that arrived at `now_ns` by this rank's clock.
-    pub(crate) fn hear(&mut self, tick: Tick, now_ns: u64) {
+    pub(crate) fn receive(&mut self, tick: Tick, now_ns: u64) {
         if self.lags_ns.len() == LAGS {
             self.lags_ns.pop_front();
         }
@@ -84,13 +84,13 @@ mod tests {
                 lag_ns: first.lag_ns(),
                 to_first: Some(zero),
             };
-            second.hear(forth, (sent_ns + forth_ns + ahead_ns) as u64);
+            second.receive(forth, (sent_ns + forth_ns + ahead_ns) as u64);
             let back = Tick {
                 sent_ns: (sent_ns + ahead_ns) as u64,
                 lag_ns: second.lag_ns(),
                 to_first: None,
             };
-            first.hear(back, (sent_ns + back_ns) as u64);
+            first.receive(back, (sent_ns + back_ns) as u64);
         }
         second.to_first().unwrap()
     }

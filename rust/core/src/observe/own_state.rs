@@ -21,7 +21,7 @@ pub(crate) struct OwnState {
     joined: Mutex<BTreeSet<usize>>,
     agreed: Mutex<Agreed>,
     agreement: Condvar,
-    formed: OnceLock<Formed>,
+    formed: OnceLock<GroupState>,
     /// Phase of a process of an elastic job while it has no group.
     between: Option<Phase>,
 }
@@ -35,7 +35,7 @@ enum Agreed {
     Never,
 }
 
-struct Formed {
+struct GroupState {
     group: GroupId,
     members: Vec<(String, String)>,
     recorder: Arc<FlightRecorder>,
@@ -108,7 +108,7 @@ impl OwnState {
         abort: Arc<AbortSwitch>,
     ) {
         // A group forms once.
-        let _ = self.formed.set(Formed {
+        let _ = self.formed.set(GroupState {
             group: self.group(Duration::ZERO).unwrap_or(GroupId::NONE),
             members,
             recorder,
@@ -152,7 +152,7 @@ impl OwnState {
     }
 }
 
-impl Formed {
+impl GroupState {
     fn phase(&self) -> Phase {
         let (entered, ended) = self.recorder.now();
         let waiting = entered.as_ref().and_then(|_| self.recorder.waits.now());

@@ -25,18 +25,18 @@ const PAUSE_PART: u32 = 8;
 /// Bound on one attempt to connect, so that a lost packet costs seconds and not minutes.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Error text for a name whose look-up has not ended by the deadline.
-pub const LOOK_UP_GOES_ON: &str = "its name is still being looked up";
+pub const STILL_RESOLVING: &str = "its name is still being looked up";
 
 /// Function that finds the addresses of a `host:port`.
 pub type Resolve = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
-/// Owner of a connection attempt, which may cancel it. A closure implements it.
-pub trait Owner {
+/// Check by which the caller cancels a connection attempt. A closure implements it.
+pub trait Cancellation {
     /// Called about ten times a second; an error cancels the attempt.
     fn check(&mut self) -> Result<()>;
 }
 
-impl<F: FnMut() -> Result<()>> Owner for F {
+impl<F: FnMut() -> Result<()>> Cancellation for F {
     fn check(&mut self) -> Result<()> {
         self()
     }
@@ -164,35 +164,35 @@ impl<'a> Connector<'a> {
 
     /// Connects, sends the `hello`, and runs `talk`. Returns the connection and the result of
     /// `talk`.
-    pub fn connect<O: Owner, T>(
+    pub fn connect<O: Cancellation, T>(
         &self,
-        owner: &mut O,
+        cancellation: &mut O,
         hello: impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
         mut talk: impl FnMut(&mut DeadlineStream<'_>) -> Result<T>,
     ) -> Result<(Connection, T), Failure> {
-        self.connect_to(owner, hello, |mut connection, deadline, go_on| {
+        self.connect_to(cancellation, hello, |mut connection, deadline, go_on| {
             let mut stream = DeadlineStream::cancellable(&mut connection, deadline, go_on);
-            let said = talk(&mut stream)?;
-            Ok((connection, said))
+            let response = talk(&mut stream)?;
+            Ok((connection, response))
         })
     }
 
     /// Connects, sends the `hello`, and returns the result of `make` for the connection.
-    pub fn connect_to<O: Owner, T>(
+    pub fn connect_to<O: Cancellation, T>(
         &self,
-        owner: &mut O,
+        cancellation: &mut O,
         mut hello: impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
         mut make: impl FnMut(Connection, Instant, GoOn<'_>) -> Result<T>,
     ) -> Result<T, Failure> {
         let retry = &self.retry;
         let mut known = None;
         loop {
-            let failure = match self.attempt(owner, &mut hello, &mut make) {
+            let failure = match self.attempt(cancellation, &mut hello, &mut make) {
                 Ok(connected) => return Ok(connected),
                 Err(failure) => failure,
             };
-            // The owner's error comes first, because its reason may also have ended the connection.
-            owner.check().map_err(Failure::Own)?;
+            // The caller's error comes first, because its reason may also have ended the connection.
+            cancellation.check().map_err(Failure::Own)?;
             let bounds_all =
                 matches!(failure, Failure::Unreachable(_)) || retry.conversation.is_none();
             if bounds_all && Instant::now() >= retry.deadline {
@@ -210,19 +210,19 @@ impl<'a> Connector<'a> {
         }
     }
 
-    fn attempt<O: Owner, T>(
+    fn attempt<O: Cancellation, T>(
         &self,
-        owner: &mut O,
+        cancellation: &mut O,
         hello: &mut impl FnMut(&mut O, &TcpStream) -> Result<Hello>,
         make: &mut impl FnMut(Connection, Instant, GoOn<'_>) -> Result<T>,
     ) -> Result<T, Failure> {
         let (address, credentials, retry) = (self.address, self.credentials, &self.retry);
-        let tcp = self.reach(owner)?;
-        let hello = hello(owner, &tcp).map_err(Failure::Own)?;
+        let tcp = self.reach(cancellation)?;
+        let hello = hello(cancellation, &tcp).map_err(Failure::Own)?;
         let deadline = retry
             .conversation
             .map_or(retry.deadline, |limit| Instant::now() + limit);
-        let mut go_on = || owner.check().is_ok();
+        let mut go_on = || cancellation.check().is_ok();
         let converse = || {
             tcp.set_nodelay(true)
                 .map_err(|error| handshake::broken(&error))?;
@@ -235,42 +235,42 @@ impl<'a> Connector<'a> {
         converse().map_err(Failure::Handshake)
     }
 
-    fn reach(&self, owner: &mut impl Owner) -> Result<TcpStream, Failure> {
+    fn reach(&self, cancellation: &mut impl Cancellation) -> Result<TcpStream, Failure> {
         let deadline = self.retry.deadline;
-        let addresses = look_up(self.address, self.resolve, deadline, owner)
+        let addresses = look_up(self.address, self.resolve, deadline, cancellation)
             .map_err(Failure::Own)?
             .map_err(Failure::Unreachable)?;
         let connect = move || connect(&addresses, deadline);
         let late = io::Error::new(io::ErrorKind::TimedOut, "no answer in time");
-        in_time(deadline, late, owner, connect)
+        in_time(deadline, late, cancellation, connect)
             .map_err(Failure::Own)?
             .map_err(Failure::Unreachable)
     }
 }
 
-/// Looks up the addresses of a `host:port`. The outer error is the owner's, the inner one the
+/// Looks up the addresses of a `host:port`. The outer error is the caller's, the inner one the
 /// look-up's.
 pub fn look_up(
     address: &str,
     resolve: Resolve,
     deadline: Instant,
-    owner: &mut impl Owner,
+    cancellation: &mut impl Cancellation,
 ) -> Result<io::Result<Vec<SocketAddr>>> {
     if let Ok(number) = address.parse() {
         return Ok(Ok(vec![number]));
     }
     let address = address.to_owned();
-    let late = io::Error::other(LOOK_UP_GOES_ON);
-    in_time(deadline, late, owner, move || resolve(&address))
+    let late = io::Error::other(STILL_RESOLVING);
+    in_time(deadline, late, cancellation, move || resolve(&address))
 }
 
 /// Runs `task` in a thread of its own, because system calls that look up names or connect cannot be
-/// interrupted. Fails when the owner cancels. The inner result is `late` if the task has not ended
+/// interrupted. Fails when the caller cancels. The inner result is `late` if the task has not ended
 /// by the deadline.
 fn in_time<T: Send + 'static>(
     deadline: Instant,
     late: io::Error,
-    owner: &mut impl Owner,
+    cancellation: &mut impl Cancellation,
     task: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<io::Result<T>> {
     let (sender, outcome) = channel();
@@ -285,7 +285,7 @@ fn in_time<T: Send + 'static>(
             Err(RecvTimeoutError::Disconnected) => {
                 return Ok(Err(io::Error::other("the attempt failed")));
             }
-            Err(RecvTimeoutError::Timeout) => owner.check()?,
+            Err(RecvTimeoutError::Timeout) => cancellation.check()?,
         }
         if Instant::now() >= deadline {
             return Ok(Err(late));
@@ -334,15 +334,19 @@ mod tests {
     }
 
     /// Returns the outcome of an inquiry.
-    fn connect_to(address: &str, retry: Retry<'_>, owner: &mut impl Owner) -> Result<(), Failure> {
+    fn connect_to(
+        address: &str,
+        retry: Retry<'_>,
+        cancellation: &mut impl Cancellation,
+    ) -> Result<(), Failure> {
         let credentials = Credentials::load(b"", None).unwrap();
         let hello = |_: &mut _, _: &TcpStream| Hello::new((0, 0), 0, Purpose::Inquiry);
         Connector::new(address, &credentials, retry)
-            .connect(owner, hello, |_| Ok(()))
+            .connect(cancellation, hello, |_| Ok(()))
             .map(|(_, ())| ())
     }
 
-    fn goes_on() -> Result<()> {
+    fn continues() -> Result<()> {
         Ok(())
     }
 
@@ -355,7 +359,7 @@ mod tests {
             }
         });
         let retry = Retry::of_one_that_listens(LIMIT);
-        let failure = connect_to(&address, retry, &mut goes_on).unwrap_err();
+        let failure = connect_to(&address, retry, &mut continues).unwrap_err();
         other.join().unwrap();
         let Failure::Unreachable(error) = failure else {
             panic!("{failure:?}");
@@ -374,7 +378,7 @@ mod tests {
             seen.get() < 4
         };
         let retry = Retry::until(Instant::now() + LIMIT, &again);
-        connect_to(&address, retry, &mut goes_on).unwrap_err();
+        connect_to(&address, retry, &mut continues).unwrap_err();
         assert_eq!(seen.get(), 4);
     }
 
@@ -382,7 +386,7 @@ mod tests {
     fn an_owner_that_gives_up_ends_a_conversation_and_is_the_reason() {
         let (_silent, address) = listener();
         let mut asked = 0;
-        let mut owner = || {
+        let mut cancellation = || {
             asked += 1;
             match asked {
                 ..3 => Ok(()),
@@ -390,7 +394,7 @@ mod tests {
             }
         };
         let retry = Retry::of_one_that_listens(LIMIT);
-        let failure = connect_to(&address, retry, &mut owner).unwrap_err();
+        let failure = connect_to(&address, retry, &mut cancellation).unwrap_err();
         assert!(matches!(failure, Failure::Own(_)), "{failure:?}");
     }
 
@@ -402,7 +406,7 @@ mod tests {
             listener.accept().unwrap()
         });
         let retry = Retry::of_one_that_listens(Duration::from_secs(2));
-        let failure = connect_to(&address, retry, &mut goes_on).unwrap_err();
+        let failure = connect_to(&address, retry, &mut continues).unwrap_err();
         drop(other.join().unwrap());
         assert!(failure.is_passing(), "{failure:?}");
     }

@@ -37,7 +37,7 @@ const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
 /// than that for a reply.
 const TROUBLE_LIMIT: Duration = Duration::from_secs(2);
 /// Interval between two checks for a free slot.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Stack of a handshake thread, which needs little even to check certificates.
 const HANDSHAKE_STACK_BYTES: usize = 512 << 10;
 
@@ -91,7 +91,7 @@ pub trait AccessPolicy: Send + Sync {
     }
 
     /// Returns `true` if a new listener of this process may take over the address.
-    fn gives_way(&self) -> bool {
+    fn yields_socket(&self) -> bool {
         false
     }
 
@@ -139,11 +139,11 @@ impl std::fmt::Display for Initiator {
 pub struct Listener {
     /// Address at which it listens.
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerState>,
 }
 
 /// State shared by the owner of a listener and its thread.
-struct Shared {
+struct ListenerState {
     address: SocketAddr,
     socket: TcpListener,
     /// Shared with handshake threads, which can outlive the listening socket.
@@ -156,7 +156,7 @@ struct Shared {
 }
 
 /// Open listeners of this process.
-static LISTENERS: PerProcess<Vec<Weak<Shared>>> = PerProcess::new();
+static LISTENERS: PerProcess<Vec<Weak<ListenerState>>> = PerProcess::new();
 
 /// Binds a socket at `host:port`, or takes over that of an earlier listener of this process.
 /// Returns the socket and its address.
@@ -213,7 +213,7 @@ impl Listener {
         let cannot = |error| cannot_listen(&error, address, options.index);
         socket.set_nonblocking(true).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ListenerState {
             address,
             socket,
             options: Arc::new(options),
@@ -266,7 +266,7 @@ impl Drop for Listener {
     }
 }
 
-impl Shared {
+impl ListenerState {
     /// Records why no connection can be accepted; `None` clears the record.
     fn note_trouble(&self, trouble: Option<Error>) {
         let mut noted = lock(&self.trouble);
@@ -291,9 +291,10 @@ impl Shared {
 /// Closes an earlier listener of this process at one of these addresses, if its policy allows.
 /// Returns its socket, with the connections that wait in it.
 fn taken_over(addresses: &[SocketAddr]) -> Option<TcpListener> {
-    let listeners: Vec<Arc<Shared>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
+    let listeners: Vec<Arc<ListenerState>> =
+        LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
     let found = listeners.into_iter().find(|listener| {
-        addresses.contains(&listener.address) && listener.options.policy.gives_way()
+        addresses.contains(&listener.address) && listener.options.policy.yields_socket()
     })?;
     found.close();
     found.socket.try_clone().ok()
@@ -316,7 +317,7 @@ fn cannot_listen(error: &io::Error, address: &str, index: usize) -> Error {
     cause.blaming(index, host_name())
 }
 
-fn accept_each(shared: &Shared) {
+fn accept_each(shared: &ListenerState) {
     let pending = Arc::new(Pending::default());
     // `true` if the last handshake failed; a policy may then slow down a flood of strangers.
     let stranger = Arc::new(AtomicBool::new(false));
@@ -328,9 +329,9 @@ fn accept_each(shared: &Shared) {
             break;
         }
         let limits = shared.options.policy.limits();
-        if !pending.has_room(limits.slots) {
+        if !pending.has_capacity(limits.slots) {
             pending.end_older_than(MIN_HANDSHAKE_TIME);
-            pause(LOOK_INTERVAL);
+            pause(POLL_INTERVAL);
             continue;
         }
         let (tcp, from) = match shared.socket.accept() {
@@ -344,7 +345,7 @@ fn accept_each(shared: &Shared) {
                 // The initiator has disconnected, or file descriptors are scarce.
                 shared.note_trouble(cannot_let_in(&error));
                 pending.end_older_than(MIN_HANDSHAKE_TIME);
-                pause(LOOK_INTERVAL);
+                pause(POLL_INTERVAL);
                 continue;
             }
         };
@@ -402,7 +403,7 @@ fn greet(
     let mut slot = Some(slot);
     let mut admitted = None;
     let answered = handshake::respond(&mut stream, *index, &credentials.token, |hello| {
-        if !hello.purpose.is_of_no_rank() {
+        if !hello.purpose.addresses_process() {
             initiator.proved_rank = Some(hello.rank);
         }
         let mut services = options.services.iter();
@@ -466,7 +467,7 @@ mod tests {
 
     /// A policy with one slot.
     struct Narrow {
-        gives_way: bool,
+        yields_socket: bool,
     }
 
     impl AccessPolicy for Narrow {
@@ -477,17 +478,17 @@ mod tests {
             }
         }
 
-        fn gives_way(&self) -> bool {
-            self.gives_way
+        fn yields_socket(&self) -> bool {
+            self.yields_socket
         }
     }
 
-    fn listen(address: &str, number: u32, gives_way: bool) -> Result<Listener> {
+    fn listen(address: &str, number: u32, yields_socket: bool) -> Result<Listener> {
         let (socket, _) = bind(address, resolve(address), 0)?;
         let options = ListenOptions {
             index: 0,
             credentials: Arc::new(Credentials::load(b"secret", None)?),
-            policy: Arc::new(Narrow { gives_way }),
+            policy: Arc::new(Narrow { yields_socket }),
             services: vec![Arc::new(Number(number))],
             no_service: NotServed::NotAServer,
         };
@@ -527,11 +528,11 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_gives_way_to_the_next_one_if_its_policy_says_so() {
-        for gives_way in [true, false] {
-            let first = listen("127.0.0.1:0", 1, gives_way).unwrap();
+    fn a_listener_yields_its_socket_to_the_next_one_if_its_policy_says_so() {
+        for yields_socket in [true, false] {
+            let first = listen("127.0.0.1:0", 1, yields_socket).unwrap();
             let second = listen(&first.address.to_string(), 2, false);
-            if gives_way {
+            if yields_socket {
                 assert_eq!(ask(&second.unwrap(), &Purpose::Inquiry).unwrap(), 2);
                 continue;
             }

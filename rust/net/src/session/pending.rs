@@ -31,7 +31,7 @@ impl Pending {
         lock(&self.connections)
     }
 
-    pub(crate) fn has_room(&self, slots: usize) -> bool {
+    pub(crate) fn has_capacity(&self, slots: usize) -> bool {
         self.connections().len() < slots
     }
 

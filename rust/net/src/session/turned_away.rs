@@ -30,7 +30,7 @@ struct Visits {
     advice: &'static str,
     count: usize,
     /// `true` if all had the same name and exactly the same reason.
-    alike: bool,
+    equal: bool,
 }
 
 /// Summary of refused initiators for the user. Its text is empty, or the end of a sentence.
@@ -67,24 +67,24 @@ impl TurnedAway {
         };
         let mut visits = lock(&self.visits);
         if let Some(visits) = visits.get_mut(&(sort, kind.clone())) {
-            visits.alike &= visits.initiator == initiator_name && visits.reason == reason;
+            visits.equal &= visits.initiator == initiator_name && visits.reason == reason;
             visits.count += 1;
             return None;
         }
         let of_this_sort = visits.keys().filter(|(other, _)| *other == sort);
         let is_kept = of_this_sort.count() < reasons_max;
-        let said = is_kept.then(|| format!("turned away {initiator_name}: {error}"));
+        let message = is_kept.then(|| format!("turned away {initiator_name}: {error}"));
         if is_kept {
             let first = Visits {
                 initiator: initiator_name,
                 reason,
                 advice: error.advice(),
                 count: 1,
-                alike: true,
+                equal: true,
             };
             visits.insert((sort, kind), first);
         }
-        said
+        message
     }
 }
 
@@ -96,7 +96,7 @@ impl fmt::Display for TurnedAway {
             write!(f, "{}: {}", visits.initiator, visits.reason)?;
             match visits {
                 Visits { count: 1, .. } => {}
-                Visits { alike: true, .. } => write!(f, " ({} times)", visits.count)?,
+                Visits { equal: true, .. } => write!(f, " ({} times)", visits.count)?,
                 _ => write!(f, " (and the like, {} times)", visits.count)?,
             }
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use super::message::{AcceptedView, Envelope, Request, Step};
+use super::message::{AcceptedView, Envelope, MemberRequest, Step};
 use super::quorum::{Ballot, Id, Peer, Roster};
 use super::timing::Timing;
 use crate::error::{Error, NotAgreed};
@@ -46,10 +46,10 @@ pub struct Member {
     /// The roster whose members have all reached the end of the training, as a member has reported.
     finished: Option<Ballot>,
     contacts: BTreeMap<Id, Contact>,
-    phase: Phase,
+    phase: MemberPhase,
 }
 
-enum Phase {
+enum MemberPhase {
     Joining(Joining),
     Together(Together),
     Reforming(Box<Reforming>),
@@ -68,7 +68,7 @@ impl Member {
         workers: RangeInclusive<usize>,
     ) -> Self {
         let together = Together::new(BTreeSet::new());
-        let mut member = Self::new(me, timing, workers, Phase::Together(together));
+        let mut member = Self::new(me, timing, workers, MemberPhase::Together(together));
         member.promised = roster.ballot;
         member.view = Some(AcceptedView {
             roster,
@@ -96,10 +96,10 @@ impl Member {
             is_known: false,
             refused: BTreeSet::new(),
         };
-        Self::new(me, timing, workers, Phase::Joining(joining))
+        Self::new(me, timing, workers, MemberPhase::Joining(joining))
     }
 
-    fn new(me: Peer, timing: Timing, workers: RangeInclusive<usize>, phase: Phase) -> Self {
+    fn new(me: Peer, timing: Timing, workers: RangeInclusive<usize>, phase: MemberPhase) -> Self {
         Self {
             me,
             timing,
@@ -122,7 +122,7 @@ impl Member {
     pub fn rejoining(self, id: Id, now: Instant) -> Self {
         let mut addresses = BTreeSet::new();
         let views = match &self.phase {
-            Phase::Reforming(reforming) => reforming.elsewhere.values().collect(),
+            MemberPhase::Reforming(reforming) => reforming.elsewhere.values().collect(),
             _ => Vec::new(),
         };
         for AcceptedView { roster, .. } in views.into_iter().chain(&self.view) {
@@ -132,7 +132,7 @@ impl Member {
         let address = self.me.address;
         let me = Peer { id, address };
         let mut member = Self::joining(me, addresses, self.timing, self.workers, now);
-        if let Phase::Joining(joining) = &mut member.phase {
+        if let MemberPhase::Joining(joining) = &mut member.phase {
             joining.is_known = true;
         }
         member
@@ -154,10 +154,10 @@ impl Member {
     #[must_use]
     pub const fn phase(&self) -> &'static str {
         match self.phase {
-            Phase::Joining(_) => "Joining",
-            Phase::Together(_) => "Together",
-            Phase::Reforming(_) => "Reforming",
-            Phase::Over => "Over",
+            MemberPhase::Joining(_) => "Joining",
+            MemberPhase::Together(_) => "Together",
+            MemberPhase::Reforming(_) => "Reforming",
+            MemberPhase::Over => "Over",
         }
     }
 
@@ -165,13 +165,13 @@ impl Member {
     /// member is dead. The owner then calls [`Self::reform`].
     #[must_use]
     pub const fn must_reconfigure(&self) -> bool {
-        matches!(&self.phase, Phase::Together(together) if together.reconfigured_by.is_some())
+        matches!(&self.phase, MemberPhase::Together(together) if together.reconfigured_by.is_some())
     }
 
     /// The process that re-forms or is dead, and the evidence, as text for errors.
     #[must_use]
     pub fn reconfigured_by(&self) -> Option<String> {
-        let (Phase::Together(together), Some(view)) = (&self.phase, &self.view) else {
+        let (MemberPhase::Together(together), Some(view)) = (&self.phase, &self.view) else {
             return None;
         };
         let (peer, why) = together.reconfigured_by.as_ref()?;
@@ -211,7 +211,7 @@ impl Member {
 
     /// Records that all members of the roster are connected, and have the state of the training.
     pub fn connected(&mut self) {
-        if let (Phase::Together(together), Some(view)) = (&mut self.phase, &mut self.view) {
+        if let (MemberPhase::Together(together), Some(view)) = (&mut self.phase, &mut self.view) {
             together.is_connected = true;
             view.is_established = true;
             self.has_belonged = true;
@@ -224,7 +224,7 @@ impl Member {
     /// Leaves a group that has failed, could not connect to `unreached`, or has stopped for
     /// joiners.
     pub fn reform(&mut self, unreached: &[Id], now: Instant) {
-        let (Phase::Together(together), Some(view)) = (&self.phase, &self.view) else {
+        let (MemberPhase::Together(together), Some(view)) = (&self.phase, &self.view) else {
             return;
         };
         let has_found_death = together.has_found_death;
@@ -242,11 +242,11 @@ impl Member {
         } else {
             now + self.turn()
         };
-        self.phase = Phase::Reforming(Box::new(Reforming {
+        self.phase = MemberPhase::Reforming(Box::new(Reforming {
             since: now,
             lacking: now,
             attempts: 0,
-            looked: now,
+            polled_at: now,
             round: 0,
             propose_at,
             proposal: None,
@@ -259,17 +259,17 @@ impl Member {
 
     /// Leaves the job for good. Returns messages for the other members, to be sent once.
     pub fn leave(&mut self) -> Vec<(String, Envelope)> {
-        self.end_with(|_| Request::Leave)
+        self.end_with(|_| MemberRequest::Leave)
     }
 
     /// Ends the job after all members have reached the end of the training. Returns messages for
     /// members that may not know, because the group has failed since.
     pub fn finish(&mut self) -> Vec<(String, Envelope)> {
-        self.end_with(Request::Finish)
+        self.end_with(MemberRequest::Finish)
     }
 
-    fn end_with(&mut self, farewell: impl Fn(Ballot) -> Request) -> Vec<(String, Envelope)> {
-        self.phase = Phase::Over;
+    fn end_with(&mut self, farewell: impl Fn(Ballot) -> MemberRequest) -> Vec<(String, Envelope)> {
+        self.phase = MemberPhase::Over;
         let Some(AcceptedView { roster, .. }) = &self.view else {
             return Vec::new();
         };
@@ -290,7 +290,7 @@ impl Member {
 
     /// Marks the group for a new roster if this process is one of its members.
     fn reconfigure_without(&mut self, id: Id, why: &'static str) {
-        if let (Phase::Together(together), Some(view)) = (&mut self.phase, &self.view) {
+        if let (MemberPhase::Together(together), Some(view)) = (&mut self.phase, &self.view) {
             let member = view.roster.members.iter().find(|it| it.id == id);
             let call = member.map(|member| (member.clone(), why));
             together.reconfigured_by = together.reconfigured_by.take().or(call);
@@ -320,7 +320,7 @@ impl Member {
         self.timing.stagger * u32::try_from(position.unwrap_or(0)).unwrap_or(u32::MAX)
     }
 
-    fn envelope(&self, to: &Peer, request: Request) -> (String, Envelope) {
+    fn envelope(&self, to: &Peer, request: MemberRequest) -> (String, Envelope) {
         let envelope = Envelope {
             from: self.me.clone(),
             to: Some(to.id),
@@ -332,15 +332,15 @@ impl Member {
     /// Returns the next action.
     pub fn step(&mut self, now: Instant) -> Step {
         match &self.phase {
-            Phase::Over => Step::Wait(None),
-            Phase::Joining(_) => self.step_joining(now),
-            Phase::Together(_) => self.step_together(now),
-            Phase::Reforming(_) => self.step_reforming(now),
+            MemberPhase::Over => Step::Wait(None),
+            MemberPhase::Joining(_) => self.step_joining(now),
+            MemberPhase::Together(_) => self.step_together(now),
+            MemberPhase::Reforming(_) => self.step_reforming(now),
         }
     }
 
     fn fail(&mut self, fact: NotAgreed) -> Step {
-        self.phase = Phase::Over;
+        self.phase = MemberPhase::Over;
         Step::Failed(Error::from(fact))
     }
 }

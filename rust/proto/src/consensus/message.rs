@@ -32,12 +32,12 @@ pub struct Envelope {
     /// Id of the receiver; `None` from a joiner, which knows addresses only.
     pub to: Option<Id>,
     /// The request itself.
-    pub request: Request,
+    pub request: MemberRequest,
 }
 
 /// A request to another process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
+pub enum MemberRequest {
     /// Asks for a promise to take part in no lower ballot.
     Gather {
         /// Number of the proposal.

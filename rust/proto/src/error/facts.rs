@@ -109,7 +109,7 @@ facts! {
         NotThere { algorithm: Text, collective: Text },
         #[error(
             "{collective} of {bytes} bytes by {world_size} ranks moves about {pieces} pieces, too many \
-             to simulate; choose fewer ranks or a smaller size; {alike} without stragglers, of {even} \
+             to simulate; choose fewer ranks or a smaller size; {symmetric} without stragglers, of {even} \
              bytes or a multiple, may have more, as its ranks do the same"
         )]
         TooLargeToSimulate {
@@ -117,7 +117,7 @@ facts! {
             bytes: usize,
             world_size: usize,
             pieces: usize,
-            alike: Text,
+            symmetric: Text,
             even: usize,
         },
         #[error(
@@ -416,8 +416,8 @@ facts! {
         Garbled { peer: usize, how: Garbled },
         #[error("in {call} (collective #{sequence}) the connection from rank {peer} {broken}")]
         Corrupted { peer: usize, broken: Broken, call: Text, sequence: u64 },
-        #[error("rank {peer} called something else as collective #{sequence}: {called}")]
-        HeadersDiffer { peer: usize, sequence: u64, called: Text, own: Text },
+        #[error("rank {peer} called something else as collective #{sequence}: {theirs}")]
+        HeadersDiffer { peer: usize, sequence: u64, theirs: Text, own: Text },
         #[error(
             "collective #{sequence}, waiting for {}, did not move for {:.1} s",
             ranks(awaited), idle.as_secs_f64()

@@ -45,19 +45,19 @@ pub struct Error {
     pub elapsed: Option<Duration>,
     /// The part of the world in which it happened, if the group is not all of the world.
     #[serde(skip)]
-    pub part: Option<Arc<Part>>,
+    pub part: Option<Arc<Subgroup>>,
 }
 
 /// A group that was made from some ranks of another.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Subgroup {
     /// Name that the program gave it.
     pub name: String,
     /// Ranks in the group of all, by rank in this group.
     pub world_ranks: Vec<usize>,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for Subgroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: Vec<_> = self.world_ranks.iter().take(PART_RANKS_MAX).collect();
         write!(f, "{}, whose ranks from 0 on are ranks ", self.name)?;
@@ -230,7 +230,7 @@ impl Error {
 
     /// The same error, of a group that is this part of the world.
     #[must_use]
-    pub fn within(mut self, part: Option<&Arc<Part>>) -> Self {
+    pub fn within(mut self, part: Option<&Arc<Subgroup>>) -> Self {
         self.part = part.cloned();
         self
     }
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn an_error_of_a_part_says_who_its_ranks_are_in_the_world() {
-        let part = Arc::new(Part {
+        let part = Arc::new(Subgroup {
             name: "group 'odd'".into(),
             world_ranks: (0..100).map(|rank| 2 * rank + 1).collect(),
         });

@@ -32,7 +32,7 @@ impl Elements {
         let size_bytes = elements.size_bytes;
         for (index, value) in values.iter().enumerate() {
             let low = value.to_le_bytes();
-            // SAFETY: `blank` made room for `values.len()` elements of `size_bytes` each.
+            // SAFETY: `blank` reserved `values.len()` elements of `size_bytes` each.
             unsafe {
                 let element = elements.pointer().add(index * size_bytes);
                 element.copy_from_nonoverlapping(low.as_ptr(), size_bytes);

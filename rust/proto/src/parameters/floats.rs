@@ -68,7 +68,7 @@ pub fn kept(length: usize) -> Option<Vec<f32>> {
 pub fn forget_kept() {
     let mut shelf = lock(&SHELF);
     shelf.used_bytes_max = shelf.used_bytes;
-    shelf.make_room();
+    shelf.free_kept();
 }
 
 impl Shelf {
@@ -88,7 +88,7 @@ impl Shelf {
     fn begin_use(&mut self, length: usize) {
         self.used_bytes += bytes(length);
         self.used_bytes_max = self.used_bytes_max.max(self.used_bytes);
-        self.make_room();
+        self.free_kept();
     }
 
     fn end_use(&mut self, values: Vec<f32>) {
@@ -98,7 +98,7 @@ impl Shelf {
     }
 
     /// Frees memory down to the bound, starting with what was unused for longest.
-    fn make_room(&mut self) {
+    fn free_kept(&mut self) {
         while self.used_bytes + self.kept_bytes > self.used_bytes_max {
             self.kept_bytes -= bytes(self.kept.remove(0).len());
         }
@@ -200,7 +200,7 @@ mod tests {
             shelf.begin_use(LENGTH);
         }
         shelf.end_use(vec![0.0; LENGTH]);
-        shelf.make_room();
+        shelf.free_kept();
         assert_eq!(held(&shelf), [LENGTH]);
         assert_eq!(
             (bytes(3), is_large(LENGTH), is_large(LENGTH - 1)),

@@ -16,7 +16,7 @@ use crate::error::{Breach, Result};
 
 /// A message from a worker to a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Request {
+pub struct WorkerRequest {
     /// Term that the worker knows; 0 if it knows none.
     pub term: Term,
     /// Index of the worker.
@@ -25,7 +25,7 @@ pub struct Request {
     pub ask: Ask,
 }
 
-impl Request {
+impl WorkerRequest {
     /// Checks the sender.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ mod tests {
             };
             let (term, base) = (1, 0);
             let ask = Ask::Submit { id, base, hyper };
-            Request { term, worker, ask }
+            WorkerRequest { term, worker, ask }
         };
         assert_eq!(request(1, 1).check_from(1), Ok(()));
         let wanted = "a request of worker 1".into();

@@ -23,7 +23,7 @@ pub struct Pending {
 
 /// A worker that takes part.
 #[derive(Debug, Clone)]
-struct Member {
+struct QueueMember {
     incarnation: Incarnation,
     /// Number of the last push that it has submitted.
     latest: u64,
@@ -74,7 +74,7 @@ enum Fate {
 pub struct Queue {
     rules: Rules,
     version: Version,
-    members: BTreeMap<u32, Member>,
+    members: BTreeMap<u32, QueueMember>,
     pending: VecDeque<Pending>,
     /// Gradients outside of the full queue, at most one of each worker.
     waiting: VecDeque<Pending>,
@@ -211,7 +211,7 @@ impl Queue {
         // The worker submits later pushes again.
         self.remove(worker);
         let slowest = self.members.values().map(|member| member.settled).min();
-        let member = Member {
+        let member = QueueMember {
             incarnation,
             latest,
             settled: slowest.unwrap_or(0),

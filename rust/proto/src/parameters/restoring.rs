@@ -45,12 +45,12 @@ impl Plan {
     /// Starts from the newest version in any keeper's memory, if each shard has a copy that has
     /// this version or can apply the entries that it lacks. Otherwise starts from the newest
     /// snapshot that all servers have. The new term is greater than every term that a server knows,
-    /// and than `heard_of`.
+    /// and than `known_term`.
     pub(super) fn of(
         keepers: Keepers,
         round: u64,
         answers: &BTreeMap<usize, Status>,
-        heard_of: Term,
+        known_term: Term,
     ) -> Self {
         let known = answers.values().map(|status| &status.terms);
         let last = known.max_by_key(|terms| terms.term()).cloned();
@@ -92,7 +92,7 @@ impl Plan {
                 false => Origin::Initial,
             };
         }
-        let term = last.term().max(heard_of).saturating_add(1);
+        let term = last.term().max(known_term).saturating_add(1);
         let lacks = |keeper: &usize| point.version > 0 && !whole.contains(keeper);
         Self {
             lacking: (0..keepers.count()).filter(lacks).collect(),

@@ -9,14 +9,14 @@ use std::time::Instant;
 use super::identity::{Incarnation, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
 use super::log::{Entry, IN_FLIGHT_MAX};
-use super::message::{Ask, Order, Reply, Report, Request};
+use super::message::{Ask, Order, Reply, Report, WorkerRequest};
 use super::optimizer::Hyper;
 use super::queue::{Counts, Pending, Queue};
 use super::restoring::{Origin, Plan, Status};
 use super::rules::{Rules, Timing};
 use super::snapshot::Snapshot;
 
-enum Phase {
+enum TermPhase {
     /// Collects the status of each keeper.
     Preparing {
         round: u64,
@@ -47,7 +47,7 @@ struct Leader {
     /// Applied version and version of the last snapshot, by keeper.
     progress: Vec<(Version, Version)>,
     /// Time of each member's last request, and the nonce with which it joined.
-    heard: BTreeMap<u32, (Instant, u64)>,
+    members: BTreeMap<u32, (Instant, u64)>,
     /// Number of incarnations given out in this term.
     incarnations: u32,
     keepers: Keepers,
@@ -74,13 +74,13 @@ pub struct Sequencer {
     /// State of a generator of round numbers. It starts at random, so that no report to an earlier
     /// sequencer process fits a round of this one.
     random: u64,
-    phase: Phase,
+    phase: TermPhase,
     /// Time at which unanswered orders are sent again.
     again: Instant,
     restored: u64,
     /// A later term that a worker has named. The next term must exceed it, also if all servers have
     /// lost their disks.
-    heard_of: Term,
+    known_term: Term,
     out: Vec<Output>,
 }
 
@@ -94,13 +94,13 @@ impl Sequencer {
             timing,
             keepers,
             random,
-            phase: Phase::Preparing {
+            phase: TermPhase::Preparing {
                 round: 0,
                 answers: BTreeMap::new(),
             },
             again: now,
             restored: 0,
-            heard_of: 0,
+            known_term: 0,
             out: Vec::new(),
         };
         sequencer.prepare();
@@ -112,7 +112,7 @@ impl Sequencer {
     #[must_use]
     pub fn counts(&self) -> Option<(Counts, usize, Version)> {
         match &self.phase {
-            Phase::Leading(leader) => {
+            TermPhase::Leading(leader) => {
                 let queue = &leader.queue;
                 Some((queue.counts(), queue.len(), queue.version()))
             }
@@ -124,7 +124,7 @@ impl Sequencer {
     #[must_use]
     pub fn start(&self) -> Version {
         match &self.phase {
-            Phase::Leading(leader) => leader.terms.start(),
+            TermPhase::Leading(leader) => leader.terms.start(),
             _ => 0,
         }
     }
@@ -133,7 +133,7 @@ impl Sequencer {
     #[must_use]
     pub fn origin(&self) -> Option<Origin> {
         match &self.phase {
-            Phase::Leading(leader) => Some(leader.origin),
+            TermPhase::Leading(leader) => Some(leader.origin),
             _ => None,
         }
     }
@@ -142,14 +142,14 @@ impl Sequencer {
     /// may be gone for good.
     #[must_use]
     pub fn has_survivors(&self) -> bool {
-        matches!(&self.phase, Phase::Leading(leader) if leader.has_survivors)
+        matches!(&self.phase, TermPhase::Leading(leader) if leader.has_survivors)
     }
 
     /// Histogram of applied gradients in this term by their staleness in versions.
     #[must_use]
     pub fn staleness(&self) -> BTreeMap<u64, u64> {
         match &self.phase {
-            Phase::Leading(leader) => leader.queue.staleness().clone(),
+            TermPhase::Leading(leader) => leader.queue.staleness().clone(),
             _ => BTreeMap::new(),
         }
     }
@@ -158,7 +158,7 @@ impl Sequencer {
     #[must_use]
     pub fn members(&self) -> Vec<(u32, Incarnation)> {
         match &self.phase {
-            Phase::Leading(leader) => leader.queue.members().collect(),
+            TermPhase::Leading(leader) => leader.queue.members().collect(),
             _ => Vec::new(),
         }
     }
@@ -180,7 +180,7 @@ impl Sequencer {
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        self.phase = Phase::Preparing {
+        self.phase = TermPhase::Preparing {
             round: self.random,
             answers: BTreeMap::new(),
         };
@@ -189,11 +189,13 @@ impl Sequencer {
 
     /// Drops silent workers, and returns all messages that are due by now.
     pub fn step(&mut self, now: Instant) -> Vec<Output> {
-        if let Phase::Leading(leader) = &mut self.phase {
+        if let TermPhase::Leading(leader) = &mut self.phase {
             let silent: Vec<_> = leader
-                .heard
+                .members
                 .iter()
-                .filter(|(_, (heard, _))| now.duration_since(*heard) >= self.timing.silence)
+                .filter(|(_, (received_at, _))| {
+                    now.duration_since(*received_at) >= self.timing.silence
+                })
                 .map(|(worker, _)| *worker)
                 .collect();
             for worker in silent {
@@ -211,17 +213,17 @@ impl Sequencer {
     fn say_again(&mut self) {
         for keeper in 0..self.keepers.count() {
             let order = match &self.phase {
-                Phase::Preparing { round, answers } => {
+                TermPhase::Preparing { round, answers } => {
                     let round = *round;
                     (!answers.contains_key(&keeper)).then_some(Order::Prepare { round })
                 }
-                Phase::Installing {
+                TermPhase::Installing {
                     plan,
                     fetched,
                     installed,
                     ..
                 } => installing(self.keepers, plan, fetched, installed, keeper),
-                Phase::Leading(leader) => Some(leader.append(keeper)),
+                TermPhase::Leading(leader) => Some(leader.append(keeper)),
             };
             self.out
                 .extend(order.map(|order| Output::Keeper(keeper, order)));
@@ -263,7 +265,7 @@ impl Sequencer {
 
     /// Makes the plan once every keeper has sent its status.
     fn status(&mut self, keeper: usize, asked: u64, status: Status) {
-        let Phase::Preparing { round, answers } = &mut self.phase else {
+        let TermPhase::Preparing { round, answers } = &mut self.phase else {
             return;
         };
         if asked != *round {
@@ -271,9 +273,9 @@ impl Sequencer {
         }
         answers.insert(keeper, status);
         if answers.len() == self.keepers.count() {
-            let plan = Plan::of(self.keepers, *round, answers, self.heard_of);
+            let plan = Plan::of(self.keepers, *round, answers, self.known_term);
             let missing = plan.missing(self.keepers).into_iter();
-            self.phase = Phase::Installing {
+            self.phase = TermPhase::Installing {
                 fetched: missing.map(|shard| (shard, None)).collect(),
                 plan,
                 installed: BTreeMap::new(),
@@ -285,7 +287,7 @@ impl Sequencer {
 
     /// Sends the missing shards on, once all of them have arrived.
     fn fetched_state(&mut self, keeper: usize, round: u64, state: Arc<Snapshot>) {
-        let Phase::Installing { plan, fetched, .. } = &mut self.phase else {
+        let TermPhase::Installing { plan, fetched, .. } = &mut self.phase else {
             return;
         };
         if round != plan.start.round || state.point != plan.start.point {
@@ -309,7 +311,7 @@ impl Sequencer {
         saved: Version,
         now: Instant,
     ) {
-        let Phase::Installing {
+        let TermPhase::Installing {
             plan,
             installed,
             applied,
@@ -335,7 +337,7 @@ impl Sequencer {
                 queue: Queue::new(self.rules.clone(), version, applied),
                 log: VecDeque::new(),
                 progress: saved.map(|saved| (version, *saved)).collect(),
-                heard: BTreeMap::new(),
+                members: BTreeMap::new(),
                 incarnations: 0,
                 terms: plan.start.terms.clone(),
                 keepers: self.keepers,
@@ -345,7 +347,7 @@ impl Sequencer {
                 let terms = leader.terms.clone();
                 Output::Worker(worker, Reply::OtherTerm(terms))
             }));
-            self.phase = Phase::Leading(Box::new(leader));
+            self.phase = TermPhase::Leading(Box::new(leader));
             self.restored += 1;
             self.say_again();
         } else if is_first {
@@ -362,7 +364,7 @@ impl Sequencer {
         saved: Version,
         now: Instant,
     ) {
-        let Phase::Leading(leader) = &mut self.phase else {
+        let TermPhase::Leading(leader) = &mut self.phase else {
             return;
         };
         if term != leader.terms.term() {
@@ -382,9 +384,9 @@ impl Sequencer {
     /// A keeper has lost its state of this term, so all servers begin another one.
     fn lost(&mut self, term: Term) {
         let current = match &self.phase {
-            Phase::Preparing { .. } => return,
-            Phase::Installing { plan, .. } => plan.start.terms.term(),
-            Phase::Leading(leader) => leader.terms.term(),
+            TermPhase::Preparing { .. } => return,
+            TermPhase::Installing { plan, .. } => plan.start.terms.term(),
+            TermPhase::Leading(leader) => leader.terms.term(),
         };
         if term == current {
             self.prepare();
@@ -392,8 +394,8 @@ impl Sequencer {
     }
 
     /// Answers a worker's request, except for `Stage` and `Pull`, which servers answer themselves.
-    pub fn answer(&mut self, request: &Request, now: Instant) {
-        let Phase::Leading(leader) = &mut self.phase else {
+    pub fn answer(&mut self, request: &WorkerRequest, now: Instant) {
+        let TermPhase::Leading(leader) = &mut self.phase else {
             return;
         };
         let (worker, term) = (request.worker, leader.terms.term());
@@ -405,7 +407,7 @@ impl Sequencer {
             Ordering::Equal => {}
             Ordering::Greater => {
                 // Workers accept later terms only, so the next term must exceed this one.
-                self.heard_of = request.term;
+                self.known_term = request.term;
                 return self.prepare();
             }
         }
@@ -442,11 +444,11 @@ impl Sequencer {
 
     /// Appends due updates to the log, and sends `Go` to the workers that may compute.
     fn order(&mut self, now: Instant) {
-        let Phase::Leading(leader) = &mut self.phase else {
+        let TermPhase::Leading(leader) = &mut self.phase else {
             return;
         };
         let mut is_new = false;
-        let everybody = leader.heard.len() >= self.rules.workers as usize;
+        let everybody = leader.members.len() >= self.rules.workers as usize;
         // Survivors rejoin at once, and a synchronous update needs the gradients of all of them.
         let is_gathering = !everybody && now < leader.since + GATHERING * self.timing.again;
         while !(is_gathering && self.rules.is_synchronous())
@@ -516,7 +518,10 @@ impl Leader {
         let term = self.term();
         // Only the latest nonce counts: after an older one, the worker may have been removed and
         // have joined again.
-        let is_known = self.heard.get(&worker).is_some_and(|(_, it)| *it == nonce);
+        let is_known = self
+            .members
+            .get(&worker)
+            .is_some_and(|(_, it)| *it == nonce);
         let is_same = |member: &Incarnation| claim.is_none_or(|claim| claim == *member);
         let member = self
             .queue
@@ -535,7 +540,7 @@ impl Leader {
                 latest.ok_or(Reply::NotMember(term, incarnation))?,
             )
         };
-        self.heard.insert(worker, (now, nonce));
+        self.members.insert(worker, (now, nonce));
         Ok(Reply::Joined {
             term,
             nonce,
@@ -574,8 +579,8 @@ impl Leader {
         if self.queue.incarnation(worker) != Some(incarnation) {
             return Err(Reply::NotMember(self.term(), incarnation));
         }
-        if let Some((heard, _)) = self.heard.get_mut(&worker) {
-            *heard = now;
+        if let Some((received_at, _)) = self.members.get_mut(&worker) {
+            *received_at = now;
         }
         Ok(())
     }
@@ -588,7 +593,7 @@ impl Leader {
 
     fn remove(&mut self, worker: u32) {
         self.queue.remove(worker);
-        self.heard.remove(&worker);
+        self.members.remove(&worker);
     }
 
     /// Returns whether the log has capacity. Servers that lag in updates or snapshots hold up the

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::{Entry, IN_FLIGHT_MAX};
-use super::message::{Ask, Order, Reply, Report, Request, Start};
+use super::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
 use super::shard::{Payload, Push, Shard, Weights};
 use super::snapshot::Snapshot;
 
@@ -117,7 +117,7 @@ impl<D: Disk> Server<D> {
     }
 
     /// Answers a worker. Returns `None` if the answer follows later, or never.
-    pub fn answer(&mut self, request: &Request) -> Option<Reply> {
+    pub fn answer(&mut self, request: &WorkerRequest) -> Option<Reply> {
         let state = self.state.as_mut()?;
         let term = state.terms.term();
         if request.term != term {

@@ -68,7 +68,7 @@ pub struct Push<'a> {
 
 /// One part with its optimizer slots.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Part {
+struct ShardPart {
     spec: Spec,
     weights: Weights,
     slots: Vec<Weights>,
@@ -78,7 +78,7 @@ struct Part {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Shard {
     optimizer: Optimizer,
-    parts: Vec<Part>,
+    parts: Vec<ShardPart>,
 }
 
 impl Spec {
@@ -120,7 +120,7 @@ impl Shard {
     #[must_use]
     pub fn new(optimizer: Optimizer, parts: &[(Spec, Weights)]) -> Self {
         let slot = |value, spec: &Spec| Arc::new(Floats::repeated(value, spec.elements()));
-        let part = |(spec, weights): &(Spec, Weights)| Part {
+        let part = |(spec, weights): &(Spec, Weights)| ShardPart {
             spec: *spec,
             weights: weights.clone(),
             slots: optimizer
@@ -139,7 +139,7 @@ impl Shard {
         let mut sizes = parts
             .iter()
             .map(|(spec, weights)| (spec.rows.checked_mul(spec.width), weights.len()));
-        sizes.all(|(said, there)| said == Some(there))
+        sizes.all(|(announced, there)| announced == Some(there))
     }
 
     /// All values: for each part its weights, then its slots.
@@ -168,7 +168,7 @@ impl Shard {
     /// Returns whether gradients have the shapes of its parts.
     #[must_use]
     pub fn fits(&self, gradients: &[Option<Gradient>]) -> bool {
-        let fits = |(part, gradient): (&Part, &Option<Gradient>)| {
+        let fits = |(part, gradient): (&ShardPart, &Option<Gradient>)| {
             gradient.as_ref().is_none_or(|it| it.fits(&part.spec))
         };
         gradients.len() == self.parts.len() && zip(&self.parts, gradients).all(fits)
@@ -208,7 +208,7 @@ impl Shard {
     }
 }
 
-impl Part {
+impl ShardPart {
     fn update(&mut self, optimizer: &Optimizer, number: u64, hyper: &Hyper, gradient: &Gradient) {
         let weights = Arc::make_mut(&mut self.weights);
         let mut slots: Vec<_> = self.slots.iter_mut().map(Arc::make_mut).collect();
@@ -247,7 +247,7 @@ fn multiply(factor: f32, gradient: &mut Cow<'_, Gradient>) {
     }
 }
 
-fn correct(strength: f32, gradient: &mut Gradient, part: &Part, then: &Weights) {
+fn correct(strength: f32, gradient: &mut Gradient, part: &ShardPart, then: &Weights) {
     let places = gradient.pieces(part.spec.width).into_iter();
     let places: Vec<_> = places.map(|(place, _)| place).collect();
     let mut rest = values(gradient);
@@ -350,7 +350,7 @@ mod tests {
             shard.arrays().map(|it| it.len()).collect::<Vec<_>>(),
             [6, 6]
         );
-        let changed = |change: fn(&mut Part)| {
+        let changed = |change: fn(&mut ShardPart)| {
             let mut changed = shard.clone();
             change(&mut changed.parts[0]);
             changed.fits_itself()

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// A part of a variable on one server, as a range of elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct VariablePart {
     /// Index of the variable.
     pub variable: usize,
     /// Elements of whole rows.
@@ -36,7 +36,7 @@ pub fn place(
     variables: &[Shape],
     placed: &BTreeMap<usize, usize>,
     servers: usize,
-) -> Vec<Vec<Part>> {
+) -> Vec<Vec<VariablePart>> {
     let size = |shape: &Shape| shape.rows * shape.width;
     let total: usize = variables.iter().map(size).sum();
     let share = total.div_ceil(servers).max(1);
@@ -47,14 +47,14 @@ pub fn place(
         if let Some(&server) = placed.get(&variable) {
             let elements = 0..size(shape);
             loads[server] += elements.len();
-            shards[server].push(Part { variable, elements });
+            shards[server].push(VariablePart { variable, elements });
             continue;
         }
         let pieces = size(shape).div_ceil(share).clamp(1, shape.rows.max(1));
         for piece in 0..pieces {
             let row = |piece| piece * shape.rows / pieces * shape.width;
             let elements = row(piece)..row(piece + 1);
-            free.push(Part { variable, elements });
+            free.push(VariablePart { variable, elements });
         }
     }
     free.sort_by_key(|part| Reverse(part.elements.len()));
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn what_the_program_places_stays_whole_and_there() {
         let shards = place(&[shape(8, 8), shape(2, 2)], &[(0, 1)].into(), 2);
-        let whole = |variable, end| Part {
+        let whole = |variable, end| VariablePart {
             variable,
             elements: 0..end,
         };

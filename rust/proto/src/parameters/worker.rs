@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
-use super::message::{Ask, Reply, Request};
+use super::message::{Ask, Reply, WorkerRequest};
 use super::optimizer::Hyper;
 use super::rules::Timing;
 use super::shard::{Payload, Weights};
@@ -26,7 +26,7 @@ struct Push {
 /// Weights of one server, with their point.
 pub type Pulled = (Point, Vec<Weights>);
 
-enum Phase {
+enum WorkerPhase {
     Joining {
         nonce: u64,
     },
@@ -64,7 +64,7 @@ pub struct Worker {
     random: u64,
     terms: Terms,
     incarnation: Option<Incarnation>,
-    phase: Phase,
+    phase: WorkerPhase,
     /// Number of the last push.
     number: u64,
     /// Number of the last push that needs no more staging in this term: all keepers have it, or it
@@ -100,7 +100,7 @@ impl Worker {
             random,
             terms: Terms::NONE,
             incarnation: None,
-            phase: Phase::Joining { nonce: random },
+            phase: WorkerPhase::Joining { nonce: random },
             number: 0,
             submitted: 0,
             round: random,
@@ -138,7 +138,10 @@ impl Worker {
     /// Returns whether all pushes are submitted, and the sequencer has sent `Go` since.
     #[must_use]
     pub const fn has_gone_on(&self) -> bool {
-        matches!(self.phase, Phase::Pulling { .. } | Phase::Computing)
+        matches!(
+            self.phase,
+            WorkerPhase::Pulling { .. } | WorkerPhase::Computing
+        )
     }
 
     /// The servers' term, as far as the worker knows.
@@ -149,8 +152,8 @@ impl Worker {
 
     /// A request to end the membership.
     #[must_use]
-    pub fn leave(&self) -> Request {
-        Request {
+    pub fn leave(&self) -> WorkerRequest {
+        WorkerRequest {
             term: self.terms.term(),
             worker: self.me,
             ask: Ask::Leave(self.incarnation.unwrap_or_default()),
@@ -201,7 +204,7 @@ impl Worker {
             payloads,
             hyper,
         });
-        if matches!(self.phase, Phase::Computing) {
+        if matches!(self.phase, WorkerPhase::Computing) {
             self.go_on();
         }
         Some(PushId {
@@ -219,22 +222,22 @@ impl Worker {
 
     /// Requests to send now, by keeper. Those without a gradient go to first copies, whose index is
     /// that of their server.
-    pub fn step(&mut self, now: Instant) -> Vec<(usize, Request)> {
+    pub fn step(&mut self, now: Instant) -> Vec<(usize, WorkerRequest)> {
         if now < self.again {
             return Vec::new();
         }
         self.again = now + self.timing.again;
         let mut asks = Vec::new();
         match &self.phase {
-            Phase::Joining { nonce } => asks.push((0, self.join(*nonce))),
-            Phase::Waiting { number } => {
+            WorkerPhase::Joining { nonce } => asks.push((0, self.join(*nonce))),
+            WorkerPhase::Waiting { number } => {
                 let pushed = self.unsettled.iter().find(|it| it.number == *number);
                 match pushed {
                     Some(push) => asks.push((0, self.submit(push))),
                     None => asks.push((0, self.join(self.random))),
                 }
             }
-            Phase::Staging { number, staged } => {
+            WorkerPhase::Staging { number, staged } => {
                 let push = self.unsettled.iter().find(|it| it.number == *number);
                 let missing = (0..self.keepers.count()).filter(|&keeper| !staged[keeper]);
                 asks.extend(missing.filter_map(|keeper| {
@@ -247,7 +250,7 @@ impl Worker {
                     Some((keeper, ask))
                 }));
             }
-            Phase::Pulling { at_least, pulled } => {
+            WorkerPhase::Pulling { at_least, pulled } => {
                 let all = 0..self.keepers.servers;
                 let missing = all.filter(|&server| pulled[server].is_none());
                 asks.extend(missing.map(|server| {
@@ -255,16 +258,19 @@ impl Worker {
                     (server, Ask::Pull { round, at_least })
                 }));
             }
-            Phase::Computing => {}
+            WorkerPhase::Computing => {}
         }
         // The sequencer gets a sign of life in any case.
         if let Some(incarnation) = self.incarnation
-            && !matches!(self.phase, Phase::Joining { .. } | Phase::Waiting { .. })
+            && !matches!(
+                self.phase,
+                WorkerPhase::Joining { .. } | WorkerPhase::Waiting { .. }
+            )
         {
             asks.push((0, Ask::Alive(incarnation)));
         }
         let (term, worker) = (self.terms.term(), self.me);
-        let request = |(server, ask)| (server, Request { term, worker, ask });
+        let request = |(server, ask)| (server, WorkerRequest { term, worker, ask });
         asks.into_iter().map(request).collect()
     }
 
@@ -317,14 +323,14 @@ impl Worker {
                 latest,
                 replicas,
             } if theirs == term => {
-                if !matches!(self.phase, Phase::Joining { nonce: ours } if ours == nonce) {
+                if !matches!(self.phase, WorkerPhase::Joining { nonce: ours } if ours == nonce) {
                     return;
                 }
                 self.incarnation = Some(incarnation);
                 self.keepers.replicas = replicas.min(self.keepers.servers - 1);
                 self.unsettled.retain(|push| push.number > latest);
                 self.submitted = latest;
-                self.phase = Phase::Waiting { number: latest };
+                self.phase = WorkerPhase::Waiting { number: latest };
                 self.go_on();
             }
             Reply::Go {
@@ -338,7 +344,7 @@ impl Worker {
                 self.unsettled.retain(|push| push.number > settled);
                 // An older reply may arrive later.
                 self.dropped = self.dropped.max(dropped);
-                if !matches!(self.phase, Phase::Waiting { number: ours } if ours == number) {
+                if !matches!(self.phase, WorkerPhase::Waiting { number: ours } if ours == number) {
                     return;
                 }
                 self.may_go(number, version);
@@ -353,7 +359,7 @@ impl Worker {
             }
             Reply::Staged(theirs, id) if theirs == term && id == self.id(id.number) => {
                 // A repeated reply must not make this worker repeat requests.
-                let Phase::Staging { number, staged } = &mut self.phase else {
+                let WorkerPhase::Staging { number, staged } = &mut self.phase else {
                     return;
                 };
                 if *number != id.number || keeper >= staged.len() {
@@ -364,14 +370,14 @@ impl Worker {
                     return;
                 }
                 self.submitted = id.number;
-                self.phase = Phase::Waiting { number: id.number };
+                self.phase = WorkerPhase::Waiting { number: id.number };
             }
             Reply::Weights {
                 round,
                 point,
                 parts,
             } => {
-                let Phase::Pulling { pulled, .. } = &mut self.phase else {
+                let WorkerPhase::Pulling { pulled, .. } = &mut self.phase else {
                     return;
                 };
                 if round != self.round || keeper >= pulled.len() {
@@ -384,7 +390,7 @@ impl Worker {
                 let pulled: Vec<_> = mem::take(pulled).into_iter().flatten().collect();
                 self.base = Some(pulled.iter().map(|(point, _)| *point).collect());
                 self.event = Some(Event::Weights(pulled));
-                self.phase = Phase::Computing;
+                self.phase = WorkerPhase::Computing;
             }
             _ => return,
         }
@@ -410,7 +416,7 @@ impl Worker {
             self.event = None;
         }
         let nonce = self.random;
-        self.phase = Phase::Joining { nonce };
+        self.phase = WorkerPhase::Joining { nonce };
     }
 
     /// Stages the next push that is not submitted, if there is one.
@@ -418,7 +424,7 @@ impl Worker {
         let mut numbers = self.unsettled.iter().map(|push| push.number);
         if let Some(number) = numbers.find(|number| *number > self.submitted) {
             let staged = vec![false; self.keepers.count()];
-            self.phase = Phase::Staging { number, staged };
+            self.phase = WorkerPhase::Staging { number, staged };
         }
     }
 
@@ -426,16 +432,16 @@ impl Worker {
         if self.unsettled.iter().any(|push| push.number > number) {
             self.go_on();
         } else if self.base.is_some() {
-            self.phase = Phase::Computing;
+            self.phase = WorkerPhase::Computing;
         } else if version == 0 {
             self.base = Some(vec![Point::default(); self.keepers.servers]);
             self.event = Some(Event::WantsInitial);
-            self.phase = Phase::Computing;
+            self.phase = WorkerPhase::Computing;
         } else {
             self.round = self.round.wrapping_add(1);
             let at_least = version;
             let pulled = vec![None; self.keepers.servers];
-            self.phase = Phase::Pulling { at_least, pulled };
+            self.phase = WorkerPhase::Pulling { at_least, pulled };
         }
     }
 }

@@ -844,8 +844,8 @@ mod tests {
             });
             let all = [Algorithm::OneShot, two, Algorithm::Star];
             assert_eq!(policy.measurable(), all[..measurable]);
-            let told = all.map(|algorithm| policy.measured(algorithm));
-            assert_eq!(told, [Some(one_shot), Some(two_steps), Some(star)]);
+            let measured = all.map(|algorithm| policy.measured(algorithm));
+            assert_eq!(measured, [Some(one_shot), Some(two_steps), Some(star)]);
             assert_eq!(policy.measured(Algorithm::Halving), None);
         }
     }

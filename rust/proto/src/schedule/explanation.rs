@@ -300,13 +300,13 @@ mod tests {
         let policy = Policy::new(Topology::one_host(16));
         let direct = policy.explain()["direct"].clone();
         assert!(direct.ends_with(": chunks of at most 64 KiB"), "{direct}");
-        for (ranks, reproducible, told) in
+        for (ranks, reproducible, text) in
             [(65, false, TOO_MANY_RANKS), (65, true, ""), (64, false, "")]
         {
             let mut policy = Policy::new(Topology::one_host(ranks));
             policy.reproducible = reproducible;
             let obstacle = policy.obstacle(Algorithm::Direct);
-            assert_eq!(obstacle.unwrap_or_default(), told);
+            assert_eq!(obstacle.unwrap_or_default(), text);
         }
     }
 
@@ -336,11 +336,11 @@ mod tests {
                         (0..24).flat_map(|power| [(1 << power) - 1, 1 << power, 3 << power])
                     {
                         let call = Call::float_sum(bytes);
-                        let told = ranges
+                        let explained = ranges
                             .iter()
                             .find(|range| range.up_to.is_none_or(|up_to| call.bytes() <= up_to))
                             .unwrap();
-                        assert_eq!(told.algorithm, policy.choose(&call), "{rules} {bytes}");
+                        assert_eq!(explained.algorithm, policy.choose(&call), "{rules} {bytes}");
                     }
                 }
             }

@@ -24,13 +24,13 @@ impl Symmetry {
     ) -> Self {
         let world_size = topology.world_size();
         let chunks = count.div_ceil(block).max(1) * world_size;
-        let alike = count > 0
+        let equal_sizes = count > 0
             && count.is_multiple_of(chunks)
             && matches!(collective, Collective::AllReduce { .. });
         let in_a_row = topology.hosts().concat().is_sorted();
         let is_exchange = matches!(collective, Collective::AllToAll);
         match algorithm {
-            Algorithm::Ring if alike && in_a_row => Self::Rotation,
+            Algorithm::Ring if equal_sizes && in_a_row => Self::Rotation,
             Algorithm::Direct if is_exchange && in_a_row => Self::Rotation,
             _ => Self::None,
         }
@@ -90,14 +90,14 @@ mod tests {
             Collective::AllReduce { op: ReduceOp::Sum },
             Collective::AllToAll,
         ] {
-            let found = (2..=24).map(|world_size| count_alike(&collective, world_size));
+            let found = (2..=24).map(|world_size| count_symmetric(&collective, world_size));
             let found: usize = found.sum();
-            assert!(found > 20, "{found} were alike");
+            assert!(found > 20, "{found} were symmetric");
         }
     }
 
     /// Number of algorithms for which a symmetry is found; checks that it holds for all ranks.
-    fn count_alike(collective: &Collective, world_size: usize) -> usize {
+    fn count_symmetric(collective: &Collective, world_size: usize) -> usize {
         let topology = Topology::by_host((0..world_size).map(|rank| rank / 2));
         let sizes = [(world_size * 6, 100), (world_size * 60, world_size * 20)];
         let mut found = 0;

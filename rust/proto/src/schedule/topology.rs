@@ -120,8 +120,9 @@ impl Topology {
     /// many ranks.
     #[must_use]
     pub fn has_even_racks(&self) -> bool {
-        let alike = |groups: &[Vec<usize>]| groups.iter().all(|of| of.len() == groups[0].len());
-        !self.racks.is_empty() && alike(&self.racks) && alike(&self.hosts)
+        let equal_sizes =
+            |groups: &[Vec<usize>]| groups.iter().all(|of| of.len() == groups[0].len());
+        !self.racks.is_empty() && equal_sizes(&self.racks) && equal_sizes(&self.hosts)
     }
 
     /// Returns whether all hosts have equally many ranks, a power of two, and the ranks of each

@@ -83,7 +83,7 @@ pub struct Waits {
 /// A collective that a rank entered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entered {
-    /// The contract header that it sent.
+    /// The signature header that it sent.
     pub header: Vec<u8>,
     /// Description of the call for people.
     pub call: String,
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_call_is_told_with_its_step_and_the_step_that_was_left() {
-        let told = |left| {
+        let described = |left| {
             let (header, call, step) = (Vec::new(), "barrier".into(), 4);
             let entered = Entered {
                 header,
@@ -174,9 +174,9 @@ mod tests {
             };
             entered.in_its_step()
         };
-        assert_eq!(told(None), "barrier in step 4");
+        assert_eq!(described(None), "barrier in step 4");
         assert_eq!(
-            told(Some((3, "ValueError".into()))),
+            described(Some((3, "ValueError".into()))),
             "barrier in step 4, after it left step 3 by ValueError"
         );
     }

@@ -42,7 +42,7 @@ const STRANGERS_MESSAGE_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Joins the group; sent to rank 0 only.
-    Join(Member),
+    Join(RosterMember),
     /// Carries payload from the initiator to the responder, as one stream of their pipe.
     Data {
         /// Index of the stream.
@@ -62,13 +62,13 @@ pub enum Purpose {
     Inquiry,
     /// Carries messages about the members of the next group to the process, whatever its rank.
     Membership {
-        /// The job, as in [`Member::job`].
+        /// The job, as in [`RosterMember::job`].
         job: String,
     },
     /// A worker's or sequencer's connection to a parameter server: `stream` of `streams`. Ranks in
     /// the `Hello` are ignored.
     Parameters {
-        /// The job, as in [`Member::job`].
+        /// The job, as in [`RosterMember::job`].
         job: String,
         /// Index of the server that the initiator wants to reach.
         server: usize,
@@ -130,7 +130,7 @@ impl ClientKind {
 
 impl Purpose {
     /// Returns whether the connection addresses a process, whatever its rank.
-    pub const fn is_of_no_rank(&self) -> bool {
+    pub const fn addresses_process(&self) -> bool {
         matches!(
             self,
             Self::Inquiry | Self::Membership { .. } | Self::Parameters { .. }
@@ -161,7 +161,7 @@ impl fmt::Display for GroupId {
 
 /// Address, host and settings of a rank that joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct RosterMember {
     /// `host:port` at which others reach it; empty for rank 0 at the rendezvous address.
     pub address: String,
     /// True if it listens on its host's loopback interface, which no other host can reach.
@@ -190,7 +190,7 @@ pub struct Hello {
     pub version: u32,
     /// Rank of the initiator.
     pub rank: usize,
-    /// The rank that the initiator wants to reach; ignored where [`Purpose::is_of_no_rank`].
+    /// The rank that the initiator wants to reach; ignored where [`Purpose::addresses_process`].
     pub responder: usize,
     /// Number of processes, as the initiator knows it.
     pub world_size: usize,
@@ -254,9 +254,9 @@ impl Hello {
         })
     }
 
-    /// Rank of the initiator; `None` where [`Purpose::is_of_no_rank`].
+    /// Rank of the initiator; `None` where [`Purpose::addresses_process`].
     fn initiator(&self) -> Option<usize> {
-        (!self.purpose.is_of_no_rank()).then_some(self.rank)
+        (!self.purpose.addresses_process()).then_some(self.rank)
     }
 
     /// The same greeting from a member of `group` in `generation`.
@@ -285,14 +285,14 @@ impl Hello {
 /// Performs the initiator's side of the handshake.
 pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) -> Result<()> {
     let transcript = codec::encode(&hello, MESSAGE_BYTES_MAX)?;
-    let meant = (!hello.purpose.is_of_no_rank()).then_some(hello.responder);
+    let meant = (!hello.purpose.addresses_process()).then_some(hello.responder);
     let (initiator, version) = (hello.initiator(), hello.version);
     write_message(stream, &Message::Hello(hello))?;
-    let (rank, nonce, proof) = match hear(stream)? {
+    let (rank, nonce, proof) = match receive(stream)? {
         Message::Welcome { rank, nonce, proof } => (rank, nonce, proof),
         Message::OtherVersion(theirs) => return Err(other_version(version, theirs)),
         Message::Refused(error) if token.is_empty() => return Err(error.fit_to_travel()),
-        Message::Refused(error) => return Err(in_our_words(&error)),
+        Message::Refused(error) => return Err(without_peer_text(&error)),
         _ => return Err(unexpected("a welcome")),
     };
     let transcript = continued(&transcript, rank, &nonce);
@@ -305,7 +305,7 @@ pub fn initiate(stream: &mut (impl Read + Write), hello: Hello, token: &[u8]) ->
         stream,
         &Message::Proof(prove(token, b"caller", &transcript)),
     )?;
-    match hear(stream)? {
+    match receive(stream)? {
         // A responder of another rank should have refused.
         Message::Accepted => meant.map_or(Ok(()), |meant| {
             check_responder(initiator.unwrap_or_default(), meant, rank)
@@ -334,7 +334,7 @@ pub fn respond(
     let transcript = continued(&codec::encode(&hello, MESSAGE_BYTES_MAX)?, rank, &nonce);
     let proof = prove(token, b"callee", &transcript);
     write_message(stream, &Message::Welcome { rank, nonce, proof })?;
-    let checked = match hear(stream)? {
+    let checked = match receive(stream)? {
         Message::Proof(proof) if is_proof(token, b"caller", &transcript, &proof) => check(&hello),
         // A stranger's reason must not reach the user.
         Message::Refused(_) => return Err(tokens_differ(hello.initiator(), rank, token)),
@@ -389,7 +389,7 @@ pub fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> Result<T> {
 }
 
 /// Reads the next message of a peer that may be a stranger.
-pub fn hear(stream: &mut impl Read) -> Result<Message> {
+pub fn receive(stream: &mut impl Read) -> Result<Message> {
     codec::decode(&read_body(stream, STRANGERS_MESSAGE_BYTES_MAX)?)
 }
 
@@ -448,7 +448,7 @@ pub fn other_version(initiator: u32, responder: u32) -> Error {
 
 /// Error for a refusal that came before any proof. The peer may be a stranger, so none of its text
 /// reaches the user.
-fn in_our_words(refusal: &Error) -> Error {
+fn without_peer_text(refusal: &Error) -> Error {
     match &refusal.kind {
         ErrorKind::Config(_) => Unusable::OnlyTls.into(),
         _ => NotFormed::Refused.into(),

@@ -28,7 +28,7 @@ use gradring_proto::schedule::Algorithm;
 use gradring_proto::schedule::algorithm_rules::Rules;
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::schedule::topology::Topology;
-use gradring_proto::wire::contract::HEADER_BYTES;
+use gradring_proto::wire::signature::HEADER_BYTES;
 
 const WORLD_SIZES: [usize; 3] = [2, 3, 5];
 /// Seeds of each cell; in half of them, ranks share memory.
@@ -59,7 +59,7 @@ const IDLE_AFTER: Duration = Duration::from_secs(12);
 const SHUTDOWN_AFTER: Moment = 50 * MILLISECOND;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum CollectivePhase {
     Idle,
     FirstSegment,
     ReduceScatter,
@@ -67,22 +67,22 @@ enum Phase {
     Shutdown,
 }
 
-use Phase::{AllGather, FirstSegment, Idle, ReduceScatter, Shutdown};
+use CollectivePhase::{AllGather, FirstSegment, Idle, ReduceScatter, Shutdown};
 
-const MOVING: &[Phase] = &[FirstSegment, ReduceScatter, AllGather];
-const WORKING: &[Phase] = &[Idle, FirstSegment, ReduceScatter, AllGather];
+const MOVING: &[CollectivePhase] = &[FirstSegment, ReduceScatter, AllGather];
+const WORKING: &[CollectivePhase] = &[Idle, FirstSegment, ReduceScatter, AllGather];
 
 /// One fault in some phases, and its expected effect.
 struct Row {
     fault: &'static str,
-    phases: &'static [Phase],
+    phases: &'static [CollectivePhase],
     strikes: fn(&Cell) -> Fault,
     /// Limit of a stall.
     timeout: Duration,
     /// The collective under test; an all-reduce by default.
     calls: fn(&Cell) -> Collective,
     /// True if another collective follows although this one succeeds.
-    goes_on: bool,
+    continues: bool,
     /// Exception of every survivor; `None` if all results must be right.
     error: Option<&'static str>,
     /// Ranks that a survivor may blame.
@@ -94,7 +94,7 @@ struct Row {
 
 /// One row in one phase, with one rank at fault.
 struct Cell {
-    phase: Phase,
+    phase: CollectivePhase,
     world_size: usize,
     faulty: usize,
 }
@@ -120,7 +120,7 @@ impl Row {
     /// Makes the row of a fault that survivors learn of from news alone.
     const fn new(
         fault: &'static str,
-        phases: &'static [Phase],
+        phases: &'static [CollectivePhase],
         error: Option<&'static str>,
         strikes: fn(&Cell) -> Fault,
     ) -> Self {
@@ -130,7 +130,7 @@ impl Row {
             strikes,
             timeout: LONG_TIMEOUT,
             calls: |_| Collective::AllReduce { op: ReduceOp::Sum },
-            goes_on: false,
+            continues: false,
             error,
             blames: FAULTY,
             within: AT_ONCE,
@@ -280,7 +280,7 @@ fn rows() -> Vec<Row> {
             timeout: SHORT_TIMEOUT,
             // The root finishes early, and waits in the next collective for the slower ranks.
             calls: |cell| Collective::Broadcast { root: cell.root() },
-            goes_on: true,
+            continues: true,
             within: |_| {
                 let pieces = u32::try_from(BYTES / PIPE_BYTES + 2).expect("few");
                 (SHORT_TIMEOUT, SHORT_TIMEOUT / 6 * pieces)
@@ -487,7 +487,7 @@ impl Cell {
             pipe_bytes: PIPE_BYTES,
             delay_max: DELAY_MAX,
             shares_memory,
-            collectives: (0..if row.error.is_some() || row.goes_on {
+            collectives: (0..if row.error.is_some() || row.continues {
                 3
             } else {
                 2
@@ -505,8 +505,8 @@ impl Cell {
     /// and time of one turn of the monitor.
     fn news(&self) -> Duration {
         let hop = DELAY_MAX + WAKE_MAX;
-        let look = Duration::from_millis(20);
-        Duration::from_nanos(3 * self.world_size as Moment * hop) + look
+        let poll = Duration::from_millis(20);
+        Duration::from_nanos(3 * self.world_size as Moment * hop) + poll
     }
 
     /// Returns how the run contradicts the row, or `None`.
@@ -551,9 +551,9 @@ impl Cell {
                 if untimely.is_some() {
                     return untimely;
                 }
-                let told = since(*moment).saturating_sub(known.max(self.computes(row, rank)));
-                if told > self.news() {
-                    return Some(format!("was told {told:?} later: {error}"));
+                let delay = since(*moment).saturating_sub(known.max(self.computes(row, rank)));
+                if delay > self.news() {
+                    return Some(format!("was told {delay:?} later: {error}"));
                 }
             }
             (outcome, _) => return Some(format!("ended with {outcome:?}")),

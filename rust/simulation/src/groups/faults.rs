@@ -9,7 +9,7 @@ use crate::world::time::{MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use gradring_net::config::timing::Timing;
 use gradring_proto::collective::{Call, Collective};
 use gradring_proto::dtype::DType;
-use gradring_proto::wire::contract::HEADER_BYTES;
+use gradring_proto::wire::signature::HEADER_BYTES;
 
 /// Trigger of a fault: `after` a rank has begun to compute for a collective and has sent `sent`
 /// bytes of it.

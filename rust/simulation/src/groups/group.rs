@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 
 use super::faults::Fault;
-use super::links::{ControlEnd, Shared, SimulatedLinks};
+use super::links::{ControlEnd, SharedPipes, SimulatedLinks};
 use super::process::{Outcome, Process};
 use super::scenario::Scenario;
 use crate::world::network::Weather;
@@ -16,7 +16,7 @@ use crate::world::pipes::{End, Event, PipeId, Pipes};
 use crate::world::random::Random;
 use crate::world::time::{MICROSECOND, MILLISECOND, Moment, NEVER, SECOND, nanoseconds};
 use crate::world::{self, Happens, Subject, World};
-use gradring_core::failure::requests::Request;
+use gradring_core::failure::requests::MonitorRequest;
 use gradring_core::failure::thread::MonitorThread;
 use gradring_net::config::timing::Timing;
 use gradring_net::link::{Direction, Interest};
@@ -90,7 +90,7 @@ impl Happens for Next {
 struct Group {
     scenario: Rc<Scenario>,
     world: World<Next>,
-    network: Shared,
+    network: SharedPipes,
     ranks: Vec<Rank>,
     /// True if any rank has suspected another.
     suspected: bool,
@@ -110,7 +110,7 @@ impl Group {
         let world_size = scenario.world_size();
         let mut world = World::new(world_size, Weather::CALM, random, traced);
         let (clock, trace) = (world.clock.clone(), Rc::clone(&world.trace));
-        let network = Shared::new(Pipes::new(
+        let network = SharedPipes::new(Pipes::new(
             world_size,
             clock.clone(),
             world.random.fork(),
@@ -246,11 +246,11 @@ impl Group {
 
     /// Wakes the rank that waits for this event.
     fn tell(&mut self, event: Event) {
-        let (Event::Arrival(id) | Event::Room(id)) = event;
+        let (Event::Arrival(id) | Event::Capacity(id)) = event;
         let (from, to) = id.ends(self.ranks.len());
         let (rank, peer, direction) = match event {
             Event::Arrival(_) => (to, from, Direction::Receive),
-            Event::Room(_) => (from, to, Direction::Send),
+            Event::Capacity(_) => (from, to, Direction::Send),
         };
         match id {
             PipeId::Control { .. } => self.wake(rank, Thread::Monitor),
@@ -273,11 +273,8 @@ impl Group {
         }
         for index in 0..self.ranks.len() {
             let process = &self.ranks[index].process;
-            let called = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
-            let (engine, monitor) = (
-                called(&process.engine_called),
-                called(&process.monitor_called),
-            );
+            let take = |flag: &AtomicBool| flag.swap(false, Ordering::Relaxed);
+            let (engine, monitor) = (take(&process.engine_called), take(&process.monitor_called));
             if engine {
                 process.say(|| format!("is told: {:?}", process.aborted()));
                 self.ranks[index].aborted = Some(self.world.now());
@@ -335,7 +332,7 @@ impl Group {
                 drop(network);
                 rank.killed = true;
                 rank.engine = None;
-                rank.process.requests.request(Request::Close);
+                rank.process.requests.request(MonitorRequest::Close);
             }
             Fault::Aborts { .. } => {
                 drop(network);

@@ -12,9 +12,9 @@ use gradring_proto::lock::lock;
 
 /// The network, shared by all ranks.
 #[derive(Clone)]
-pub(super) struct Shared(Arc<Mutex<Pipes>>);
+pub(super) struct SharedPipes(Arc<Mutex<Pipes>>);
 
-impl Shared {
+impl SharedPipes {
     pub(super) fn new(network: Pipes) -> Self {
         Self(Arc::new(Mutex::new(network)))
     }
@@ -27,7 +27,7 @@ impl Shared {
 /// The links of one rank.
 pub(super) struct SimulatedLinks {
     rank: usize,
-    network: Shared,
+    network: SharedPipes,
     /// Shared memory with each peer; `None` for a peer without it.
     memory: Vec<Option<Memory>>,
 }
@@ -47,7 +47,7 @@ impl Memory {
 
 impl SimulatedLinks {
     /// Makes the links of a rank, which shares memory with the peers for which `shares` is true.
-    pub(super) fn new(rank: usize, network: Shared, shares: &[bool]) -> Self {
+    pub(super) fn new(rank: usize, network: SharedPipes, shares: &[bool]) -> Self {
         let memory = |&shares: &bool| shares.then(Memory::default);
         Self {
             rank,
@@ -92,7 +92,7 @@ impl SimulatedLinks {
         let Interest { peer, direction } = interest;
         let left = |memory: &Memory| !memory.left().is_empty();
         match direction {
-            Direction::Send => self.network.lock().has_room(self.to(peer)),
+            Direction::Send => self.network.lock().has_capacity(self.to(peer)),
             Direction::Receive => {
                 self.memory[peer].as_ref().is_some_and(left)
                     || self.network.lock().has_arrived(self.from(peer))
@@ -188,7 +188,7 @@ impl Drop for SimulatedLinks {
 
 /// One rank's end of a control connection.
 pub(super) struct ControlEnd {
-    network: Shared,
+    network: SharedPipes,
     incoming: PipeId,
     outgoing: PipeId,
 }
@@ -196,7 +196,7 @@ pub(super) struct ControlEnd {
 impl ControlEnd {
     /// Makes an end of the connection between `first` and its successor: the successor's end if
     /// `last`.
-    pub(super) const fn new(network: Shared, first: usize, last: bool) -> Self {
+    pub(super) const fn new(network: SharedPipes, first: usize, last: bool) -> Self {
         Self {
             network,
             incoming: PipeId::Control { first, back: !last },

@@ -17,7 +17,7 @@ use crate::world::trace::Trace;
 use gradring_core::drive::{
     Context, Drive, Launched, Memory, Prepared, Stall, Step, Supervisor, Suspicion,
 };
-use gradring_core::failure::requests::{Request, Requests};
+use gradring_core::failure::requests::{MonitorRequest, Requests};
 use gradring_core::observe::flight_recorder::{FlightRecorder, State};
 use gradring_core::observe::journal::Journal;
 use gradring_net::abort::AbortSwitch;
@@ -161,7 +161,7 @@ impl Process {
         self.sleep(self.clock.now() + lingers).await;
         self.say(|| "closes".into());
         drop(links);
-        self.requests.request(Request::Close);
+        self.requests.request(MonitorRequest::Close);
     }
 
     async fn collectives(&self, program: &mut Program) -> Outcome {
@@ -175,7 +175,7 @@ impl Process {
             let numbers = number..number + 1 + together.take_while(|next| next.together).count();
             let mut launched = Vec::new();
             for number in numbers.clone() {
-                let Some(call) = scenario.called(self.rank, number) else {
+                let Some(call) = scenario.call_of(self.rank, number) else {
                     self.reached.set(Some(number));
                     break;
                 };
@@ -309,7 +309,7 @@ impl Process {
                 }
                 Step::Blocked => {}
             }
-            let limit = drive.look(self.clock.instant());
+            let limit = drive.poll(self.clock.instant());
             if let Some(problem) = self.untrue.get() {
                 return wrong(problem);
             }
@@ -351,7 +351,8 @@ impl Supervisor for Process {
             self.check_stall(idle);
         }
         self.suspects.set(true);
-        self.requests.request(Request::Investigate(suspicion));
+        self.requests
+            .request(MonitorRequest::Investigate(suspicion));
     }
 
     fn abort(&self, cause: Error) {

@@ -126,7 +126,7 @@ impl Scenario {
     }
 
     /// The call of `rank` at this position, counted from 0; `None` if the rank has left by then.
-    pub(super) fn called(&self, rank: usize, number: usize) -> Option<Call> {
+    pub(super) fn call_of(&self, rank: usize, number: usize) -> Option<Call> {
         let mut call = self.collectives.get(number)?.call.clone();
         for fault in &self.faults {
             match fault {

@@ -203,8 +203,8 @@ impl Job {
                 return Err("the group makes no steps".into());
             }
             let ring = self.record.progressed.last().expect("it has made steps");
-            let has_room = ring.members.len() < *self.scenario.workers.end();
-            if waiting > 0 && has_room && !self.is_cut_for_good() {
+            let has_capacity = ring.members.len() < *self.scenario.workers.end();
+            if waiting > 0 && has_capacity && !self.is_cut_for_good() {
                 return Err("a joiner waits though there is room".into());
             }
         } else if waiting > 0 {

@@ -17,9 +17,9 @@ pub(super) struct Contents {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Shared(pub(super) Rc<RefCell<Contents>>);
+pub(super) struct SimulatedDisk(pub(super) Rc<RefCell<Contents>>);
 
-impl Shared {
+impl SimulatedDisk {
     /// Completes a snapshot.
     pub(super) fn finish(&self, snapshot: Snapshot) {
         let mut contents = self.0.borrow_mut();
@@ -29,7 +29,7 @@ impl Shared {
     }
 }
 
-impl Disk for Shared {
+impl Disk for SimulatedDisk {
     fn terms(&self) -> Terms {
         self.0.borrow().terms.clone()
     }

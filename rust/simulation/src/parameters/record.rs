@@ -125,7 +125,11 @@ impl Record {
     }
 
     /// Checks that servers with copies lose no update that a worker cannot push again.
-    pub(super) fn goes_on(&mut self, scenario: &Scenario, start: &Start) -> Result<(), String> {
+    pub(super) fn check_term_start(
+        &mut self,
+        scenario: &Scenario,
+        start: &Start,
+    ) -> Result<(), String> {
         if self.term >= start.terms.term() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::disk::Shared;
+use super::disk::SimulatedDisk;
 use super::record::{ELEMENTS, MOMENTUM, PushedGradient, Record, learning_rate, value};
 use super::scenario::{Harm, Kind, Scenario, Who, timing};
 use crate::world::every::Without;
@@ -12,7 +12,7 @@ use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId};
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Request};
+use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::Timing;
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -35,7 +35,7 @@ const BEGUN_MIN: u64 = 2;
 /// Messages to and from keepers; workers and the sequencer have no number.
 #[derive(Clone)]
 pub(super) enum Message {
-    Request(usize, Request),
+    Request(usize, WorkerRequest),
     Reply(usize, Reply),
     Order(usize, Order),
     Report(usize, Report),
@@ -76,7 +76,7 @@ struct Host<Process> {
 
 struct ServerProcess {
     /// Copies of shards; only the disk of the first outlives the process.
-    copies: Vec<(Server<Shared>, Shared)>,
+    copies: Vec<(Server<SimulatedDisk>, SimulatedDisk)>,
     sequencer: Option<Sequencer>,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Training {
     pub(super) world: World<Event>,
     timing: Timing,
     servers: Vec<Host<ServerProcess>>,
-    disks: Vec<Shared>,
+    disks: Vec<SimulatedDisk>,
     workers: Vec<Host<WorkerProcess>>,
     faults: Faults<Kind, Who, Harm>,
     begun: Option<Vec<u64>>,
@@ -131,7 +131,7 @@ impl Training {
             timing: timing(),
             servers: (0..scenario.keepers.servers).map(|_| Host::new()).collect(),
             disks: (0..scenario.keepers.servers)
-                .map(|_| Shared::default())
+                .map(|_| SimulatedDisk::default())
                 .collect(),
             workers: scenario.paces.iter().map(|_| Host::new()).collect(),
             faults: Faults::new(scenario.faults.clone()),
@@ -225,9 +225,9 @@ impl Training {
                 let keepers = self.scenario.keepers;
                 let sequencer =
                     (server == 0).then(|| Sequencer::new(rules, timing, keepers, random, now));
-                let forgetful = (0..keepers.replicas).map(|_| Shared::default());
+                let forgetful = (0..keepers.replicas).map(|_| SimulatedDisk::default());
                 let disks = [disk].into_iter().chain(forgetful);
-                let copy = |(copy, disk): (usize, Shared)| {
+                let copy = |(copy, disk): (usize, SimulatedDisk)| {
                     let every = (copy == 0).then_some(every);
                     (Server::new(disk.clone(), every, false), disk)
                 };
@@ -408,7 +408,7 @@ impl Training {
                 return Err(format!("keeper {keeper} has {:?} for {point:?}", at.point));
             }
             self.record.check_server(keepers.shard(keeper), at)?;
-            self.record.goes_on(&self.scenario, start)?;
+            self.record.check_term_start(&self.scenario, start)?;
             if point.version < self.record.stable {
                 return Err(format!(
                     "{point:?} was restored, though there were later ones"
@@ -533,7 +533,7 @@ impl Training {
             return Ok(());
         };
         let requests = process.worker.step(now);
-        let told = process.worker.event();
+        let event = process.worker.event();
         let wake = self.world.clock.moment(process.worker.wake());
         let me = Who::Worker(index);
         self.world.set_alarm(me.process(), wake, Event::Wake(me));
@@ -541,7 +541,7 @@ impl Training {
             let to = self.server_of(keeper);
             self.send(me, to, Message::Request(keeper, request));
         }
-        let pushed = match told {
+        let pushed = match event {
             None => return Ok(()),
             Some(worker::Event::WantsInitial) => PushedGradient {
                 base: Point::default(),

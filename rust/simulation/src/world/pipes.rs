@@ -27,7 +27,7 @@ pub(crate) enum Event {
     /// The receiver can read bytes, or see the end.
     Arrival(PipeId),
     /// The sender can write bytes, or see the end.
-    Room(PipeId),
+    Capacity(PipeId),
 }
 
 /// One direction of a connection.
@@ -240,8 +240,8 @@ impl Pipes {
         let ack = now + self.random.between(5 * MICROSECOND, MILLISECOND);
         let pipe = self.pipe(id);
         pipe.settle(now);
-        let room: usize = parts.iter().map(|part| part.len()).sum();
-        let mut count = room.min(pipe.arrived.len());
+        let capacity: usize = parts.iter().map(|part| part.len()).sum();
+        let mut count = capacity.min(pipe.arrived.len());
         if count == 0 {
             return pipe.ended(now).map_or(Ok(None), Err);
         }
@@ -256,7 +256,7 @@ impl Pipes {
             left -= length;
         }
         pipe.held -= count;
-        self.events.push((ack, Event::Room(id)));
+        self.events.push((ack, Event::Capacity(id)));
         Ok(Some(count))
     }
 
@@ -269,7 +269,7 @@ impl Pipes {
     }
 
     /// Returns whether the sender can continue without waiting.
-    pub(crate) fn has_room(&mut self, id: PipeId) -> bool {
+    pub(crate) fn has_capacity(&mut self, id: PipeId) -> bool {
         let now = self.clock.now();
         let pipe = self.pipe(id);
         pipe.held < pipe.capacity || pipe.refuses(now)
@@ -315,7 +315,7 @@ impl Pipes {
         let pipe = self.pipe(id);
         let at = now + pipe.delay.1;
         pipe.refused.get_or_insert(at);
-        self.events.push((at, Event::Room(id)));
+        self.events.push((at, Event::Capacity(id)));
     }
 
     /// Cuts the pipe from now to `until`.
@@ -324,7 +324,7 @@ impl Pipes {
         self.pipe(id).cuts.add(now, until);
         if until < NEVER {
             self.events.push((until, Event::Arrival(id)));
-            self.events.push((until, Event::Room(id)));
+            self.events.push((until, Event::Capacity(id)));
         }
     }
 

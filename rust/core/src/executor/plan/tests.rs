@@ -117,16 +117,16 @@ fn what_is_kept_takes_memory_that_nothing_else_needs_in_whatever_order_bytes_mov
 
 #[test]
 fn memory_of_folds_does_not_grow_with_the_number_of_blocks() {
-    let room = |world_size, bytes, algorithm| {
+    let capacity = |world_size, bytes, algorithm| {
         let (plans, ..) = plan(world_size, bytes, algorithm);
         4 * plans.kept[0].1.offsets.count()
     };
     for (algorithm, folded) in [(Algorithm::Direct, MIB / 4), (Algorithm::OneShot, MIB)] {
-        assert_eq!(room(4, MIB, algorithm), folded);
+        assert_eq!(capacity(4, MIB, algorithm), folded);
     }
-    assert_eq!(room(4, 64 * MIB, Algorithm::Direct), KEPT_MAX * MIB / 4);
+    assert_eq!(capacity(4, 64 * MIB, Algorithm::Direct), KEPT_MAX * MIB / 4);
     // Blocks grow where there would be too many.
-    assert_eq!(room(4, 1024 * MIB, Algorithm::Direct), KEPT_MAX * MIB);
+    assert_eq!(capacity(4, 1024 * MIB, Algorithm::Direct), KEPT_MAX * MIB);
 }
 
 #[test]

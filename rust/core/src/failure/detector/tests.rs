@@ -24,12 +24,13 @@ fn blamed(detector: &Detector) -> Option<usize> {
 }
 
 fn questions(detector: &mut Detector) -> Vec<u64> {
-    let told = detector.take_messages();
-    told.filter_map(|(_, message)| match message {
-        Message::Query { sequence } => Some(sequence),
-        _ => None,
-    })
-    .collect()
+    let messages = detector.take_messages();
+    messages
+        .filter_map(|(_, message)| match message {
+            Message::Query { sequence } => Some(sequence),
+            _ => None,
+        })
+        .collect()
 }
 
 #[test]
@@ -74,16 +75,17 @@ fn of_several_questions_the_one_about_the_earliest_position_is_answered() {
     let now = Instant::now();
     let mut detector = detector(0, now);
     for sequence in [5, 4, 7] {
-        detector.hear(Message::Query { sequence }, 0, now);
+        detector.receive(Message::Query { sequence }, 0, now);
     }
     assert_eq!(questions(&mut detector), [5, 4]);
     detector.keep_time(now + SECOND);
-    let told: Vec<_> = detector
+    let messages: Vec<_> = detector
         .take_messages()
         .map(|(_, message)| message)
         .collect();
     assert!(
-        told.iter()
+        messages
+            .iter()
             .any(|message| matches!(message, Message::Report(Report { sequence: 4, .. })))
     );
 }
@@ -92,11 +94,11 @@ fn of_several_questions_the_one_about_the_earliest_position_is_answered() {
 fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
     let now = Instant::now();
     let mut detector = detector(0, now);
-    detector.hear(Message::Query { sequence: 3 }, 0, now);
+    detector.receive(Message::Query { sequence: 3 }, 0, now);
     let suspicion = Suspicion::HeadersDiffer {
         peer: 2,
         sequence: 4,
-        called: "something else".into(),
+        theirs: "something else".into(),
         own: "this".into(),
     };
     detector.investigate(suspicion, now);
@@ -107,7 +109,7 @@ fn what_was_suspected_elsewhere_does_not_mix_with_an_earlier_question() {
             entered: None,
             waits: None,
         };
-        detector.hear(Message::Report(report), 0, now);
+        detector.receive(Message::Report(report), 0, now);
     }
     detector.keep_time(now + SECOND);
     let cause = detector.abort.cause().expect("all have spoken");
@@ -140,7 +142,7 @@ fn of_two_ranks_that_lose_each_other_the_one_that_noticed_first_speaks_first() {
     second.investigate(lost(1), now);
     let news: Vec<_> = second.take_messages().map(|(_, message)| message).collect();
     for message in [&news[..], &news].concat() {
-        first.hear(message, 0, now);
+        first.receive(message, 0, now);
     }
     assert_eq!(
         first.take_messages().count(),
@@ -186,11 +188,11 @@ fn what_is_said_of_ranks_that_do_not_exist_or_in_this_ranks_name_changes_nothing
         broken(0, 4),
     ];
     for message in untrue {
-        detector.hear(message, 0, now);
+        detector.receive(message, 0, now);
     }
     assert_eq!(detector.take_messages().count(), 0, "nobody is told of it");
     for message in [gossip(3), line(3), broken(3, 0)] {
-        detector.hear(message, 0, now);
+        detector.receive(message, 0, now);
     }
     assert_eq!(detector.take_messages().count(), 3);
     assert_eq!(blamed(&detector), None);

@@ -13,7 +13,7 @@ fn diagnose(calls: &[Option<&str>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, calls.len());
     diagnosis.about_stall(vec![0], Duration::from_secs(30));
     for (rank, call) in calls.iter().enumerate() {
-        assert!(diagnosis.hear(Report {
+        assert!(diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered: call.map(|call| Entered {
@@ -50,7 +50,7 @@ fn calls_that_differ_in_their_step_alone_are_told_apart() {
     let mut diagnosis = Diagnosis::new(4, 2);
     for rank in 0..2 {
         let step = 3 + rank as u64;
-        assert!(diagnosis.hear(Report {
+        assert!(diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered: Some(Entered {
@@ -63,9 +63,9 @@ fn calls_that_differ_in_their_step_alone_are_told_apart() {
         }));
     }
     let error = diagnosis.cause(&["h"; 2].map(String::from)).to_string();
-    let told = "rank 1 on h called a in step 4, after it left step 3 by ValueError: bad; the \
+    let expected = "rank 1 on h called a in step 4, after it left step 3 by ValueError: bad; the \
                 others called a in step 3 (rank 0)";
-    assert!(error.contains(told), "{error}");
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_rank_that_has_not_entered_is_late() {
 fn diagnose_waits(entered: &[bool], waits: &[Option<Waits>]) -> Error {
     let mut diagnosis = Diagnosis::new(4, entered.len());
     for (rank, (&entered, waits)) in entered.iter().zip(waits).enumerate() {
-        assert!(diagnosis.hear(Report {
+        assert!(diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered: entered.then(|| Entered {
@@ -128,8 +128,8 @@ fn of_a_rank_in_the_collective_and_one_beside_it_that_wait_for_each_other_the_la
         let reported = [Some(waits(&[1], 30)), Some(beside(0, seconds))];
         let error = diagnose_waits(&[true, false], &reported);
         assert_eq!(blamed(&error), 1);
-        let told = "is in send(dest=0) float64[3] and has not entered this collective";
-        assert!(error.to_string().contains(told), "{error}");
+        let expected = "is in send(dest=0) float64[3] and has not entered this collective";
+        assert!(error.to_string().contains(expected), "{error}");
     }
     // The same holds at the end of a chain.
     let reported = [
@@ -187,7 +187,7 @@ fn entered_a() -> Entered {
 fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
     let mut diagnosis = Diagnosis::new(1, 4);
     diagnosis.about_stall(vec![2], Duration::from_secs(1));
-    diagnosis.hear(Report {
+    diagnosis.receive(Report {
         rank: 3,
         sequence: 1,
         entered: Some(entered_a()),
@@ -200,7 +200,7 @@ fn of_the_silent_ranks_the_one_that_is_awaited_is_named() {
 fn a_rank_that_has_called_something_else_and_does_not_answer_is_told_by_its_header() {
     let mut diagnosis = Diagnosis::new(1, 2);
     diagnosis.about_header(1, "7 elements of float32".into());
-    diagnosis.hear(Report {
+    diagnosis.receive(Report {
         rank: 0,
         sequence: 1,
         entered: Some(entered_a()),
@@ -208,8 +208,8 @@ fn a_rank_that_has_called_something_else_and_does_not_answer_is_told_by_its_head
     });
     let error = diagnosis.cause(&["h"; 2].map(String::from));
     assert_eq!(blamed(&error), 1);
-    let told = "called something else: 7 elements of float32; the others called a";
-    assert!(error.to_string().contains(told), "{error}");
+    let expected = "called something else: 7 elements of float32; the others called a";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_header_that_differs_though_all_called_alike_was_changed_on_its_way() {
             step: 0,
             left: None,
         });
-        diagnosis.hear(Report {
+        diagnosis.receive(Report {
             rank,
             sequence: 4,
             entered,
@@ -310,7 +310,7 @@ fn a_rank_that_has_gone_on_and_forgotten_the_call_is_neither_late_nor_different(
 fn a_silent_rank_is_named() {
     let mut diagnosis = Diagnosis::new(1, 2);
     diagnosis.about_stall(vec![1], Duration::from_secs(1));
-    diagnosis.hear(Report {
+    diagnosis.receive(Report {
         rank: 0,
         sequence: 1,
         entered: None,

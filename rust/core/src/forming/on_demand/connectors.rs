@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::{GoesOn, PeerConnector, Probe, configure};
+use super::{Continues, PeerConnector, Probe, configure};
 use gradring_net::abort::Waker;
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_net::link::mesh::LinkConnector;
@@ -30,19 +30,19 @@ impl<T: Send + 'static> Worker<T> {
     fn spawn(
         connector: &Arc<PeerConnector>,
         waker: Arc<Waker>,
-        body: impl FnOnce(&PeerConnector, GoesOn<'_>, &dyn Fn(T)) + Send + 'static,
+        body: impl FnOnce(&PeerConnector, Continues<'_>, &dyn Fn(T)) + Send + 'static,
     ) -> Option<Self> {
         let over = Arc::new(AtomicBool::new(false));
         let (of_thread, ended) = (Arc::clone(connector), Arc::clone(&over));
         let (to_asker, made) = channel();
         let work = move || {
-            let goes_on = || !ended.load(Ordering::Acquire) && of_thread.abort.cause().is_none();
+            let continues = || !ended.load(Ordering::Acquire) && of_thread.abort.cause().is_none();
             let hand_over = |link| {
                 // The receiver may be gone.
                 let _ = to_asker.send(link);
                 waker();
             };
-            body(&of_thread, &goes_on, &hand_over);
+            body(&of_thread, &continues, &hand_over);
         };
         let spawned = std::thread::Builder::new()
             .name("gradring-connect".into())
@@ -109,8 +109,8 @@ impl ForCollectives {
             self.worker = Worker::spawn(
                 &self.connector,
                 waker,
-                move |connector, goes_on, hand_over| {
-                    connect_each(connector, &asked, &expected, goes_on, hand_over);
+                move |connector, continues, hand_over| {
+                    connect_each(connector, &asked, &expected, continues, hand_over);
                 },
             );
             to_worker
@@ -145,7 +145,7 @@ fn connect_each(
     connector: &PeerConnector,
     asked: &Receiver<usize>,
     expected: &Mutex<BTreeMap<usize, Probe>>,
-    goes_on: GoesOn<'_>,
+    continues: Continues<'_>,
     hand_over: &dyn Fn((usize, Vec<Connection>)),
 ) {
     loop {
@@ -157,9 +157,9 @@ fn connect_each(
         };
         match next {
             Ok(peer) if !connector.initiates(peer) => {}
-            Ok(peer) => match connector.connect(peer, Traffic::Collectives, goes_on) {
+            Ok(peer) => match connector.connect(peer, Traffic::Collectives, continues) {
                 Ok(connections) => hand_over((peer, connections)),
-                Err(trouble) => return connector.report(peer, trouble, goes_on),
+                Err(trouble) => return connector.report(peer, trouble, continues),
             },
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -169,8 +169,8 @@ fn connect_each(
             .find(|probe| probe.is_due())
             .cloned();
         let Some(mut probe) = due else { continue };
-        if let Err(trouble) = probe.look(connector, goes_on) {
-            return connector.report(probe.peer, trouble, goes_on);
+        if let Err(trouble) = probe.poll(connector, continues) {
+            return connector.report(probe.peer, trouble, continues);
         }
         // The rank may have connected meanwhile.
         lock(expected)
@@ -231,11 +231,11 @@ impl LinkConnector for ForTwo {
             Worker::spawn(
                 &self.connector,
                 waker,
-                move |connector, goes_on, hand_over| match connector
-                    .agree(peer, sends, &doorbell, goes_on)
+                move |connector, continues, hand_over| match connector
+                    .agree(peer, sends, &doorbell, continues)
                 {
                     Ok(agreed) => agreed.into_iter().for_each(hand_over),
-                    Err(trouble) => connector.report(peer, trouble, goes_on),
+                    Err(trouble) => connector.report(peer, trouble, continues),
                 },
             )
         });

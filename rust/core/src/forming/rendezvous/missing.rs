@@ -8,12 +8,12 @@ use super::Forming;
 use crate::forming::listener::GroupListener;
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_net::config::Config;
-use gradring_net::session::connect::{LOOK_UP_GOES_ON, Resolve, connect};
+use gradring_net::session::connect::{Resolve, STILL_RESOLVING, connect};
 use gradring_proto::error::{Error, Missing, NotFormed, Result, Text};
 
-/// Time limit of a look at the address of a rank that did not join.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Most ranks that an error names; each takes a thread to look at its address.
+/// Time limit of a probe of the address of a rank that did not join.
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
+/// Most ranks that an error names; each takes a thread that probes its address.
 pub(super) const NAMED_MAX: usize = 32;
 
 impl Forming<'_> {
@@ -35,11 +35,11 @@ impl Forming<'_> {
         } = self.config;
         let missing = self.late();
         let named = &missing[..missing.len().min(NAMED_MAX)];
-        let looks = self.look_at(named)?;
+        let states = self.probe_all(named)?;
         let fact = |&rank: &usize| Missing {
             rank,
-            found: (addresses.get(rank).zip(looks.get(&rank)))
-                .map(|(address, look)| (address.as_str().into(), look.as_str().into())),
+            found: (addresses.get(rank).zip(states.get(&rank)))
+                .map(|(address, state)| (address.as_str().into(), state.as_str().into())),
         };
         let fact = NotFormed::MissingRanks {
             missing: named.iter().map(fact).collect(),
@@ -54,41 +54,41 @@ impl Forming<'_> {
         Ok(Error::from(fact).blaming(missing[0], host))
     }
 
-    /// State of these ranks' addresses, for those that have one. Each look has a thread, which may
+    /// State of these ranks' addresses, for those that have one. Each probe has a thread, which may
     /// outlive the wait for it.
-    fn look_at(&mut self, ranks: &[usize]) -> Result<BTreeMap<usize, String>> {
-        let until = Instant::now() + LOOK_LIMIT;
+    fn probe_all(&mut self, ranks: &[usize]) -> Result<BTreeMap<usize, String>> {
+        let until = Instant::now() + PROBE_LIMIT;
         let (sender, news) = channel();
         let mut found = BTreeMap::new();
         for &rank in ranks {
             let Some(address) = self.config.addresses.get(rank).cloned() else {
                 continue;
             };
-            found.insert(rank, LOOK_UP_GOES_ON.to_owned());
+            found.insert(rank, STILL_RESOLVING.to_owned());
             let (resolve, sender) = (self.resolve, sender.clone());
             // The receiver may be gone.
-            let tell = move |look: &str| drop(sender.send((rank, look.to_owned())));
-            let look = move || look_at(&address, resolve, until, tell);
-            if let Err(error) = std::thread::Builder::new().spawn(look) {
+            let tell = move |state: &str| drop(sender.send((rank, state.to_owned())));
+            let attempt = move || probe(&address, resolve, until, tell);
+            if let Err(error) = std::thread::Builder::new().spawn(attempt) {
                 found.insert(rank, format!("no thread to look at it: {error}"));
             }
         }
         drop(sender);
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             match news.recv_timeout(INTERRUPT_INTERVAL.min(left)) {
-                Ok((rank, look)) => drop(found.insert(rank, look)),
+                Ok((rank, state)) => drop(found.insert(rank, state)),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => self.go_on_or_abort()?,
             }
         }
-        // Looks that arrived in time count, however late they are read.
+        // States that arrived in time count, however late they are read.
         found.extend(news.try_iter());
         Ok(found)
     }
 }
 
 /// Reports the state of an address, and reports again when more is known.
-fn look_at(address: &str, resolve: Resolve, until: Instant, tell: impl Fn(&str)) {
+fn probe(address: &str, resolve: Resolve, until: Instant, tell: impl Fn(&str)) {
     let addresses = match resolve(address) {
         Ok(addresses) => addresses,
         Err(error) => return tell(&error.to_string()),

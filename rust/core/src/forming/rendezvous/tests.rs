@@ -6,7 +6,7 @@ use common::free_address;
 use super::*;
 use gradring_net::config::Settings;
 use gradring_net::link::KINDS;
-use gradring_net::session::connect::LOOK_UP_GOES_ON;
+use gradring_net::session::connect::STILL_RESOLVING;
 use gradring_proto::error::ErrorKind;
 
 #[path = "../../../tests/common/mod.rs"]
@@ -139,7 +139,7 @@ fn a_name_that_is_looked_up_for_too_long_is_named() {
         assert!(rendezvous, "{error}");
         let text = error.to_string();
         assert!(text.contains("slow.invalid:4000"), "{text}");
-        assert!(text.contains(LOOK_UP_GOES_ON), "{text}");
+        assert!(text.contains(STILL_RESOLVING), "{text}");
     }
 }
 

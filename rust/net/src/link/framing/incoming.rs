@@ -29,7 +29,7 @@ struct Frames {
     inlets: Vec<Inlet>,
     /// Sequence number of the frame to deliver next.
     next: u32,
-    /// Lane that carries it if all of the sender's lanes had capacity.
+    /// Lane that carries it if all of the sender's lanes had free capacity.
     turn: usize,
     /// Start of the time without bytes after a lane has ended.
     silent_since: Option<Instant>,
@@ -125,8 +125,8 @@ impl Incoming {
             checked.memory = vec![0; CHECKED_BYTES_MAX].into();
         }
         while checked.right.is_empty() {
-            let room = IoSliceMut::new(&mut checked.memory[checked.received..]);
-            let Some((count, ended)) = self.frames.receive(lanes, &mut [room])? else {
+            let spare = IoSliceMut::new(&mut checked.memory[checked.received..]);
+            let Some((count, ended)) = self.frames.receive(lanes, &mut [spare])? else {
                 break;
             };
             checked.received += count;
@@ -300,22 +300,22 @@ impl Inlet {
         let payload = if self.held.is_empty() {
             let mut slices: [IoSliceMut<'_>; SLICES] =
                 std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let (mut filled, mut room) = (0, 0);
+            let (mut filled, mut capacity) = (0, 0);
             for part in parts.iter_mut().take(SLICES - 1) {
-                let length = part.len().min(left - room);
+                let length = part.len().min(left - capacity);
                 slices[filled] = IoSliceMut::new(&mut part[..length]);
                 filled += 1;
-                room += length;
+                capacity += length;
             }
-            if room == left {
+            if capacity == left {
                 slices[filled] = IoSliceMut::new(&mut self.inbox[..FRAME_HEADER_BYTES]);
                 filled += 1;
             }
             let Some(received) = lane.try_receive(&mut slices[..filled])? else {
                 return Ok(None);
             };
-            self.held = 0..received.saturating_sub(room);
-            received.min(room)
+            self.held = 0..received.saturating_sub(capacity);
+            received.min(capacity)
         } else {
             let held = &self.inbox[self.held.clone()];
             let taken = parts::scatter(&held[..held.len().min(left)], parts);

@@ -23,7 +23,7 @@ pub(super) struct Outgoing {
     /// Lane to try next.
     turn: usize,
     /// `true` if bytes are left for lanes that have no frame of their own.
-    wants_room: bool,
+    needs_capacity: bool,
 }
 
 /// Unsent rest of a frame.
@@ -45,14 +45,14 @@ impl Outgoing {
             sequence: 0,
             framed: 0,
             turn: 0,
-            wants_room: false,
+            needs_capacity: false,
         }
     }
 
     /// Returns `true` if the lane has bytes to send, so that it is worth waiting for after
     /// `try_send` returned `None`.
     pub(super) fn awaits(&self, lane: usize) -> bool {
-        self.wants_room || self.unsent[lane].is_some()
+        self.needs_capacity || self.unsent[lane].is_some()
     }
 
     /// Sends a prefix of `offer`; returns its length, or `None` if the pipe is full.
@@ -71,7 +71,7 @@ impl Outgoing {
             full[index] = full[index] || !self.push(index, &mut *lanes[index], offer, offered)?;
             in_vain = if full[index] { in_vain + 1 } else { 0 };
         }
-        self.wants_room = self.framed < offered || self.ready.is_some();
+        self.needs_capacity = self.framed < offered || self.ready.is_some();
 
         let waiting = || self.unsent.iter().chain([&self.ready]).flatten();
         let sent = waiting().map(|u| u.payload.start).min();

@@ -55,7 +55,7 @@ struct Wire(Arc<Mutex<WireState>>);
 #[derive(Default)]
 struct WireState {
     /// Bytes that it takes before it is full.
-    room: usize,
+    capacity: usize,
     under_way: VecDeque<u8>,
     arrived: VecDeque<u8>,
     ended: bool,
@@ -92,10 +92,10 @@ impl Link for Wire {
         let mut state = self.state();
         let bytes = parts.iter().flat_map(|part| part.iter());
         let before = state.under_way.len();
-        let room = state.room;
-        state.under_way.extend(bytes.take(room));
+        let capacity = state.capacity;
+        state.under_way.extend(bytes.take(capacity));
         let sent = state.under_way.len() - before;
-        state.room -= sent;
+        state.capacity -= sent;
         Ok((sent > 0).then_some(sent))
     }
 
@@ -175,7 +175,7 @@ fn transfer(
                     "nothing to wait for"
                 );
                 let mut awaited = awaited(&wires, |lane| outgoing.awaits(lane));
-                assert!(awaited.all(|wire| wire.state().room == 0));
+                assert!(awaited.all(|wire| wire.state().capacity == 0));
                 may_send = false;
             }
             // Accepted bytes arrive even if their buffer is overwritten.
@@ -200,11 +200,11 @@ fn transfer(
             }
         }
         let wire = &wires[random.below(streams)];
-        wire.state().room += random.below(step + 1);
+        wire.state().capacity += random.below(step + 1);
         wire.arrive(random.below(step + 1));
-        let has_room = |wire: &&Wire| wire.state().room > 0;
+        let has_capacity = |wire: &&Wire| wire.state().capacity > 0;
         let mut may_take = awaited(&wires, |lane| outgoing.awaits(lane));
-        may_send |= may_take.any(|w| is(w, wire) && has_room(&w));
+        may_send |= may_take.any(|w| is(w, wire) && has_capacity(&w));
         let mut may_bring = awaited(&wires, |lane| incoming.awaits(lane));
         may_receive |= may_bring.any(|w| is(w, wire) && w.is_readable());
     }
@@ -230,8 +230,8 @@ fn whatever_streams_are_ready_when_the_bytes_keep_their_order() {
 fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
     let wires = [Wire::default(), Wire::default()];
     let mut outgoing = Outgoing::new(2, false);
-    wires[0].state().room = 100;
-    wires[1].state().room = usize::MAX;
+    wires[0].state().capacity = 100;
+    wires[1].state().capacity = usize::MAX;
     let sent = payload(1 << 20, 1);
     // The first stream takes the header of a frame and 84 bytes of its payload.
     let accepted = outgoing.try_send(&mut lanes(&wires), &[IoSlice::new(&sent)]);
@@ -242,7 +242,7 @@ fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
     let rest = [IoSlice::new(&sent[84..])];
     assert_eq!(outgoing.try_send(&mut lanes(&wires), &rest), Ok(None));
     assert!(awaited(&wires, |lane| outgoing.awaits(lane)).all(|wire| is(wire, &wires[0])));
-    wires[0].state().room = usize::MAX;
+    wires[0].state().capacity = usize::MAX;
     let accepted = outgoing.try_send(&mut lanes(&wires), &rest);
     assert_eq!(accepted, Ok(Some(sent.len() - 84)));
 }
@@ -250,7 +250,7 @@ fn a_stalled_stream_holds_up_its_own_frame_and_no_other() {
 #[test]
 fn a_header_and_the_first_payload_leave_in_one_call() {
     let wires = [Wire::default(), Wire::default()];
-    wires[0].state().room = 1000;
+    wires[0].state().capacity = 1000;
     let mut outgoing = Outgoing::new(2, false);
     let parts = [IoSlice::new(&[1; 56]), IoSlice::new(&[2; 100])];
     assert_eq!(outgoing.try_send(&mut lanes(&wires), &parts), Ok(Some(156)));

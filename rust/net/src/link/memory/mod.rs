@@ -99,10 +99,10 @@ impl Link for MemoryLink {
         let mut received = 0;
         for part in parts {
             // VecDeque's Read stops at the seam of its ring, hence the loop.
-            let mut room = &mut part[..];
-            while !room.is_empty() && !pipe.bytes.is_empty() {
-                let length = pipe.bytes.read(room).unwrap_or(0);
-                room = &mut room[length..];
+            let mut spare = &mut part[..];
+            while !spare.is_empty() && !pipe.bytes.is_empty() {
+                let length = pipe.bytes.read(spare).unwrap_or(0);
+                spare = &mut spare[length..];
                 received += length;
             }
         }

@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use super::pipe::Shared;
+use super::pipe::ControlBlock;
 
 /// Bytes of the file for the counters.
 const SHARED_BYTES: usize = 4096;
@@ -25,7 +25,7 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-const _: () = assert!(size_of::<Shared>() <= SHARED_BYTES);
+const _: () = assert!(size_of::<ControlBlock>() <= SHARED_BYTES);
 
 /// Both rings and their counters, mapped into this process.
 pub(super) struct Arena {
@@ -99,8 +99,8 @@ impl Arena {
     }
 
     /// The counters.
-    pub(super) fn shared(&self) -> &Shared {
-        // SAFETY: this part of the mapping is large enough and begins with a page. `Shared`
+    pub(super) fn shared(&self) -> &ControlBlock {
+        // SAFETY: this part of the mapping is large enough and begins with a page. `ControlBlock`
         // consists of atomics, for which any bits are valid and may change at any time.
         unsafe { self.base.add(4 * self.capacity).cast().as_ref() }
     }

@@ -68,7 +68,7 @@ pub const KIND: Kind = Kind {
             // One TCP connection stays open, because it ends with the peer's process.
             let witness = introduction.connections.swap_remove(0);
             introduction.connections.clear();
-            vec![Box::new(Shared {
+            vec![Box::new(WitnessedLink {
                 memory,
                 witness,
                 ended: false,
@@ -78,7 +78,7 @@ pub const KIND: Kind = Kind {
 };
 
 /// A link to a rank that shares memory.
-struct Shared {
+struct WitnessedLink {
     memory: ShmLink,
     /// TCP connection on which nothing arrives but its end.
     witness: Connection,
@@ -86,7 +86,7 @@ struct Shared {
     ended: bool,
 }
 
-impl Shared {
+impl WitnessedLink {
     /// Turns `None`, which means to wait, into an error if the peer has ended.
     fn unless_ended<T>(&self, outcome: Option<T>) -> Result<Option<T>, Broken> {
         if outcome.is_none() && self.ended {
@@ -96,7 +96,7 @@ impl Shared {
     }
 }
 
-impl Link for Shared {
+impl Link for WitnessedLink {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         let sent = self.memory.try_send(parts)?;
         self.unless_ended(sent)
@@ -163,15 +163,18 @@ impl ShmLink {
     /// When the other side has closed the link, or breaks the protocol.
     pub fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
         let wanted = parts.iter().map(|part| part.len()).sum();
-        let room = self.side.room(self.arena.shared(), wanted)?.min(wanted);
-        let (mut left, mut written) = (room, 0);
+        let free = self
+            .side
+            .free_capacity(self.arena.shared(), wanted)?
+            .min(wanted);
+        let (mut left, mut written) = (free, 0);
         for part in parts {
             let mut part = &part[..part.len().min(left)];
             left -= part.len();
             while !part.is_empty() {
                 let (now, later) = part.split_at(part.len().min(BATCH_BYTES - written));
                 let position = (self.side.write_position() + written) % self.arena.capacity();
-                // SAFETY: at most `room` bytes from the position are written in all.
+                // SAFETY: at most `free` bytes from the position are written in all.
                 unsafe { self.arena.write(self.number, position, now) };
                 written += now.len();
                 part = later;
@@ -183,7 +186,7 @@ impl ShmLink {
         if written > 0 {
             self.publish(written);
         }
-        Ok((room > 0 || wanted == 0).then_some(room))
+        Ok((free > 0 || wanted == 0).then_some(free))
     }
 
     /// Receives into a prefix of `parts`; returns its length, or `None` if nothing is there.
@@ -192,7 +195,7 @@ impl ShmLink {
     /// When the other side has closed the link and everything was received, or breaks the protocol.
     pub fn try_receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
         let wanted = parts.iter().map(|part| part.len()).sum();
-        let filled = self.look(wanted)?.min(wanted);
+        let filled = self.poll(wanted)?.min(wanted);
         let (mut left, mut read) = (filled, 0);
         for part in parts {
             let length = part.len().min(left);
@@ -224,7 +227,7 @@ impl ShmLink {
     /// # Errors
     /// As for `try_receive`.
     pub fn readable(&mut self) -> Result<&[u8], Broken> {
-        let filled = self.look(self.arena.capacity())?;
+        let filled = self.poll(self.arena.capacity())?;
         // SAFETY: the bytes between head and tail are this side's until it gives them back, for
         // which it needs a mutable borrow.
         Ok(unsafe {
@@ -263,7 +266,7 @@ impl ShmLink {
         self.side.core_of_peer(self.arena.shared())
     }
 
-    fn look(&mut self, wanted: usize) -> Result<usize, Broken> {
+    fn poll(&mut self, wanted: usize) -> Result<usize, Broken> {
         self.side.filled(self.arena.shared(), wanted)
     }
 

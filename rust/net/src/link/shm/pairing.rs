@@ -116,7 +116,7 @@ fn initiate(
     });
     // A responder that waits in vain notices the closed listener, and replies.
     drop(offer.listener);
-    let other_doorbell = match (talk.hear()?, responder) {
+    let other_doorbell = match (talk.receive()?, responder) {
         // The responder sent its doorbell before its reply.
         (Ok(_), Ok(responder)) => {
             receive_doorbell(&responder).map_err(|error| own.reason("the initiator failed", &error))
@@ -140,7 +140,7 @@ fn respond(
     own: &Own<'_>,
     ring_bytes: usize,
 ) -> io::Result<Result<ShmLink, String>> {
-    let accepted = match talk.hear()? {
+    let accepted = match talk.receive()? {
         Ok(offer) => {
             let left = talk.deadline.saturating_duration_since(Instant::now());
             let limit = REACHING_LIMIT.min(left / REACHING_PART);
@@ -164,7 +164,7 @@ fn answer(
         }
         Err(reason) => talk.refuse(reason)?,
     };
-    Ok(talk.hear()?.and(accepted))
+    Ok(talk.receive()?.and(accepted))
 }
 
 /// The initiator's offer: shared memory, and a Unix socket at which it is passed on.
@@ -225,9 +225,9 @@ impl Offer {
     fn recognise(&self, pending: &mut VecDeque<UnixStream>) -> Option<UnixStream> {
         for _ in 0..pending.len() {
             let mut connection = pending.pop_front()?;
-            let mut said = [0; RANDOM_BYTES];
-            match connection.read(&mut said) {
-                Ok(RANDOM_BYTES) if is_equal(&said, &self.nonce) => return Some(connection),
+            let mut received = [0; RANDOM_BYTES];
+            match connection.read(&mut received) {
+                Ok(RANDOM_BYTES) if is_equal(&received, &self.nonce) => return Some(connection),
                 Err(error) if is_later(error.kind()) => pending.push_back(connection),
                 _ => {}
             }
@@ -336,7 +336,7 @@ impl Talk<'_> {
     }
 
     /// Receives the other side's next message: its content, or its reason for refusing.
-    fn hear(&mut self) -> io::Result<Result<Vec<u8>, String>> {
+    fn receive(&mut self) -> io::Result<Result<Vec<u8>, String>> {
         wire::read(&mut self.line())
     }
 

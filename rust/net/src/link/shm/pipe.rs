@@ -28,7 +28,7 @@ pub(super) const BATCH_BYTES: usize = 16 << 10;
 
 /// State that two processes share besides the bytes; all zeros at the start.
 #[repr(C)]
-pub(super) struct Shared {
+pub(super) struct ControlBlock {
     /// Indexed by the side that produces.
     counters: [Counters; 2],
     /// Indexed by the side that writes them.
@@ -99,7 +99,11 @@ impl Side {
 
     /// Returns the number of bytes that may be written at `write_position`. Reads the consumer's
     /// counter only if it knows of fewer than `wanted`.
-    pub(super) fn room(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
+    pub(super) fn free_capacity(
+        &mut self,
+        shared: &ControlBlock,
+        wanted: usize,
+    ) -> Result<usize, Broken> {
         if self.other_closed(shared) {
             return Err(Broken::closed());
         }
@@ -116,7 +120,7 @@ impl Side {
 
     /// Gives `count` written bytes to the consumer; returns `true` if it has to be woken.
     #[must_use]
-    pub(super) fn publish(&mut self, shared: &Shared, count: usize) -> bool {
+    pub(super) fn publish(&mut self, shared: &ControlBlock, count: usize) -> bool {
         assert!(count as u64 <= self.capacity - (self.tail - self.head_seen));
         self.tail += count as u64;
         self.note_core(shared);
@@ -126,7 +130,7 @@ impl Side {
 
     /// Returns the number of bytes that may be read at `read_position`. Reads the producer's
     /// counter only if it knows of fewer than `wanted`. A drained pipe that is closed is an error.
-    pub(super) fn filled(&mut self, shared: &Shared, wanted: usize) -> Result<usize, Broken> {
+    pub(super) fn filled(&mut self, shared: &ControlBlock, wanted: usize) -> Result<usize, Broken> {
         if self.tail_seen - self.head < wanted as u64 {
             self.tail_seen = self.load_tail(shared)?;
             // The other side publishes before it closes, so the counter is read again after the
@@ -149,7 +153,7 @@ impl Side {
     /// Gives `count` read bytes back to the producer, now or with later ones, so that small
     /// messages do not each write the counter. Returns `true` if the producer has to be woken.
     #[must_use]
-    pub(super) fn give_back(&mut self, shared: &Shared, count: usize) -> bool {
+    pub(super) fn give_back(&mut self, shared: &ControlBlock, count: usize) -> bool {
         assert!(count as u64 <= self.tail_seen - self.head);
         self.head += count as u64;
         if self.head - self.given_back < self.batch {
@@ -162,7 +166,7 @@ impl Side {
 
     /// Announces that this side will sleep until `direction` is ready. The caller then calls
     /// `ready`, and sleeps only if it returns `false`.
-    pub(super) fn announce_sleep(&self, shared: &Shared, direction: Direction) {
+    pub(super) fn announce_sleep(&self, shared: &ControlBlock, direction: Direction) {
         let asleep = &shared.flags[self.number].0.asleep;
         asleep.fetch_or(bit(direction), Relaxed);
         // Pairs with `should_wake`: either that sees the flag, or `ready` sees the new counter.
@@ -170,7 +174,7 @@ impl Side {
     }
 
     /// Returns `true` if an attempt in `direction` would not have to wait; it may also fail.
-    pub(super) fn ready(&self, shared: &Shared, direction: Direction) -> bool {
+    pub(super) fn ready(&self, shared: &ControlBlock, direction: Direction) -> bool {
         let moved = match direction {
             Direction::Send => {
                 self.load_head(shared).map(|head| self.tail - head) != Ok(self.capacity)
@@ -181,7 +185,7 @@ impl Side {
     }
 
     /// Withdraws all announcements.
-    pub(super) fn awake(&self, shared: &Shared) {
+    pub(super) fn awake(&self, shared: &ControlBlock) {
         let asleep = &shared.flags[self.number].0.asleep;
         // Without an announcement there is no write, so the cache line stays shared.
         if asleep.load(Relaxed) != 0 {
@@ -192,7 +196,7 @@ impl Side {
     /// Ends both pipes; bytes published before can still be read. Returns `true` if the other side
     /// has to be woken.
     #[must_use]
-    pub(super) fn close(&self, shared: &Shared) -> bool {
+    pub(super) fn close(&self, shared: &ControlBlock) -> bool {
         shared.flags[self.number].0.closed.store(1, Release);
         let sends = self.should_wake(shared, Direction::Send);
         let receives = self.should_wake(shared, Direction::Receive);
@@ -200,7 +204,7 @@ impl Side {
     }
 
     /// Publishes the CPU core of this thread.
-    fn note_core(&self, shared: &Shared) {
+    fn note_core(&self, shared: &ControlBlock) {
         let core = rustix::thread::sched_getcpu() as u32 + 1;
         let noted = &shared.flags[self.number].0.core;
         if noted.load(Relaxed) != core {
@@ -209,21 +213,21 @@ impl Side {
     }
 
     /// Returns the CPU core from which the other side published last, if it has published.
-    pub(super) fn core_of_peer(&self, shared: &Shared) -> Option<usize> {
+    pub(super) fn core_of_peer(&self, shared: &ControlBlock) -> Option<usize> {
         let noted = shared.flags[1 - self.number].0.core.load(Relaxed);
         (noted as usize).checked_sub(1)
     }
 
     /// Returns `true` if the other side sleeps for `direction`, whose counter was just written. It
     /// is woken once per announcement.
-    fn should_wake(&self, shared: &Shared, direction: Direction) -> bool {
+    fn should_wake(&self, shared: &ControlBlock, direction: Direction) -> bool {
         fence(SeqCst);
         let asleep = &shared.flags[1 - self.number].0.asleep;
         asleep.load(Relaxed) & bit(direction) != 0
             && asleep.fetch_and(!bit(direction), Relaxed) & bit(direction) != 0
     }
 
-    fn load_head(&self, shared: &Shared) -> Result<u64, Broken> {
+    fn load_head(&self, shared: &ControlBlock) -> Result<u64, Broken> {
         let head = self.outgoing(shared).head.0.load(Acquire);
         if self.tail.wrapping_sub(head) > self.capacity {
             return Err(impossible(false, self.tail, head));
@@ -231,7 +235,7 @@ impl Side {
         Ok(head)
     }
 
-    fn load_tail(&self, shared: &Shared) -> Result<u64, Broken> {
+    fn load_tail(&self, shared: &ControlBlock) -> Result<u64, Broken> {
         let tail = self.incoming(shared).tail.0.load(Acquire);
         if tail.wrapping_sub(self.head) > self.capacity {
             return Err(impossible(true, self.head, tail));
@@ -239,15 +243,15 @@ impl Side {
         Ok(tail)
     }
 
-    fn other_closed(&self, shared: &Shared) -> bool {
+    fn other_closed(&self, shared: &ControlBlock) -> bool {
         shared.flags[1 - self.number].0.closed.load(Acquire) != 0
     }
 
-    fn outgoing<'a>(&self, shared: &'a Shared) -> &'a Counters {
+    fn outgoing<'a>(&self, shared: &'a ControlBlock) -> &'a Counters {
         &shared.counters[self.number]
     }
 
-    fn incoming<'a>(&self, shared: &'a Shared) -> &'a Counters {
+    fn incoming<'a>(&self, shared: &'a ControlBlock) -> &'a Counters {
         &shared.counters[1 - self.number]
     }
 }
@@ -262,7 +266,7 @@ fn impossible(published: bool, own: u64, other: u64) -> Broken {
 }
 
 #[cfg(test)]
-impl Shared {
+impl ControlBlock {
     fn new() -> Self {
         let counter = || Line(AtomicU64::new(0));
         let flag = || AtomicU32::new(0);
@@ -289,13 +293,13 @@ mod tests {
     #[test]
     fn who_reads_everything_never_keeps_the_other_side_waiting() {
         for capacity in 1..=9 {
-            let shared = Shared::new();
+            let shared = ControlBlock::new();
             let (mut producer, mut consumer) = (Side::new(0, capacity), Side::new(1, capacity));
             for wanted in [1, 2, capacity].repeat(20) {
-                let room = producer.room(&shared, wanted).unwrap();
-                assert!(room > 0 && room <= capacity);
+                let free = producer.free_capacity(&shared, wanted).unwrap();
+                assert!(free > 0 && free <= capacity);
                 assert!(producer.ready(&shared, Direction::Send));
-                let count = room.min(wanted);
+                let count = free.min(wanted);
                 assert!(!producer.publish(&shared, count));
                 assert_eq!(consumer.filled(&shared, count), Ok(count));
                 assert!(!consumer.give_back(&shared, count));
@@ -305,7 +309,7 @@ mod tests {
 
     #[test]
     fn impossible_counters_are_noticed_and_never_used() {
-        let shared = Shared::new();
+        let shared = ControlBlock::new();
         let mut side = Side::new(0, 8);
         for wrong in [9, u64::MAX, 1 << 63] {
             shared.counters[1].tail.0.store(wrong, Relaxed);
@@ -316,20 +320,20 @@ mod tests {
         shared.counters[1].tail.0.store(8, Relaxed);
         assert_eq!(side.filled(&shared, 1), Ok(8));
 
-        assert_eq!(side.room(&shared, 8), Ok(8));
+        assert_eq!(side.free_capacity(&shared, 8), Ok(8));
         assert!(!side.publish(&shared, 8));
         for wrong in [9, u64::MAX, 1 << 63] {
             shared.counters[0].head.0.store(wrong, Relaxed);
-            let reason = side.room(&shared, 1).unwrap_err().to_string();
+            let reason = side.free_capacity(&shared, 1).unwrap_err().to_string();
             assert!(reason.contains(&format!("took back up to byte {wrong}")));
             assert!(side.ready(&shared, Direction::Send));
         }
         // A counter that goes backwards gives a wrong capacity, but never too much.
         shared.counters[0].head.0.store(8, Relaxed);
-        assert_eq!(side.room(&shared, 8), Ok(8));
+        assert_eq!(side.free_capacity(&shared, 8), Ok(8));
         assert!(!side.publish(&shared, 4));
         shared.counters[0].head.0.store(4, Relaxed);
-        assert_eq!(side.room(&shared, 8), Ok(0));
+        assert_eq!(side.free_capacity(&shared, 8), Ok(0));
     }
 }
 

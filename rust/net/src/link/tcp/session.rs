@@ -129,12 +129,12 @@ impl Session {
         for part in parts {
             let skipped = filled.min(part.len());
             filled -= skipped;
-            let mut room = &mut part[skipped..];
-            while self.decrypted > 0 && !room.is_empty() {
-                let count = self.connection.reader().read(room)?;
+            let mut spare = &mut part[skipped..];
+            while self.decrypted > 0 && !spare.is_empty() {
+                let count = self.connection.reader().read(spare)?;
                 taken += count;
                 self.decrypted -= count;
-                room = &mut room[count..];
+                spare = &mut spare[count..];
             }
         }
         Ok(taken)

@@ -40,8 +40,8 @@ impl Socket {
 
     /// Returns `true` if a read would not block: it gives bytes, the end or an error.
     pub(super) fn is_readable(&self) -> bool {
-        let looked = rustix::net::recv(&self.tcp, &mut [0_u8][..], RecvFlags::PEEK);
-        looked.map_or_else(|error| !is_later(error.kind()), |_| true)
+        let peeked = rustix::net::recv(&self.tcp, &mut [0_u8][..], RecvFlags::PEEK);
+        peeked.map_or_else(|error| !is_later(error.kind()), |_| true)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Member;
-use crate::consensus::message::{Request, Step};
+use crate::consensus::message::{MemberRequest, Step};
 use crate::consensus::quorum::Peer;
 use crate::consensus::timing::Timing;
 
@@ -32,7 +32,7 @@ impl Contact {
 
 impl Member {
     /// The next due request to one of these peers, or the time to wait for it.
-    pub(super) fn ask(&mut self, peers: &[Peer], request: &Request, now: Instant) -> Step {
+    pub(super) fn ask(&mut self, peers: &[Peer], request: &MemberRequest, now: Instant) -> Step {
         let mut next = None;
         for peer in peers {
             let contact = self.contacts.entry(peer.id).or_default();
@@ -49,7 +49,7 @@ impl Member {
                 }
             }
         }
-        let look = now + self.timing.again;
-        Step::Wait(Some(next.map_or(look, |next| next.min(look))))
+        let poll = now + self.timing.again;
+        Step::Wait(Some(next.map_or(poll, |next| next.min(poll))))
     }
 }

@@ -3,34 +3,34 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::{KNOWN_MAX, Member, Phase};
-use crate::consensus::message::{AcceptedView, Envelope, News, Outcome, Reply, Request};
+use super::{KNOWN_MAX, Member, MemberPhase};
+use crate::consensus::message::{AcceptedView, Envelope, MemberRequest, News, Outcome, Reply};
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
 impl Member {
     /// Replies to a request.
     pub fn answer(&mut self, envelope: &Envelope, now: Instant) -> Reply {
         let is_meant = envelope.to.is_none_or(|to| to == self.me.id);
-        if !is_meant || matches!(self.phase, Phase::Over) {
+        if !is_meant || matches!(self.phase, MemberPhase::Over) {
             return Reply::OtherProcess;
         }
         match &envelope.request {
-            Request::Gather { ballot, base, news } => {
+            MemberRequest::Gather { ballot, base, news } => {
                 self.learn(&envelope.from.address, news);
                 self.answer_gather(&envelope.from, *ballot, base, now)
             }
-            Request::Install(roster) => self.accept(roster, BTreeSet::new(), now),
-            Request::Watch(ballot) => self.answer_watch(*ballot),
-            Request::Join => {
+            MemberRequest::Install(roster) => self.accept(roster, BTreeSet::new(), now),
+            MemberRequest::Watch(ballot) => self.answer_watch(*ballot),
+            MemberRequest::Join => {
                 self.note(&envelope.from);
                 let view = self.view.as_ref();
                 Reply::Noted(view.map_or_else(Vec::new, |view| view.roster.members.clone()))
             }
-            Request::Leave => {
+            MemberRequest::Leave => {
                 self.mark_dead(envelope.from.id, "has left the job");
                 Reply::Noted(Vec::new())
             }
-            Request::Finish(ballot) => {
+            MemberRequest::Finish(ballot) => {
                 self.finished = Some(*ballot);
                 Reply::Noted(Vec::new())
             }
@@ -50,7 +50,7 @@ impl Member {
             let ours = &view.roster;
             let is_ahead = theirs.ballot >= ours.ballot;
             if is_ahead && !theirs.has(self.me.id) || !is_ahead && !ours.has(from.id) {
-                if let Phase::Reforming(reforming) = &mut self.phase {
+                if let MemberPhase::Reforming(reforming) = &mut self.phase {
                     let before = reforming.elsewhere.insert(from.id, base.clone());
                     let is_new = before.is_none_or(|before| !before.is_established);
                     if is_ahead && base.is_established && is_new {
@@ -69,12 +69,12 @@ impl Member {
             return Reply::Behind(self.promised);
         }
         match &mut self.phase {
-            Phase::Together(together) => {
+            MemberPhase::Together(together) => {
                 let call = (from.clone(), "forms a new group");
                 together.reconfigured_by.get_or_insert(call);
                 return Reply::Busy;
             }
-            Phase::Reforming(reforming) => {
+            MemberPhase::Reforming(reforming) => {
                 if reforming
                     .proposal
                     .as_ref()
@@ -88,8 +88,8 @@ impl Member {
                 let contact = self.contacts.entry(from.id).or_default();
                 contact.due = Some(now + self.timing.again);
             }
-            Phase::Joining(joining) => joining.noted = now,
-            Phase::Over => {}
+            MemberPhase::Joining(joining) => joining.noted = now,
+            MemberPhase::Over => {}
         }
         self.promised = ballot;
         Reply::Promise {
@@ -100,9 +100,9 @@ impl Member {
     }
 
     /// Handles the outcome of a request to an address; `to` is the process that was meant.
-    pub fn heard(&mut self, address: &str, to: Option<Id>, outcome: &Outcome, now: Instant) {
+    pub fn on_outcome(&mut self, address: &str, to: Option<Id>, outcome: &Outcome, now: Instant) {
         let Some(id) = to else {
-            return self.heard_of_joining(address, outcome, now);
+            return self.on_joining_outcome(address, outcome, now);
         };
         let promised = self.promised;
         let contact = self.contacts.entry(id).or_default();
@@ -124,20 +124,22 @@ impl Member {
                     contact.due = Some(now + self.timing.quiet / 3);
                 }
                 self.learn(address, news);
-                self.heard_promise(id, *ballot, view.as_ref(), now);
+                self.on_promise(id, *ballot, view.as_ref(), now);
             }
             Reply::Busy => {
                 contact.busy.get_or_insert(now);
             }
-            Reply::Behind(higher) if *higher > promised => self.give_way(id, *higher, now),
+            Reply::Behind(higher) if *higher > promised => self.yield_to(id, *higher, now),
             Reply::Elsewhere(view) => {
-                if let Phase::Reforming(reforming) = &mut self.phase {
+                if let MemberPhase::Reforming(reforming) = &mut self.phase {
                     reforming.elsewhere.insert(id, view.clone());
                 }
             }
             Reply::Accepted(ballot) => {
                 let at = self.view.as_ref().map(|view| view.roster.ballot);
-                if let (Phase::Together(together), true) = (&mut self.phase, at == Some(*ballot)) {
+                if let (MemberPhase::Together(together), true) =
+                    (&mut self.phase, at == Some(*ballot))
+                {
                     together.missing.remove(&id);
                 }
             }
@@ -153,15 +155,15 @@ impl Member {
         );
         let turn = self.turn();
         match &mut self.phase {
-            Phase::Together(together) => {
+            MemberPhase::Together(together) => {
                 together.has_found_death |= together.reconfigured_by.is_some()
             }
-            Phase::Reforming(reforming) => {
+            MemberPhase::Reforming(reforming) => {
                 if reforming.follows.take_if(|it| it.id == id).is_some() {
                     reforming.propose_at = reforming.propose_at.min(now + turn);
                 }
             }
-            Phase::Joining(_) | Phase::Over => {}
+            MemberPhase::Joining(_) | MemberPhase::Over => {}
         }
     }
 
@@ -180,7 +182,7 @@ impl Member {
         for joiner in &news.joiners {
             self.note(joiner);
         }
-        if let Phase::Reforming(reforming) = &mut self.phase {
+        if let MemberPhase::Reforming(reforming) = &mut self.phase {
             for address in &news.unreached {
                 reforming
                     .quarantined

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{KNOWN_MAX, Member, Phase};
-use crate::consensus::message::{Envelope, Outcome, Reply, Request, Step};
+use super::{KNOWN_MAX, Member, MemberPhase};
+use crate::consensus::message::{Envelope, MemberRequest, Outcome, Reply, Step};
 use crate::error::NotAgreed;
 
 /// State of a process that wants to join.
@@ -23,7 +23,7 @@ pub(super) struct Joining {
 
 impl Member {
     pub(super) fn step_joining(&mut self, now: Instant) -> Step {
-        let Phase::Joining(joining) = &mut self.phase else {
+        let MemberPhase::Joining(joining) = &mut self.phase else {
             unreachable!("asked while it joins only");
         };
         let limit = joining.noted + self.timing.join;
@@ -47,7 +47,7 @@ impl Member {
                 let envelope = Envelope {
                     from: self.me.clone(),
                     to: None,
-                    request: Request::Join,
+                    request: MemberRequest::Join,
                 };
                 return Step::Send(address.clone(), envelope);
             }
@@ -56,8 +56,8 @@ impl Member {
         Step::Wait(Some(next.map_or(limit, |next| next.min(limit))))
     }
 
-    pub(super) fn heard_of_joining(&mut self, address: &str, outcome: &Outcome, now: Instant) {
-        let Phase::Joining(joining) = &mut self.phase else {
+    pub(super) fn on_joining_outcome(&mut self, address: &str, outcome: &Outcome, now: Instant) {
+        let MemberPhase::Joining(joining) = &mut self.phase else {
             return;
         };
         let again = now + self.timing.remind;

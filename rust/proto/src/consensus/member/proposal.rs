@@ -275,7 +275,7 @@ fn in_order(base: &Roster, chosen: impl IntoIterator<Item = Peer>) -> Vec<Peer> 
 mod tests {
     use std::time::Duration;
 
-    use super::super::Phase;
+    use super::super::MemberPhase;
     use super::super::tests::peer;
     use super::*;
     use crate::consensus::timing::Timing;
@@ -303,8 +303,8 @@ mod tests {
         let mut member = Member::founding(peer(1), roster, Timing::default(), 1..=8);
         member.connected();
         member.reform(&[], now);
-        let phase = std::mem::replace(&mut member.phase, Phase::Over);
-        let Phase::Reforming(reforming) = phase else {
+        let phase = std::mem::replace(&mut member.phase, MemberPhase::Over);
+        let MemberPhase::Reforming(reforming) = phase else {
             panic!("it re-forms");
         };
         let ballot = Ballot {

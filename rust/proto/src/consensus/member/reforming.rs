@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::proposal::{Proposal, Verdict};
-use super::{Member, Phase};
-use crate::consensus::message::{AcceptedView, Request, Step};
+use super::{Member, MemberPhase};
+use crate::consensus::message::{AcceptedView, MemberRequest, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer};
 
 /// State of a member without a group.
@@ -17,7 +17,7 @@ pub(super) struct Reforming {
     pub(super) attempts: u32,
     /// Time of the last step. If this process was stopped since then, the others' silence proves
     /// nothing.
-    pub(super) looked: Instant,
+    pub(super) polled_at: Instant,
     /// The highest round in replies of others.
     pub(super) round: u64,
     /// Time at which to propose, unless another process does.
@@ -38,26 +38,26 @@ impl Member {
         let view = self.view.as_ref().expect("who re-forms was at a roster");
         let own = view.roster.ballot;
         if self.finished == Some(own) {
-            self.phase = Phase::Over;
+            self.phase = MemberPhase::Over;
             return Step::Finished;
         }
         // Moved out, because `judge` needs it beside `self`.
-        let phase = std::mem::replace(&mut self.phase, Phase::Over);
-        let Phase::Reforming(mut reforming) = phase else {
+        let phase = std::mem::replace(&mut self.phase, MemberPhase::Over);
+        let MemberPhase::Reforming(mut reforming) = phase else {
             unreachable!("asked while it re-forms only");
         };
-        if now > reforming.looked + self.timing.quiet.max(self.timing.request) {
+        if now > reforming.polled_at + self.timing.quiet.max(self.timing.request) {
             reforming.lacking = now;
             self.contacts.clear();
         }
-        reforming.looked = now;
+        reforming.polled_at = now;
         let proposal = match reforming.proposal.take() {
             Some(proposal) => proposal,
             None if now < reforming.propose_at => {
                 let until = reforming.propose_at;
                 let watched: Vec<_> = reforming.follows.iter().cloned().collect();
-                self.phase = Phase::Reforming(reforming);
-                let watch = Request::Watch(self.promised);
+                self.phase = MemberPhase::Reforming(reforming);
+                let watch = MemberRequest::Watch(self.promised);
                 return match self.ask(&watched, &watch, now) {
                     Step::Wait(Some(next)) if !watched.is_empty() => {
                         Step::Wait(Some(next.min(until)))
@@ -86,13 +86,13 @@ impl Member {
         };
         let verdict = self.judge(&proposal, &mut reforming, own, now);
         let asked = self.to_ask(&proposal);
-        let request = Request::Gather {
+        let request = MemberRequest::Gather {
             ballot: proposal.ballot,
             base: proposal.base.clone(),
             news: self.news(now),
         };
         reforming.proposal = Some(proposal);
-        self.phase = Phase::Reforming(reforming);
+        self.phase = MemberPhase::Reforming(reforming);
         match verdict {
             Verdict::Wait => self.ask(&asked, &request, now),
             Verdict::Decided(roster) => {
@@ -107,10 +107,10 @@ impl Member {
     }
 
     /// Yields to a higher ballot that another process has promised.
-    pub(super) fn give_way(&mut self, by: Id, higher: Ballot, now: Instant) {
+    pub(super) fn yield_to(&mut self, by: Id, higher: Ballot, now: Instant) {
         let (turn, stagger) = (self.turn(), self.timing.stagger);
         match &mut self.phase {
-            Phase::Reforming(reforming) => {
+            MemberPhase::Reforming(reforming) => {
                 reforming.attempts += 1;
                 reforming.proposal = None;
                 let pause =
@@ -120,12 +120,12 @@ impl Member {
                 reforming.higher = None;
                 reforming.follows = None;
             }
-            Phase::Together(_) => self.reconfigure_without(by, "takes part in another group"),
-            Phase::Joining(_) | Phase::Over => {}
+            MemberPhase::Together(_) => self.reconfigure_without(by, "takes part in another group"),
+            MemberPhase::Joining(_) | MemberPhase::Over => {}
         }
     }
 
-    pub(super) fn heard_promise(
+    pub(super) fn on_promise(
         &mut self,
         id: Id,
         ballot: Ballot,
@@ -133,7 +133,7 @@ impl Member {
         now: Instant,
     ) {
         let me = self.me.id;
-        let Phase::Reforming(reforming) = &mut self.phase else {
+        let MemberPhase::Reforming(reforming) = &mut self.phase else {
             return;
         };
         let Some(proposal) = &mut reforming.proposal else {

@@ -65,7 +65,12 @@ impl Job {
                         Step::Wait(_) => break,
                         Step::Send(address, envelope) => {
                             let outcome = self.carry(&address, &envelope);
-                            self.members[index].heard(&address, envelope.to, &outcome, self.now);
+                            self.members[index].on_outcome(
+                                &address,
+                                envelope.to,
+                                &outcome,
+                                self.now,
+                            );
                         }
                         Step::Failed(error) => {
                             assert!(matches!(error.kind, ErrorKind::Membership(_)));
@@ -184,15 +189,15 @@ fn a_death_before_all_are_connected_calls_the_others_and_is_made_good_at_once() 
         job.dead.push(dead);
         job.members.retain(|it| it.me.id.0[0] != dead);
         job.pass(Duration::from_millis(500));
-        let called: Vec<_> = job
+        let reconfiguring: Vec<_> = job
             .members
             .iter()
             .filter(|it| it.must_reconfigure())
             .collect();
         // Its predecessor in the ring watches it.
-        assert_eq!(called.len(), 1);
-        assert_eq!(called[0].me.id.0[0] % 4 + 1, dead);
-        let caller = called[0].me.id;
+        assert_eq!(reconfiguring.len(), 1);
+        assert_eq!(reconfiguring[0].me.id.0[0] % 4 + 1, dead);
+        let caller = reconfiguring[0].me.id;
         let now = job.now;
         let caller = job.members.iter_mut().find(|it| it.me.id == caller);
         caller.expect("it lives").reform(&NONE, now);
@@ -217,7 +222,7 @@ fn who_connects_must_reconfigure_if_the_next_of_the_ring_has_promised_to_others(
     job.reform();
     job.pass(Duration::from_secs(1));
     let (base, now) = (job.members[0].view().cloned(), job.now);
-    let gather = Request::Gather {
+    let gather = MemberRequest::Gather {
         ballot: Ballot {
             round: 9,
             proposer: job.members[2].me.id,
@@ -424,12 +429,12 @@ fn left_out_joiner() -> Job {
     loop {
         match job.members[0].step(job.now) {
             Step::Send(address, envelope) => {
-                let is_last = matches!(envelope.request, Request::Install(_));
+                let is_last = matches!(envelope.request, MemberRequest::Install(_));
                 if is_last && address != "h5:1" {
                     continue;
                 }
                 let outcome = job.carry(&address, &envelope);
-                job.members[0].heard(&address, envelope.to, &outcome, job.now);
+                job.members[0].on_outcome(&address, envelope.to, &outcome, job.now);
                 if is_last {
                     break;
                 }
@@ -471,7 +476,7 @@ fn a_joiner_without_which_the_others_came_to_the_end_waits_for_nobody() {
     job.dead.extend([2, 3, 4]);
     job.members.drain(..3);
     job.pass(Duration::from_secs(6));
-    assert!(matches!(job.members[0].phase, Phase::Over));
+    assert!(matches!(job.members[0].phase, MemberPhase::Over));
     assert_eq!(job.errors.len(), 1, "{:?}", job.errors);
 }
 
@@ -484,7 +489,7 @@ fn a_joiner_that_all_turn_away_says_why_at_once() {
     job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
     for address in asked {
         let why = Outcome::TurnedAway("it has another token".into());
-        job.members[0].heard(address, None, &why, now);
+        job.members[0].on_outcome(address, None, &why, now);
     }
     job.pass(Duration::from_millis(100));
     assert!(job.errors[0].starts_with(
@@ -501,8 +506,8 @@ fn a_joiner_that_some_turn_away_asks_the_others_for_as_long_as_it_may() {
     job.members = vec![Member::joining(peer(2), addresses, timing, 1..=8, now)];
     let why = Outcome::TurnedAway("it has another token".into());
     for _ in 0..60 {
-        job.members[0].heard("h7:1", None, &why, job.now);
-        job.members[0].heard("h8:1", None, &Outcome::Silent, job.now);
+        job.members[0].on_outcome("h7:1", None, &why, job.now);
+        job.members[0].on_outcome("h8:1", None, &Outcome::Silent, job.now);
         assert!(matches!(job.members[0].step(job.now), Step::Wait(_)));
         job.now += Duration::from_secs(1);
     }
@@ -522,7 +527,7 @@ fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_m
         let addresses = (0..count).map(|number| format!("h{number}:2"));
         Member::joining(peer(2), addresses, Timing::default(), 1..=8, now)
     };
-    for (known, told, asks) in [
+    for (known, others, asks) in [
         (1, vec![], 1),
         (1, vec![2], 1),
         (1, vec![1, 2, 3], 3),
@@ -530,10 +535,10 @@ fn a_joiner_asks_the_members_of_which_it_is_told_as_far_as_it_can_keep_them_in_m
         (KNOWN_MAX, vec![1], KNOWN_MAX),
     ] {
         let mut member = asking(known);
-        let is_told = !told.is_empty();
-        let noted = Reply::Noted(told.into_iter().map(peer).collect());
-        member.heard("h0:2", None, &Outcome::Reply(noted), now);
-        let Phase::Joining(joining) = &member.phase else {
+        let is_told = !others.is_empty();
+        let noted = Reply::Noted(others.into_iter().map(peer).collect());
+        member.on_outcome("h0:2", None, &Outcome::Reply(noted), now);
+        let MemberPhase::Joining(joining) = &member.phase else {
             panic!("it joins");
         };
         assert_eq!((joining.asked.len(), joining.is_known), (asks, is_told));
@@ -591,7 +596,7 @@ fn too_few_workers_wait_for_joiners_before_they_stop() {
 fn a_joiner_that_is_silent_is_not_waited_for_longer_than_a_joiner_may_be() {
     let mut job = Job::new(3);
     for index in 0..3 {
-        let (from, to, request) = (peer(5), None, Request::Join);
+        let (from, to, request) = (peer(5), None, MemberRequest::Join);
         let envelope = Envelope { from, to, request };
         job.members[index].answer(&envelope, job.now);
     }
@@ -636,7 +641,7 @@ fn reforming() -> (Member, Instant) {
 
 fn state(member: &mut Member) -> &mut Reforming {
     match &mut member.phase {
-        Phase::Reforming(reforming) => reforming,
+        MemberPhase::Reforming(reforming) => reforming,
         _ => panic!("it re-forms"),
     }
 }
@@ -662,7 +667,7 @@ fn gather(from: u8, ballot: Ballot, base: AcceptedView) -> Envelope {
     Envelope {
         from: peer(from),
         to: None,
-        request: Request::Gather { ballot, base, news },
+        request: MemberRequest::Gather { ballot, base, news },
     }
 }
 
@@ -682,7 +687,7 @@ fn whom_to_ask_next_is_who_is_due_and_otherwise_there_is_a_time_to_look_again() 
         asked.is_asked = true;
         let next = member.contacts.entry(peers[1].id).or_default();
         next.due = Some(now + due);
-        match member.ask(&peers, &Request::Leave, now) {
+        match member.ask(&peers, &MemberRequest::Leave, now) {
             Step::Wait(until) => assert_eq!(until, wait.map(|wait| now + wait)),
             Step::Send(address, _) => assert_eq!((address.as_str(), wait), ("h2:1", None)),
             step => panic!("{step:?}"),
@@ -729,7 +734,7 @@ fn a_promise_gives_the_own_proposal_up_and_the_proposer_time() {
     // Meanwhile the member watches the proposer. If that dies, it proposes in its turn.
     let wait = member.step(now);
     assert_eq!(wait, Step::Wait(Some(now + again)));
-    member.heard("h1:1", Some(peer(1).id), &Outcome::Refused, now);
+    member.on_outcome("h1:1", Some(peer(1).id), &Outcome::Refused, now);
     assert_eq!(state(&mut member).propose_at, now + turn);
     assert_eq!(member.step(now), Step::Wait(Some(now + turn)));
 }
@@ -755,7 +760,7 @@ fn when_a_process_is_asked_again_and_whether_its_answer_ends_a_proposal() {
         member.step(now);
         assert_eq!(member.promised, ballot(2, 3));
         let outcome = Outcome::Reply(reply);
-        member.heard("h1:1", Some(peer(1).id), &outcome, now);
+        member.on_outcome("h1:1", Some(peer(1).id), &outcome, now);
         assert_eq!(member.contacts[&peer(1).id].due, Some(now + due));
         let is_none = state(&mut member).proposal.is_none();
         assert_eq!(is_none, is_given_up, "{outcome:?}");
@@ -766,7 +771,7 @@ fn when_a_process_is_asked_again_and_whether_its_answer_ends_a_proposal() {
 fn a_proposer_that_gives_way_pauses_longer_each_time_and_the_later_ones_longer() {
     let (mut member, now) = reforming();
     for (doubled, turns) in [(2, 1), (4, 2), (8, 3), (16, 4), (16, 4)] {
-        member.give_way(peer(4).id, ballot(7, 4), now);
+        member.yield_to(peer(4).id, ballot(7, 4), now);
         let pause = member.timing.stagger * doubled + member.turn() * turns;
         assert_eq!(state(&mut member).propose_at, now + pause);
     }
@@ -786,7 +791,7 @@ fn a_higher_roster_with_this_process_in_it_is_the_base_of_its_next_proposal() {
             news: News::default(),
         };
         let outcome = Outcome::Reply(promise);
-        member.heard("h1:1", Some(peer(1).id), &outcome, now);
+        member.on_outcome("h1:1", Some(peer(1).id), &outcome, now);
         member.step(now);
         let reforming = state(&mut member);
         let proposal = reforming.proposal.as_ref().expect("it proposes");
@@ -818,7 +823,7 @@ fn a_process_keeps_joiners_in_mind_that_are_neither_members_nor_dead_as_far_as_i
     let join = |from| Envelope {
         from,
         to: None,
-        request: Request::Join,
+        request: MemberRequest::Join,
     };
     for (number, is_kept) in [(1, false), (3, false), (6, false), (7, true)] {
         member.answer(&join(peer(number)), now);
@@ -879,7 +884,7 @@ fn a_roster_is_accepted_by_its_members_that_have_promised_its_ballot_and_no_high
 fn an_excluded_process_asks_where_it_was_and_where_others_said_that_they_are() {
     let asked = |member: Member, now| {
         let member = member.rejoining(peer(103).id, now);
-        let Phase::Joining(joining) = member.phase else {
+        let MemberPhase::Joining(joining) = member.phase else {
             panic!("it joins");
         };
         joining.asked.into_keys().collect::<Vec<_>>()

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::{Member, Phase};
-use crate::consensus::message::{AcceptedView, Reply, Request, Step};
+use super::{Member, MemberPhase};
+use crate::consensus::message::{AcceptedView, MemberRequest, Reply, Step};
 use crate::consensus::quorum::{Ballot, Id, Peer, Roster};
 
 /// State of a member whose group connects or runs.
@@ -56,7 +56,7 @@ impl Member {
             roster: roster.clone(),
             is_established: false,
         });
-        self.phase = Phase::Together(Together::new(missing));
+        self.phase = MemberPhase::Together(Together::new(missing));
         Reply::Accepted(roster.ballot)
     }
 
@@ -70,7 +70,7 @@ impl Member {
     }
 
     pub(super) fn step_together(&mut self, now: Instant) -> Step {
-        let (Phase::Together(together), Some(view)) = (&mut self.phase, &self.view) else {
+        let (MemberPhase::Together(together), Some(view)) = (&mut self.phase, &self.view) else {
             unreachable!("asked while it is at a roster only");
         };
         let roster = &view.roster;
@@ -86,8 +86,8 @@ impl Member {
         if missing.is_empty() && watched.is_empty() {
             return Step::Wait(None);
         }
-        let install = Request::Install(roster.clone());
-        let watch = Request::Watch(roster.ballot);
+        let install = MemberRequest::Install(roster.clone());
+        let watch = MemberRequest::Watch(roster.ballot);
         match self.ask(&missing, &install, now) {
             Step::Wait(_) => self.ask(&watched, &watch, now),
             send => send,

@@ -67,7 +67,7 @@ impl Served {
 
     fn ask(&mut self, ask: Ask) {
         let (term, worker) = (1, 0);
-        let request = Request { term, worker, ask };
+        let request = WorkerRequest { term, worker, ask };
         self.sequencer.answer(&request, self.now);
     }
 
@@ -175,7 +175,7 @@ fn after_all_servers_have_forgotten_their_terms_a_new_one_is_later_than_what_wor
     });
     let (mut sequencer, now) = (served.sequencer, served.now);
     let (nonce, claim) = (2, None);
-    let request = Request {
+    let request = WorkerRequest {
         term: 5,
         worker: 0,
         ask: Ask::Join { nonce, claim },
@@ -297,7 +297,7 @@ fn lead(sequencer: &mut Sequencer, version: Version, now: Instant) {
 
 fn say(sequencer: &mut Sequencer, worker: u32, ask: Ask, now: Instant) -> Vec<Reply> {
     let term = 2;
-    sequencer.answer(&Request { term, worker, ask }, now);
+    sequencer.answer(&WorkerRequest { term, worker, ask }, now);
     replies(sequencer, worker, now)
 }
 
@@ -569,13 +569,13 @@ fn who_lacks_a_shard_gets_that_of_its_copy_and_the_first_server_is_told_before_t
         let state = Arc::new(state);
         Report::FetchedState { round, state }
     };
-    for (round, version, told) in [
+    for (round, version, expected) in [
         (round + 1, 3, &[][..]),
         (round, 2, &[]),
         (round, 3, &[(0, "go on")]),
     ] {
         sequencer.receive(0, given(round, version), now);
-        assert_eq!(orders(&mut sequencer), told);
+        assert_eq!(orders(&mut sequencer), expected);
     }
     let installed = |term| Report::Installed {
         term,

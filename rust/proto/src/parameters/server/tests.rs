@@ -89,7 +89,7 @@ fn install(server: &mut Server<Memory>, terms: Terms, point: Point) -> Option<Re
 
 fn ask(server: &mut Server<Memory>, worker: u32, ask: Ask) -> Option<Reply> {
     let term = 1;
-    server.answer(&Request { term, worker, ask })
+    server.answer(&WorkerRequest { term, worker, ask })
 }
 
 fn stage(server: &mut Server<Memory>, id: PushId, base: Version, payload: Payload) {
@@ -184,9 +184,9 @@ fn a_restarted_server_knows_its_snapshots_and_takes_its_term_up_no_more() {
     assert_eq!(points, [point(1), point(2), Point::default()]);
     let (report, _) = append(&mut restarted, 2, id(1, 2), None);
     assert!(matches!(report, Some(Report::Lost(1))));
-    for (terms, goes_on) in [(terms.clone(), false), (terms.followed_by(2, 2), true)] {
+    for (terms, continues) in [(terms.clone(), false), (terms.followed_by(2, 2), true)] {
         let report = install(&mut restarted, terms, point(2));
-        assert_eq!(matches!(report, Some(Report::Installed { .. })), goes_on);
+        assert_eq!(matches!(report, Some(Report::Installed { .. })), continues);
     }
     assert_eq!(restarted.at(), server.at());
     let payload = Arc::new(gradient(1.0));
@@ -206,7 +206,7 @@ fn from_its_answer_on_a_server_changes_nothing_until_it_is_told_where_all_go_on(
     assert_eq!(server.at(), Some(&other));
     other.point.version = 2;
     // A snapshot of another round may come from a server that has been lost since.
-    for (round, goes_on) in [(8, false), (9, true)] {
+    for (round, continues) in [(8, false), (9, true)] {
         let start = Start {
             round,
             terms: Terms::default().followed_by(1, 0).followed_by(2, 2),
@@ -214,8 +214,8 @@ fn from_its_answer_on_a_server_changes_nothing_until_it_is_told_where_all_go_on(
             entries: vec![],
         };
         let (report, _) = server.apply(Order::InstallSnapshot(start, Arc::new(other.clone())));
-        assert_eq!(matches!(report, Some(Report::Installed { .. })), goes_on);
-        assert_eq!(server.at() == Some(&other), goes_on);
+        assert_eq!(matches!(report, Some(Report::Installed { .. })), continues);
+        assert_eq!(server.at() == Some(&other), continues);
     }
 }
 
@@ -277,7 +277,7 @@ fn a_further_copy_answers_no_pull() {
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
     for (server, term, answers) in [(&mut first, 1, true), (&mut further, 2, false)] {
         let (round, at_least) = (1, 1);
-        let reply = server.answer(&Request {
+        let reply = server.answer(&WorkerRequest {
             term,
             worker: 0,
             ask: Ask::Pull { round, at_least },

@@ -21,7 +21,7 @@ fn worker(servers: usize) -> (Worker, Instant) {
 fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
     worker.say_again(now);
     let term = worker.term();
-    let text = |(keeper, request): (usize, Request)| {
+    let text = |(keeper, request): (usize, WorkerRequest)| {
         assert_eq!((request.term, request.worker), (term, ME));
         let text = match request.ask {
             Ask::Join { claim: None, .. } => "join".into(),
@@ -37,9 +37,9 @@ fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
     worker.step(now).into_iter().map(text).collect()
 }
 
-fn said(expected: &[(usize, &str)]) -> Vec<(usize, String)> {
+fn expected(requests: &[(usize, &str)]) -> Vec<(usize, String)> {
     let owned = |&(keeper, text): &(usize, &str)| (keeper, text.to_owned());
-    expected.iter().map(owned).collect()
+    requests.iter().map(owned).collect()
 }
 
 fn terms(starts: &[(Term, Version)]) -> Terms {
@@ -131,7 +131,7 @@ fn what_is_unanswered_is_said_again_after_a_while() {
 #[test]
 fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another_question() {
     let (mut worker, now) = worker(2);
-    assert_eq!(asks(&mut worker, now), said(&[(0, "join")]));
+    assert_eq!(asks(&mut worker, now), expected(&[(0, "join")]));
     let first = worker.random;
     worker.receive(0, Reply::OtherTerm(terms(&[(2, 0)])), now);
     assert_eq!((worker.term(), worker.random == first), (2, false));
@@ -149,11 +149,11 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
     };
     for (term, nonce) in [(1, second), (3, second), (2, first)] {
         worker.receive(0, other(term, nonce), now);
-        assert_eq!(asks(&mut worker, now), said(&[(0, "join")]));
+        assert_eq!(asks(&mut worker, now), expected(&[(0, "join")]));
     }
     worker.receive(0, joined(&worker, 0), now);
     assert_eq!(worker.keepers().replicas, 1);
-    assert_eq!(asks(&mut worker, now), said(&[(0, "join again")]));
+    assert_eq!(asks(&mut worker, now), expected(&[(0, "join again")]));
     assert!(!worker.has_gone_on() && !worker.computes() && worker.next_id().is_none());
     assert!(push(&mut worker).is_none());
 
@@ -169,7 +169,7 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
     let stage = "stage 1 of 0";
     let alive = (0, "alive 5");
     let staging = [(0, stage), (1, stage), (2, stage), (3, stage), alive];
-    assert_eq!(asks(&mut worker, now), said(&staging));
+    assert_eq!(asks(&mut worker, now), expected(&staging));
     for (keeper, reply) in [
         (0, Reply::Staged(1, id(1))),
         (0, Reply::Staged(2, id(2))),
@@ -177,13 +177,13 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
         (4, Reply::Staged(2, id(1))),
     ] {
         worker.receive(keeper, reply, now);
-        assert_eq!(asks(&mut worker, now), said(&staging));
+        assert_eq!(asks(&mut worker, now), expected(&staging));
     }
     for keeper in 0..4 {
         worker.receive(keeper, Reply::Staged(2, id(1)), now);
         let left = match keeper {
-            3 => said(&[(0, "submit 1 of 0")]),
-            _ => said(&staging[keeper + 1..]),
+            3 => expected(&[(0, "submit 1 of 0")]),
+            _ => expected(&staging[keeper + 1..]),
         };
         assert_eq!(asks(&mut worker, now), left);
     }
@@ -203,23 +203,23 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
             dropped,
         };
         worker.receive(0, reply, now);
-        assert_eq!(asks(&mut worker, now), said(&[(0, "submit 1 of 0")]));
+        assert_eq!(asks(&mut worker, now), expected(&[(0, "submit 1 of 0")]));
     }
     worker.receive(0, go(1, 1, 0, 0), now);
     assert!(worker.has_gone_on() && !worker.has_event());
     assert_eq!(worker.unsettled(), 1);
     let pulling = [(0, "pull 1"), (1, "pull 1"), alive];
-    assert_eq!(asks(&mut worker, now), said(&pulling));
+    assert_eq!(asks(&mut worker, now), expected(&pulling));
     let (round, version, term) = (worker.round, 1, 2);
     let point = Point { term, version };
     for (server, round) in [(0, round - 1), (0, round + 1), (2, round)] {
         worker.receive(server, weights(round, point), now);
-        assert_eq!(asks(&mut worker, now), said(&pulling));
+        assert_eq!(asks(&mut worker, now), expected(&pulling));
     }
     worker.receive(0, weights(round, point), now);
-    assert_eq!(asks(&mut worker, now), said(&pulling[1..]));
+    assert_eq!(asks(&mut worker, now), expected(&pulling[1..]));
     worker.receive(1, weights(round, point), now);
-    assert_eq!(asks(&mut worker, now), said(&[alive]));
+    assert_eq!(asks(&mut worker, now), expected(&[alive]));
     assert!(matches!(worker.event(), Some(Event::Weights(all)) if all.len() == 2));
     worker.receive(0, go(1, 1, 1, 0), now);
     assert_eq!((worker.unsettled(), worker.next_id()), (0, Some(id(2))));
@@ -281,7 +281,7 @@ fn who_is_no_member_any_more_drops_all_that_it_keeps_and_begins_anew() {
         }
         worker.receive(0, Reply::NotMember(2, INCARNATION), now);
         assert_eq!((worker.unsettled(), worker.dropped()), (0, dropped));
-        assert_eq!(asks(&mut worker, now), said(&[(0, "join")]));
+        assert_eq!(asks(&mut worker, now), expected(&[(0, "join")]));
         worker.receive(0, joined(&worker, 0), now);
         worker.receive(0, go(0, 0, 0, 0), now);
         assert_eq!(worker.next_id(), Some(id(1)));
@@ -323,7 +323,7 @@ fn what_is_pushed_while_it_waits_is_staged_before_it_goes_on() {
         2
     ]);
     assert_eq!(push(&mut worker), Some(id(2)));
-    assert_eq!(asks(&mut worker, now), said(&[(0, "submit 1 of 5")]));
+    assert_eq!(asks(&mut worker, now), expected(&[(0, "submit 1 of 5")]));
     worker.receive(0, go(1, 6, 0, 0), now);
     assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 5".to_owned()));
 }

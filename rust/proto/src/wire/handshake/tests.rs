@@ -141,14 +141,14 @@ fn a_bit_that_changes_in_the_rank_of_a_welcome_is_refused_on_both_sides() {
 /// The other side of a conversation: sends recorded messages, and records received ones.
 struct Tape {
     says: std::io::Cursor<Vec<u8>>,
-    heard: Vec<u8>,
+    received: Vec<u8>,
 }
 
 impl Tape {
     fn new(says: Vec<u8>) -> Self {
         Self {
             says: std::io::Cursor::new(says),
-            heard: Vec::new(),
+            received: Vec::new(),
         }
     }
 
@@ -161,12 +161,12 @@ impl Tape {
     }
 
     /// The received message with this number.
-    fn heard(&self, number: usize) -> Message {
-        let mut heard = &self.heard[..];
+    fn received(&self, number: usize) -> Message {
+        let mut received = &self.received[..];
         for _ in 0..number {
-            hear(&mut heard).unwrap();
+            receive(&mut received).unwrap();
         }
-        hear(&mut heard).unwrap()
+        receive(&mut received).unwrap()
     }
 }
 
@@ -178,7 +178,7 @@ impl Read for Tape {
 
 impl Write for Tape {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.heard.write(bytes)
+        self.received.write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -187,7 +187,7 @@ impl Write for Tape {
 }
 
 /// Bytes that the initiator and the responder of a successful handshake have sent.
-fn overheard() -> [Vec<u8>; 2] {
+fn recorded() -> [Vec<u8>; 2] {
     struct Wire(TcpStream, Vec<u8>);
     impl Read for Wire {
         fn read(&mut self, target: &mut [u8]) -> std::io::Result<usize> {
@@ -221,7 +221,7 @@ fn assert_refuses_initiator(tape: &mut Tape) {
     let error = respond(tape, 0, b"secret", |_| panic!("a stranger was let in")).unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
-    assert!(matches!(tape.heard(1), Message::Refused(_)));
+    assert!(matches!(tape.received(1), Message::Refused(_)));
 }
 
 fn assert_refuses_responder(tape: &mut Tape) {
@@ -229,30 +229,30 @@ fn assert_refuses_responder(tape: &mut Tape) {
     let error = initiate(tape, hello, b"secret").unwrap_err();
     let refused = matches!(error.kind, ErrorKind::Authentication { .. });
     assert!(refused, "{error}");
-    assert!(matches!(tape.heard(1), Message::Refused(_)));
+    assert!(matches!(tape.received(1), Message::Refused(_)));
 }
 
 #[test]
 fn a_replayed_proof_is_refused_on_both_sides() {
-    let [initiator, responder] = overheard();
+    let [initiator, responder] = recorded();
     assert_refuses_initiator(&mut Tape::new(initiator));
     assert_refuses_responder(&mut Tape::new(responder));
 }
 
 #[test]
 fn a_reflected_proof_is_refused_on_both_sides() {
-    let [initiator, _] = overheard();
+    let [initiator, _] = recorded();
     let mut initiators = &initiator[..];
-    hear(&mut initiators).unwrap();
-    let Message::Proof(overheard) = hear(&mut initiators).unwrap() else {
+    receive(&mut initiators).unwrap();
+    let Message::Proof(recorded) = receive(&mut initiators).unwrap() else {
         panic!("an initiator's second message is its proof");
     };
-    // A responder that only repeats an overheard message of an initiator.
+    // A responder that only repeats an recorded message of an initiator.
     assert_refuses_responder(&mut Tape::saying(&[
         Message::Welcome {
             rank: 0,
             nonce: [0; 32],
-            proof: overheard,
+            proof: recorded,
         },
         Message::Accepted,
     ]));
@@ -264,11 +264,11 @@ fn a_reflected_proof_is_refused_on_both_sides() {
         let mut stream = TcpStream::connect(address).unwrap();
         let hello = Message::Hello(Hello::sample(Purpose::Data { stream: 0 }));
         write_message(&mut stream, &hello).unwrap();
-        let Message::Welcome { proof, .. } = hear(&mut stream).unwrap() else {
+        let Message::Welcome { proof, .. } = receive(&mut stream).unwrap() else {
             panic!("a greeting is answered with a welcome");
         };
         write_message(&mut stream, &Message::Proof(proof)).unwrap();
-        hear(&mut stream).unwrap()
+        receive(&mut stream).unwrap()
     });
     let mut stream = listener.accept().unwrap().0;
     let check = |_: &Hello| panic!("a mirror was let in");
@@ -320,10 +320,12 @@ fn a_missing_proof_is_refused_on_both_sides() {
 
 #[test]
 fn a_proof_for_another_initiator_responder_group_or_purpose_is_refused() {
-    let [initiator, _] = overheard();
-    let mut said = &initiator[..];
-    let (Message::Hello(hello), proof) = (hear(&mut said).unwrap(), hear(&mut said).unwrap())
-    else {
+    let [initiator, _] = recorded();
+    let mut received = &initiator[..];
+    let (Message::Hello(hello), proof) = (
+        receive(&mut received).unwrap(),
+        receive(&mut received).unwrap(),
+    ) else {
         panic!("an initiator begins with a greeting");
     };
     let others = [
@@ -397,7 +399,7 @@ fn a_greeting_of_another_version_need_not_be_understood() {
             let mut tape = greeting(theirs, rest);
             let error = respond(&mut tape, 0, b"secret", |_| Ok(())).unwrap_err();
             assert_eq!(error, other_version(theirs, PROTOCOL_VERSION));
-            assert_eq!(tape.heard(0), Message::OtherVersion(PROTOCOL_VERSION));
+            assert_eq!(tape.received(0), Message::OtherVersion(PROTOCOL_VERSION));
         }
     }
     let error = respond(&mut greeting(PROTOCOL_VERSION, &[]), 0, b"", |_| Ok(())).unwrap_err();
@@ -416,9 +418,12 @@ fn a_refused_proof_names_who_connected_if_that_is_a_rank_and_is_not_answered() {
         let mut tape = Tape::saying(&[Message::Hello(hello), refusal]);
         let error = respond(&mut tape, 0, b"secret", |_| Ok(())).unwrap_err();
         assert_eq!(error, tokens_differ(initiator, 0, b"secret"));
-        let mut heard = &tape.heard[..];
-        assert!(matches!(hear(&mut heard), Ok(Message::Welcome { .. })));
-        assert!(heard.is_empty());
+        let mut received = &tape.received[..];
+        assert!(matches!(
+            receive(&mut received),
+            Ok(Message::Welcome { .. })
+        ));
+        assert!(received.is_empty());
     }
 }
 
@@ -479,8 +484,8 @@ fn a_giant_length_is_refused_before_it_is_allocated() {
 }
 
 /// A member whose texts are as long as they can be.
-fn member() -> Member {
-    Member {
+fn member() -> RosterMember {
+    RosterMember {
         address: "a".repeat(100),
         loopback_only: true,
         host: "h".repeat(64),

@@ -78,7 +78,7 @@ impl Job {
                 if is_first || outcome != Outcome::Silent {
                     let member = self.hosts[host].member.as_mut().expect("it lives");
                     let had_to_reconfigure = member.must_reconfigure();
-                    member.heard(&address, to, &outcome, instant);
+                    member.on_outcome(&address, to, &outcome, instant);
                     if !had_to_reconfigure && member.must_reconfigure() {
                         self.come_back(host);
                     }

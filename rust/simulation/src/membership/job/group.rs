@@ -38,7 +38,7 @@ impl Job {
             }
         }
         for host in 0..self.hosts.len() {
-            self.look_around(host)?;
+            self.poll_peers(host)?;
         }
         Ok(())
     }
@@ -60,7 +60,7 @@ impl Job {
         }
     }
 
-    fn look_around(&mut self, host: usize) -> Result<(), String> {
+    fn poll_peers(&mut self, host: usize) -> Result<(), String> {
         let Group::Running(ballot) = self.hosts[host].group else {
             return Ok(());
         };
@@ -74,14 +74,14 @@ impl Job {
             if self.is_with(host, peer, ballot) {
                 continue;
             }
-            let is_heard = !self.world.is_cut(other, host)
+            let is_received = !self.world.is_cut(other, host)
                 && !matches!(
                     self.hosts[other].state,
                     State::Vanished | State::StoppedUntil(_)
                 );
             // A member that is still connecting may be about to run.
             let connects = self.hosts[other].at() == Some(ballot);
-            if is_heard && !connects {
+            if is_received && !connects {
                 gone = true
             } else {
                 silent = true

@@ -10,7 +10,7 @@ use gradring_proto::error::Error;
 /// State of a host and of its process.
 pub(in super::super) struct Host {
     pub(in super::super) member: Option<Member>,
-    /// State of the member at the last look.
+    /// State of the member at the last poll.
     pub(in super::super) phase: Option<&'static str>,
     pub(in super::super) state: State,
     pub(in super::super) group: Group,

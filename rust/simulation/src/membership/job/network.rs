@@ -4,7 +4,7 @@ use super::{Event, Job, State, number};
 use crate::membership::scenario::Kind;
 use crate::world::faults::Hits;
 use crate::world::time::nanoseconds;
-use gradring_proto::consensus::message::{Envelope, Outcome, Reply, Request};
+use gradring_proto::consensus::message::{Envelope, MemberRequest, Outcome, Reply};
 
 impl Job {
     pub(super) fn send(
@@ -63,11 +63,11 @@ impl Job {
         let what = kind(&envelope.request);
         let member = self.hosts[to].member.as_mut().expect("it lives");
         let reply = member.answer(&envelope, instant);
-        let called = member.must_reconfigure();
+        let must_reconfigure = member.must_reconfigure();
         self.record.replied(&reply);
         self.world
             .say(|| format!("{from} <- {to}  {}", answer_shown(&reply)));
-        if called {
+        if must_reconfigure {
             self.come_back(to);
         }
         self.drive(to)?;
@@ -96,26 +96,26 @@ impl Job {
     }
 }
 
-const fn kind(request: &Request) -> Option<Kind> {
+const fn kind(request: &MemberRequest) -> Option<Kind> {
     match request {
-        Request::Gather { .. } => Some(Kind::Gather),
-        Request::Install(_) => Some(Kind::Install),
-        Request::Watch(_) => Some(Kind::Watch),
-        Request::Join => Some(Kind::Join),
-        Request::Leave | Request::Finish(_) => None,
+        MemberRequest::Gather { .. } => Some(Kind::Gather),
+        MemberRequest::Install(_) => Some(Kind::Install),
+        MemberRequest::Watch(_) => Some(Kind::Watch),
+        MemberRequest::Join => Some(Kind::Join),
+        MemberRequest::Leave | MemberRequest::Finish(_) => None,
     }
 }
 
-fn shown(request: &Request) -> String {
+fn shown(request: &MemberRequest) -> String {
     match request {
-        Request::Gather { ballot, base, .. } => {
+        MemberRequest::Gather { ballot, base, .. } => {
             format!("gather {ballot:?} from {:?}", base.roster.ballot)
         }
-        Request::Install(roster) => format!("install {:?}", roster.ballot),
-        Request::Watch(ballot) => format!("watch {ballot:?}"),
-        Request::Join => "join".into(),
-        Request::Leave => "leave".into(),
-        Request::Finish(ballot) => format!("finish {ballot:?}"),
+        MemberRequest::Install(roster) => format!("install {:?}", roster.ballot),
+        MemberRequest::Watch(ballot) => format!("watch {ballot:?}"),
+        MemberRequest::Join => "join".into(),
+        MemberRequest::Leave => "leave".into(),
+        MemberRequest::Finish(ballot) => format!("finish {ballot:?}"),
     }
 }
 

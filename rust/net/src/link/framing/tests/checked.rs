@@ -125,7 +125,7 @@ fn bytes_keep_their_order_over_sockets_with_short_writes() {
 /// Returns the bytes that a pipe carries for these payloads.
 fn carried(payloads: &[&[u8]]) -> Vec<u8> {
     let (mut outgoing, wires) = (Outgoing::new(1, true), [Wire::default()]);
-    wires[0].state().room = usize::MAX;
+    wires[0].state().capacity = usize::MAX;
     for payload in payloads {
         let sent = outgoing.try_send(&mut lanes(&wires), &[IoSlice::new(payload)]);
         assert_eq!(sent, Ok(Some(payload.len())));
@@ -134,17 +134,18 @@ fn carried(payloads: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Returns the bytes that a pipe hands out for `carried`, and the error that ends it.
-fn hear(carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
-    let (mut incoming, wires, mut heard) = (Incoming::new(1, true), [Wire::default()], Vec::new());
+fn received_from(carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
+    let (mut incoming, wires, mut received) =
+        (Incoming::new(1, true), [Wire::default()], Vec::new());
     wires[0].carry(carried);
     loop {
         let count = match incoming.readable(&mut lanes(&wires)) {
-            Ok(None | Some([])) => return (heard, None),
+            Ok(None | Some([])) => return (received, None),
             Ok(Some(bytes)) => {
-                heard.extend(bytes);
+                received.extend(bytes);
                 bytes.len()
             }
-            Err(broken) => return (heard, Some(broken)),
+            Err(broken) => return (received, Some(broken)),
         };
         incoming.consume(count);
     }
@@ -154,7 +155,7 @@ fn hear(carried: &[u8]) -> (Vec<u8>, Option<Broken>) {
 fn any_turned_bit_breaks_the_pipe_before_its_segment_is_handed_out() {
     let payloads: [&[u8]; 3] = [b"first", b"the second, which is longer", b"3"];
     let right = carried(&payloads);
-    assert_eq!(hear(&right), (payloads.concat(), None));
+    assert_eq!(received_from(&right), (payloads.concat(), None));
     let mut ends = Vec::new();
     for payload in payloads {
         ends.push(ends.last().unwrap_or(&0) + FRAME_HEADER_BYTES + payload.len());
@@ -163,9 +164,9 @@ fn any_turned_bit_breaks_the_pipe_before_its_segment_is_handed_out() {
     for bit in 0..8 * right.len() {
         let mut wrong = right.clone();
         wrong[bit / 8] ^= 1 << (bit % 8);
-        let (heard, broken) = hear(&wrong);
+        let (received, broken) = received_from(&wrong);
         let number = ends.iter().filter(|&&end| end <= bit / 8).count();
-        assert_eq!(heard, payloads[..number].concat(), "bit {bit}");
+        assert_eq!(received, payloads[..number].concat(), "bit {bit}");
         let broken = broken.unwrap_or_else(|| panic!("bit {bit} was not seen"));
         assert!(broken.corrupted());
         let start = format!("corrupted segment {number}: ");
@@ -182,7 +183,7 @@ fn a_segment_that_is_lost_repeated_or_exchanged_breaks_the_pipe() {
         ([a, c, b], "corrupted segment 1: segment 2 came instead"),
         ([a, a, b], "corrupted segment 1: segment 0 came instead"),
     ] {
-        let (_, broken) = hear(&arrives.concat());
+        let (_, broken) = received_from(&arrives.concat());
         let broken = broken.expect("the pipe is broken");
         assert!(broken.corrupted());
         assert_eq!(broken.to_string(), reason);
@@ -194,11 +195,11 @@ fn long_payloads_are_cut_into_segments_and_found_out_early() {
     let sent = payload(10 * CHECKED_BYTES_MAX + 1, 3);
     let mut wrong = carried(&[&sent]);
     assert_eq!(wrong.len(), sent.len() + 11 * FRAME_HEADER_BYTES);
-    assert_eq!(hear(&wrong), (sent.clone(), None));
+    assert_eq!(received_from(&wrong), (sent.clone(), None));
     let in_the_fifth = 4 * (CHECKED_BYTES_MAX + FRAME_HEADER_BYTES) + 1000;
     wrong[in_the_fifth] ^= 0x10;
-    let (heard, broken) = hear(&wrong);
-    assert!(heard == sent[..4 * CHECKED_BYTES_MAX]);
+    let (received, broken) = received_from(&wrong);
+    assert!(received == sent[..4 * CHECKED_BYTES_MAX]);
     assert!(
         broken
             .unwrap()
@@ -215,8 +216,8 @@ fn a_byte_that_changes_in_shared_memory_is_seen() {
         assert_eq!(a.try_send(&[IoSlice::new(&frame)]), Ok(Some(frame.len())));
         a.damage(at);
         let (mut incoming, mut lanes): (_, Lanes) = (Incoming::new(1, true), vec![Box::new(b)]);
-        let looked = incoming.readable(&mut lanes);
-        assert!(looked.unwrap_err().corrupted(), "byte {at}");
+        let read = incoming.readable(&mut lanes);
+        assert!(read.unwrap_err().corrupted(), "byte {at}");
     }
 }
 

@@ -72,7 +72,7 @@ fn respond_with(
 ) -> Outcome {
     let mut go_on = || true;
     let mut talk = talk(&mut stream, &mut go_on);
-    let accepted = accept(talk.hear()?.unwrap());
+    let accepted = accept(talk.receive()?.unwrap());
     answer(&mut talk, accepted)
 }
 
@@ -160,10 +160,10 @@ fn a_responder_that_signals_interrupt_waits_on() {
     // SAFETY: the handler does nothing but count, and nothing else uses this signal.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
     let offer = Offer::new(&own(true, &WakeUp::new().unwrap()), RING_BYTES).unwrap();
-    let said = [offer.name, offer.nonce].concat();
+    let statement = [offer.name, offer.nonce].concat();
     let responder = std::thread::spawn(move || {
         accept(
-            &said,
+            &statement,
             &own(false, &WakeUp::new().unwrap()),
             RING_BYTES,
             PATIENCE,
@@ -241,11 +241,11 @@ fn an_initiator_without_memory_says_so() {
     let (mut ours, mut theirs) = connection();
     // Longer than a reason may be, with its limit inside a character.
     let reason = format!("x{}", "é".repeat(255));
-    let told = talk(&mut ours, &mut || true).refuse(reason).unwrap();
-    let heard = pair_within(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
-    let (told, heard) = (told.err().unwrap(), heard.err().unwrap());
-    assert_eq!(told, heard);
-    assert!(!heard.contains('\u{fffd}'));
+    let ours = talk(&mut ours, &mut || true).refuse(reason).unwrap();
+    let theirs = pair_within(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE).unwrap();
+    let (ours, theirs) = (ours.err().unwrap(), theirs.err().unwrap());
+    assert_eq!(ours, theirs);
+    assert!(!theirs.contains('\u{fffd}'));
 }
 
 #[test]

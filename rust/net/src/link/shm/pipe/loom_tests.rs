@@ -18,7 +18,7 @@ const PREEMPTIONS_MAX: usize = 3;
 
 /// State that two sides share: the memory, and a doorbell each.
 struct World {
-    shared: Shared,
+    shared: ControlBlock,
     /// Indexed by the side that produces.
     rings: [[UnsafeCell<u8>; CAPACITY]; 2],
     bells: [Bell; 2],
@@ -42,7 +42,7 @@ fn explore(run_0: fn(&mut End), run_1: fn(&mut End)) {
     builder.preemption_bound = Some(PREEMPTIONS_MAX);
     builder.check(move || {
         let world = Arc::new(World {
-            shared: Shared::new(),
+            shared: ControlBlock::new(),
             rings: [(); 2].map(|()| [(); CAPACITY].map(|()| UnsafeCell::new(0))),
             bells: [(); 2].map(|()| Bell {
                 rung: Mutex::new(false),
@@ -61,9 +61,9 @@ fn explore(run_0: fn(&mut End), run_1: fn(&mut End)) {
 }
 
 impl End {
-    /// Sends one byte when there is room.
+    /// Sends one byte when there is capacity.
     fn send(&mut self, byte: u8) -> Result<(), Broken> {
-        while self.side.room(&self.world.shared, 1)? == 0 {
+        while self.side.free_capacity(&self.world.shared, 1)? == 0 {
             self.sleep(Direction::Send);
         }
         let cell = &self.world.rings[self.side.number][self.side.write_position()];

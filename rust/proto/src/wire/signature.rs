@@ -32,10 +32,10 @@ pub type Header = [u8; HEADER_BYTES];
 /// The properties of a call that must be equal on all ranks: its header without its position in the
 /// order.
 #[derive(Debug, Clone, Copy)]
-pub struct Contract(Header);
+pub struct Signature(Header);
 
-impl Contract {
-    /// The contract of `call`, performed by `algorithm`.
+impl Signature {
+    /// The signature of `call`, performed by `algorithm`.
     #[must_use]
     pub fn of(call: &Call, algorithm: Algorithm) -> Self {
         let kind = match &call.collective {
@@ -155,7 +155,7 @@ pub fn text_of(call: &Call) -> Option<Vec<u8>> {
 /// Description of the peer's call, from its text. If the text is cut or empty, the header adds or
 /// replaces details.
 #[must_use]
-pub fn called(text: &[u8], theirs: &Header, own: &Header) -> String {
+pub fn description(text: &[u8], theirs: &Header, own: &Header) -> String {
     let text = String::from_utf8_lossy(text);
     match text.trim_end_matches('\0') {
         "" => describe_difference(theirs, own),
@@ -213,7 +213,7 @@ mod tests {
             shapes: "[6]".into(),
         };
         change(&mut call);
-        Contract::of(&call, Algorithm::Ring).header(0, 1, 0)
+        Signature::of(&call, Algorithm::Ring).header(0, 1, 0)
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
             changed(|call| call.name = "v".into()),
             changed(|call| call.shapes = "[2,3]".into()),
         ];
-        let call = Contract(base);
+        let call = Signature(base);
         assert_eq!(base, call.header(0, 1, 0));
         assert_ne!(base, call.header(0, 2, 0));
         assert_ne!(base, call.header(1, 1, 0));
@@ -278,7 +278,7 @@ mod tests {
             ..Call::float_sum(0)
         };
         let (first, second) = (call([1, 5], [1, 2]), call([2, 0], [5, 2]));
-        let header = |call: &Call| Contract::of(call, Algorithm::Direct).header(0, 1, 0);
+        let header = |call: &Call| Signature::of(call, Algorithm::Direct).header(0, 1, 0);
         let (own, other) = (header(&first), header(&second));
         assert_eq!(own, other);
         for (from, to) in [(0, 1), (1, 0)] {
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn behind_a_header_of_two_ranks_stands_what_was_called() {
-        let called = |name: &str| {
+        let described = |name: &str| {
             let call = Call {
                 collective: Collective::Send { to: 3 },
                 name: name.into(),
@@ -311,37 +311,40 @@ mod tests {
             };
             let text = text_of(&call).unwrap();
             assert_eq!(text.len(), TEXT_BYTES);
-            called(
+            description(
                 &text,
                 &changed(|call| call.name = "v".into()),
                 &changed(|_| ()),
             )
         };
-        assert_eq!(called("w"), "send(dest=3) 'w' float32");
-        let long = called(&"\u{e9}".repeat(200));
-        let told = ", 6 elements of float32 under another name";
+        assert_eq!(described("w"), "send(dest=3) 'w' float32");
+        let long = described(&"\u{e9}".repeat(200));
+        let rest = ", 6 elements of float32 under another name";
         assert!(long.starts_with("send(dest=3) '\u{e9}"));
-        assert!(long.ends_with(&format!("{CUT}{told}")));
+        assert!(long.ends_with(&format!("{CUT}{rest}")));
         // The text is cut only as far as necessary.
         let around = "send(dest=3) '' float32".len();
-        assert!(called(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));
-        let cut = called(&"x".repeat(TEXT_BYTES + 1 - around));
-        assert_eq!(cut.len(), TEXT_BYTES + told.len());
+        assert!(described(&"x".repeat(TEXT_BYTES - around)).ends_with("x' float32"));
+        let cut = described(&"x".repeat(TEXT_BYTES + 1 - around));
+        assert_eq!(cut.len(), TEXT_BYTES + rest.len());
         assert_eq!(text_of(&Call::float_sum(24)), None);
     }
 
     #[test]
     fn a_header_tells_in_what_it_differs() {
         let own = changed(|_| ());
-        let told = |change: fn(&mut Call)| called(&[], &changed(change), &own);
-        assert_eq!(told(|call| call.count = 7), "7 elements of float32");
-        assert_eq!(told(|call| call.dtype = DType::I64), "6 elements of int64");
+        let described = |change: fn(&mut Call)| description(&[], &changed(change), &own);
+        assert_eq!(described(|call| call.count = 7), "7 elements of float32");
         assert_eq!(
-            told(|call| call.name = "v".into()),
+            described(|call| call.dtype = DType::I64),
+            "6 elements of int64"
+        );
+        assert_eq!(
+            described(|call| call.name = "v".into()),
             "6 elements of float32 under another name"
         );
         assert_eq!(
-            told(|call| call.shapes = "[2,3]".into()),
+            described(|call| call.shapes = "[2,3]".into()),
             "6 elements of float32 in another shape"
         );
     }
