@@ -39,6 +39,9 @@ from gradring.tensorflow.keras.scalars import ScalarWriter
 from gradring.tensorflow.replicas import check_replicas
 from gradring.tensorflow.seams import keras_names
 
+__all__ = ["CheckReplicas", "LiveLine", "PreemptionCheckpoint"]
+__dir__ = __all__.copy
+
 _log = logging.getLogger("gradring")
 
 #: Signals that schedulers send some time before they end a process.

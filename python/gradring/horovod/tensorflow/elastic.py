@@ -36,6 +36,17 @@ from gradring.group.communicator import Communicator, open_groups
 from gradring.horovod import basics
 from gradring.horovod.tensorflow.optimizer import forget_sums
 
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+__dir__ = __all__.copy
+
 #: Errors that a function of the state can catch, but must raise again: a failed collective, and a
 #: change of the group. `run` handles both.
 HorovodInternalError = GradringError
