@@ -91,7 +91,16 @@ def test_public_paths_stay(module: str) -> None:
     assert not [name for name in PUBLIC[module].split() if not hasattr(found, name)]
 
 
-@pytest.mark.parametrize("module", ["gradring", "gradring.errors", "gradring.stats"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *PUBLIC,
+        "gradring.horovod",
+        "gradring.horovod.tensorflow.elastic",
+        "gradring.horovod.tensorflow.keras.callbacks",
+        "gradring.horovod.tensorflow.keras.elastic",
+    ],
+)
 def test_only_public_names_are_shown(module: str) -> None:
     found = import_module(module)
     later = gradring._LAZY_MODULES if found is gradring else ()

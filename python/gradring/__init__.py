@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _LAZY_MODULES = ("elastic", "notebook", "tensorflow", "testing", "updates")
+__dir__ = [*__all__, *_LAZY_MODULES].copy
 
 
 def __getattr__(name: str) -> Any:
@@ -57,8 +58,3 @@ def __getattr__(name: str) -> Any:
     if name == "Monitor":
         return importlib.import_module("gradring.observe.monitor").Monitor
     raise AttributeError(f"module 'gradring' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Returns the public names, and the modules that are imported at their first use."""
-    return [*__all__, *_LAZY_MODULES]

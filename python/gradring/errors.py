@@ -34,6 +34,7 @@ __all__ = [
     "RestoreError",
     "SaveError",
 ]
+__dir__ = __all__.copy
 
 
 class GradringError(Exception):
@@ -187,8 +188,3 @@ class SaveError(GradringError, OSError):
 
 class RestoreError(GradringError, OSError):
     """A model or a checkpoint could not be restored; raised on all ranks."""
-
-
-def __dir__() -> list[str]:
-    """The public names."""
-    return list(__all__)

@@ -20,6 +20,7 @@ from gradring.testing.harness import call_on_ranks
 from gradring.testing.worker import Call
 
 __all__ = ["run"]
+__dir__ = __all__.copy
 
 
 def run(

@@ -41,6 +41,7 @@ from gradring.launch.ranks import environments_at, new_token
 from gradring.machine.ports import free_ports
 
 __all__ = ["GradringConfig", "GradringTrainer", "own_address"]
+__dir__ = __all__.copy
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 __all__ = ["AlgorithmStats", "CollectiveStats", "RankStats", "SlowestRank", "Stats"]
+__dir__ = __all__.copy
 
 
 class CollectiveStats(TypedDict):
@@ -140,8 +141,3 @@ class Stats(RankStats):
     """
 
     slowest: SlowestRank | None
-
-
-def __dir__() -> list[str]:
-    """The public names."""
-    return list(__all__)

@@ -4,3 +4,4 @@ from gradring.elastic.run import run
 from gradring.elastic.state import State
 
 __all__ = ["State", "run"]
+__dir__ = __all__.copy

@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+__all__ = ["__version__", "run"]
+__dir__ = __all__.copy
+
 #: Version of Horovod whose interface this is.
 __version__ = "0.28.1"
 

@@ -88,6 +88,7 @@ __all__ = [
     "save",
     "sync_replicas",
 ]
+__dir__ = __all__.copy
 
 
 def __getattr__(name: str) -> Any:
@@ -95,8 +96,3 @@ def __getattr__(name: str) -> Any:
     if name in ("callbacks", "elastic"):
         return importlib.import_module(f"gradring.tensorflow.{name}")
     raise AttributeError(f"module 'gradring.tensorflow' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Returns the public names; all other names in this package are internal."""
-    return list(__all__)

@@ -28,6 +28,7 @@ from gradring.tensorflow.graph.own_draws import note_shared
 from gradring.tensorflow.rules.replicas import rule_of
 
 __all__ = ["CommitState", "State", "run"]
+__dir__ = __all__.copy
 
 
 class State(elastic.State):

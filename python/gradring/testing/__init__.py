@@ -30,3 +30,4 @@ __all__ = [
     "run_ranks",
     "simulated_hosts",
 ]
+__dir__ = __all__.copy

@@ -39,3 +39,4 @@ __all__ = [
     "TopK",
     "agree",
 ]
+__dir__ = __all__.copy

@@ -100,6 +100,7 @@ __all__ += collectives.__all__
 __all__ += gradients.__all__
 __all__ += objects.__all__
 __all__ += reduce_ops.__all__
+__dir__ = __all__.copy
 
 
 def __getattr__(name: str) -> Any:
@@ -109,8 +110,3 @@ def __getattr__(name: str) -> Any:
     if name == "SyncBatchNormalization":
         return importlib.import_module(f"{__name__}.sync_batch_norm").SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Returns the public names."""
-    return list(__all__)

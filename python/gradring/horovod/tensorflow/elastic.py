@@ -36,10 +36,21 @@ from gradring.group.communicator import Communicator, open_groups
 from gradring.horovod import basics
 from gradring.horovod.tensorflow.optimizer import forget_sums
 
-#: Errors that a function of the state can catch, but must raise again: a failed collective, and a
-#: change of the group. `run` handles both.
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+__dir__ = __all__.copy
+
 HorovodInternalError = GradringError
+"""The error of a failed collective. A function that catches it must raise it again, for `run`."""
 HostsUpdatedInterrupt = Regroup
+"""The notice that the group changes. A function that catches it must raise it again, for `run`."""
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
 

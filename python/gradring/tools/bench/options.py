@@ -6,10 +6,11 @@ import math
 import re
 import shlex
 from dataclasses import dataclass, replace
+from typing import cast
 
 from gradring import _native, build_info
 from gradring.config.settings import READ
-from gradring.config.values import TLS_VARIABLES, Settings
+from gradring.config.values import TLS_VARIABLES, Settings, Transport
 from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
@@ -220,22 +221,9 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def parse_names(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    """Reads ``tcp`` or a list of such names, each once.
-
-    Raises:
-        ValueError: A name is unknown; the message has the known names.
-    """
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"there is no {kind.format(repr(name))}; known: {', '.join(known)}")
-    return tuple(dict.fromkeys(names))
-
-
-def native(transport: str) -> str:
+def native(transport: str) -> Transport:
     """Returns the setting of `Communicator` for one of `TRANSPORTS`."""
-    return "tcp" if transport == TLS else transport
+    return cast(Transport, "tcp" if transport == TLS else transport)
 
 
 def format_size(size: int) -> str:

@@ -19,6 +19,9 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.tensorflow.data.input_service import check, input_service
 
+__all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
+__dir__ = __all__.copy
+
 _calls = itertools.count()
 
 

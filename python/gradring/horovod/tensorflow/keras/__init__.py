@@ -40,6 +40,7 @@ __all__ = [
 ]
 __all__ += basics.__all__
 __all__ += process_sets.__all__
+__dir__ = __all__.copy
 
 
 def DistributedOptimizer(

@@ -15,6 +15,7 @@ __all__ = [
     "UpdateEpochStateCallback",
     "run",
 ]
+__dir__ = __all__.copy
 
 
 class KerasState(TensorFlowKerasState):
