@@ -68,4 +68,4 @@ def test_a_page_is_markdown_and_names_nothing_private() -> None:
     assert not re.search(r"= (?:\w+\.)?[A-Z]+_[A-Z_]+[,)]", TEXT)
     assert "    bucket_bytes: int = 16 * 1024 * 1024,\n" in TEXT
     assert "* `*args`: Arguments for every rank; pickled." in TEXT
-    assert "[observability](../observability.md) defines the times." in TEXT
+    assert "[observability](../observability.md) defines its times." in TEXT
