@@ -245,7 +245,7 @@ sdist: $(VENV)/created ## builds the source distribution into dist/
 
 # A digest in them is that of the source distribution. EasyBuild's linter asks for Lmod, and reads no catalogue here.
 LMOD := /usr/share/lmod/lmod/libexec/lmod
-recipes: sdist ## recipes for conda-forge and EasyBuild into recipes/, checked by their linters
+recipes: sdist ## recipes for conda-forge, EasyBuild and Spack into recipes/; the linters of the first two check theirs
 	@[ -x $(LMOD) ] || { echo "Lmod is missing. Install it with: apt-get install lmod"; exit 1; }
 	$(BIN)/python release/recipes.py "$$(ls -t dist/gradring-*.tar.gz | head -n 1)" recipes
 	$(PYTHON) -m venv .venv-recipes

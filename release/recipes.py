@@ -1,4 +1,4 @@
-"""Recipes for conda-forge and EasyBuild, from the templates in release/recipes/.
+"""Recipes for conda-forge, EasyBuild and Spack, from the templates in release/recipes/.
 
 ``make recipes`` calls it with a source distribution and a folder. Digests and crates are those of
 the distribution, so that the recipes of a version can be written when it is built.
@@ -20,7 +20,7 @@ CRATE = re.compile(
 
 
 def recipes(sdist: Path) -> dict[str, str]:
-    """Both recipes by the names of their files."""
+    """The recipes by the names of their files."""
     version = sdist.name.removeprefix("gradring-").removesuffix(".tar.gz")
     with tarfile.open(sdist) as archive:
         lock = archive.extractfile(f"gradring-{version}/Cargo.lock")
@@ -42,14 +42,16 @@ def recipes(sdist: Path) -> dict[str, str]:
     return {
         "recipe.yaml": filled("conda-forge.yaml").partition("\n")[2],
         f"gradring-{version}-gfbf-2025b.eb": filled("easybuild.eb"),
+        "py_gradring/package.py": filled("spack.py.in").partition("\n")[2],
     }
 
 
 def main(sdist: str, folder: str) -> None:
     """Writes them into the folder."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
     for name, text in recipes(Path(sdist)).items():
-        Path(folder, name).write_text(text)
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

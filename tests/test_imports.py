@@ -32,9 +32,10 @@ PUBLIC = {
     "gradring.notebook": "run",
     "gradring.stats": "Stats",
     "gradring.tensorflow": """
-        CustomCollectiveStrategy GradientReducer Overlap ScalarWriter all_gather all_reduce
-        all_to_all broadcast broadcast_variables check_replicas distribute_input failure_of
-        input_service join measure_overlap reduce_scatter restore save sync_replicas""",
+        CustomCollectiveStrategy GradientReducer MPIClusterResolver Overlap ScalarWriter all_gather
+        all_reduce all_to_all broadcast broadcast_variables check_replicas distribute_input
+        failure_of input_service join measure_overlap reduce_scatter restore save
+        sync_replicas""",
     "gradring.tensorflow.callbacks": "CheckReplicas LiveLine PreemptionCheckpoint",
     "gradring.tensorflow.elastic": "CommitState State",
     "gradring.testing": """

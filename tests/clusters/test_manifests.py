@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,38 @@ def tf_job(directory: Path) -> list[Pod]:
 
 
 def train_job(directory: Path) -> list[Pod]:
-    """As Kubeflow Trainer's JAX runtime makes them: a JobSet with one Indexed Job, ``node``."""
+    """A TrainJob with the JAX runtime of Kubeflow Trainer."""
     job = pods.documents(EXAMPLES / "trainjob.yaml")["TrainJob"]
-    name, trainer = job["metadata"]["name"], job["spec"]["trainer"]
     assert job["spec"]["runtimeRef"]["name"] == "jax-distributed"
+    environ = pods.container_environ(job["spec"]["trainer"], {}, {})
+    return trainer_pods(job, lambda host: environ)
+
+
+def train_job_of_tensorflow(directory: Path) -> list[Pod]:
+    """A TrainJob with our runtime, which has the policy of the JAX runtime."""
+    found = pods.documents(EXAMPLES / "tensorflow-runtime.yaml")
+    runtime, job = found["ClusterTrainingRuntime"], found["TrainJob"]
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 1, "jax": {}}
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    # By these Trainer finds the container whose variables, image and command it sets.
+    assert replicated["name"] == "node"
+    labels = replicated["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    template = replicated["template"]["spec"]["template"]["spec"]
+    assert [each["name"] for each in template["containers"]] == ["node"]
+    return trainer_pods(job, lambda host: container(template, directory / host, {}))
+
+
+def trainer_pods(job: Mapping[str, Any], environ_of: Callable[[str], dict[str, str]]) -> list[Pod]:
+    """As Trainer's policy for JAX makes them: a JobSet with one Indexed Job, ``node``."""
+    name, nodes = job["metadata"]["name"], job["spec"]["trainer"]["numNodes"]
     made = []
-    for index in range(trainer["numNodes"]):
+    for index in range(nodes):
         host = f"{name}-node-0-{index}"
         environ = {
-            **pods.container_environ(trainer, {}, {}),
-            "JAX_NUM_PROCESSES": str(trainer["numNodes"]),
+            **environ_of(host),
+            "JAX_NUM_PROCESSES": str(nodes),
             "JAX_PROCESS_ID": str(index),
             "JAX_COORDINATOR_ADDRESS": f"{name}-node-0-0.{name}:29500",
             "JOB_COMPLETION_INDEX": str(index),
@@ -100,7 +122,7 @@ def container(
 
 
 @needs_namespaces
-@pytest.mark.parametrize("kind", [indexed_job, tf_job, train_job])
+@pytest.mark.parametrize("kind", [indexed_job, tf_job, train_job, train_job_of_tensorflow])
 def test_the_ranks_of_a_manifest_form_a_group(kind: Any, tmp_path: Path) -> None:
     program = tmp_path / "sum.py"
     program.write_text(programs()["sum.py"])

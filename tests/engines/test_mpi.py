@@ -187,6 +187,16 @@ def test_the_environment_is_explained_on_every_rank(mpi: Launcher) -> None:
     assert len(re.findall("found in +(?:Open MPI|PMI)", done.stdout)) == 2
 
 
+@each_launcher
+def test_a_resolver_connects_strategies_of_tensorflow(mpi: Launcher, tmp_path: Path) -> None:
+    """The program of the page, whose strategy prints how many replicas it has, and their sum."""
+    program = tmp_path / "resolver.py"
+    program.write_text(programs()["resolver.py"])
+    done = mpi.run("-n", 2, sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert "".join(sorted("".join(done.stdout.split()))) == "".join(sorted("22.0" * 2))
+
+
 WRAPPER = (
     "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
 )

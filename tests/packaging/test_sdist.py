@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,6 +47,35 @@ def files(wheel: Path) -> dict[str, str]:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
         return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in names}
+
+
+def spack_package(text: str) -> dict[str, Any]:
+    """Attributes of the class in a recipe for Spack, and the arguments of each directive."""
+    spack, build_systems = ModuleType("spack.package"), ModuleType("python")
+    told: dict[str, Any] = {}
+    for directive in ("conflicts", "depends_on", "license", "version"):
+
+        def tell(*words: Any, _of: str = directive, **named: Any) -> None:
+            told.setdefault(_of, []).append((words, named))
+
+        setattr(spack, directive, tell)
+    build_systems.PythonPackage = type("PythonPackage", (), {})  # type: ignore[attr-defined]
+    modules = {
+        "spack": ModuleType("spack"),
+        "spack.package": spack,
+        "spack_repo": ModuleType("spack_repo"),
+        "spack_repo.builtin": ModuleType("builtin"),
+        "spack_repo.builtin.build_systems": ModuleType("build_systems"),
+        "spack_repo.builtin.build_systems.python": build_systems,
+    }
+    names: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            patch.setitem(sys.modules, name, module)
+        exec(compile(text, "package.py", "exec"), names)
+    package = names["PyGradring"]
+    assert issubclass(package, build_systems.PythonPackage) and package.__doc__
+    return {**vars(package), **told}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +135,7 @@ def test_its_bytes_do_not_depend_on_when_it_is_built(sdist: Path) -> None:
 
 def test_recipes_of_others_are_of_this_distribution_and_ask_for_what_it_asks(sdist: Path) -> None:
     made = recipes.recipes(sdist)
-    assert not [text for text in made.values() if "@" in text]
+    assert not [text for text in made.values() if re.search(r"@\w+@", text)]
     digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
     conda = yaml.safe_load(made["recipe.yaml"])
     assert conda["source"]["sha256"] == digest
@@ -119,6 +149,9 @@ def test_recipes_of_others_are_of_this_distribution_and_ask_for_what_it_asks(sdi
     assert [f"{name}-{number}.tar.gz" for name, number in easybuild["crates"]] == [
         name for entry in others for name in entry
     ]
+    spack = spack_package(made["py_gradring/package.py"])
+    assert spack["version"] == [((version,), {"sha256": digest})]
+    assert spack["pypi"] == f"gradring/{sdist.name}"
     linked = {(crate.name, crate.version) for crate in licences.crates()}
     assert linked and linked <= set(easybuild["crates"])
     # What the project itself says.
@@ -132,6 +165,19 @@ def test_recipes_of_others_are_of_this_distribution_and_ask_for_what_it_asks(sdi
     tools = dict(easybuild["builddependencies"])
     assert Version(tools["Rust"]) >= Version(rust)
     assert tools["maturin"] in Requirement(maturin).specifier
+    needed = {of.partition("@")[0]: (of, how["type"]) for (of,), how in spack["depends_on"]}
+    both = ("build", "run")
+    assert needed == {
+        "python": (f"python@{conda['context']['python_min']}:", both),
+        "py-numpy": (f"py-{run[1].replace(' >=', '@')}:", both),
+        "c": ("c", "build"),
+        "py-maturin": ("py-maturin@1.9:1", "build"),
+        "rust": (f"rust@{rust}:", "build"),
+    }
+    # Spack's 1.9:1 has all versions up to 2.
+    assert maturin == "maturin>=1.9,<2"
+    assert spack["license"][0][0] == (metadata["License-Expression"],)
+    assert spack["homepage"] == conda["about"]["homepage"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from fractions import Fraction
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import gradring
+from documents import ROOT
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts
 from pairs import on_threads
@@ -111,3 +113,34 @@ def test_on_the_loopback_of_one_machine_nobody_needs_a_token() -> None:
         return comm.all_gather_object(Fraction(comm.rank), pickle=True)
 
     assert on_threads(2, sent) == [[Fraction(0), Fraction(1)]] * 2
+
+
+#: Modules that open pickles: of ranks that have proved themselves, and of own child processes.
+UNPICKLING = {
+    "group/objects.py",
+    "testing/function.py",
+    "testing/harness.py",
+    "testing/worker.py",
+    "tools/bench/systems/mpi.py",
+    "tools/bench/systems/mpi_rank.py",
+}
+
+
+def test_no_other_module_opens_pickles() -> None:
+    """SECURITY.md says so, and a page compares that with Horovod's vulnerabilities."""
+    sources = ROOT / "python" / "gradring"
+    opens = re.compile(
+        r"^\s*(?:import|from) (?:cloudpickle|dill|joblib|marshal|multiprocessing|pickle|shelve)\b"
+        r"|\ballow_pickle\b",
+        re.MULTILINE,
+    )
+    found = {
+        path.relative_to(sources).as_posix()
+        for path in sources.rglob("*.py")
+        if opens.search(path.read_text())
+    }
+    assert found == UNPICKLING
+    for page in ("SECURITY.md", "docs/coming-from-horovod.md"):
+        assert {"CVE-2024-10190", "CVE-2026-31234"} <= set(
+            re.findall(r"CVE-[0-9]+-[0-9]+", (ROOT / page).read_text())
+        )

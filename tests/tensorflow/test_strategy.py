@@ -270,6 +270,93 @@ def test_a_cluster_resolver_describes_the_group() -> None:
     assert found == [(0, 2.0, True), (1, 2.0, True)]
 
 
+def become_ranks_of_mpirun(job: str) -> None:
+    """Leaves this process the variables of Open MPI on one host alone."""
+    import os
+
+    from gradring.clusters import without_cluster_variables
+
+    place = {name: os.environ[f"GRADRING_{name}"] for name in ("RANK", "WORLD_SIZE")}
+    for name in set(os.environ) - set(without_cluster_variables(os.environ)):
+        del os.environ[name]
+    os.environ["OMPI_COMM_WORLD_RANK"] = place["RANK"]
+    os.environ["OMPI_COMM_WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] = place[
+        "WORLD_SIZE"
+    ]
+    os.environ["PMIX_NAMESPACE"] = job
+
+
+def by_mpi_cluster_resolver(job: str, ports: tuple[int, int], of_tensorflow: bool) -> Any:
+    import os
+
+    import tensorflow as tf
+
+    import gradring.tensorflow
+
+    become_ranks_of_mpirun(job)
+    os.environ["GRADRING_PORT"] = f"{ports[0]}-{ports[1]}"
+    resolver = gradring.tensorflow.MPIClusterResolver(environment="a cluster")
+    strategy: Any
+    if of_tensorflow:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    else:
+        strategy = gradring.tensorflow.CustomCollectiveStrategy(resolver)
+        assert strategy.communicator.rank == resolver.task_id
+    assert strategy.cluster_resolver is resolver
+    base = tf.distribute.cluster_resolver.ClusterResolver
+    assert isinstance(resolver, base)
+    assert type(resolver).num_accelerators is base.num_accelerators
+
+    def total() -> Any:
+        own = tf.constant(1.0 + resolver.task_id)
+        return tf.distribute.get_replica_context().all_reduce("SUM", own)
+
+    return {
+        "sum": float(strategy.run(total)),
+        "task": (resolver.task_type, resolver.task_id),
+        "master": resolver.master(),
+        "of rank 1": resolver.master("worker", 1, "grpcs"),
+        "workers": resolver.cluster_spec().as_dict()["worker"],
+        "rest": (resolver.rpc_layer, resolver.environment, resolver.num_accelerators()),
+    }
+
+
+@pytest.mark.parametrize("of_tensorflow", [True, False])
+def test_a_resolver_describes_ranks_of_mpirun_to_strategies(of_tensorflow: bool) -> None:
+    """TensorFlow's strategy connects to its addresses; ours joins the group of the variables."""
+    (first,) = free_ports(1)
+    ports = (first, first + 40)
+    found = run_ranks(by_mpi_cluster_resolver, 2, f"job-{first}", ports, of_tensorflow)
+    workers = found[0]["workers"]
+    assert {address.rpartition(":")[0] for address in workers} == {"127.0.0.1"}
+    chosen = {int(address.rpartition(":")[2]) for address in workers}
+    assert len(chosen) == 2 and all(ports[0] <= port <= ports[1] for port in chosen)
+    assert found == [
+        {
+            "sum": 3.0,
+            "task": ("worker", rank),
+            "master": f"grpc://{workers[rank]}",
+            "of rank 1": f"grpcs://{workers[1]}",
+            "workers": workers,
+            "rest": ("grpc", "a cluster", {}),
+        }
+        for rank in (0, 1)
+    ]
+
+
+def alone_by_mpi_cluster_resolver() -> Any:
+    from gradring.tensorflow import CustomCollectiveStrategy, MPIClusterResolver
+
+    become_ranks_of_mpirun("alone")
+    resolver = MPIClusterResolver()
+    strategy = CustomCollectiveStrategy(resolver)
+    return resolver.cluster_spec().num_tasks("worker"), strategy.num_replicas_in_sync
+
+
+def test_a_resolver_of_one_process_is_a_cluster_of_one() -> None:
+    assert run_ranks(alone_by_mpi_cluster_resolver, 1) == [(1, 1)]
+
+
 def evaluate_beside_the_group() -> Any:
     import json
     import os

@@ -323,7 +323,7 @@ class Communicator(Collectives):
         # The port must be open before other ranks receive its address.
         listening = None
         if self.world_size > 1 and announced is None:
-            listening = self._native.listen_beside(self._config.ports)
+            listening = listen_beside(self)
         address = listening.address if listening is not None else ""
         said = self.all_gather_object([color, key, address, announced], name="split")
         fixed = [(rank, at) for rank, (*_, at) in enumerate(said) if at is not None]
@@ -572,6 +572,18 @@ def core_of(communicator: Communicator) -> _native.Communicator:
     Do not keep it: in a forked process the communicator gets a native part that refuses all calls.
     """
     return communicator._native
+
+
+def listen_beside(communicator: Communicator) -> _native.Listening:
+    """Opens a second port of this rank, in a group of at least two, until the result is dropped.
+
+    Its host is that of the first one. Its port is of the range ``GRADRING_PORT``, if that is set.
+
+    Raises:
+        RendezvousError: No port is free.
+        AbortedError: The communicator is closed.
+    """
+    return communicator._native.listen_beside(communicator._config.ports)
 
 
 def participant_of(

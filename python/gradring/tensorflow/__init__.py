@@ -5,6 +5,7 @@ name                                  what it does
 ====================================  ==========================================================
 `CustomCollectiveStrategy`            `tf.distribute.MultiWorkerMirroredStrategy` over gradring.
 `GradientReducer`                     Reduces a list of gradients, without any strategy.
+`MPIClusterResolver`                  Describes processes of ``mpirun`` to tf.distribute.
 `ScalarWriter`                        Writes scalars of a `gradring.Monitor` for TensorBoard.
 `all_gather`                          Joins every rank's tensor along the first dimension.
 `all_reduce`                          Reduces a tensor or a nest of tensors.
@@ -45,6 +46,7 @@ from gradring.machine import packages
 with packages.needed_by("gradring.tensorflow"):
     import tensorflow  # noqa: F401
 
+from gradring.tensorflow.cluster.mpi_cluster_resolver import MPIClusterResolver
 from gradring.tensorflow.data.input_service import distribute_input, input_service
 from gradring.tensorflow.files.restore import restore
 from gradring.tensorflow.files.save import save
@@ -68,6 +70,7 @@ from gradring.tensorflow.uneven import join
 __all__ = [
     "CustomCollectiveStrategy",
     "GradientReducer",
+    "MPIClusterResolver",
     "Overlap",
     "ScalarWriter",
     "all_gather",

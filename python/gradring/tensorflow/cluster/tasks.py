@@ -15,6 +15,7 @@ from gradring.bootstrap import resolve
 from gradring.clusters import Place, Servers, servers_in, tf_config
 from gradring.config import parse
 from gradring.group.communicator import Communicator, open_groups
+from gradring.tensorflow.cluster.mpi_cluster_resolver import MPIClusterResolver
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.ops import join_as_guest
 
@@ -106,7 +107,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
     """Joins the group that the user's resolver describes, unless this process is in it.
 
     Rank 0 is the chief, or else the first worker; its address in the resolver is the rendezvous.
-    The environment describes the group if there is no resolver.
+    The environment describes the group if there is no resolver, or if the resolver asked it, too.
 
     Raises:
         gradring.errors.ConfigError: The resolver names no task for this process.
@@ -116,7 +117,7 @@ def communicator_of(resolver: ClusterResolver | None) -> Communicator:
 
 def _arguments(resolver: ClusterResolver | None) -> dict[str, Any]:
     """Returns the arguments of `gradring.init`."""
-    if resolver is None:
+    if resolver is None or isinstance(resolver, MPIClusterResolver):
         return {}
     rank, world_size = _place_in(resolver)
     place = {"rank": rank, "world_size": world_size}
