@@ -270,8 +270,8 @@ class _Job:
         if seeds:
             return self._next_group()
         own_id, address = participant.peer
-        told = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
-        peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in told]
+        received = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
+        peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in received]
         communicator.generation += 1
         participant.found(peers, communicator.generation)
         if len(peers) >= self._workers[0]:

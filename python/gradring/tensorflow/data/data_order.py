@@ -258,7 +258,7 @@ def _seeds_in(node: Any, definition: Any) -> tuple[int, int] | None:
 def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
     """Changes a node of the definition; returns the function that it now calls, or None."""
     if node.op == "RandomShuffle" and once:
-        return _shuffle_anew(node, seeds)
+        return _reshuffled(node, seeds)
     if node.op == "RandomShuffle":
         for name, seed in zip(_SEEDS, seeds, strict=True):
             node.attr[name].i = seed
@@ -272,7 +272,7 @@ def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
     return None
 
 
-def _shuffle_anew(node: Any, seeds: Any) -> Any:
+def _reshuffled(node: Any, seeds: Any) -> Any:
     """Makes a `RandomShuffle` depend on the number of its runs; its own seeds repeat each epoch.
 
     Keras shuffles arrays with such an op. Only an op that runs once in each iterator can count its

@@ -97,11 +97,11 @@ def _initialize(
         ConfigError: A launcher has set other values; or the first layer has already been made.
     """
     said = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
-    told = {name: str(value) for name, value in said.items() if value is not None}
-    os.environ.update(told)
+    variables = {name: str(value) for name, value in said.items() if value is not None}
+    os.environ.update(variables)
     cluster = detect()
     strategy = given.strategy() or tf.distribute.get_strategy()
-    if not told or not isinstance(strategy, CustomCollectiveStrategy):
+    if not variables or not isinstance(strategy, CustomCollectiveStrategy):
         return
     place = strategy.communicator
     if (place.rank, place.world_size) != (cluster.rank, cluster.world_size):
