@@ -20,7 +20,7 @@ EXAMPLE = "gradring demo --report report"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the directory of the report, and the other demos."""
     option(parser, "--report DIR", Path, default=Path("demo-report"))(
-        "directory for the page, the picture and the logs; with --slow-rank and --kill, for the "
+        "directory for the page, the picture and the logs; with --slow-rank or --kill, it gets the "
         "logs, the times of all steps and the flight records (default %(default)s)"
     )
     trouble = partial(option, parser.add_mutually_exclusive_group())
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "instead, make one rank slow and show that it is named"
     )
     trouble("--kill R", int, choices=range(4))(
-        "instead, kill one of 4 ranks in the middle; the others go on, and another one joins"
+        "instead, kill one of 4 ranks in the middle; the others continue, and another one joins"
     )
     trouble("--update RULE")(
         "instead, train with 3 ranks and an update rule, such as all-reduce or diloco"
