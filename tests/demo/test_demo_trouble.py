@@ -44,7 +44,7 @@ def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
     assert list(told.problems(0)) == []
     story = told.story(1)
     assert "killed after step 57. 0.5 s later the others had formed a new group" in story
-    assert "and 1.0 s later, with functions traced anew, they had ended step 51" in story
+    assert "and 1.0 s later, with functions traced again, they had ended step 51" in story
     assert "7 steps were done again. Another process joined them in generation 3" in story
 
 

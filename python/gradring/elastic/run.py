@@ -447,10 +447,10 @@ class _Job:
         if self._own_trial and isinstance(failure, MismatchError):
             who = self._communicator
             raise MismatchError(
-                f"rank {who.rank} on {who.host} has joined, and its first steps are not those of "
-                f"the others: {failure.problem}",
-                advice="make what is made once and kept, such as the variables of a layer or an "
-                "optimizer, before elastic.run's function begins, and give it to the State",
+                f"rank {who.rank} on {who.host} has joined, and its first steps differ from those "
+                f"of the others: {failure.problem}",
+                advice="create lasting objects, such as the variables of a layer or an optimizer, "
+                "before elastic.run's function begins, and give them to the State",
                 rank=who.rank,
                 host=who.host,
             ) from error

@@ -725,10 +725,10 @@ class Collectives:
         open_ranks = reachable or others
         if open_ranks:
             raise ConfigError(
-                f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
-                f"port of rank {open_ranks[0]} on {self.hosts[open_ranks[0]]} could be a rank, "
-                "since the job has no token and no TLS; set GRADRING_TOKEN or GRADRING_TOKEN_FILE "
-                "on all ranks, or send what JSON can say, without pickle=True",
+                f"{of}: a pickle can run code where it is opened. The job has no token and no "
+                f"TLS, so anybody who reaches the port of rank {open_ranks[0]} on "
+                f"{self.hosts[open_ranks[0]]} could join it; set GRADRING_TOKEN or "
+                "GRADRING_TOKEN_FILE on all ranks, or send values of JSON, without pickle=True",
                 rank=self.rank,
                 host=self.host,
             )

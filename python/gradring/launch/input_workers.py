@@ -76,8 +76,9 @@ class InputWorkers(Policy):
             return
         raise ConfigError(
             f"--input-workers: {why}, and TensorFlow's tf.data service has neither authentication "
-            "nor encryption: who reaches its ports can run datasets in its workers, and so read "
-            f"and write files there; give {UNPROTECTED} in a network that only you can reach"
+            "nor encryption. Anybody who reaches its ports can run datasets in its workers, and "
+            f"so read and write files there; give {UNPROTECTED} in a network that only you can "
+            "reach"
         )
 
     @property

@@ -385,8 +385,8 @@ def _alone(running: Sequence[Running]) -> Iterator[None]:
         if numbers & _busy:
             raise RuntimeError(
                 f"a session was about to run '{running[0].label.shown}' while another run with "
-                "collectives is under way in this process: their order would differ from rank to "
-                "rank; run them in one thread, or give each thread a communicator of its own"
+                "collectives is under way in this process. Their order would differ between "
+                "ranks; run them in one thread, or give each thread its own communicator"
             )
         _busy.update(numbers)
     try:

@@ -269,9 +269,10 @@ def _warn_if_added_up(gradient: Any) -> None:
     if len(np.unique(indices)) == len(indices) > 1:
         _warn_once(
             "eager rows",
-            "a gradient has each row once on this rank, as of a sparse batch, and an eager step "
-            "does not tell whether one process would add up those of all samples: optimizers such "
-            "as Adam may train otherwise (GRADRING_WITH_STRATEGY); leave out run_eagerly=True",
+            "a gradient has each row once on this rank, as that of a sparse batch. In an eager "
+            "step it is unknown whether one process would add up the rows of all samples, so "
+            "optimizers such as Adam may train differently (GRADRING_WITH_STRATEGY); leave out "
+            "run_eagerly=True",
         )
 
 

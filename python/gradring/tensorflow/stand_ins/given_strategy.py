@@ -186,8 +186,8 @@ def _check_distribution() -> None:
     if not getattr(distribution, "auto_shard_dataset", True):
         raise ConfigError(
             f"this program's {type(distribution).__name__} says auto_shard_dataset=False, so each "
-            "rank would read data of its own, of whose batches GRADRING_WITH_STRATEGY would drop "
-            "the other ranks' parts; give all ranks the same dataset, in whole batches, and leave "
+            "rank would read its own batches, and GRADRING_WITH_STRATEGY would drop the other "
+            "ranks' parts of them; give all ranks the same dataset, in whole batches, and leave "
             "auto_shard_dataset out"
         )
     if type(distribution).__name__ != "DataParallel":

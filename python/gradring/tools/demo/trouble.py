@@ -108,7 +108,7 @@ class Output:
         return (
             f"Rank {rank} was killed after step {self._killed[1]}. {on_s - killed_s:.1f} s later "
             f"the others had formed a new group, and {next_s - on_s:.1f} s later, with functions "
-            f"traced anew, they had ended step {self._next[1]}: {self.repeated} steps were done "
+            f"traced again, they had ended step {self._next[1]}: {self.repeated} steps were done "
             f"again. Another process joined them in generation {generation}. All "
             f"{len(self._hashes)} ranks have the same weights (SHA-256 {self._hashes[0]}...)."
         )
