@@ -213,7 +213,7 @@ def _joined(
         claims.claim(membership.cluster)
         watch_for_training_alone()
         around_close(communicator, claims.given_up(membership.cluster))
-        around_close(communicator, idle.told(communicator))
+        around_close(communicator, idle.warns(communicator))
     try:
         observe(communicator, wanted)
     except BaseException:  # Ctrl-C, too: nothing else can close it

@@ -75,7 +75,7 @@ def run(
             "tuple of arguments"
         )
     call = Call.of(FunctionByValue.of(fn), tuple(args))
-    return call_on_ranks(call, ranks, timeout, env=env, hear=_show)
+    return call_on_ranks(call, ranks, timeout, env=env, on_line=_show)
 
 
 def _show(rank: int, line: str) -> None:

@@ -55,10 +55,10 @@ class Printed:
     started: list[Any] = field(default_factory=list)
 
     def __call__(self, *arguments: Any) -> int | None:
-        *how, hear = arguments
+        *how, on_line = arguments
         self.started.append(how)
         for line in self.text.splitlines(keepends=True):
-            hear(line)
+            on_line(line)
         return self.exit_code
 
     def instead_of(self, demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Printed:

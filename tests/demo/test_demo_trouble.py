@@ -41,11 +41,11 @@ TOLD = """\
 
 
 def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
-    told = trouble.Told(TOLD)
+    told = trouble.Output(TOLD)
     assert list(told.problems(0)) == []
     story = told.story(1)
     assert "killed after step 57. 0.5 s later the others had formed a new group" in story
-    assert "and 1.0 s later, with functions traced anew, they had ended step 51" in story
+    assert "and 1.0 s later, with functions traced again, they had ended step 51" in story
     assert "7 steps were done again. Another process joined them in generation 3" in story
 
 
@@ -62,7 +62,7 @@ def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
 def test_a_job_that_did_not_survive_is_told_so(
     changed: str, instead: str, exit_code: int, problem: str
 ) -> None:
-    (found,) = trouble.Told(TOLD.replace(changed, instead)).problems(exit_code)
+    (found,) = trouble.Output(TOLD.replace(changed, instead)).problems(exit_code)
     assert problem in found
 
 

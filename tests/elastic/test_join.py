@@ -281,12 +281,14 @@ def test_one_that_joins_and_does_something_else_ends_alone(
     plan = planned(act, 2)
     *others, joiner = outcomes_of(plan, stage, joiners=1)
     assert isinstance(joiner.exception, MismatchError), joiner.details()
-    assert "has joined, and its first steps are not those of the others" in str(joiner.exception)
+    assert "has joined, and its first steps differ from those of the others" in str(
+        joiner.exception
+    )
     assert "called broadcast(root=0) 'what the others have made'" in joiner.exception.problem
     # What it called stands beside what the others called.
     assert re.search(r"; the others called |, and rank 0 \S+ \S+ has ", joiner.exception.problem)
     assert "make every rank call" not in str(joiner.exception)
-    assert joiner.exception.advice.startswith("make what is made once and kept")
+    assert joiner.exception.advice.startswith("create lasting objects")
     for seen in check(plan, others, repeated=0):
         assert [group.world_size for group in seen.groups][-2:] == [3, 2]
 

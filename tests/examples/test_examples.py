@@ -210,7 +210,7 @@ def test_workers_learn_by_servers_also_when_one_of_them_is_lost(rule: str, serve
     lost = rule == "asynchronous"
     assert [worker for worker, _ in sorted(accuracies)] == ["0", "1", "2"][: 3 - lost], output
     assert min(float(accuracy) for _, accuracy in accuracies) > 0.8, output
-    assert ("failed (killed by SIGKILL); the others go on without it" in output) == lost
+    assert ("failed (killed by SIGKILL); the others continue without it" in output) == lost
     assert output.count(" ends: version ") == servers, output
 
 

@@ -402,7 +402,7 @@ def state_alone() -> Any:
         with pytest.raises((TypeError, ValueError)) as refused:
             hvd.elastic.ObjectState(**wrong)
         said.append(str(refused.value))
-    with pytest.raises(ValueError, match=r"OfItsOwn has a sync\(\) of its own"):
+    with pytest.raises(ValueError, match=r"OfItsOwn overrides sync\(\)"):
         hvd.elastic.run(lambda _: None)(OfItsOwn(step=1))
     return state.step, said
 
@@ -410,7 +410,7 @@ def state_alone() -> Any:
 def test_a_state_is_saved_alone_and_what_it_cannot_keep_is_refused() -> None:
     ((step, said),) = run_ranks(state_alone, 1)
     assert step == 2
-    assert "make lists of tuples" in said[0] and "give arrays in them names" in said[1]
+    assert "convert tuples to lists" in said[0] and "its own name" in said[1]
     assert "cannot be called 'check_host_updates'" in said[2]
 
 

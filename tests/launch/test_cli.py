@@ -118,7 +118,7 @@ def test_help_ends_with_an_example_and_the_address_of_the_documentation(
 def test_the_help_of_run_has_groups_and_defaults() -> None:
     text = gradring("run", "--help").stdout
     titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
-    assert {"where the ranks run", "failures and restarts", "elastic jobs"} <= set(titles)
+    assert {"ranks and hosts", "failures and restarts", "elastic jobs"} <= set(titles)
     assert "(default 10)" in text
     # Where a text says nothing of it, it is added.
     assert "how they are reduced (default sum)" in gradring("bench", "all-reduce", "--help").stdout

@@ -382,7 +382,7 @@ def test_what_needs_all_elements_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"fit: the dataset calls Python \(PyFunc, .* behind fit,"
     ):
-        check(python, what="fit")
+        check(python, caller="fit")
     # There, one input worker has all of them.
     check(numbers.interleave(lambda n: tf.data.Dataset.range(n).take(1)).batch(2).repeat(2))
 

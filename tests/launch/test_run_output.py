@@ -202,7 +202,7 @@ def test_a_log_has_every_state_of_a_line_that_is_redrawn(printed: bytes, tmp_pat
 def test_a_line_of_one_stream_begins_anew_in_a_log_though_the_others_is_being_redrawn(
     tmp_path: Path,
 ) -> None:
-    with Logs(tmp_path, anew=True) as logs:
+    with Logs(tmp_path, replace=True) as logs:
         log = logs.open("rank 0")
         assert log is not None
         for stream, data in [(1, b"10%\r"), (1, b"20%\r"), (2, b"why\n"), (1, b"30%\n"), (1, b"")]:
@@ -268,7 +268,7 @@ def test_the_first_log_that_cannot_be_written_ends_the_job_and_a_later_one_does_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rank-1.log").mkdir()
-    with Logs(tmp_path, anew=True) as logs:
+    with Logs(tmp_path, replace=True) as logs:
         with pytest.raises(IsADirectoryError):
             logs.open("rank 1")
         assert logs.open("rank 0") is not None

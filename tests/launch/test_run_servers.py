@@ -57,7 +57,7 @@ def test_a_lost_rank_ends_nobody_and_is_named(tmp_path: Path) -> None:
     )
     ended = succeeded("run", "-np", 2, "--ps", 1, "--grace", 0.1, *run)
     assert "rank 0 on " in ended.stderr
-    assert "failed (killed by SIGKILL); the others go on without it" in ended.stderr
+    assert "failed (killed by SIGKILL); the others continue without it" in ended.stderr
 
 
 def test_a_lost_server_starts_again_as_often_as_is_allowed(tmp_path: Path) -> None:

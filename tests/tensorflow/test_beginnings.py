@@ -11,7 +11,7 @@ from tf_worker import join
 from gradring.testing import run_ranks
 
 WAYS = ("eager", "graph", "broadcast", "names", "in the step", "strategy", "outside")
-SAYS = "begins to train with weights that are not those of the others"
+SAYS = "begins to train with weights that differ from the other ranks'"
 
 
 def begin() -> dict[str, list[str]]:

@@ -135,7 +135,7 @@ def test_variables_without_a_gradient_are_not_compared() -> None:
         step.after[1] = -step.after[1]
     is_equal, text = text_of(one, other, other)
     assert is_equal
-    assert "not compared: bias, whose gradient is nothing but rounding" in text
+    assert "not compared: bias, whose gradients are rounding errors" in text
 
 
 def with_states(made: Training, *, differs_after: int | None = None) -> Training:

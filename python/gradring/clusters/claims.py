@@ -46,8 +46,8 @@ def check(cluster: Cluster) -> None:
         raise ConfigError(
             f"rank {cluster.rank} of the group at {cluster.rendezvous} is process {process}, which "
             f"has started process {os.getpid()} with the same variables; use the communicator "
-            "there, close it before this process starts, or start this process without them "
-            f"({cluster.source}) or by `gradring run`, which gives it a group of its own",
+            "there, or close it before this process starts. To give this process its own group, "
+            f"start it without these variables ({cluster.source}) or by `gradring run`",
             rank=cluster.rank,
         )
 

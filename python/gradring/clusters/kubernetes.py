@@ -48,8 +48,8 @@ def join(environ: Mapping[str, str], place: Place) -> Cluster:
         place, addresses[0], ENVIRONMENT.source, reason, job_id=f"pods {addresses[0]}"
     )
     # Addresses of the other ranks are known only if a variable sets their port.
-    told = parse.value(environ, parse.PORT) is not None
-    return replace(cluster, addresses=addresses) if told else cluster
+    has_port = parse.value(environ, parse.PORT) is not None
+    return replace(cluster, addresses=addresses) if has_port else cluster
 
 
 # No variable makes a claim by itself; children of a launcher in the pod may need the index.

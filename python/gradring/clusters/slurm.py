@@ -42,7 +42,7 @@ MAX_HOSTS = 65536
 def place(environ: Mapping[str, str]) -> Place | None:
     """Returns the place of this task in a step of at least two tasks."""
     step = parse.value(environ, STEP)
-    if step is None or _is_daemon_of_mpi(environ):
+    if step is None or _is_started_by_mpi(environ):
         return None
     if parse.whole_number(step, STEP) >= FIRST_RESERVED_STEP:
         return None
@@ -51,7 +51,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
     return None if found is None or found.world_size == 1 else found
 
 
-def _is_daemon_of_mpi(environ: Mapping[str, str]) -> bool:
+def _is_started_by_mpi(environ: Mapping[str, str]) -> bool:
     """Returns whether MPI's launcher started this process as one of several."""
     return any(
         parse.value(environ, rank) is not None and parse.value(environ, size) != "1"

@@ -17,7 +17,7 @@ from gradring.config.parse import Place
 from gradring.errors import ConfigError
 
 VARIABLE = "TF_CONFIG"
-JOINING = ("chief", "worker")
+TRAINING_JOBS = ("chief", "worker")
 SERVER, EVALUATOR = "ps", "evaluator"
 BYSTANDERS = (SERVER, EVALUATOR)
 
@@ -156,10 +156,10 @@ def _object(config: dict[str, Any], field: str) -> dict[str, Any]:
 
 def _cluster(cluster: dict[str, Any]) -> list[_Task]:
     for job in cluster:
-        if job not in JOINING + BYSTANDERS:
-            known = ", ".join(JOINING + BYSTANDERS)
+        if job not in TRAINING_JOBS + BYSTANDERS:
+            known = ", ".join(TRAINING_JOBS + BYSTANDERS)
             raise _wrong(f"cluster.{job}", f"is not a known job; known are {known}")
-    tasks = [task for job in JOINING if job in cluster for task in _tasks(job, cluster[job])]
+    tasks = [task for job in TRAINING_JOBS if job in cluster for task in _tasks(job, cluster[job])]
     if not tasks:
         raise _wrong("cluster", "has neither a chief nor a worker")
     if sum(task.job == "chief" for task in tasks) > 1:
@@ -205,7 +205,7 @@ def _tasks(job: str, entries: object) -> list[_Task]:
 
 def _own(task: dict[str, Any], tasks: list[_Task], cluster: dict[str, Any]) -> _Task:
     job = task.get("type")
-    if job not in JOINING + BYSTANDERS:
+    if job not in TRAINING_JOBS + BYSTANDERS:
         raise _wrong("task.type", f"is {job!r} but must be 'chief', 'worker', 'ps' or 'evaluator'")
     if "index" not in task:
         raise _wrong("task.index", "is missing")

@@ -383,8 +383,8 @@ class Settings(SettingValues):
             ConfigError: A value cannot be used.
         """
         job = parse.job_id(job_id) if job_id is not None else ""
-        told = versions.loaded()
-        return _native.Config(self, listen=listen, announce=announce, job=job, versions=told)
+        loaded = versions.loaded()
+        return _native.Config(self, listen=listen, announce=announce, job=job, versions=loaded)
 
 
 #: Settings without any argument or variable.

@@ -62,11 +62,11 @@ class Commit:
                 described[name] = {"value": value}
             else:
                 raise TypeError(
-                    f"a State cannot keep {name!r}, of type {type(value).__name__}: it keeps numpy "
-                    "arrays, and what JSON gives back as it is: numbers, texts, truths, None, and "
-                    "lists and dictionaries of those, with texts as keys; give arrays in them "
-                    "names of their own, make lists of tuples and arrays of tensors, and of any "
-                    "other object np.frombuffer(pickle.dumps(value), np.uint8)"
+                    f"a State cannot keep {name!r}, of type {type(value).__name__}; give it numpy "
+                    "arrays or values of JSON\nValues of JSON are numbers, texts, booleans, None, "
+                    "lists, and dictionaries with texts as keys. Give each array inside of these "
+                    "its own name, convert tuples to lists and tensors to arrays, and any other "
+                    "object by np.frombuffer(pickle.dumps(value), np.uint8)."
                 )
         text = np.frombuffer(json.dumps(described).encode(), np.uint8)
         length = np.array([text.size], "<i8").view(np.uint8)

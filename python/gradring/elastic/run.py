@@ -270,8 +270,8 @@ class _Job:
         if seeds:
             return self._next_group()
         own_id, address = participant.peer
-        told = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
-        peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in told]
+        received = all_gather_bytes(communicator, own_id + address.encode(), "elastic/members")
+        peers = [(bytes(each[:_ID_BYTES]), each[_ID_BYTES:].decode()) for each in received]
         communicator.generation += 1
         participant.found(peers, communicator.generation)
         if len(peers) >= self._workers[0]:
@@ -447,10 +447,10 @@ class _Job:
         if self._own_trial and isinstance(failure, MismatchError):
             who = self._communicator
             raise MismatchError(
-                f"rank {who.rank} on {who.host} has joined, and its first steps are not those of "
-                f"the others: {failure.problem}",
-                advice="make what is made once and kept, such as the variables of a layer or an "
-                "optimizer, before elastic.run's function begins, and give it to the State",
+                f"rank {who.rank} on {who.host} has joined, and its first steps differ from those "
+                f"of the others: {failure.problem}",
+                advice="create lasting objects, such as the variables of a layer or an optimizer, "
+                "before elastic.run's function begins, and give them to the State",
                 rank=who.rank,
                 host=who.host,
             ) from error

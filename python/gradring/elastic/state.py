@@ -193,8 +193,8 @@ class State:
             raise ConfigError(
                 f"the newest commit, number {newest.number} of rank {root} on "
                 f"{communicator.hosts[root]}, has {_listed(theirs)} that this State does not have, "
-                f"and lacks {_listed(ours)}: it is another program's; make the same State on all "
-                "ranks, and give each program a directory of checkpoints of its own"
+                f"and lacks {_listed(ours)}. Another program may have made it; make the same State "
+                "on all ranks, and give each program its own directory of checkpoints"
             )
         for name, kind in self._arrays.items():
             is_array = isinstance(found[name], np.ndarray)
@@ -202,9 +202,9 @@ class State:
                 raise MismatchError(
                     f"the newest commit, number {newest.number} of rank {root} on "
                     f"{communicator.hosts[root]}, has {name!r} as {theirs_kind}, and rank "
-                    f"{communicator.rank} on {communicator.host} has made it as {kind}: it is "
-                    "another program's; give each program a directory of checkpoints of its own, "
-                    "or make the array as it was",
+                    f"{communicator.rank} on {communicator.host} has made it as {kind}. Another "
+                    "program may have made the commit; give each program its own directory of "
+                    "checkpoints, or make the array as before",
                     rank=communicator.rank,
                     host=communicator.host,
                 )

@@ -56,9 +56,9 @@ def check_equal(
     raise MismatchError(
         f"{name}: the replicas differ. '{array}' is the first of {len(different)} that do, of "
         f"{len(arrays)}; {names} has other contents than "
-        f"{named(communicator, first.index(usual))}. Find what only one rank does, such as an "
-        "update outside of the strategy or an unseeded random number, and go on from the last "
-        "checkpoint before",
+        f"{named(communicator, first.index(usual))}. Find code that only one rank runs, such as "
+        "an update outside of the strategy or an unseeded random number, and continue from an "
+        "earlier checkpoint",
         rank=ranks[0],
         host=hosts[ranks[0]],
     )

@@ -212,8 +212,8 @@ def parted(
         )
     if out is not None:
         raise ValueError(
-            "all_to_all: splits cannot be combined with out, since nobody knows the shape of the "
-            "result before all ranks have told their splits; leave one of them away"
+            "all_to_all: splits cannot be combined with out, since the shape of the result is "
+            "unknown until all ranks have sent their splits; leave out one of them"
         )
     array = _sendable(array)
     _native.check_unused(array)  # before the splits are sent

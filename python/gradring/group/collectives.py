@@ -520,7 +520,7 @@ class Collectives:
         """
         if splits is None:
             return self._run(arrays.all_to_all(x, out, self._place), name)
-        return self._run(self._told(x, splits, out, name), name)
+        return self._run(self._call_with_splits(x, splits, out, name), name)
 
     @overload
     def all_to_all_async(
@@ -553,15 +553,15 @@ class Collectives:
         """
         if splits is None:
             return self._start(arrays.all_to_all(x, out, self._place), name)
-        return self._start(self._told(x, splits, out, name), name)
+        return self._start(self._call_with_splits(x, splits, out, name), name)
 
-    def _told(
+    def _call_with_splits(
         self, x: Any, splits: Any, out: NDArray[Any] | None, name: str
     ) -> arrays.Call[tuple[NDArray[Any], NDArray[np.int64]]]:
         """Exchanges the splits of all ranks and returns the call that sends the rows."""
         array, sent = arrays.parted(x, splits, out, self._place)
-        telling = arrays.all_to_all(np.array(sent, np.int64), None, self._place)
-        rows = self._run(telling, f"{name}/splits" if name else "splits").tolist()
+        exchange = arrays.all_to_all(np.array(sent, np.int64), None, self._place)
+        rows = self._run(exchange, f"{name}/splits" if name else "splits").tolist()
         of, size = f"all_to_all {name!r}" if name else "all_to_all", array.itemsize
         received = self._native.elements_of_rows(rows, arrays.row_size(array), size, of)
         try:
@@ -725,10 +725,10 @@ class Collectives:
         open_ranks = reachable or others
         if open_ranks:
             raise ConfigError(
-                f"{of}: a pickle can run code where it is opened, and anybody who reaches the "
-                f"port of rank {open_ranks[0]} on {self.hosts[open_ranks[0]]} could be a rank, "
-                "since the job has no token and no TLS; set GRADRING_TOKEN or GRADRING_TOKEN_FILE "
-                "on all ranks, or send what JSON can say, without pickle=True",
+                f"{of}: a pickle can run code where it is opened. The job has no token and no "
+                f"TLS, so anybody who reaches the port of rank {open_ranks[0]} on "
+                f"{self.hosts[open_ranks[0]]} could join it; set GRADRING_TOKEN or "
+                "GRADRING_TOKEN_FILE on all ranks, or send values of JSON, without pickle=True",
                 rank=self.rank,
                 host=self.host,
             )

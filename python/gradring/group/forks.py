@@ -54,7 +54,7 @@ def check_not_held(rendezvous: str, rank: int) -> None:
             raise ConfigError(
                 f"rank {rank} of the group at {rendezvous} is process {held.process}, from "
                 f"which process {os.getpid()} was forked; use the communicator there, close it "
-                "before the fork, or give this process a group of its own by other variables or "
+                "before the fork, or give this process its own group by other variables or "
                 "arguments",
                 rank=rank,
             )

@@ -26,7 +26,7 @@ def note_formed(communicator: Communicator) -> None:
 
 
 @contextlib.contextmanager
-def told(communicator: Communicator) -> Iterator[None]:
+def warns(communicator: Communicator) -> Iterator[None]:
     """Warns on rank 0 before the block, which closes a group, if the group was not used."""
     if communicator.rank == 0 and communicator.world_size > 1 and _is_idle(communicator):
         _log.warning(

@@ -54,18 +54,18 @@ def require_equal(
     texts = gather_if_different(communicator, text, name)
     if texts is None:
         return list(range(communicator.world_size))
-    told = [json.loads(each) for each in texts]
-    if any(theirs is None for _, theirs in told):
+    received = [json.loads(each) for each in texts]
+    if any(theirs is None for _, theirs in received):
         return list(range(communicator.world_size))
-    highest = max(theirs for theirs, _ in told)
-    counting = [rank for rank, (theirs, _) in enumerate(told) if theirs == highest]
+    highest = max(theirs for theirs, _ in received)
+    counting = [rank for rank, (theirs, _) in enumerate(received) if theirs == highest]
     first = counting[0]
     prefix = f"{of}: " if of else ""
     for rank in counting if standing == highest else [communicator.rank]:
-        for name, value in told[first][1].items():
-            other = told[rank][1].get(name)
+        for name, value in received[first][1].items():
+            other = received[rank][1].get(name)
             if other != value:
-                if len(counting) == len(told):
+                if len(counting) == len(received):
                     # All ranks raise. The barrier keeps the first from closing the group too early.
                     with contextlib.suppress(GradringError):
                         communicator.barrier()

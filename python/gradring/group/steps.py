@@ -57,8 +57,8 @@ def abort(communicator: Group, what: str, launched: int, left: str) -> None:
         return
     communicator.abort(
         f"{what} was left by {left} after {launched} of its collectives had begun, so the ranks "
-        "would go on with results of different steps. Mend what it names and restart; if every "
-        "rank leaves such a step alike, run it inside "
+        "would continue with results of different steps. Fix this error and restart; if every "
+        "rank raises it in the same step, run the step inside "
         "`with communicator.step(abort_on_exception=False)`"
     )
 

@@ -44,9 +44,9 @@ class InputWorkers(Policy):
         self._hosts = hosts or [THIS_HOST]
         self.ranks, self.servers, self.restarts = job.ranks, job.servers, job.restarts
         self.helpers = [self._hosts[0], *islice(cycle(self._hosts), workers)]
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._address: str | None = None
         self._has_failed = False
         #: Last port, last start, early failures in a row, and time of the next start of each
@@ -76,8 +76,9 @@ class InputWorkers(Policy):
             return
         raise ConfigError(
             f"--input-workers: {why}, and TensorFlow's tf.data service has neither authentication "
-            "nor encryption: who reaches its ports can run datasets in its workers, and so read "
-            f"and write files there; give {UNPROTECTED} in a network that only you can reach"
+            "nor encryption. Anybody who reaches its ports can run datasets in its workers, and "
+            f"so read and write files there; give {UNPROTECTED} in a network that only you can "
+            "reach"
         )
 
     @property
@@ -97,7 +98,7 @@ class InputWorkers(Policy):
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
         """Starts the dispatcher."""
         super().begin(job, environ)
-        self._begin_anew()
+        self._reset()
         self._environ = environ
         self._start(DISPATCHER, time.monotonic())
 
@@ -112,8 +113,8 @@ class InputWorkers(Policy):
             self._address = joined_address(self._name_of(DISPATCHER), port)
             for index in range(1, len(self.helpers)):
                 self._start(DISPATCHER - index, now)
-            told = {"GRADRING_INPUT_SERVICE": f"grpc://{self._address}"}
-            self._ranks.begin(self._job, {**self._environ, **told})
+            variables = {"GRADRING_INPUT_SERVICE": f"grpc://{self._address}"}
+            self._ranks.begin(self._job, {**self._environ, **variables})
         for number, at in list(self._due.items()):
             if now >= at and not self._job.processes.helpers[number].group_is_alive:
                 del self._due[number]

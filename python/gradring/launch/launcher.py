@@ -177,7 +177,7 @@ class _Job:
         """Runs the job once; returns its exit code, and True if a signal ended the job."""
         with (
             room_for_failures("gradring-run-") as failures,
-            Logs(self.log_dir, anew=is_first) as logs,
+            Logs(self.log_dir, replace=is_first) as logs,
         ):
             with RankProcesses() as processes, contextlib.closing(self.policy):
                 attempt = Supervisor(

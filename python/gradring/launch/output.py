@@ -125,11 +125,11 @@ class Log:
 class Logs(contextlib.ExitStack):
     """The log files of all processes, ``rank-0.log`` and so on in one directory."""
 
-    def __init__(self, directory: Path | None, *, anew: bool) -> None:
-        """Opens no file yet; ``anew`` replaces an earlier attempt's files instead of appending."""
+    def __init__(self, directory: Path | None, *, replace: bool) -> None:
+        """Opens no file yet; ``replace`` empties files of an earlier attempt first."""
         super().__init__()
         self._directory = directory
-        self._anew = anew
+        self._replace = replace
         self._files: dict[str, Log | None] = {}
 
     def path(self, title: str) -> Path | None:
@@ -148,10 +148,10 @@ class Logs(contextlib.ExitStack):
         file: Log | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            mode = "wb" if self._anew else "ab"
+            mode = "wb" if self._replace else "ab"
             file = Log(self.enter_context(open(path, mode, buffering=0)))  # noqa: SIM115
         except OSError as error:
-            if self._anew and not self._files:
+            if self._replace and not self._files:
                 raise
             # A missing log must not end a running job.
             say(f"{title} has no log: {error.filename}: {error.strerror}")

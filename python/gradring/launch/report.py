@@ -66,7 +66,7 @@ def room_for_failures(prefix: str) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix=prefix)
     except OSError as error:
         raise ConfigError(
-            "the launcher needs a temporary directory, in which ranks leave why they fail "
+            "the launcher needs a temporary directory, in which ranks write their errors "
             f"({error.strerror}); set TMPDIR to a directory that can be written, such as that of "
             "an emptyDir volume"
         ) from None

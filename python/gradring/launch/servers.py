@@ -75,11 +75,11 @@ class Servers(Policy):
                 attempt = self._attempts[number] = self._attempts.get(number, 0) + 1
                 self._due[number] = now + pause_s(attempt - 1)
                 count = f"restart {self._restarted}/{self._restarts_allowed}"
-                say(f"{how}; it is started again ({count}), and the others go on")
+                say(f"{how}; it is started again ({count}), and the others continue")
             elif is_worker:
                 self.lost.append(process)
                 if not self._over:
-                    say(f"{how}; the others go on without it")
+                    say(f"{how}; the others continue without it")
             else:
                 fatal.append(process)
         if fatal:

@@ -182,18 +182,18 @@ _MEANINGS = {
         "Time waited at the start of collectives because this peer entered last."
     ),
     "steps_total": "Training steps; the first does not count.",
-    "step_seconds_total": "Time in training steps, by what it went into.",
+    "step_seconds_total": "Time in training steps, by kind of work.",
     "loss": "The loss that the program has named last.",
-    "batch_metric": "What the rank has measured of its own batch.",
+    "batch_metric": "Metrics of the rank's own batch.",
     "version": "Updates in the variables.",
     "pushes_total": "Gradients pushed.",
     "pull_seconds_total": "Time in pulls.",
     "server_bytes_total": "Bytes sent and received.",
     "workers": "Workers that count.",
     "updates_total": "Updates made.",
-    "gradients_total": "Gradients of all workers, by what became of them.",
+    "gradients_total": "Gradients of all workers, by outcome.",
     "queued_gradients": "Gradients that wait.",
-    "gradient_staleness": "By how many versions weights had gone on when a gradient was applied.",
+    "gradient_staleness": "Versions between the pull of weights and the update by their gradient.",
 }
 
 

@@ -170,7 +170,7 @@ class Monitor:
         self._finished = False
         me = weakref.ref(self)
         observer.counted = lambda: None if (m := me()) is None else (m.totals, m.loss)
-        at_new_group(communicator, self._begin_anew)
+        at_new_group(communicator, self._reset_baselines)
         if prometheus_port is not None:
             serve_metrics(communicator, prometheus_port, prometheus_address)
 
@@ -219,7 +219,7 @@ class Monitor:
         now = time.perf_counter()
         if now < self._note_at and self._total.steps - self._shown.steps < self._every_steps:
             return
-        self._look(now)
+        self._add_times(now)
         if now >= self._note_at:
             self._note_at = now + NOTE_S
             self._note(now=False)
@@ -243,7 +243,7 @@ class Monitor:
         """Stops measuring, for example during an evaluation, until `resume` or `step` is called."""
         self._launched = None
         if self._since is not None:
-            self._look(time.perf_counter())
+            self._add_times(time.perf_counter())
             self._since = None
 
     def resume(self) -> None:
@@ -297,7 +297,7 @@ class Monitor:
                 what = f"its step after {self._step}"
                 steps.abort(self._communicator, what, launched, steps.described(error))
 
-    def _begin_anew(self, _: Communicator) -> None:
+    def _reset_baselines(self, _: Communicator) -> None:
         """Resets the baselines: the next group counts from 0 and can have other ranks."""
         self._since = None
         self._launched = 0
@@ -315,7 +315,7 @@ class Monitor:
         made = self._observer.input_made_s
         return now, exposed, waiting, stats["moving_s"], made() if made else 0.0, reading
 
-    def _look(self, now: float) -> None:
+    def _add_times(self, now: float) -> None:
         """Adds the times since the last call to the totals."""
         if self._since is None:
             return

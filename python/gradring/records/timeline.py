@@ -122,8 +122,8 @@ def _events_of(record: Record, call: Collective) -> Iterator[Event]:
     if call.started_ns is None:
         return
     ended_ns = call.ended_ns or max(record.written_ns, call.started_ns)
-    told = ("sequence", "bytes", "algorithm", "state")
-    details = {name: getattr(call, name) for name in told}
+    shown = ("sequence", "bytes", "algorithm", "state")
+    details = {name: getattr(call, name) for name in shown}
     yield _slice(record, call.call, (call.started_ns, ended_ns), args=details)
     if call.entered_ns is not None:
         name = f"waiting for rank {call.last}"

@@ -128,9 +128,9 @@ class State(elastic.State):
             first = getattr(late[0], "path", late[0].name)
             more = f" and {len(late) - 1} more" if late[1:] else ""
             raise ConfigError(
-                f"the model has variables that it did not have when its State was made, and that a "
-                f"commit would lose: {first}{more}; have all of its layers and optimizers built "
-                "before: by calling it on a batch, as in training, and by `optimizer.build`"
+                f"the model has variables that it did not have when its State was made, and a "
+                f"commit would lose them: {first}{more}; build all layers and optimizers before: "
+                "call the model on a batch, as in training, and call `optimizer.build`"
             )
 
     def _kept(self) -> Sequence[str]:

@@ -93,8 +93,8 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
         if apart.is_strict(communicator):
             raise
         _logger.warning(
-            "rank %d of %d begins to train with weights that are not those of the others: make the "
-            "variables inside of `with strategy.scope():`, or call "
+            "rank %d of %d begins to train with weights that differ from the other ranks'; make "
+            "the variables inside of `with strategy.scope():`, or call "
             "gradring.tensorflow.broadcast_variables(model.variables) before the first step (%s)",
             communicator.rank,
             communicator.world_size,

@@ -145,8 +145,8 @@ class FunctionByValue:
             return cloudpickle.dumps(value)  # type: ignore[no-any-return]
         except Exception as error:
             raise TypeError(
-                f"{getattr(value, '__qualname__', value)!s} cannot travel to another process, or "
-                f"uses what cannot: {error}; make that inside the function"
+                f"{getattr(value, '__qualname__', value)!s} cannot be sent to another process, or "
+                f"uses an object that cannot: {error}; make that object inside the function"
             ) from error
 
 

@@ -110,7 +110,7 @@ def call_on_ranks(
     env: Mapping[str, str] | None = None,
     check: bool = True,
     hosts: Sequence[Host] = (),
-    hear: Callable[[int, str], None] | None = None,
+    on_line: Callable[[int, str], None] | None = None,
 ) -> list[Any]:
     """Does the work of `run_ranks`, for a call that is already pickled.
 
@@ -121,7 +121,7 @@ def call_on_ranks(
         env: As in `run_ranks`.
         check: As in `run_ranks`.
         hosts: As in `run_ranks`.
-        hear: Called with a rank and each line of its output, as soon as it is complete.
+        on_line: Called with a rank and each line of its output, as soon as it is complete.
 
     Returns:
         As in `run_ranks`.
@@ -137,7 +137,9 @@ def call_on_ranks(
         )
     with tempfile.TemporaryDirectory(prefix="gradring-ranks-") as directory, ExitStack() as held:
         world = _World(Path(directory), call, world_size, env or {}, hosts, held)
-        world.run(float("inf") if timeout is None else timeout, stop_at_failure=check, hear=hear)
+        world.run(
+            float("inf") if timeout is None else timeout, stop_at_failure=check, on_line=on_line
+        )
         outcomes = world.outcomes()
     if world.unfinished:
         assert timeout is not None
@@ -173,7 +175,7 @@ class _World:
             environment.update(env)
         self._processes: list[RankProcess] = []
         self._stopped: set[int] = set()
-        self._is_heard = False
+        self._passes_lines_on = False
         self.ended_at = [float("inf")] * world_size
         self.unfinished: list[int] = []
 
@@ -182,10 +184,10 @@ class _World:
         timeout: float,
         *,
         stop_at_failure: bool,
-        hear: Callable[[int, str], None] | None = None,
+        on_line: Callable[[int, str], None] | None = None,
     ) -> None:
         """Starts all ranks, and waits until they have ended or were killed."""
-        self._is_heard = hear is not None
+        self._passes_lines_on = on_line is not None
         deadline = time.monotonic() + timeout
         stop_at = float("inf")
         with RankProcesses() as processes:
@@ -201,11 +203,11 @@ class _World:
                 if now >= min(deadline, stop_at):
                     self._stop(processes, out_of_time=stop_at == float("inf"))
                     break
-                if hear is not None:
-                    _pass_on(printed, hear)
+                if on_line is not None:
+                    _pass_on(printed, on_line)
                 time.sleep(POLL_S)
-        if hear is not None:
-            _pass_on(printed, hear, ended=True)
+        if on_line is not None:
+            _pass_on(printed, on_line, ended=True)
 
     def outcomes(self) -> list[Outcome]:
         """Returns the outcome of each rank in rank order; all must have ended."""
@@ -273,7 +275,7 @@ class _World:
             self._output(rank),
             report.traceback if report else "",
             ended_by_harness=rank in self._stopped,
-            is_shown=self._is_heard,
+            is_shown=self._passes_lines_on,
         )
 
     def _report(self, rank: int) -> Report | None:
@@ -318,11 +320,11 @@ class _Printed:
 
 
 def _pass_on(
-    printed: Sequence[_Printed], hear: Callable[[int, str], None], *, ended: bool = False
+    printed: Sequence[_Printed], on_line: Callable[[int, str], None], *, ended: bool = False
 ) -> None:
     for rank, output in enumerate(printed):
         for line in output.more(ended=ended):
-            hear(rank, line)
+            on_line(rank, line)
 
 
 def start_interpreter(

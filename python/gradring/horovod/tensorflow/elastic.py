@@ -241,8 +241,8 @@ def run(func: _Train) -> _Train:
     def run_elastically(state: State, *args: Any, **kwargs: Any) -> Any:
         if isinstance(state, State) and type(state).sync is not State.sync:
             raise ConfigError(
-                f"elastic.run: {type(state).__name__} has a sync() of its own, which would not be "
-                "called; give State what has to be equal, or make it so in reset()"
+                f"elastic.run: {type(state).__name__} overrides sync(), which would not be called; "
+                "give State the values that must be equal, or set them in reset()"
             )
         communicator = basics.communicator()
         joins, first = bool(open_groups.yet_to_join(communicator)), communicator.generation + 1

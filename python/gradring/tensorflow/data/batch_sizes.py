@@ -10,9 +10,8 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.fallback import falls_back
 
 _REMEDY = (
-    "the batch size is the global one, which the ranks share out: give every rank the same; or, "
-    "where each is to have batches of its own, use strategy.distribute_datasets_from_function or "
-    "AutoShardPolicy.OFF"
+    "the batch size is that of all ranks together: give every rank the same; for separate batches "
+    "on each rank, use strategy.distribute_datasets_from_function or AutoShardPolicy.OFF"
 )
 
 

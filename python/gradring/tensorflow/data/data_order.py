@@ -93,17 +93,17 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
     if communicator.rank == _CHIEF:
         unseeded = ~seeds.any(axis=1)
         seeds[unseeded] = np.random.default_rng().integers(1, 2**62, (unseeded.sum(), 2))
-    told = np.concatenate([seeds.ravel(), np.array(pipeline.sources, np.int64)])
+    numbers = np.concatenate([seeds.ravel(), np.array(pipeline.sources, np.int64)])
     name = (
         f"order of {type(dataset).__name__}: {len(seeds)} shuffles, {len(pipeline.sources)} sources"
     )
-    told = communicator.all_gather(told, name=name).reshape(communicator.world_size, -1)
-    differs = (told != told[_CHIEF]).any(axis=0)
-    if (told[communicator.rank] != told[_CHIEF])[seeds.size :].any() and _may_warn():
+    numbers = communicator.all_gather(numbers, name=name).reshape(communicator.world_size, -1)
+    differs = (numbers != numbers[_CHIEF]).any(axis=0)
+    if (numbers[communicator.rank] != numbers[_CHIEF])[seeds.size :].any() and _may_warn():
         _logger.warning(
             "%s on rank %d of %s: its tensors differ from the chief's, so the workers' parts of a "
-            "batch are parts of different batches; load the same data in the same order on all "
-            "of them (pass seed= to what shuffles files), or use "
+            "batch are parts of different batches. Load the same data in the same order on all "
+            "workers (pass seed= where files are shuffled), or use "
             "strategy.distribute_datasets_from_function",
             dataset,
             communicator.rank,
@@ -114,7 +114,7 @@ def agreed(dataset: tf.data.Dataset, communicator: Communicator) -> tf.data.Data
     agree_on = differs[: seeds.size].reshape(-1, 2).any(axis=1)
     if not agree_on.any() and not pipeline.unordered and not is_unordered:
         return dataset
-    chiefs = told[_CHIEF, : seeds.size].reshape(-1, 2).tolist()
+    chiefs = numbers[_CHIEF, : seeds.size].reshape(-1, 2).tolist()
     pipeline.wanted = iter(
         [own if is_new else None for own, is_new in zip(chiefs, agree_on, strict=True)]
     )
@@ -258,7 +258,7 @@ def _seeds_in(node: Any, definition: Any) -> tuple[int, int] | None:
 def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
     """Changes a node of the definition; returns the function that it now calls, or None."""
     if node.op == "RandomShuffle" and once:
-        return _shuffle_anew(node, seeds)
+        return _reshuffled(node, seeds)
     if node.op == "RandomShuffle":
         for name, seed in zip(_SEEDS, seeds, strict=True):
             node.attr[name].i = seed
@@ -272,7 +272,7 @@ def _set_seeds(node: Any, seeds: Any, definition: Any, once: bool) -> Any:
     return None
 
 
-def _shuffle_anew(node: Any, seeds: Any) -> Any:
+def _reshuffled(node: Any, seeds: Any) -> Any:
     """Makes a `RandomShuffle` depend on the number of its runs; its own seeds repeat each epoch.
 
     Keras shuffles arrays with such an op. Only an op that runs once in each iterator can count its

@@ -168,7 +168,7 @@ def _register(dataset: tf.data.Dataset, service: str, dataset_id: str) -> None:
         raise ConfigError(f"tf.data service at {service} does not take it: {error}") from error
 
 
-def check(dataset: tf.data.Dataset, *, what: str | None = None) -> None:
+def check(dataset: tf.data.Dataset, *, caller: str | None = None) -> None:
     """Refuses a dataset that input workers cannot read as the ranks would.
 
     Input workers run no Python code. Each would count and compare only its own elements. They would
@@ -176,14 +176,14 @@ def check(dataset: tf.data.Dataset, *, what: str | None = None) -> None:
 
     Args:
         dataset: The dataset that input workers would read.
-        what: Name of the calling function, for a message that stands alone. None: the caller is
+        caller: Name of the calling function, for a message that stands alone. None: the caller is
             `distribute_input`, which adds its name to the message.
 
     Raises:
         gradring.errors.ConfigError: The dataset has such a part; the message names it.
     """
-    it = "it" if what is None else f"{what}: the dataset"
-    behind = what or "distribute_input"
+    it = "it" if caller is None else f"{caller}: the dataset"
+    behind = caller or "distribute_input"
     graph = compat.graph_of(dataset)
     functions = (function.node_def for function in graph.library.function)
     ops = {node.op for node in itertools.chain(graph.node, *functions)}

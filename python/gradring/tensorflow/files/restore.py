@@ -206,7 +206,7 @@ def _build_optimizers(checkpoint: tf.train.Checkpoint) -> None:
         if len(whole) != 1:
             raise ConfigError(
                 f"the checkpoint has an optimizer without variables, {type(part).__name__}, and "
-                f"{len(whole)} models, so it is not known what it trains; call its "
+                f"{len(whole)} models, so its variables are unknown; call its "
                 "build(variables) before it is restored"
             )
         build(part, whole[0])

@@ -116,8 +116,8 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         if known is not None and replica_step.current().has_sums:
             raise ConfigError(
                 f"rank {self._communicator.rank} of {self._communicator.host}: gradients that "
-                "were reduced to be clipped are reduced again: `gradring env` names the versions "
-                "of Keras that were tried; install one of them, or leave out clipping",
+                "were reduced to be clipped are reduced again; install a version of Keras that "
+                "`gradring env` names as tried, or leave out clipping",
                 rank=self._communicator.rank,
                 host=self._communicator.host,
             )

@@ -59,9 +59,9 @@ def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
                 raise
             _logger.warning(
                 "TensorFlow refuses the graph of a function whose gradients are sent in the "
-                "order of the backward pass, from the operation '%s' on (%s); it is traced "
-                "again without that order: the results are the same, and less of the "
-                "communication is hidden behind computing",
+                "order of the backward pass, from the operation '%s' on (%s). It is traced again "
+                "without that order: the results are equal, but less communication overlaps with "
+                "computation",
                 _first_ordered,
                 error.message.partition("[")[0].strip(),
             )

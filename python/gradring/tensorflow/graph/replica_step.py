@@ -98,7 +98,7 @@ class Share(NamedTuple):
     """A replica's part of the samples of all replicas."""
 
     #: Share times the number of replicas: 1.0 is an equal part.
-    size: tf.Tensor
+    ratio: tf.Tensor
     #: True if all parts are equal in all steps.
     is_equal: bool
     #: True if the shapes of this rank's tensors are those of every rank's tensors.

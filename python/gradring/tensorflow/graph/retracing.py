@@ -39,13 +39,13 @@ def _follow(communicator: Communicator) -> None:
     trace_functions_for(frozenset(_changed.items()) or None)
 
 
-def trace_functions_for(what: Hashable) -> None:
+def trace_functions_for(key: Hashable) -> None:
     """Makes each `tf.function` run only graphs that it traced under an equal key.
 
     Args:
-        what: The key. None, the key at the start of the process, adds nothing to TensorFlow's own.
+        key: The key. None, the key at the start of the process, adds nothing to TensorFlow's own.
     """
-    _trace_functions_by("for", lambda: what)
+    _trace_functions_by("for", lambda: key)
 
 
 def trace_functions_apart_if(condition: Callable[[], bool]) -> None:

@@ -220,11 +220,11 @@ class Order:
         return _Plan(running, [wanted[0].before, *left_out], waits)
 
 
-def of_this_graph(what: str) -> Order | None:
+def of_this_graph(label: str) -> Order | None:
     """Returns the order of the graph that is being built, if it is for sessions; else None.
 
     Args:
-        what: Label of the collective that is about to be created, for messages.
+        label: Label of the collective that is about to be created, for messages.
 
     Raises:
         NotImplementedError: The place, such as a loop of TensorFlow 1, cannot have a collective.
@@ -232,7 +232,7 @@ def of_this_graph(what: str) -> Order | None:
     if tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions():
         return None
     *functions, graph = _enclosing_graphs()
-    _check_place(what, functions, graph)
+    _check_place(label, functions, graph)
     order: Order | None = getattr(graph, _ATTRIBUTE, None)
     if order is None:
         order = _order_of(graph)
@@ -258,18 +258,18 @@ def make(order: Order, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
     return made
 
 
-def refuse(what: str) -> None:
+def refuse(operation: str) -> None:
     """Refuses operations that graphs for sessions cannot have.
 
     Args:
-        what: Name of the operation, for the message.
+        operation: Name of the operation, for the message.
 
     Raises:
         NotImplementedError: The graph that is being built is for sessions.
     """
     if not (tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions()):
         raise NotImplementedError(
-            f"{what} works eagerly and inside tf.function, not in the graphs and sessions of "
+            f"{operation} works eagerly and inside tf.function, not in the graphs and sessions of "
             "TensorFlow 1; leave `tf.Graph().as_default()`, and do not disable eager execution"
         )
 
@@ -282,7 +282,7 @@ def compare_runs(comparison: Comparison) -> None:
     _comparisons.append(comparison)
 
 
-def _check_place(what: str, functions: Sequence[tf.Graph], graph: tf.Graph) -> None:
+def _check_place(label: str, functions: Sequence[tf.Graph], graph: tf.Graph) -> None:
     # A function of TensorFlow 2 orders all ops in it.
     ordered = functions and compat.orders_side_effects(functions[0])
     unordered = [
@@ -298,12 +298,12 @@ def _check_place(what: str, functions: Sequence[tf.Graph], graph: tf.Graph) -> N
         problem = bool(unordered or (functions and not ordered)) and not is_in_one_branch
         remedy = _OUTSIDE
     if problem:
-        raise _unordered(what, remedy)
+        raise _unordered(label, remedy)
 
 
-def _unordered(what: str, remedy: str) -> NotImplementedError:
+def _unordered(label: str, remedy: str) -> NotImplementedError:
     return NotImplementedError(
-        f"'{what}': nothing would order a collective that a graph for sessions of TensorFlow 1 "
+        f"'{label}': nothing would order a collective that a graph for sessions of TensorFlow 1 "
         f"has in this conditional, loop or function; {remedy}"
     )
 
@@ -385,8 +385,8 @@ def _alone(running: Sequence[Running]) -> Iterator[None]:
         if numbers & _busy:
             raise RuntimeError(
                 f"a session was about to run '{running[0].label.shown}' while another run with "
-                "collectives is under way in this process: their order would differ from rank to "
-                "rank; run them in one thread, or give each thread a communicator of its own"
+                "collectives is under way in this process. Their order would differ between "
+                "ranks; run them in one thread, or give each thread its own communicator"
             )
         _busy.update(numbers)
     try:

@@ -121,12 +121,15 @@ def _rows_of_all(
     """Gathers the rows of all ranks; a mean divides each row."""
     batch = replica_step.current().batch
     are_added = [is_of_no_batch(each.indices, batch) for each in given]
-    told = [tf.shape(each.values, tf.int64)[0] for each in given]
-    told += [
+    own_numbers = [tf.shape(each.values, tf.int64)[0] for each in given]
+    own_numbers += [
         _digest(each.indices) for each, is_added in zip(given, are_added, strict=True) if is_added
     ]
-    numbers = numbers_of_all(tf.stack(told), reduction.of(positions).part("rows"))
-    counts, digests = numbers[: len(given)], iter(tf.unstack(numbers, len(told))[len(given) :])
+    numbers = numbers_of_all(tf.stack(own_numbers), reduction.of(positions).part("rows"))
+    counts, digests = (
+        numbers[: len(given)],
+        iter(tf.unstack(numbers, len(own_numbers))[len(given) :]),
+    )
     each_of = [
         _Gathering(own, rows, reduction.of([position]))
         for own, rows, position in zip(
@@ -162,9 +165,11 @@ class _Gathering:
         Args:
             digests: Every rank's digest of its indices.
         """
-        told = tf.stack([digests, self.counts])
+        own_numbers = tf.stack([digests, self.counts])
         way: Rows = tf.cond(
-            tf.reduce_all(told == told[:, :1]), self._added, lambda: _gathered([self])[0]
+            tf.reduce_all(own_numbers == own_numbers[:, :1]),
+            self._added,
+            lambda: _gathered([self])[0],
         )
         return way
 
@@ -206,9 +211,9 @@ def _summed(
     lengths = [tf.shape(own.values, tf.int64)[0] for own in slices]
     # Ranks can differ in these two numbers; all use the largest.
     said = [_message_bytes(reduction.communicator), int(bool(reduction.check_gradients))]
-    told = tf.concat([lengths, tf.constant(said, tf.int64)], 0)
+    own_numbers = tf.concat([lengths, tf.constant(said, tf.int64)], 0)
     # The name makes it a mismatch if another rank uses embeddings="rows".
-    numbers = numbers_of_all(told, reduction.of(positions).part("rows, embeddings=sum"))
+    numbers = numbers_of_all(own_numbers, reduction.of(positions).part("rows, embeddings=sum"))
     *all_counts, message_bytes, checked = tf.unstack(numbers, len(slices) + 2)
     return [
         _Reducing(

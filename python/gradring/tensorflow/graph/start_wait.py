@@ -217,8 +217,8 @@ def _check_place(collective: Collective) -> None:
         raise NotImplementedError(
             f"'{collective.label.shown}' on rank {communicator.rank} of {communicator.host}: "
             "a collective in a function of a tf.data.Dataset, such as its `map`, runs whenever the "
-            "dataset reads ahead, in no order with those of the training; call it in the step that "
-            "gets the batch"
+            "dataset reads ahead. Nothing orders it with the collectives of the training; call it "
+            "in the step that gets the batch"
         )
 
 
@@ -432,10 +432,10 @@ def _started(attr: Callable[[str], Any], op: str = "sum") -> Collective:
     label = Label(_text(attr("label")), _text(attr("identity")))
     if _is_lost_in_control_flow():
         raise NotImplementedError(
-            f"'{label.shown}': TensorFlow cannot lead a gradient through a collective in a "
-            "tf.function that is called in a conditional or a loop, nor, under a persistent tape "
-            "or for a second derivative, in a conditional or a loop inside another; call the "
-            "function's python_function, or move the collective out of the conditional or loop"
+            f"'{label.shown}': TensorFlow cannot compute a gradient through a collective in a "
+            "tf.function that a conditional or a loop calls. Under a persistent tape, or for a "
+            "second derivative, nested conditionals and loops have the same limit; call the "
+            "function's python_function, or move the collective out"
         )
     return Collective(_communicator(attr("communicator")), label, op)
 

@@ -27,7 +27,7 @@ _PIECE = "the look for models that a rank trains alone"
 _INSTEAD = "nothing is said of them"
 
 _watched: set[str] = set()
-_looked_at: WeakSet[Any] = WeakSet()
+_checked: WeakSet[Any] = WeakSet()
 
 
 @falls_back(_PIECE, _INSTEAD)
@@ -51,7 +51,7 @@ def watch(package: Any) -> None:
 
 def _may_be_alone(optimizer: Any) -> bool:
     is_ours = replica_step.current().is_in_run or given.strategy() is not None
-    return not is_ours and optimizer not in _looked_at and bool(_groups())
+    return not is_ours and optimizer not in _checked and bool(_groups())
 
 
 def _groups() -> list[Any]:
@@ -60,20 +60,20 @@ def _groups() -> list[Any]:
 
 def _apply(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(optimizer, *args, **kwargs)
-    _look(optimizer)
+    _check_reduced(optimizer)
     return result
 
 
 @falls_back(_PIECE, _INSTEAD)
-def _look(optimizer: Any) -> None:
+def _check_reduced(optimizer: Any) -> None:
     """Warns if no gradient of the optimizer's variables was reduced.
 
     Raises:
         gradring.errors.ConfigError: No gradient was reduced, in the group of a strict strategy.
     """
-    if optimizer in _looked_at:
+    if optimizer in _checked:
         return
-    _looked_at.add(optimizer)
+    _checked.add(optimizer)
     variables = list(keras_names.TRAINED.of(optimizer, None) or ())
     if not variables or strategy_of(variables) is not None:
         return

@@ -397,8 +397,8 @@ def _sum_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars:
     if _clips(optimizer):
         raise ConfigError(
             f"{_this_keras()} clips each rank's part of the gradients for {optimizer.name}, and "
-            "not their sum: `gradring env` names the versions that were tried; install one of "
-            "them, or leave out clipping"
+            "not their sum; install a version that `gradring env` names as tried, or leave out "
+            "clipping"
         )
     reduced = original(optimizer, grads_and_vars)
     gradient_norm.note_reduced(optimizer, [gradient for gradient, _ in reduced])

@@ -94,9 +94,9 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
         A bool if the answer is static, else a boolean scalar tensor.
     """
     with _optional():
-        told = _told()
-        if told is not None:
-            return told
+        empty = _emptiness()
+        if empty is not None:
+            return empty
         count = inputs.shape.num_elements()
         return tf.equal(tf.size(inputs), 0) if count is None else count == 0
     return False
@@ -109,19 +109,21 @@ def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) ->
     given = _given(layer, (args, kwargs))
     if given is None:
         return original(layer, *args, **kwargs)
-    told, (args, kwargs) = given
-    with holding(is_empty=told):
+    empty, (args, kwargs) = given
+    with holding(is_empty=empty):
         outputs = original(layer, *args, **kwargs)
-        if told is False:
+        if empty is False:
             return outputs
-        return _changed(told, lambda: _map(functools.partial(_without_row, told), outputs), outputs)
+        return _changed(
+            empty, lambda: _map(functools.partial(_without_row, empty), outputs), outputs
+        )
 
 
 def add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
     """Stands in for the `add_loss` of layers; the loss of an empty batch counts as zero."""
-    told = _told()
-    if told is not None:
-        loss = _changed(told, lambda: tf.nest.map_structure(_zero_if(told), loss), loss)
+    empty = _emptiness()
+    if empty is not None:
+        loss = _changed(empty, lambda: tf.nest.map_structure(_zero_if(empty), loss), loss)
     return original(layer, loss)
 
 
@@ -129,11 +131,11 @@ def all_reduce(
     original: Callable[..., Any], context: Any, reduce_op: Any, value: Any, options: Any = None
 ) -> Any:
     """Stands in for `ReplicaContext.all_reduce`; the stand-in row adds nothing to a sum."""
-    told = _told()
-    if told is not None and getattr(reduce_op, "name", str(reduce_op)).upper() == "SUM":
-        zero = _zero_if(told)
+    empty = _emptiness()
+    if empty is not None and getattr(reduce_op, "name", str(reduce_op)).upper() == "SUM":
+        zero = _zero_if(empty)
         value = _changed(
-            told,
+            empty,
             lambda: tf.nest.map_structure(
                 lambda v: zero(v) if isinstance(v, tf.Tensor) else v, value
             ),
@@ -150,12 +152,12 @@ def keep_statistics(
     return unless(is_empty(inputs), variables, lambda: original(layer, inputs, *args, **kwargs))
 
 
-def unless(told: bool | tf.Tensor, variables: Sequence[Any], call: Callable[[], Any]) -> Any:
-    """Returns the result of `call`; restores the variables afterwards if `told` is true."""
-    before = [] if told is False else [(v, tf.convert_to_tensor(v)) for v in variables]
+def unless(empty: bool | tf.Tensor, variables: Sequence[Any], call: Callable[[], Any]) -> Any:
+    """Returns the result of `call`; restores the variables afterwards if `empty` is true."""
+    before = [] if empty is False else [(v, tf.convert_to_tensor(v)) for v in variables]
     outputs = call()
     for variable, old in before:
-        variable.assign(tf.where(told, old, tf.convert_to_tensor(variable)))
+        variable.assign(tf.where(empty, old, tf.convert_to_tensor(variable)))
     return outputs
 
 
@@ -191,32 +193,32 @@ def _given(layer: Any, nest: Any) -> tuple[bool | tf.Tensor, Any] | None:
 
     Returns None if the layer must get its inputs unchanged, because it has a `tf.function`.
     """
-    told = _have_no_rows(nest)
-    if told is False:
-        return told, nest
+    empty = _have_no_rows(nest)
+    if empty is False:
+        return empty, nest
     if _has_functions(layer):
         return None
-    return told, _map(functools.partial(_with_row, told), nest)
+    return empty, _map(functools.partial(_with_row, empty), nest)
 
 
-def _changed(told: bool | tf.Tensor, change: Callable[[], Any], value: Any) -> Any:
+def _changed(empty: bool | tf.Tensor, change: Callable[[], Any], value: Any) -> Any:
     """Returns the result of `change`, which removes the row's effect from `value`.
 
     If `change` fails, returns `value`, and a step with an empty batch raises an error.
     """
     with _optional():
         return change()
-    tf.debugging.assert_equal(told, False, _COUNTS)
+    tf.debugging.assert_equal(empty, False, _COUNTS)
     return value
 
 
-def _told() -> tf.Tensor | None:
+def _emptiness() -> tf.Tensor | None:
     """Returns the tensor that tells whether the outermost layer's batch is empty.
 
     Returns None outside of layers, for batches with samples, and in graphs that cannot take it.
     """
-    told = current().is_empty
-    return None if told is None or told is False or not compat.can_take(told) else told
+    empty = current().is_empty
+    return None if empty is None or empty is False or not compat.can_take(empty) else empty
 
 
 def _have_no_rows(nest: Any) -> bool | tf.Tensor:
@@ -253,73 +255,73 @@ def _map(function: Callable[[Any], Any], nest: Any) -> Any:
     return tf.nest.map_structure(mapped, nest)
 
 
-def _with_row(told: tf.Tensor, leaf: Any) -> Any:
-    """Returns the leaf, with one stand-in row if it has no rows and `told` is true."""
+def _with_row(empty: tf.Tensor, leaf: Any) -> Any:
+    """Returns the leaf, with one stand-in row if it has no rows and `empty` is true."""
     rows = rows_of(leaf)
     if rows is None or (isinstance(rows, int) and rows > 0):
         return leaf
     if isinstance(leaf, np.ndarray):
         leaf = tf.convert_to_tensor(leaf)
-    return _filled(leaf, tf.logical_and(told, tf.equal(rows, 0)))
+    return _filled(leaf, tf.logical_and(empty, tf.equal(rows, 0)))
 
 
-def _filled(rows: Any, told: tf.Tensor) -> Any:
+def _filled(rows: Any, empty: tf.Tensor) -> Any:
     if isinstance(rows, tf.sparse.SparseTensor):
-        size = tf.maximum(rows.dense_shape[0], tf.cast(told, tf.int64))
+        size = tf.maximum(rows.dense_shape[0], tf.cast(empty, tf.int64))
         return tf.sparse.SparseTensor(rows.indices, rows.values, _with_size(size, rows))
     if isinstance(rows, tf.RaggedTensor):
         one = tf.constant([0, 1], rows.row_splits.dtype)
-        splits = tf.cond(told, lambda: one, lambda: rows.row_splits)
-        return tf.RaggedTensor.from_row_splits(_filled(rows.values, told), splits, validate=False)
+        splits = tf.cond(empty, lambda: one, lambda: rows.row_splits)
+        return tf.RaggedTensor.from_row_splits(_filled(rows.values, empty), splits, validate=False)
     if not rows.dtype.is_floating:
-        return _pad(rows, told, {tf.string: "1", tf.bool: True}.get(rows.dtype, 1))
+        return _pad(rows, empty, {tf.string: "1", tf.bool: True}.get(rows.dtype, 1))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def fill(rows: tf.Tensor) -> Any:
-        return _pad(rows, told, 0.5), lambda gradient: _cut(gradient, told)
+        return _pad(rows, empty, 0.5), lambda gradient: _cut(gradient, empty)
 
     return fill(rows)
 
 
-def _without_row(told: tf.Tensor, output: Any) -> Any:
-    """Removes the stand-in row from an output if `told` is true.
+def _without_row(empty: tf.Tensor, output: Any) -> Any:
+    """Removes the stand-in row from an output if `empty` is true.
 
     An output without a dimension of samples becomes zero instead.
     """
     if isinstance(output, _SPARSE_OR_RAGGED):
-        return _cut(output, told)
+        return _cut(output, empty)
     if not isinstance(output, tf.Tensor) or output.shape.rank is None:
         return output
     rows = output.shape[0] if output.shape.rank else 0
     if rows is not None and not (tf.executing_eagerly() and rows == 1):
-        return _zero_if(told)(output)
+        return _zero_if(empty)(output)
     if not output.dtype.is_floating:
-        return _cut(output, told)
+        return _cut(output, empty)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def drop(rows: tf.Tensor) -> Any:
-        return _cut(rows, told), lambda gradient: _pad(gradient, told, 0)
+        return _cut(rows, empty), lambda gradient: _pad(gradient, empty, 0)
 
     return drop(output)
 
 
-def _pad(rows: tf.Tensor, told: tf.Tensor, value: Any) -> tf.Tensor:
+def _pad(rows: tf.Tensor, empty: tf.Tensor, value: Any) -> tf.Tensor:
     def row() -> tf.Tensor:
         sizes = tf.shape(rows)[1:]
         sizes = tf.where(tf.equal(sizes, 0), _UNKNOWN_SIZE, sizes)
         return tf.fill(tf.concat([[1], sizes], 0), tf.cast(value, rows.dtype))
 
-    padded = tf.cond(told, row, lambda: tf.identity(rows))
+    padded = tf.cond(empty, row, lambda: tf.identity(rows))
     return tf.ensure_shape(padded, [None, *(size or None for size in rows.shape[1:])])
 
 
-def _cut(rows: Any, told: tf.Tensor) -> Any:
+def _cut(rows: Any, empty: tf.Tensor) -> Any:
     if isinstance(rows, tf.sparse.SparseTensor):
-        size = rows.dense_shape[0] * tf.cast(tf.logical_not(told), tf.int64)
+        size = rows.dense_shape[0] * tf.cast(tf.logical_not(empty), tf.int64)
         shape = _with_size(size, rows)
         return tf.sparse.slice(rows, tf.zeros_like(shape), shape)
     count = rows.nrows() if isinstance(rows, tf.RaggedTensor) else tf.shape(rows)[0]
-    return rows[: tf.where(told, tf.zeros_like(count), count)]
+    return rows[: tf.where(empty, tf.zeros_like(count), count)]
 
 
 def _with_size(size: tf.Tensor, rows: tf.sparse.SparseTensor) -> tf.Tensor:
@@ -329,9 +331,9 @@ def _with_size(size: tf.Tensor, rows: tf.sparse.SparseTensor) -> tf.Tensor:
     return tf.stack([size, *(tf.cast(length, tf.int64) for length in rest)])
 
 
-def _zero_if(told: Any) -> Callable[[Any], Any]:
+def _zero_if(empty: Any) -> Callable[[Any], Any]:
     def zero(value: Any) -> Any:
-        result = tf.where(told, tf.zeros_like(value), value)
+        result = tf.where(empty, tf.zeros_like(value), value)
         if hasattr(value, "_gradring_is_scaled"):
             result._gradring_is_scaled = value._gradring_is_scaled
         return result

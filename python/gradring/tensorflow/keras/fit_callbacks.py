@@ -38,22 +38,22 @@ CHIEF = 0
 NAMES_SHOWN = 8
 #: The kinds of differences that `unlike` finds, in its order, each with cause and remedy.
 _UNLIKE = {
-    "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
-    "those of rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
-    "aggregation='mean'), or give all ranks those of rank 0 after fit by "
+    "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
+    "get those of rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
+    "aggregation='mean'), or copy those of rank 0 to all ranks after fit: "
     "gradring.tensorflow.broadcast_variables(model.variables)",
-    "weights": "Each rank has set them by itself, as load_weights, set_weights and adapt do with "
-    "other files or data, and keeps its own; files get those of rank 0. Give all ranks the same "
-    "files, and data for adapt in the same order (shuffle with a seed), or before fit the weights "
-    "of rank 0 by gradring.tensorflow.broadcast_variables(model.variables)",
+    "weights": "Each rank has set its own, as by load_weights, set_weights or adapt with other "
+    "files or data; files get those of rank 0. Give all ranks the same files, and adapt to the "
+    "same data in the same order (shuffle with a seed). Or call before fit: "
+    "gradring.tensorflow.broadcast_variables(model.variables)",
 }
 
 
 #: The same kinds for a program that knows of no replicas: its variables have no aggregation.
 _UNLIKE_IF_GIVEN = {
     **_UNLIKE,
-    "variables": "Each rank assigns them by its part of the batch, and uses its own; files get "
-    "those of rank 0. Assign them the mean over the ranks, by "
+    "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
+    "get those of rank 0. Assign the mean over the ranks: "
     'gradring.tensorflow.all_reduce(value, op="mean")',
 }
 

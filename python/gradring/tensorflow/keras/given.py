@@ -205,7 +205,7 @@ def _weighed(targets: Sequence[Any], slopes: Any, share: Share) -> list[Any]:
     """Returns `slopes` times this rank's share of the samples; a slope of None counts as ones."""
     given = tf.nest.flatten(slopes) if slopes is not None else [None] * len(targets)
     return [
-        tf.cast(share.size, target.dtype) * (tf.ones_like(target) if slope is None else slope)
+        tf.cast(share.ratio, target.dtype) * (tf.ones_like(target) if slope is None else slope)
         for target, slope in zip(targets, given, strict=True)
     ]
 
@@ -217,7 +217,7 @@ def _reduced(
     if not gradients:
         return []
     if share is not None and not share.is_equal:
-        size = share.size
+        size = share.ratio
         gradients = [
             map_values(lambda v: tf.math.multiply_no_nan(v, tf.cast(size, v.dtype)), each)
             for each in gradients
@@ -269,9 +269,10 @@ def _warn_if_added_up(gradient: Any) -> None:
     if len(np.unique(indices)) == len(indices) > 1:
         _warn_once(
             "eager rows",
-            "a gradient has each row once on this rank, as of a sparse batch, and an eager step "
-            "does not tell whether one process would add up those of all samples: optimizers such "
-            "as Adam may train otherwise (GRADRING_WITH_STRATEGY); leave out run_eagerly=True",
+            "a gradient has each row once on this rank, as that of a sparse batch. In an eager "
+            "step it is unknown whether one process would add up the rows of all samples, so "
+            "optimizers such as Adam may train differently (GRADRING_WITH_STRATEGY); leave out "
+            "run_eagerly=True",
         )
 
 
@@ -333,17 +334,17 @@ def own_share() -> Share | None:
     A `tf.function` in a step reads the share from a variable, because other graphs may call it.
     """
     share = current().share
-    if share is None or compat.can_take(share.size):
+    if share is None or compat.can_take(share.ratio):
         return share
     if not is_in_step() or share.is_equal:
         return None
-    return share._replace(size=_share_of_step().read_value())
+    return share._replace(ratio=_share_of_step().read_value())
 
 
 def note_share(share: Share) -> None:
     """Stores this rank's share of the samples at the start of a step, for `own_share`."""
     with tf.device("/device:CPU:0"):
-        _share_of_step().assign(share.size)
+        _share_of_step().assign(share.ratio)
 
 
 @functools.cache
@@ -370,7 +371,7 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     count, share = replicas_of(tf.distribute.get_strategy()), own_share()
     factor = tf.constant(float(count), tf.float64)
     if share is not None and not share.is_equal:
-        factor *= tf.math.reciprocal_no_nan(share.size)
+        factor *= tf.math.reciprocal_no_nan(share.ratio)
     return _as_mean(loss * tf.cast(factor, loss.dtype))
 
 

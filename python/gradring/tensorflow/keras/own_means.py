@@ -83,10 +83,10 @@ def check(optimizer: Any, gradients: Iterable[Any], variables: Iterable[Any]) ->
         return
     if communicator.rank == 0:
         _log.warning(
-            "the optimizer %r adds up the gradients of a mean over %d replicas that each takes of "
-            "its own part of a batch, so they are %d times those of one process: divide the loss "
-            "by strategy.num_replicas_in_sync, or compute it by self.compute_loss or keras.losses. "
-            "`gradring verify` compares the training with that of one process",
+            "the optimizer %r adds up the gradients of a mean over %d replicas, so they are %d "
+            "times those of one process; divide the loss by strategy.num_replicas_in_sync, or "
+            "compute it by self.compute_loss or keras.losses. `gradring verify` compares the "
+            "training with one process",
             getattr(optimizer, "name", type(optimizer).__name__),
             replicas_of(strategy),
             replicas_of(strategy),

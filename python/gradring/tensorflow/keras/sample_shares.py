@@ -157,11 +157,11 @@ def make_function(
     def weighted(data: Any) -> Any:
         if not isinstance(data, OwnBatch):
             return weighed_by(None, False, data)
-        data, told = data
-        with holding(has_whole_batch=told is None and is_given(strategy)):
-            return weighed_by(told, True, data)
+        data, given_total = data
+        with holding(has_whole_batch=given_total is None and is_given(strategy)):
+            return weighed_by(given_total, True, data)
 
-    def weighed_by(told: Any, is_own: bool, data: Any) -> Any:
+    def weighed_by(given_total: Any, is_own: bool, data: Any) -> Any:
         own = first_rows_of(data)
         # An elastic job may have another number of replicas when this is traced again.
         if own is None or not may_come_in(strategy):
@@ -174,8 +174,8 @@ def make_function(
             with holding(share=Share(tf.ones([], tf.float64), True, True)):
                 return do(data)
         own = tf.cast(own, tf.int64)
-        if told is not None:
-            total = told
+        if given_total is not None:
+            total = given_total
         elif is_own:
             total = tf.distribute.get_replica_context().all_reduce(_SUM, own)
         else:
@@ -186,7 +186,7 @@ def make_function(
         with holding(share=share):
             logs = counted(own, data)
         # Each replica's logs become its part of a mean over replicas.
-        return tf.nest.map_structure(functools.partial(_part, share.size), logs)
+        return tf.nest.map_structure(functools.partial(_part, share.ratio), logs)
 
     def counted(own: Any, data: Any) -> Any:
         # The mean over no samples is NaN, so an empty batch must not change the metrics.
@@ -244,16 +244,16 @@ def weighed(loss: tf.Tensor) -> tf.Tensor:
     if part is None or (part.is_equal and own is None):
         return loss
     if own is None:
-        return _with_gradient(loss, None, part.size)
+        return _with_gradient(loss, None, part.ratio)
     share = _share_of_all(own)
-    return _with_gradient(loss, tf.math.divide_no_nan(share, part.size), share)
+    return _with_gradient(loss, tf.math.divide_no_nan(share, part.ratio), share)
 
 
 def _factor(own: tf.Tensor | None, part: Share | None) -> tf.Tensor | None:
     """Returns the divisor's share over the samples' share, or None if samples are the divisor."""
     if own is None or part is None:
         return None
-    return tf.math.divide_no_nan(_share_of_all(own), part.size)
+    return tf.math.divide_no_nan(_share_of_all(own), part.ratio)
 
 
 def _share_of_all(own: tf.Tensor) -> tf.Tensor:
@@ -270,7 +270,7 @@ def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
     part = given.own_share()
     if part is None or part.is_equal:
         return loss
-    return _with_gradient(loss, tf.math.reciprocal_no_nan(part.size), tf.ones_like(part.size))
+    return _with_gradient(loss, tf.math.reciprocal_no_nan(part.ratio), tf.ones_like(part.ratio))
 
 
 def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) -> tf.Tensor:
@@ -296,5 +296,5 @@ def update_mean(
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
         assert part is not None
-        sample_weight = tf.cast(part.size, metric.dtype)
+        sample_weight = tf.cast(part.ratio, metric.dtype)
     return original(metric, values, sample_weight)

@@ -74,10 +74,10 @@ def check(optimizer: Any) -> None:
     if communicator.rank != 0:
         return
     _log.warning(
-        "the optimizer %r applies gradients of a loss that is no loss of Keras, and they are added "
-        "up over %d replicas (GRADRING_WITH_STRATEGY): where the program takes a mean over its "
-        "batch, they are %d times too large; there, compute the loss by self.compute_loss or "
-        "keras.losses, or divide it by tf.distribute.get_strategy().num_replicas_in_sync",
+        "the optimizer %r applies gradients of a loss that is no loss of Keras, added up over %d "
+        "replicas (GRADRING_WITH_STRATEGY). If the loss is a mean over the batch, they are %d "
+        "times too large; use self.compute_loss or keras.losses, or divide it by "
+        "tf.distribute.get_strategy().num_replicas_in_sync",
         getattr(optimizer, "name", type(optimizer).__name__),
         strategy.num_replicas_in_sync,
         strategy.num_replicas_in_sync,

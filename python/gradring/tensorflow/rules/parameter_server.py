@@ -293,8 +293,8 @@ class PushedUpdates(Updates):
             if not np.array_equal(now, pulled, equal_nan=True):
                 raise ConfigError(
                     f"{self._name}: {_path(variable)} was set since the last step, and the servers "
-                    "do not have what it was set to; set or load weights before the first step of "
-                    "a job, or let the servers go on from snapshots"
+                    "do not have its new value; set or load weights before the first step of a "
+                    "job, or let the servers continue from snapshots"
                 )
 
     def _leave_at_exit(self) -> None:

@@ -90,7 +90,7 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
     # Several local replicas are threads, and a thread does not know the reductions of all.
     if gradients is None and len(strategy.extended.worker_devices) > 1:
         return
-    optimizer, told = _optimizer_above(variable, any_method=gradients is not None)
+    optimizer, variables = _optimizer_above(variable, any_method=gradients is not None)
     if optimizer is None:
         return
     if gradients is None and step.is_in_run:
@@ -99,7 +99,9 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
     elif _is_reduced(strategy, variable):
         _remember(variable)
     elif not _are_zero(gradients):
-        _refuse(strategy, optimizer, [each for each in told if not _is_reduced(strategy, each)])
+        _refuse(
+            strategy, optimizer, [each for each in variables if not _is_reduced(strategy, each)]
+        )
 
 
 def _are_zero(gradients: Sequence[Any] | None) -> bool:
@@ -162,16 +164,16 @@ def _optimizer_above(variable: Any, *, any_method: bool) -> tuple[Any, Sequence[
         if is_entrance or (any_method and first == "self"):
             optimizer = frame.f_locals.get(first)
             if isinstance(optimizer, kinds) and (is_entrance or _is_in_package(frame)):
-                told = _told(frame, optimizer)
-                those = [each for each in told if id_of(each) == id_of(variable)]
+                variables = _variables_of(frame, optimizer)
+                those = [each for each in variables if id_of(each) == id_of(variable)]
                 # Their "gradients" are new values, such as scales of quantized layers.
                 if those and not any(_is_overwritten(each) for each in those):
-                    return optimizer, list({id_of(each): each for each in told}.values())
+                    return optimizer, list({id_of(each): each for each in variables}.values())
         frame = frame.f_back
     return None, ()
 
 
-def _told(frame: FrameType, optimizer: Any) -> list[Any]:
+def _variables_of(frame: FrameType, optimizer: Any) -> list[Any]:
     """Returns the variables of an optimizer, and of the arguments of a call of its method.
 
     The local variables of a method of the program may hold other variables, such as sums of

@@ -87,7 +87,7 @@ class Seam:
         Raises:
             AttributeError: The installed version has no such name.
         """
-        owner, why = _look(self)
+        owner, why = _owner_of(self)
         if why is not None:
             raise AttributeError(f"{self} {why}")
         return getattr(owner, self.name)
@@ -179,7 +179,7 @@ def find(package: str, seams: Iterable[Seam]) -> Found:
     for seam in seams:
         if not seam.is_in(parsed(version)):
             continue
-        owner, why = _look(seam)
+        owner, why = _owner_of(seam)
         if why is None:
             found.owners[seam] = owner
         else:
@@ -187,7 +187,7 @@ def find(package: str, seams: Iterable[Seam]) -> Found:
     return found
 
 
-def _look(seam: Seam) -> tuple[Any, str | None]:
+def _owner_of(seam: Seam) -> tuple[Any, str | None]:
     """Returns the owner of a seam, or None and the reason."""
     why = "is missing"
     for place in seam.owner.split():

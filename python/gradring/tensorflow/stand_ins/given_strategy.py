@@ -97,11 +97,11 @@ def _initialize(
         ConfigError: A launcher has set other values; or the first layer has already been made.
     """
     said = {keras.ADDRESSES: job_addresses, keras.SIZE: num_processes, keras.RANK: process_id}
-    told = {name: str(value) for name, value in said.items() if value is not None}
-    os.environ.update(told)
+    variables = {name: str(value) for name, value in said.items() if value is not None}
+    os.environ.update(variables)
     cluster = detect()
     strategy = given.strategy() or tf.distribute.get_strategy()
-    if not told or not isinstance(strategy, CustomCollectiveStrategy):
+    if not variables or not isinstance(strategy, CustomCollectiveStrategy):
         return
     place = strategy.communicator
     if (place.rank, place.world_size) != (cluster.rank, cluster.world_size):
@@ -186,8 +186,8 @@ def _check_distribution() -> None:
     if not getattr(distribution, "auto_shard_dataset", True):
         raise ConfigError(
             f"this program's {type(distribution).__name__} says auto_shard_dataset=False, so each "
-            "rank would read data of its own, of whose batches GRADRING_WITH_STRATEGY would drop "
-            "the other ranks' parts; give all ranks the same dataset, in whole batches, and leave "
+            "rank would read its own batches, and GRADRING_WITH_STRATEGY would drop the other "
+            "ranks' parts of them; give all ranks the same dataset, in whole batches, and leave "
             "auto_shard_dataset out"
         )
     if type(distribution).__name__ != "DataParallel":

@@ -325,7 +325,7 @@ class _Recorder:
             number, done = of_optimizer
             of_optimizer[1] += 1
             if not done:
-                self._look()
+                self._record_facts()
             step = trainings.Step(
                 number,
                 type(optimizer).__name__,
@@ -341,7 +341,7 @@ class _Recorder:
             if self._steps == self._limit:
                 self._stop()
 
-    def _look(self) -> None:
+    def _record_facts(self) -> None:
         """Records layers, compute dtypes and numpy's random state at an optimizer's first step."""
         packages: list[Any] = [sys.modules.get(name) for name in ("keras", "tf_keras")]
         bases = tuple(each.layers.Layer for each in packages if hasattr(each, "layers"))

@@ -64,14 +64,14 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "all-reduce",
         help="time, algbw and busbw over size",
         description="Measures all-reduce between ranks of this machine. algbw is bytes over the "
-        "median time in 1e9 bytes/s; busbw is algbw x 2(N-1)/N, what each link carried; of link is "
-        "busbw over what the raw TCP links carried in the same turns, from buffer to buffer; cpu "
-        "s/GB is the processor time of all ranks for 1e9 bytes of the buffer. p99 is told of 100 "
-        "iterations or more. The last table compares like with like: what is called alike (with "
-        "an array, as a TensorFlow op, through a strategy), over the same medium.",
+        "median time, in 1e9 bytes/s. busbw is algbw x 2(N-1)/N, the rate of each link. of link is "
+        "busbw over the rate of the raw TCP links, from buffer to buffer, measured in turns. cpu "
+        "s/GB is the processor time of all ranks for 1e9 bytes of the buffer. p99 needs 100 "
+        "iterations or more. The last table compares systems that are called in the same way "
+        "(with an array, as a TensorFlow op, through a strategy) over the same medium.",
         example="gradring bench all-reduce --world-size 2 --sizes 4KiB,1MiB --compare tensorflow",
     )
-    own = sub.add_argument_group("what is measured")
+    own = sub.add_argument_group("measurement")
     add = partial(option, own)
     add("--world-size N", count("ranks"), default=2)("number of ranks (default 2)")
     add("--sizes SIZES", usage(options.parse_sizes), default=options.DEFAULT_SIZES)(
@@ -79,18 +79,18 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     transports = Names(options.TRANSPORTS, "transport {}")
     add("--transport TRANSPORTS", transports, default="auto", dest="transports")(
-        f"gradring's own, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); tls "
+        f"of gradring, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); tls "
         "is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY"
     )
     add("--algorithm", choices=options.ALGORITHMS, default="auto")(
-        "gradring's own; auto chooses where it does not apply, as hierarchical does not on one "
+        "of gradring; auto takes the place of one that does not apply, such as hierarchical on one "
         "host (default auto)"
     )
     add("--streams K", count("connections"), default=1)(
         "gradring's TCP connections with each peer, 1 to 16 (default 1)"
     )
     add("--checksum")("also measure gradring with checksums, in turns")
-    add("--disturb")("let one more process compute all the time meanwhile")
+    add("--disturb")("run one more process that computes all the time")
     add("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")("of the elements")
     add("--op", choices=REDUCE_OPS, default="sum")("how they are reduced")
     add("--iterations K", count("iterations"))(
@@ -102,8 +102,8 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = partial(option, sub.add_argument_group("simulated hosts"))
     add("--hosts H", count("hosts"), default=1)(
-        "put the ranks on H simulated hosts, as many on each, with own cores where there are "
-        "enough (needs root, iproute2)"
+        "put the ranks on H simulated hosts, equally many on each; with enough cores, each host "
+        "has its own (needs root, iproute2)"
     )
     add("--rate RATE")(
         "of each simulated host's link in each direction, such as 1gbit (default: unlimited)"
@@ -116,8 +116,8 @@ def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     sub = kinds.add_parser(
         "link",
         help="the raw TCP link between two ranks: bandwidth of both directions, round trip",
-        description="Measures what two ranks of this machine can send to each other at once "
-        "through one TCP connection, as all-reduce does, without reducing anything: its limit.",
+        description="Measures the rate at which two ranks of this machine send to each other at "
+        "once through one TCP connection. This is the limit of an all-reduce between them.",
         example="gradring bench link",
     )
     _add_common(sub)
@@ -126,7 +126,7 @@ def _add_link(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _add_common(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(parser=sub)
     option(sub, "--congestion NAME")(
-        "TCP congestion control of everything measured, such as reno (needs root, iproute2)"
+        "TCP congestion control of all measurements, such as reno (needs root, iproute2)"
     )
     option(sub, "--json FILE", Path)(
         "write the measurements to FILE too, with date, machine and congestion control"

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from gradring.tools.demo.rules import RULES
 
     option(parser, "--report DIR", Path, default=Path("demo-report"))(
-        "directory for the page, the picture and the logs; with --slow-rank and --kill, for the "
+        "directory for the page, the picture and the logs; with --slow-rank or --kill, it gets the "
         "logs, the times of all steps and the flight records (default %(default)s)"
     )
     trouble = partial(option, parser.add_mutually_exclusive_group())
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "instead, make one rank slow and show that it is named"
     )
     trouble("--kill R", int, choices=range(4))(
-        "instead, kill one of 4 ranks in the middle; the others go on, and another one joins"
+        "instead, kill one of 4 ranks in the middle; the others continue, and another one joins"
     )
     trouble("--update RULE", choices=tuple(RULES))(
         "instead, train with 3 ranks and an update rule, such as all-reduce or diloco"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradring.tools.doctor.running import RunningJob
 
 NAME = "doctor"
-HELP = "find out what is wrong: with the set-up, with the network, with a running job"
+HELP = "find problems of the set-up, of the network, and of a running job"
 EXAMPLE = "gradring run -np 2 gradring doctor"
 
 TROUBLE = 1
@@ -31,19 +31,19 @@ DEFAULT_TIMEOUT_S = 30.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the addresses to check, and the timeout."""
     parser.description = (
-        "Started on every rank, by gradring run, srun or mpirun: measures every pair of ranks. "
-        "With addresses: whether they can be reached, and, where a gradring job listens, in which "
-        "collective each of its ranks is, since when, and for whom it waits. Otherwise: the same "
-        "for the jobs of this user on this machine."
+        "On every rank, started by gradring run, srun or mpirun: measures every pair of ranks. "
+        "With addresses: tests whether they can be reached. If a gradring job listens there, it "
+        "names the collective that each rank is in, since when, and the rank it waits for. "
+        "Otherwise: the same for the jobs of this user on this machine."
     )
     parser.add_argument(
         "addresses",
         nargs="*",
         type=usage(lambda text: parse.address(text, "HOST:PORT")),
         metavar="HOST:PORT",
-        help="the rendezvous of a job, or any address; GRADRING_TOKEN or GRADRING_TOKEN_FILE is "
-        "the job's token, and GRADRING_TLS_CA, _CERT and _KEY open a job inside TLS; all are found "
-        "for jobs on this machine",
+        help="the rendezvous of a job, or any address. Set GRADRING_TOKEN or GRADRING_TOKEN_FILE "
+        "to the job's token, and GRADRING_TLS_CA, _CERT and _KEY for a job with TLS. For jobs on "
+        "this machine, gradring finds them",
     )
     option(parser, "--timeout SECONDS", seconds, default=DEFAULT_TIMEOUT_S)(
         "how long the group may take to form (default %(default)g)"

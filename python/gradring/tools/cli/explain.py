@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "directory",
         type=Path,
         metavar="DIR",
-        help="what GRADRING_FLIGHT_DIR or gradring run --log-dir named, or FILE.parts of "
+        help="directory of GRADRING_FLIGHT_DIR or of gradring run --log-dir, or FILE.parts of "
         "GRADRING_TRACE=FILE",
     )
     option(parser, "--trace FILE", Path)("also write the records as one timeline")

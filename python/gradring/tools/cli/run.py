@@ -63,85 +63,85 @@ EQUIVALENTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the number of ranks, the options and the command."""
     parser.usage = "gradring run [-np N] [option...] [--] COMMAND..."
-    where = parser.add_argument_group("where the ranks run")
+    where = parser.add_argument_group("ranks and hosts")
     add, placed = partial(option, where), partial(option, where.add_mutually_exclusive_group())
     add("-np -n N", count("ranks"), dest="world_size")(
-        "number of ranks; with --hosts or --hostfile, as many as they have room for by default"
+        "number of ranks (default with --hosts or --hostfile: the ranks of all hosts)"
     )
     placed("--hosts -H HOST:RANKS,...", usage(parse_hosts), default=[])(
-        "where the ranks run, such as node-a:2,node-b:2; ssh must reach the others without a "
-        "password"
+        "hosts and their numbers of ranks, such as node-a:2,node-b:2; ssh must reach the other "
+        "hosts without a password"
     )
     placed("--hostfile FILE", usage(lambda text: read_hosts(Path(text))), default=[])(
-        "the same from a file with a line for each host, such as node-a slots=2 or node-a:2"
+        "the same from a file; a line for each host, such as node-a slots=2 or node-a:2"
     )
-    add = partial(option, parser.add_argument_group("what they run"))
+    add = partial(option, parser.add_argument_group("program"))
     add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     add("--as-horovod")(
-        "ranks that import horovod get gradring.horovod: for installed programs, which nobody "
-        "changes (sets GRADRING_AS_HOROVOD)"
+        "ranks that import horovod get gradring.horovod, so that installed programs need no "
+        "change (sets GRADRING_AS_HOROVOD)"
     )
     add("--as-mwms")(
         "ranks that make a tf.distribute.MultiWorkerMirroredStrategy get gradring's strategy (sets "
         "GRADRING_AS_MWMS)"
     )
     add("--with-strategy")(
-        "all ranks together train what a program for one machine trains by Keras' fit (sets "
-        "GRADRING_WITH_STRATEGY)"
+        "all ranks together train the model of a program for one machine that calls Keras' fit "
+        "(sets GRADRING_WITH_STRATEGY)"
     )
     add = partial(option, parser.add_argument_group("failures and restarts"))
     add("--max-restarts R", count("restarts", least=0))(
-        "start all ranks again when one has failed, R times at most; GRADRING_RESTART tells them "
-        "the attempt (default 0); in an elastic job, how often single ranks start again (default: "
-        "without bound)"
+        "start all ranks again after a failure, R times at most (default 0). GRADRING_RESTART "
+        "is the number of the attempt. In an elastic job: limit of restarts of single ranks "
+        "(default: none)"
     )
     add("--grace SECONDS", seconds, default=DEFAULT_GRACE_S)(
-        "how long the other ranks may go on when one has failed (default %(default)g)"
+        "time that the other ranks have to end after a failure (default %(default)g)"
     )
     add = partial(option, parser.add_argument_group("elastic jobs"))
     add("--min-np N", count("ranks"), dest="least")(
-        "an elastic job: a rank that fails starts again by itself, and the job begins with N ranks "
+        "make the job elastic: a failed rank starts again alone, and the job begins with N ranks "
         "or more (default: as -np)"
     )
     add("--max-np N", count("ranks"), dest="most")(
-        "an elastic job, in which up to N ranks run when there is room (default: as -np)"
+        "make the job elastic: up to N ranks run when there is room (default: as -np)"
     )
     add("--host-discovery-script FILE", usage(_program), dest="host_script")(
-        "for an elastic job: a program that prints the hosts that there are, such as node-a:2, one "
-        "on each line; it is run every second"
+        "make the job elastic: FILE is a program that prints the available hosts, such as "
+        "node-a:2, one on each line; it is run every second"
     )
     add("--host-failures N", count("failures", least=0), default=HOST_FAILURES)(
-        "in an elastic job: give up a host after so many failures of a rank in a row (default "
+        "in an elastic job: give up a host after N failures of a rank in a row (default "
         "%(default)d; 0: never)"
     )
     add("--host-cooldown SECONDS", seconds)(
-        "in an elastic job: for how long a host is given up; each further time for twice as long "
-        "(default: for good)"
+        "in an elastic job: time for which a host is given up; it doubles each time (default: for "
+        "good)"
     )
     add = partial(option, parser.add_argument_group("parameter servers and input"))
     add("--ps N", count("parameter servers"), default=0, dest="servers")(
-        "start N parameter servers beside the ranks: tasks of type ps, which run the same program; "
-        "then a rank that fails does not end the others, and --max-restarts counts restarts of "
-        "single processes"
+        "start N parameter servers beside the ranks: tasks of type ps that run the same program. A "
+        "failed rank then does not end the others, and --max-restarts counts restarts of single "
+        "processes"
     )
     add("--input-workers K", count("input workers"), default=0)(
-        "start tf.data service with the job, a dispatcher and K workers that read data for the "
-        "ranks, over the hosts in turn; programs use it by "
+        "start tf.data service with the job: a dispatcher, and K workers on the hosts in turn that "
+        "read data for the ranks. Programs use it by "
         "gradring.tensorflow.distribute_input(dataset, strategy)"
     )
     add("--input-unprotected")(
-        "let --input-workers have hosts beside this one, or GRADRING_REQUIRE_AUTH, which they "
-        "cannot keep: tf.data service has neither authentication nor encryption"
+        "allow --input-workers with several hosts, or with GRADRING_REQUIRE_AUTH, although "
+        "tf.data service has neither authentication nor encryption"
     )
     add = partial(option, parser.add_argument_group("output and input of ranks"))
     add("--log-dir DIR", Path)(
-        "also write each rank's output to DIR/rank-0.log and so on, what a gradring.Monitor "
-        "measures to DIR/steps.jsonl, and, when the group fails, what each rank was doing to "
+        "also write each rank's output to DIR/rank-0.log and so on, and the steps of a "
+        "gradring.Monitor to DIR/steps.jsonl. When the group fails, write the flight records to "
         "DIR/flight"
     )
     add("--output-rank RANK,...", usage(_ranks), dest="shown")(
-        "show the output of these ranks only, such as 0; the report of a failure is of any rank, "
-        "and --log-dir keeps the output of all (default: all)"
+        "show the output of these ranks only, such as 0 (default: all). The report of a failure "
+        "can be of any rank, and --log-dir keeps the output of all"
     )
     add("--stdin RANK", usage(_rank), dest="reader")(
         "the rank that reads the standard input of this command, as for breakpoint(); it must run "
@@ -153,13 +153,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = partial(option, parser.add_argument_group("ranks on other hosts, by ssh"))
     add("-x NAME[=VALUE]", action="append", default=[], dest="forward")(
         f"a variable for ranks on other hosts; {listed(f'{it}*' for it in FORWARDED_PREFIXES)} "
-        "travel anyway"
+        "are always sent"
     )
     add("--python PATH", default=sys.executable)(
         "the interpreter on other hosts (default: the path of this one)"
     )
     add("--ssh-port PORT", usage(lambda text: parse_port(text, "port")))(
-        "of the ssh servers (default: what ssh's configuration says, or 22)"
+        "of the ssh servers (default: from ssh's configuration, or 22)"
     )
     add("--ssh-identity-file FILE", usage(_existing_file))(
         "the private key for ssh (default: ssh's own)"
@@ -171,8 +171,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.REMAINDER,
         metavar="COMMAND",
-        help="a Python script, such as train.py, which runs under the interpreter of gradring; or "
-        "any program; then its arguments",
+        help="a Python script, such as train.py, or any program; then its arguments. A script runs "
+        "under the interpreter of gradring",
     )
 
 

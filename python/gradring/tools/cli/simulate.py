@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "copy_s_per_byte": f"{8 / default.copy_s_per_byte / 1e9:.3g}gbit",
         "fold_s_per_byte": f"{8 / default.fold_s_per_byte / 1e9:.3g}gbit",
     }
-    add = partial(option, parser.add_argument_group("hosts and what is between them"))
+    add = partial(option, parser.add_argument_group("hosts and network"))
     for head, dest, kind, text in (
         ("--ranks-per-host K", "ranks_per_host", count("ranks"), "ranks on each host"),
         ("--latency TIME", "latency_s", time, "between hosts, such as 20us"),
@@ -44,13 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--hosts-per-rack H", "hosts_per_rack", count("hosts"), "that share an uplink"),
         ("--cores C", "cores", count("cores"), "of each host (default: one for each rank)"),
         ("--message-cost TIME", "message_s", time, "of a processor to send or receive a piece"),
-        ("--copy-rate RATE", "copy_s_per_byte", cost, "at which a processor sends or receives"),
-        ("--fold-rate RATE", "fold_s_per_byte", cost, "at which a processor reduces"),
+        (
+            "--copy-rate RATE",
+            "copy_s_per_byte",
+            cost,
+            "at which a processor sends or receives bytes",
+        ),
+        ("--fold-rate RATE", "fold_s_per_byte", cost, "at which a processor reduces bytes"),
     ):
         add(head, kind, dest=dest, default=getattr(default, dest))(
             f"{text} (default {shown[dest]})" if dest in shown else text
         )
-    add = partial(option, parser.add_argument_group("what is simulated, and what is written"))
+    add = partial(option, parser.add_argument_group("simulation and output"))
     add("--world-size N", usage(options.parse_world_sizes), dest="world_sizes", default="2..64")(
         "numbers of ranks: 8, 2,4,8 or 16..4096, which doubles (default %(default)s)"
     )
@@ -58,20 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{' or '.join(options.COLLECTIVES)} (default %(default)s)"
     )
     add("--splits PARTS", usage(options.parse_splits))(
-        "what each rank gets of every rank's buffer in all_to_all, as parts in relation to each "
-        "other, again and again for more ranks: 3,1 gives even ranks three times as much as odd "
-        "ones, and 1,0,0,0 gives rank 0 of 4 everything (default 1: equal parts)"
+        "relative chunk sizes of all_to_all, repeated for further ranks: 3,1 sends even ranks "
+        "three times as much, and 1,0,0,0 sends rank 0 of 4 everything (default 1: equal parts)"
     )
     straggler = usage(options.parse_straggler)
     add("--straggler RANK:FACTOR", straggler, dest="stragglers", action="append", default=[])(
-        "a rank that needs FACTOR times as long for everything; may be repeated"
+        "a rank that is FACTOR times as slow; may be repeated"
     )
     add("--sizes SIZES", usage(parse_sizes), default=options.DEFAULT_SIZES)(
         "bytes on each rank, such as 4KiB,1MiB (default %(default)s)"
     )
     algorithms = Names(ALGORITHMS, "algorithm {}")
     add("--algorithm NAMES", algorithms, dest="algorithms", default="auto")(
-        f"each simulated: {', '.join(ALGORITHMS)} (default auto, as a group chooses)"
+        f"algorithms to simulate: {', '.join(ALGORITHMS)} (default auto: as a group chooses)"
     )
     add("--json FILE", Path)("write all rows to FILE too")
     add("--picture FILE", Path)("draw time over ranks into a PNG (matplotlib)")

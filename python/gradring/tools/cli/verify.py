@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-m", dest="module")("COMMAND is a Python module, as of python -m")
     add = partial(option, parser.add_mutually_exclusive_group())
-    add("--as-horovod")("both trainings as by gradring run --as-horovod")
+    add("--as-horovod")("start both trainings as gradring run --as-horovod does")
     add("--as-mwms")(
-        "the ranks as by gradring run --as-mwms; the one process by TensorFlow's own strategy"
+        "start the ranks as gradring run --as-mwms does; the one process uses TensorFlow's strategy"
     )
     add("--with-strategy")(
-        "the ranks as by gradring run --with-strategy; the one process without any strategy"
+        "start the ranks as gradring run --with-strategy does; the one process has no strategy"
     )
     option(parser, "--log-dir DIR", Path)(
         "write the output of the one process to DIR/one/rank-0.log, and that of the ranks to "

@@ -170,12 +170,12 @@ def train(variant: Variant, output: Path, log: Path, epochs: int, live: LiveLine
     output.mkdir(parents=True, exist_ok=True)
     with open(log, "w", encoding="utf-8") as file:
 
-        def hear(line: str) -> None:
+        def on_line(line: str) -> None:
             file.write(line)
             lines.append(line)
             live.feed(line)
 
-        code = run_script(variant.world_size, [], options, hear)
+        code = run_script(variant.world_size, [], options, on_line)
     if code != 0:
         reason = f"no end within {DEADLINE_S:g} s" if code is None else f"exit code {code}"
         raise TrainingError(
@@ -190,12 +190,12 @@ def show(
     """Runs `run_script` and prints its lines; returns the exit code, and lines with times."""
     lines: list[tuple[float, str]] = []
 
-    def hear(line: str) -> None:
+    def on_line(line: str) -> None:
         lines.append((time.monotonic(), line))
         stream.write(line)
         stream.flush()
 
-    code = run_script(world_size, launch, options, hear)
+    code = run_script(world_size, launch, options, on_line)
     if code is None:
         say(stream, f"The training has not ended within {DEADLINE_S:g} s and is stopped.")
     return code, lines
@@ -205,7 +205,7 @@ def run_script(
     world_size: int,
     launch: Sequence[str],
     options: Sequence[str],
-    hear: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> int | None:
     """Runs ``train`` on `world_size` ranks, which share the threads of all workers.
 
@@ -213,7 +213,7 @@ def run_script(
         world_size: Number of ranks.
         launch: Further options of ``gradring run``.
         options: Options of the script.
-        hear: Called with each line of output.
+        on_line: Called with each line of output.
 
     Returns:
         The launcher's exit code; None if it was ended after `DEADLINE_S`.
@@ -244,7 +244,7 @@ def run_script(
         limit.start()
         try:
             for line in child.stdout:
-                hear(line)
+                on_line(line)
             child.wait()
         finally:
             limit.cancel()

@@ -74,16 +74,16 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
     )
     launch = ["--log-dir", str(report), "--min-np", "2"]
     exit_code, lines = show(ELASTIC_WORKERS, launch, ["--kill", str(rank)], stream)
-    told = Told("".join(line for _, line in lines))
-    for problem in told.problems(exit_code):
+    output = Output("".join(line for _, line in lines))
+    for problem in output.problems(exit_code):
         say(stream, f"\n{problem}")
         return 1
-    say(stream, f"\n{told.story(rank)}")
+    say(stream, f"\n{output.story(rank)}")
     return 0
 
 
 @dataclass(frozen=True)
-class Told:
+class Output:
     """The output of an elastic training's ranks."""
 
     text: str
@@ -108,7 +108,7 @@ class Told:
         return (
             f"Rank {rank} was killed after step {self._killed[1]}. {on_s - killed_s:.1f} s later "
             f"the others had formed a new group, and {next_s - on_s:.1f} s later, with functions "
-            f"traced anew, they had ended step {self._next[1]}: {self.repeated} steps were done "
+            f"traced again, they had ended step {self._next[1]}: {self.repeated} steps were done "
             f"again. Another process joined them in generation {generation}. All "
             f"{len(self._hashes)} ranks have the same weights (SHA-256 {self._hashes[0]}...)."
         )

@@ -123,8 +123,8 @@ class JobState:
             ]
         if self.world_size == 0:
             return False, [
-                "this process of an elastic job is between two groups: those that are left agree "
-                "on the next one; ask again, and look at its log if it lasts"
+                "this process of an elastic job is between two groups: the remaining processes "
+                "agree on the next one; ask again, and look at its log if it lasts"
             ]
         if self.missing is not None:
             if not self.missing:
@@ -171,7 +171,7 @@ class JobState:
         return [
             f"{ranks([s.rank for s in waiting])} {agreed(len(waiting), 'waits', 'wait')} in "
             f"{there.entered}, which all ranks have entered: it is long, or the network "
-            "between those that wait for each other is stuck"
+            "between the waiting ranks is stuck"
             f"{stuck}"
         ]
 

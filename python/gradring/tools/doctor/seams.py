@@ -33,7 +33,7 @@ def lines() -> list[str]:
     return done.stdout.splitlines()
 
 
-def _look() -> None:
+def _print_seams() -> None:
     from gradring.tensorflow.graph import compat
     from gradring.tensorflow.keras import compat_keras
 
@@ -50,4 +50,4 @@ def _look() -> None:
 
 
 if __name__ == "__main__":
-    _look()
+    _print_seams()

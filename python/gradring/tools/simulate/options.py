@@ -221,8 +221,7 @@ def parse_splits(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,7}", word) and int(word) <= LARGEST_PART for word in words):
         raise ValueError(
-            f"{text!r} are no splits; write parts in relation to each other as 3,1, each at most "
-            f"{LARGEST_PART}"
+            f"{text!r} are no splits; write relative sizes such as 3,1, each at most {LARGEST_PART}"
         )
     return tuple(map(int, words))
 

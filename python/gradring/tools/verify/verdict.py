@@ -32,16 +32,16 @@ _WARNED = {
         "right for both: divide the sum by the number of samples"
     ),
     "is divided by a sum over data": (
-        "a loss is divided by a sum over data, such as the elements of a mask, of which each rank "
-        "has those of its part of the batch"
+        "a loss is divided by a sum over data, such as the elements of a mask: each rank has the "
+        "sum over its part of the batch"
     ),
     "is no linear function of a mean": (
-        "a loss is a function of means over the batch that is not linear, such as a root or a "
-        "product of them: the mean over the ranks' parts is another number"
+        "a loss is a nonlinear function of means over the batch, such as a root or a product: the "
+        "mean of the ranks' losses is another number"
     ),
     "parts of different batches": (
         "the ranks have different data, so their parts of a batch are parts of different batches: "
-        "give what draws or shuffles them a seed"
+        "draw and shuffle them with a seed"
     ),
     "is no loss of Keras": (
         "a mean of the program's own, which is added up over the ranks: divide it by the number of "
@@ -208,14 +208,14 @@ def _causes(
             yield cause
     if comparison.other_differences and _OF_A_BATCH not in layers:
         yield (
-            "a variable that a layer or a step assigns from its part of a batch, which nobody "
-            "combines"
+            "a variable that a layer or a step assigns from its part of a batch, without combining "
+            "the ranks' values"
         )
     if apart and (worst is None or not _is_near(worst.factor, size, 1 / size, 1)):
         yield (
-            "the ranks do not apply the same gradients: a variable that no rank shares, such as a "
+            "the ranks do not apply the same gradients: a variable of each rank alone, such as a "
             "tf.Variable outside of the scope, an update rule such as LocalSGD, or first weights "
-            "that nobody has broadcast"
+            "that were not broadcast"
         )
     yield from _causes_by_factor(worst, size)
     if comparison.mismatch is None and len(one.steps) != len(ranks[0].steps) and worst is None:
@@ -262,9 +262,9 @@ def _causes_by_factor(worst: Difference | None, size: int) -> Iterator[str]:
         )
     elif not _is_near(worst.factor, 1):
         yield (
-            "a part of the step that is counted otherwise on ranks: a penalty or a mean of the "
-            "program's own, gradients that it clips before they are added up, or a variable that "
-            "a layer assigns from its part of a batch"
+            "a part of the step that is counted otherwise on ranks: a penalty or mean in the "
+            "program, gradients clipped before they are added up, or a variable that a layer "
+            "assigns from its part of a batch"
         )
 
 
@@ -278,7 +278,7 @@ def _notes(one: Training, comparison: Comparison) -> Iterator[str]:
     if comparison.noise:
         names = sorted(comparison.noise)
         shown = listed([*names[:2], *(["others"] if len(names) > 2 else [])])
-        yield (f"not compared: {shown}, whose gradient is nothing but rounding")
+        yield (f"not compared: {shown}, whose gradients are rounding errors")
     half = sorted(set(one.facts.compute) & set(_HALF))
     if half:
         yield f"layers compute in {listed(half)}, so larger differences count as rounding"

@@ -145,7 +145,7 @@ def send_to_data_service(
         raise RuntimeError(
             "send_to_data_service: dispatcher_side='training' is for tf_data_service; leave it out"
         )
-    check(dataset, what="send_to_data_service")
+    check(dataset, caller="send_to_data_service")
     in_turn = reuse_dataset and round_robin
     return dataset.apply(
         tf.data.experimental.service.distribute(

@@ -268,14 +268,14 @@ def _path() -> str:
 @functools.cache
 def _launcher() -> str:
     """Returns the first line of `mpirun --version`."""
-    told = subprocess.run(
+    done = subprocess.run(
         [str(_mpirun()), "--version"],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PATH": _path()},
     )
-    return next(iter(told.stdout.splitlines()), "mpirun of unknown version")
+    return next(iter(done.stdout.splitlines()), "mpirun of unknown version")
 
 
 def _is_intel() -> bool:
