@@ -59,7 +59,7 @@ def test_every_rank_names_the_late_one(algorithm: str) -> None:
 def test_ranks_that_are_late_in_turn_come_out_even() -> None:
     waits = {0: {1: 3.0}, 1: {0: 3.0}}
     assert lateness.slowest(waits, range(2)) is None
-    assert lateness.excess_s({0: {1: 5.0}, 1: {0: 3.0}}, 1) == 2.0
+    assert lateness.skew_s({0: {1: 5.0}, 1: {0: 3.0}}, 1) == 2.0
 
 
 def test_on_a_ring_the_successor_alone_knows() -> None:

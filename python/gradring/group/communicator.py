@@ -414,7 +414,7 @@ class Communicator(Collectives):
             "rank": found.rank,
             "host": self.hosts[found.rank],
             "made_wait_s": lateness.made_wait_s(total, found.rank),
-            "recent_s": found.excess_s,
+            "recent_s": found.skew_s,
         }
         return {**own, "slowest": slowest}
 

@@ -163,8 +163,8 @@ class Interval:
         found = _straggler(added, self._waits(), self.hosts)
         slow = "no rank is slow"
         if found is not None:
-            excess = _short(1000 * found.excess_s)
-            slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{excess} ms"
+            skew = _short(1000 * found.skew_s)
+            slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{skew} ms"
             slow += " (input)" if _reads_slowly(found, self.since) else ""
         if self.updates is not None:
             # A worker has no other ranks to compare with.
@@ -201,7 +201,7 @@ class Interval:
             and {
                 "rank": found.rank,
                 "host": self.hosts[found.rank],
-                "excess_ms": 1000 * found.excess_s,
+                "excess_ms": 1000 * found.skew_s,
             },
             "updates": self.updates,
             "ranks": {
@@ -285,12 +285,12 @@ def verdict(totals: dict[int, Totals], waits: lateness.Waits, hosts: list[str]) 
     mean = _mean(totals)
     found = _straggler(mean, waits, hosts)
     if found is not None:
-        share = found.excess_s * mean.steps / mean.elapsed_s
+        share = found.skew_s * mean.steps / mean.elapsed_s
         own, reads = totals.get(found.rank, Totals()), _reads_slowly(found, totals)
         remedy = "" if own.made_s > 0 else ", which gradring run --input-workers would share out"
         return (
             f"Rank {found.rank} on {hosts[found.rank]} is the slowest: the others waited "
-            f"{1000 * found.excess_s:.1f} ms of each step for it, {share:.0%} of the time"
+            f"{1000 * found.skew_s:.1f} ms of each step for it, {share:.0%} of the time"
             + (
                 f"; its input takes {own.ms(own.input_s):.1f} ms of a step{remedy}."
                 if reads
@@ -336,7 +336,7 @@ def _input_workers(totals: Mapping[int, Totals]) -> list[str]:
 
 def _straggler(added: Totals, waits: lateness.Waits, hosts: list[str]) -> lateness.Slowest | None:
     found = lateness.slowest(waits, range(len(hosts)))
-    if found is None or found.excess_s * added.steps < NOTICEABLE * added.elapsed_s:
+    if found is None or found.skew_s * added.steps < NOTICEABLE * added.elapsed_s:
         return None
     return found
 
@@ -345,7 +345,7 @@ def _reads_slowly(found: lateness.Slowest, totals: dict[int, Totals]) -> bool:
     """Returns True if slower input explains more than half of the others' waits for a rank."""
     reading = {rank: total.input_s / max(1, total.steps) for rank, total in totals.items()}
     own = reading.get(found.rank, 0.0)
-    return own - min(reading.values(), default=0.0) > found.excess_s / 2
+    return own - min(reading.values(), default=0.0) > found.skew_s / 2
 
 
 def _mean(totals: dict[int, Totals]) -> Totals:

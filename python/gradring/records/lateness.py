@@ -15,7 +15,7 @@ class Slowest:
 
     rank: int
     #: Skew: longest wait of another rank for this rank, minus this rank's own waits.
-    excess_s: float
+    skew_s: float
 
 
 def made_wait_s(waits: Waits, rank: int) -> float:
@@ -27,7 +27,7 @@ def made_wait_s(waits: Waits, rank: int) -> float:
     return max((by.get(rank, 0.0) for waiter, by in waits.items() if waiter != rank), default=0.0)
 
 
-def excess_s(waits: Waits, rank: int) -> float:
+def skew_s(waits: Waits, rank: int) -> float:
     """Returns the skew of a rank: how long it made others wait, minus its own waits.
 
     If ranks take turns being late, their skews cancel.
@@ -38,6 +38,6 @@ def excess_s(waits: Waits, rank: int) -> float:
 def slowest(waits: Waits, ranks: Sequence[int]) -> Slowest | None:
     """Returns the rank with the largest skew; None if no skew is above 0."""
     found = max(
-        (Slowest(rank, excess_s(waits, rank)) for rank in ranks), key=lambda found: found.excess_s
+        (Slowest(rank, skew_s(waits, rank)) for rank in ranks), key=lambda found: found.skew_s
     )
-    return found if found.excess_s > 0 else None
+    return found if found.skew_s > 0 else None
