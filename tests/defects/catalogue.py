@@ -141,7 +141,7 @@ FAILURES = _of(
     ("detector.rs", "now + self.timing.diagnosis", "now + 2 * self.timing.diagnosis", FACTS),
     ("detector.rs", "Some(now + self.timing.report_grace)", "Some(now)", FACTS),
     ("diagnosis.rs", ".max_by_key(|&side| (sides", ".min_by_key(|&side| (sides", FACTS),
-    ("requests.rs", "requests.push(Request::Spread(cause));", "", FACTS),
+    ("requests.rs", "requests.push(MonitorRequest::Spread(cause));", "", FACTS),
     (
         "neighbour.rs",
         "self.ended = true;",

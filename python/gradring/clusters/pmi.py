@@ -8,13 +8,10 @@ not disturb it:
 
 * One request and one reply at a time, in whole lines, and the mode of the socket never changes. MPI
   may be initialised before or later.
-  have been initialised before, or be later.
 * Hydra treats a rank that ends without ``finalize`` as crashed, and kills the others. After
   ``finalize``, MPI could not begin. So we send it at the very end, unless MPI will.
-  after it, MPI could not begin. So it is said at the very end, unless MPI will.
 * A program started by the rank inherits the variables, but not the socket: the number may belong to
   any other file. So we write only to a socket whose other end is Hydra's proxy.
-  that of any other file. Only a socket whose other end is Hydra's proxy is written to.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class Interval:
         found = _straggler(added, self._waits(), self.hosts)
         slow = "no rank is slow"
         if found is not None:
-            excess = _short(1000 * found.skew_s)
-            slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{excess} ms"
+            skew = _short(1000 * found.skew_s)
+            slow = f"slowest: rank {found.rank} {self.hosts[found.rank]} +{skew} ms"
             slow += " (input)" if _reads_slowly(found, self.since) else ""
         if self.updates is not None:
             # A worker has no other ranks to compare with.

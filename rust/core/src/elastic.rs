@@ -238,8 +238,9 @@ impl Participant {
     /// group; the next group excludes these.
     ///
     /// # Errors
-    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or `observer`
-    /// gave up. A group that did not form gives its own error if `observer` gave up because of it.
+    /// `Membership` if no group has this process in it; `Aborted` if it left meanwhile, or
+    /// `observer` gave up. A group that did not form gives its own error if `observer` gave up
+    /// because of it.
     pub fn next_group(
         &self,
         last: &Communicator,

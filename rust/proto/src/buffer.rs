@@ -149,8 +149,8 @@ impl Buffer {
         for (start, length) in self.pieces(at * wide_size..end * wide_size) {
             let count = length / wide_size;
             let source = &source[consumed..consumed + count * size];
-            // SAFETY: `start` has capacity for `count` elements, `source` holds as many, aligned and
-            // disjoint.
+            // SAFETY: `start` has capacity for `count` elements, `source` holds as many, aligned
+            // and disjoint.
             unsafe { kernel::widen(dtype, self.dtype, start, source.as_ptr(), count) };
             consumed += source.len();
         }

@@ -318,8 +318,8 @@ impl Incoming {
         }
     }
 
-    /// Records that `count` bytes were written into `spare_capacity`. Returns the message once it is
-    /// complete.
+    /// Records that `count` bytes were written into `spare_capacity`. Returns the message once
+    /// it is complete.
     ///
     /// # Errors
     /// `Protocol` for a wrong checksum or length, and for values of more than `values_max` bytes.

@@ -191,7 +191,7 @@ impl<'a> Connector<'a> {
                 Ok(connected) => return Ok(connected),
                 Err(failure) => failure,
             };
-            // The caller's error comes first, because its reason may also have ended the connection.
+            // The caller's error comes first: its reason may also have ended the connection.
             cancellation.check().map_err(Failure::Own)?;
             let bounds_all =
                 matches!(failure, Failure::Unreachable(_)) || retry.conversation.is_none();

@@ -2,8 +2,8 @@
 //!
 //! Pure code without sockets, threads or a clock. A [`Member`](member::Member) is the state of one
 //! process. Its owner passes in requests of other processes (`answer`) and the outcomes of its own
-//! requests (`on_outcome`). The owner also performs each `step`: send a request, connect as a new group,
-//! or wait.
+//! requests (`on_outcome`). The owner also performs each `step`: send a request, connect as a
+//! new group, or wait.
 //!
 //! *How.* When a group has failed, one of its members, the proposer, gathers promises for a ballot.
 //! A process that has promised takes part in no lower ballot, and reports the roster at which it
