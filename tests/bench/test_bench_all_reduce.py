@@ -472,8 +472,10 @@ def test_a_transport_that_gradring_does_not_have_is_refused_before_the_start(
     monkeypatch.setattr(options, "Communicator", without_shm)
     assert main([*BENCH, "--sizes", "4", "--transport", "tcp,shm"]) == 2
     assert "no transport tcp" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="there is no transport 'pigeon'; known: auto, tcp, shm"):
-        options.parse_names("tcp,pigeon", options.TRANSPORTS, "transport {}")
+    with pytest.raises(SystemExit, match="2"):
+        main([*BENCH, "--transport", "tcp,pigeon"])
+    said = capsys.readouterr().err
+    assert "there is no transport 'pigeon'; known: auto, tcp, shm" in said
 
 
 def test_congestion_control_is_that_of_all_systems_and_only_there(

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 from made_up import Printed
 
-from gradring.errors import ConfigError
+from gradring.tools.cli import main
 from gradring.tools.demo import rules, story
 
 
-def test_a_rule_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--update x is not one of all-reduce, .*, diloco"):
-        rules.show_rule("x", tmp_path)
+def test_a_rule_that_there_is_not_is_refused_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", "--update", "dilocco"])
+    said = capsys.readouterr().err
+    assert "there is no 'dilocco'; did you mean diloco? (choose from all-reduce, " in said
 
 
 @pytest.mark.parametrize(

@@ -338,9 +338,19 @@ def test_env_shows_the_settings_of_a_wrong_configuration_too() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="it completes")
 @pytest.mark.parametrize(
-    ("line", "wanted"), [("gradring do", "doctor"), ("gradring run --std", "--stdin")]
+    ("line", "wanted"),
+    [
+        ("gradring do", "doctor"),
+        ("gradring run --std", "--stdin"),
+        ("gradring demo --update dil", "diloco"),
+        ("gradring bench all-reduce --algorithm hie", "hierarchical"),
+        ("gradring bench all-reduce --transport tcp,s", "tcp,shm"),
+        ("gradring simulate --algorithm ring,hie", "ring,hierarchical"),
+    ],
 )
-def test_a_shell_completes_commands_and_options(line: str, wanted: str, tmp_path: Path) -> None:
+def test_a_shell_completes_commands_options_and_values(
+    line: str, wanted: str, tmp_path: Path
+) -> None:
     answer = tmp_path / "answer"
     done = gradring(
         _ARGCOMPLETE="1",

@@ -220,19 +220,6 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def parse_names(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    """Reads ``tcp`` or a list of such names, each once.
-
-    Raises:
-        ValueError: A name is unknown; the message has the known names.
-    """
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"there is no {kind.format(repr(name))}; known: {', '.join(known)}")
-    return tuple(dict.fromkeys(names))
-
-
 def native(transport: str) -> str:
     """Returns the setting of `Communicator` for one of `TRANSPORTS`."""
     return "tcp" if transport == TLS else transport

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -111,6 +112,39 @@ class Parser(argparse.ArgumentParser):
         return [str(action.metavar or action.dest) for action in named]
 
 
+@dataclass(frozen=True)
+class Names:
+    """The type of an argument for a list of known names, such as ``tcp,shm``.
+
+    Attributes:
+        known: The names.
+        kind: What a name stands for, with braces in the place of the name: ``transport {}``.
+    """
+
+    known: Sequence[str]
+    kind: str
+
+    def __call__(self, text: str) -> tuple[str, ...]:
+        """Parses a list; returns each name once.
+
+        Raises:
+            argparse.ArgumentTypeError: A name is unknown; the message has the known names.
+        """
+        names = [word.strip() for word in text.split(",")]
+        for name in names:
+            if name not in self.known:
+                raise argparse.ArgumentTypeError(
+                    f"there is no {self.kind.format(repr(name))}; known: {', '.join(self.known)}"
+                )
+        return tuple(dict.fromkeys(names))
+
+    def completions(self, prefix: str, **_: object) -> list[str]:
+        """Returns what a shell can offer for a list whose last name is incomplete."""
+        before, comma, _last = prefix.rpartition(",")
+        given = before.split(",")
+        return [f"{before}{comma}{name}" for name in self.known if name not in given]
+
+
 def option(
     parser: argparse._ActionsContainer,
     head: str,
@@ -134,7 +168,15 @@ def option(
         more |= {"type": parse, "metavar": metavar}
     elif "choices" not in more:
         more["action"] = "store_true"
-    return lambda text: parser.add_argument(*names, help=text, **more)
+
+    def declared(text: str) -> argparse.Action:
+        action = parser.add_argument(*names, help=text, **more)
+        if isinstance(parse, Names):
+            # argcomplete reads this attribute.
+            action.completer = parse.completions  # type: ignore[attr-defined]
+        return action
+
+    return declared
 
 
 def seconds(text: str) -> float:

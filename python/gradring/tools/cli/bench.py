@@ -12,7 +12,7 @@ from pathlib import Path
 from gradring.clusters import outer_place
 from gradring.errors import ConfigError
 from gradring.machine.streams import print_error
-from gradring.tools.cli.arguments import OUTPUT_ERRORS, check_file, count, option, say, usage
+from gradring.tools.cli.arguments import OUTPUT_ERRORS, Names, check_file, count, option, say, usage
 
 NAME = "bench"
 HELP = "measure collectives, check every result, compare with other systems"
@@ -77,7 +77,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--sizes SIZES", usage(options.parse_sizes), default=options.DEFAULT_SIZES)(
         "bytes on each rank; K, M, G or KiB, MiB, GiB are powers of 1024 (default %(default)s)"
     )
-    transports = usage(partial(options.parse_names, known=options.TRANSPORTS, kind="transport {}"))
+    transports = Names(options.TRANSPORTS, "transport {}")
     add("--transport TRANSPORTS", transports, default="auto", dest="transports")(
         f"gradring's own, measured in turns: {', '.join(options.TRANSPORTS)} (default auto); tls "
         "is tcp inside TLS, with the certificates in GRADRING_TLS_CA, _CERT and _KEY"
@@ -96,7 +96,7 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--iterations K", count("iterations"))(
         "timed iterations of each system at each size (default: adapted to their time)"
     )
-    peers = usage(partial(options.parse_names, known=systems.PEERS, kind="peer {} to compare with"))
+    peers = Names(systems.PEERS, "peer {} to compare with")
     add("--compare PEERS", peers, default=(), dest="peers")(
         f"also measure, in turns: {', '.join(systems.PEERS)}; over TCP, and gradring over TCP too"
     )

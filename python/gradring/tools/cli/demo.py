@@ -19,6 +19,8 @@ EXAMPLE = "gradring demo --report report"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the directory of the report, and the other demos."""
+    from gradring.tools.demo.rules import RULES
+
     option(parser, "--report DIR", Path, default=Path("demo-report"))(
         "directory for the page, the picture and the logs; with --slow-rank and --kill, for the "
         "logs, the times of all steps and the flight records (default %(default)s)"
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trouble("--kill R", int, choices=range(4))(
         "instead, kill one of 4 ranks in the middle; the others go on, and another one joins"
     )
-    trouble("--update RULE")(
+    trouble("--update RULE", choices=tuple(RULES))(
         "instead, train with 3 ranks and an update rule, such as all-reduce or diloco"
     )
 

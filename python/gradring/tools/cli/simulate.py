@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gradring.errors import ConfigError
 from gradring.machine import packages
-from gradring.tools.cli.arguments import check_file, count, option, say, usage
+from gradring.tools.cli.arguments import Names, check_file, count, option, say, usage
 
 NAME = "simulate"
 HELP = "how long collectives would take on many hosts: the real schedules in virtual time"
@@ -18,7 +18,7 @@ EXAMPLE = "gradring simulate --world-size 16..256 --ranks-per-host 8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the group, its network, and the output."""
-    from gradring.tools.bench.options import ALGORITHMS, parse_names, parse_sizes
+    from gradring.tools.bench.options import ALGORITHMS, parse_sizes
     from gradring.tools.simulate import options
 
     rate, time = usage(options.parse_bytes_per_s), usage(options.parse_time)
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes SIZES", usage(parse_sizes), default=options.DEFAULT_SIZES)(
         "bytes on each rank, such as 4KiB,1MiB (default %(default)s)"
     )
-    algorithms = usage(partial(parse_names, known=ALGORITHMS, kind="algorithm {}"))
+    algorithms = Names(ALGORITHMS, "algorithm {}")
     add("--algorithm NAMES", algorithms, dest="algorithms", default="auto")(
         f"each simulated: {', '.join(ALGORITHMS)} (default auto, as a group chooses)"
     )
