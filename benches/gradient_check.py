@@ -13,6 +13,7 @@ import numpy as np
 
 import gradring
 from benches.harness import Parser, in_turns
+from gradring.gradients.checks import CheckGradients
 from gradring.testing import run_ranks
 
 ROUNDS = 15
@@ -33,7 +34,7 @@ def _rank(width: int, layers: int) -> tuple[int, list[Any]]:
     ]
     x = tf.random.normal([BATCH, width])
 
-    def step_with(check: str | None) -> Any:
+    def step_with(check: CheckGradients | None) -> Any:
         reduce_gradients = GradientReducer(communicator=comm, check_gradients=check)
 
         @tf.function  # type: ignore[untyped-decorator]

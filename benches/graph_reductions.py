@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from benches.harness import Parser, in_turns, print_surroundings, repeated, slowest
+from gradring.config.values import Transport
 from gradring.testing import run_ranks
 
 #: Bytes, and how many reductions a loop has.
 SIZES = {4: 200, 4 << 10: 200, 64 << 10: 100, 1 << 20: 20, 16 << 20: 6, 100 << 20: 3}
 
 
-def rank_main(sizes: tuple[int, ...], rounds: int, transport: str) -> dict[int, dict[str, Any]]:
+def rank_main(
+    sizes: tuple[int, ...], rounds: int, transport: Transport
+) -> dict[int, dict[str, Any]]:
     """Seconds of a reduction by size and way, `[rounds]`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf

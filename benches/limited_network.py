@@ -27,13 +27,14 @@ import numpy as np
 
 import gradring
 from benches.harness import TIMEOUT_S, Parser, print_surroundings, write
+from gradring.config.values import WireDtype
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.tools.bench import values
 from gradring.tools.bench.options import format_size, parse_rate
 from gradring.tools.bench.systems.system import InPlace
 
-WIRE_DTYPES = (None, "bfloat16")
+WIRE_DTYPES: tuple[WireDtype | None, ...] = (None, "bfloat16")
 WARM_UPS = 2
 #: Relative, of what bfloat16 has rounded twice; float32 must be exact.
 TOLERANCE = 2.0**-7

@@ -13,13 +13,14 @@ from typing import cast
 import numpy as np
 
 import gradring
+from gradring.config.values import Transport
 from gradring.tools.bench import values
 from gradring.tools.bench.systems import LocalReduction, System, load_peer
 
 OP: gradring.ReduceOp = "sum"
 DTYPE = "float32"
 #: As TensorFlow's own: shared memory would be no like to gRPC.
-TRANSPORT = "tcp"
+TRANSPORT: Transport = "tcp"
 
 
 def told(comm: gradring.Communicator, *numbers: int) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benches.harness import Parser, in_turns, print_surroundings, repeated
+from gradring.config.values import Transport
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from gradring.tools.bench.options import format_size
@@ -24,7 +25,7 @@ SIZES = {4: 200, 4 << 10: 200, 64 << 10: 100, 1 << 20: 20, 16 << 20: 6, 100 << 2
 
 
 def rank_main(
-    sizes: tuple[int, ...], rounds: int, transport: str, gloo_port: int
+    sizes: tuple[int, ...], rounds: int, transport: Transport, gloo_port: int
 ) -> dict[int, Any]:
     """Seconds there and back by size and way, `[rounds]`."""
     import gradring

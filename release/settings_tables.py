@@ -25,7 +25,6 @@ TYPES = {
     "level": "int",
     "name or IP": "str",
     "names": "str",
-    "one of": "str",
     "port": "int",
     "port or range": "tuple[int, int]",
     "seconds": "float",
@@ -66,7 +65,7 @@ def _default(setting: Setting) -> str:
 
 def types() -> str:
     """The types for the stub."""
-    values = {name: TYPES[setting.kind] for name, setting in READ.items()}
+    values = {name: _type(setting) for name, setting in READ.items()}
     optional = {name: f"{type_} | None" for name, type_ in values.items()}
     needed = {name: values[name] if READ[name].default else optional[name] for name in READ}
     return "\n".join(
@@ -83,6 +82,13 @@ def types() -> str:
             "",
         ]
     )
+
+
+def _type(setting: Setting) -> str:
+    if setting.kind == "one of":
+        words = ", ".join(f'"{choice}"' for choice in setting.choices)
+        return f"Literal[{words}]"
+    return TYPES[setting.kind]
 
 
 def written_into(text: str, table: str) -> str:

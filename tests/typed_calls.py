@@ -10,6 +10,7 @@ from typing_extensions import assert_type
 
 import gradring
 from gradring.tensorflow import GradientReducer
+from gradring.updates import Bits16
 
 Float = NDArray[np.float32]
 Integer = NDArray[np.int64]
@@ -71,3 +72,14 @@ def settings_have_types() -> None:
     gradring.init(streams=2, checksum=True).close()
     gradring.init(streams="two")  # type: ignore[arg-type]
     gradring.init(stream=2)  # type: ignore[call-arg]
+    gradring.init(transport="shm", wire_dtype="float16").close()
+    gradring.init(transport="pigeons")  # type: ignore[arg-type]
+    gradring.init(wire_dtype="int8")  # type: ignore[arg-type]
+
+
+def checks_and_dtypes_are_words(comm: gradring.Communicator) -> None:
+    """So are the arguments of update rules."""
+    GradientReducer(communicator=comm, check_gradients="warn")
+    GradientReducer(communicator=comm, check_gradients="ignore")  # type: ignore[arg-type]
+    Bits16("float16")
+    Bits16("float64")  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, TypedDict, final, type_check_only
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypedDict, final, type_check_only
 
 import numpy as np
 
@@ -120,12 +120,12 @@ class SettingValues:
     token: bytes | None
     require_auth: bool
     tls: Any | None
-    transport: str
+    transport: Literal["auto", "tcp", "shm"]
     streams: int
     checksum: bool
     algorithm: str
     reproducible: bool
-    wire_dtype: str | None
+    wire_dtype: Literal["bfloat16", "float16"] | None
     rack: str | None
     timeout: float
     stall_timeout: float

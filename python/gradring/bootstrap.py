@@ -17,7 +17,7 @@ from gradring.clusters import Cluster, claims, detect
 from gradring.clusters.running_job import members_to_join
 from gradring.config import parse
 from gradring.config.settings import PREFIX, READ, SETTINGS, takes_settings
-from gradring.config.values import Settings, TlsFiles, check_token
+from gradring.config.values import Settings, TlsFiles, Transport, WireDtype, check_token
 from gradring.config.words import did_you_mean, meant
 from gradring.errors import ConfigError, GradringError
 from gradring.group import forks, idle
@@ -58,11 +58,11 @@ def init(
     tls: TlsFiles | None = None,
     interface: str | None = None,
     port: int | str | None = None,
-    transport: str | None = None,
+    transport: Transport | None = None,
     timeout: float | None = None,
     algorithm: str | None = None,
     reproducible: bool | None = None,
-    wire_dtype: str | None = None,
+    wire_dtype: WireDtype | None = None,
     job_id: str | None = None,
     join: str | Sequence[str] | None = None,
     **settings: Unpack[Options],

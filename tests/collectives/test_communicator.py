@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import gradring
+from gradring.config.values import Transport
 from gradring.stats import AlgorithmStats, CollectiveStats, Stats
 from gradring.testing import run_ranks
 from pairs import Pair, on_threads, with_communicator
@@ -214,7 +215,7 @@ def test_a_wait_takes_every_time_and_says_what_is_not_over(tmp_path: Path) -> No
     assert counted
 
 
-def chosen(algorithm: str, transport: str) -> Stats:
+def chosen(algorithm: str, transport: Transport) -> Stats:
     with gradring.init(algorithm=algorithm, transport=transport) as comm:
         comm.all_reduce(np.ones(10, np.float32))
         comm.all_reduce(np.ones(1 << 20, np.float32))

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 import gradring
+from gradring.config.values import Transport
 from gradring.testing import run_ranks
 
 REASON = "no shared memory from the system: File too large (os error 27)"
 
 
-def reduce_without_shared_memory(limited: list[int], transport: str) -> tuple[str, str, float]:
+def reduce_without_shared_memory(
+    limited: list[int], transport: Transport
+) -> tuple[str, str, float]:
     """The ranks in ``limited`` cannot make files, of which shared memory is made."""
     log = io.StringIO()  # stderr is a file too
     logging.getLogger("gradring").addHandler(logging.StreamHandler(log))

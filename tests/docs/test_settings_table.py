@@ -7,13 +7,14 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import gradring
 from documents import DOCUMENTS, ROOT
 from gradring.config.settings import GROUP, READ, SETTINGS, variables
-from gradring.config.values import DEFAULTS
+from gradring.config.values import DEFAULTS, Transport, WireDtype
 from gradring.tools.cli import run
 from settings_tables import PAGE, STUB, markdown, types, written_into
 
@@ -51,6 +52,11 @@ def test_messages_and_documents_name_no_other_variables() -> None:
     for file in [*sources(), *DOCUMENTS]:
         named = set(re.findall(r"\bGRADRING_[A-Z_]*[A-Z]\b(?!_)", file.read_text()))
         assert named - IN_TABLE - OF_TESTS == set(), file
+
+
+@pytest.mark.parametrize(("name", "type_"), [("transport", Transport), ("wire_dtype", WireDtype)])
+def test_types_of_arguments_have_the_choices_of_the_table(name: str, type_: object) -> None:
+    assert list(get_args(type_)) == READ[name].choices
 
 
 @pytest.mark.parametrize(("file", "table"), [(PAGE, markdown()), (STUB, types())])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from gradring.config.values import Transport
+
 RENDEZVOUS = "rendezvous"
 HANDSHAKE = "handshake"
 IDLE = "idle"
@@ -19,8 +21,8 @@ SHUTDOWN = "shutdown"
 PHASES = (RENDEZVOUS, HANDSHAKE, IDLE, FIRST_SEGMENT, REDUCE_SCATTER, ALL_GATHER, SHUTDOWN)
 MOVING = (FIRST_SEGMENT, REDUCE_SCATTER, ALL_GATHER)
 
-BOTH = ("tcp", "shm")
-TCP = ("tcp",)
+BOTH: tuple[Transport, ...] = ("tcp", "shm")
+TCP: tuple[Transport, ...] = ("tcp",)
 
 KILLED, STOPPED, RAISED, EXITED = "SIGKILL", "SIGSTOP", "exception", "sys.exit"
 OF_A_PROCESS = (KILLED, STOPPED, RAISED, EXITED)
@@ -48,7 +50,7 @@ class Row:
     phases: tuple[str, ...]
     error: str | None
     """Class of the exception on every survivor, or None: the fault must not matter."""
-    transports: tuple[str, ...] = BOTH
+    transports: tuple[Transport, ...] = BOTH
     within_s: float | None = None
     """Bound on the time until then, while the group forms. Once it has formed, the simulation says
     when (`rust/simulation/src/groups/facts.rs`)."""
@@ -60,7 +62,7 @@ class Cell:
 
     fault: str
     phase: str
-    transport: str
+    transport: Transport
     world_size: int
     error: str | None
     within_s: float | None

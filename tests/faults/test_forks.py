@@ -20,6 +20,7 @@ import pytest
 
 import gradring
 from gradring import errors
+from gradring.config.values import Transport
 from gradring.group import forks
 from gradring.testing import run_ranks
 from gradring.tools import cli
@@ -30,7 +31,7 @@ LIVES_S = 20
 """How long a fork lives at most: longer than silence takes to be noticed."""
 
 
-def be_killed_with_a_child(directory: str, transport: str) -> None:
+def be_killed_with_a_child(directory: str, transport: Transport) -> None:
     reported = Path(directory, "reported")
     with gradring.init(transport=transport) as comm:
         comm.barrier()
@@ -62,6 +63,7 @@ def test_a_killed_rank_is_noticed_at_once_though_a_fork_of_it_lives(
 PROGRAM = """
 import gc, os, sys, warnings, numpy as np, gradring
 from gradring import errors
+from gradring.config.values import Transport
 
 # From Python 3.12 on, of every fork of a process with threads.
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

@@ -12,13 +12,14 @@ import pytest
 
 import gradring
 from gradring import errors
+from gradring.config.values import Transport
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from waiting import meet
 
 
 def form_with_few(
-    victim: int, rounds: dict[int, int], directory: Path, transport: str
+    victim: int, rounds: dict[int, int], directory: Path, transport: Transport
 ) -> dict[int, str]:
     """Forms groups, by how many more files than before the victim may open: at which port."""
     said = {}

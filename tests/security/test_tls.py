@@ -19,7 +19,7 @@ import pytest
 import gradring
 from faults.test_faults import assert_lost, reduce_until_killed, survivors
 from gradring import errors
-from gradring.config.values import Settings, TlsFiles
+from gradring.config.values import Settings, TlsFiles, Transport
 from gradring.machine.ports import free_ports
 from gradring.testing import Outcome, run_ranks
 from gradring.tools.bench.options import Options
@@ -45,7 +45,9 @@ def use(certificate: Certificate | None) -> None:
         os.environ.update(certificate.variables())
 
 
-def sums(transport: str, streams: int, sizes: list[int]) -> tuple[str, list[float], list[float]]:
+def sums(
+    transport: Transport, streams: int, sizes: list[int]
+) -> tuple[str, list[float], list[float]]:
     with gradring.init(transport=transport, streams=streams) as comm:
         rank, ranks = comm.rank, comm.world_size
         found, works = [], []

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from keras_models import needs_fit
 from tf_worker import join
 
 from gradring import errors
+from gradring.gradients.checks import CheckGradients
 from gradring.testing import run_ranks
 from waiting import wait_until
 
@@ -36,7 +37,7 @@ class Heard(logging.Handler):
         )
 
 
-def reduced(check: str | None, sparse: bool = False, embeddings: Any = "rows") -> Any:
+def reduced(check: CheckGradients | None, sparse: bool = False, embeddings: Any = "rows") -> Any:
     """A `tf.function` of one's own; what was reduced, or the error, and the log."""
     import tensorflow as tf
 
@@ -123,7 +124,7 @@ def test_without_the_option_nobody_looks() -> None:
         assert (len(results), error, lines) == (STEPS, None, [])
 
 
-def trained(check: str, scaled: bool) -> Any:
+def trained(check: CheckGradients, scaled: bool) -> Any:
     """`fit`, in which rank 1's part of one batch overflows."""
     import keras
     import tensorflow as tf
@@ -178,7 +179,7 @@ def test_fit_raises_on_every_rank() -> None:
 @needs_fit
 @pytest.mark.slow
 def test_what_loss_scaling_skips_is_nobodys_business() -> None:
-    for check in ("warn", "raise"):
+    for check in get_args(CheckGradients):
         for finite, lines, _ in run_ranks(trained, 2, check, True, timeout=300):
             assert (finite, lines) == (True, [])
 
@@ -188,7 +189,7 @@ def refused() -> None:
 
     for make in (CustomCollectiveStrategy, GradientReducer):
         with pytest.raises(errors.ConfigError, match="check_gradients='always' is unknown"):
-            make(check_gradients="always")
+            make(check_gradients="always")  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigError, match="bucket_bytes=0 is not a positive number"):
             make(bucket_bytes=0)
 

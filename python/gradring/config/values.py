@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gradring import _native
 from gradring.config import parse
@@ -21,6 +21,9 @@ from gradring.machine import versions
 if TYPE_CHECKING:
     from gradring._native import SettingValues
 
+#: Choices of the settings of these names; `READ` has the same.
+Transport: TypeAlias = Literal["auto", "tcp", "shm"]
+WireDtype: TypeAlias = Literal["bfloat16", "float16"]
 TLS_VARIABLES = tuple(variables("tls"))
 _SECRET_REMEDY = (
     "give its volume defaultMode: 0400, and the pod an fsGroup if its container is not root's"

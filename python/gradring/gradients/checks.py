@@ -19,6 +19,9 @@ from gradring.group.communicator import Communicator
 Embeddings: TypeAlias = Literal["rows", "sum"]
 EMBEDDINGS: tuple[Embeddings, ...] = get_args(Embeddings)
 
+#: Reactions to gradients with NaN or infinity.
+CheckGradients: TypeAlias = Literal["warn", "raise"]
+
 #: Names of the reduce ops of `Communicator.all_reduce`.
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradring.gradients.buckets import DEFAULT_BUCKET_BYTES, Entry, pack
-from gradring.gradients.checks import NO_CHECK, Check, Embeddings, check_embeddings, check_op
+from gradring.gradients.checks import (
+    NO_CHECK,
+    Check,
+    CheckGradients,
+    Embeddings,
+    check_embeddings,
+    check_op,
+)
 from gradring.gradients.names import Label, Names
 from gradring.group.communicator import Communicator
 
@@ -53,7 +60,7 @@ class Reduction:
     names: Names
     op: str = "sum"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
-    check_gradients: str | None = None
+    check_gradients: CheckGradients | None = None
     embeddings: Embeddings = "rows"
 
     def __post_init__(self) -> None:

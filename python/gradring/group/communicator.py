@@ -23,7 +23,7 @@ import numpy as np
 from gradring import _native
 from gradring.config import parse
 from gradring.config.settings import takes_settings
-from gradring.config.values import Settings, TlsFiles, check_token
+from gradring.config.values import Settings, TlsFiles, Transport, WireDtype, check_token
 from gradring.errors import AbortedError, ConfigError, GradringError
 from gradring.group import arrays, forks
 from gradring.group.collectives import Collectives, all_gather_bytes
@@ -160,11 +160,11 @@ class Communicator(Collectives):
         world_size: int,
         rendezvous: str = "",
         token: bytes | str | None = None,
-        transport: str = "auto",
+        transport: Transport = "auto",
         timeout: float = 300.0,
         algorithm: str = "auto",
         reproducible: bool = False,
-        wire_dtype: str | None = None,
+        wire_dtype: WireDtype | None = None,
         *,
         listen: str | None = None,
         interface: str | None = None,

@@ -44,7 +44,7 @@ class GradientReducer:
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         communicator: Communicator | None = None,
         *,
-        check_gradients: str | None = None,
+        check_gradients: checks.CheckGradients | None = None,
         embeddings: checks.Embeddings = "rows",
     ) -> None:
         """Makes a reducer, without communication.

@@ -104,7 +104,7 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         communicator: Communicator | None = None,
         devices: Sequence[str] | None = None,
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
-        check_gradients: str | None = None,
+        check_gradients: checks.CheckGradients | None = None,
         update: updates.Rule = DEFAULT_RULE,
         embeddings: checks.Embeddings = "rows",
         strict: bool = False,
@@ -433,7 +433,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         communication_options: Any,
         devices: Sequence[str] | None,
         bucket_bytes: int,
-        check_gradients: str | None,
+        check_gradients: checks.CheckGradients | None,
         embeddings: checks.Embeddings,
         served: tasks.Served | None,
     ) -> None:

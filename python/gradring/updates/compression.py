@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from gradring.config.parse import shown
 from gradring.errors import ConfigError
 
 #: Dtypes of `Bits16`.
-TYPES_OF_16_BITS = ("bfloat16", "float16")
+TypeOf16Bits: TypeAlias = Literal["bfloat16", "float16"]
+TYPES_OF_16_BITS: tuple[TypeOf16Bits, ...] = get_args(TypeOf16Bits)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Bits16:
         -3.03125
     """
 
-    dtype: str = "bfloat16"
+    dtype: TypeOf16Bits = "bfloat16"
 
     def __post_init__(self) -> None:
         if self.dtype not in TYPES_OF_16_BITS:

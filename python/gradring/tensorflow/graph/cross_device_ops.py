@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
-from gradring.gradients.checks import Embeddings
+from gradring.gradients.checks import CheckGradients, Embeddings
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
@@ -64,7 +64,7 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
         communicator: Communicator,
         devices: Sequence[str],
         bucket_bytes: int,
-        check_gradients: str | None = None,
+        check_gradients: CheckGradients | None = None,
         embeddings: Embeddings = "rows",
     ) -> None:
         """Makes the operations; nothing is sent yet.

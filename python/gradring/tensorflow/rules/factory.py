@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradring import updates
 from gradring.errors import ConfigError
-from gradring.gradients.checks import Embeddings
+from gradring.gradients.checks import CheckGradients, Embeddings
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.cluster.tasks import Served
 from gradring.tensorflow.graph.start_wait import ALL_TO_ALL_RANKS_MAX
@@ -20,7 +20,7 @@ def make(
     rule: updates.Rule,
     communicator: Communicator,
     bucket_bytes: int,
-    check_gradients: str | None,
+    check_gradients: CheckGradients | None,
     devices: int,
     served: Served | None = None,
     embeddings: Embeddings = "rows",

@@ -6,10 +6,11 @@ import math
 import re
 import shlex
 from dataclasses import dataclass, replace
+from typing import cast
 
 from gradring import _native, build_info
 from gradring.config.settings import READ
-from gradring.config.values import TLS_VARIABLES, Settings
+from gradring.config.values import TLS_VARIABLES, Settings, Transport
 from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
@@ -220,9 +221,9 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def native(transport: str) -> str:
+def native(transport: str) -> Transport:
     """Returns the setting of `Communicator` for one of `TRANSPORTS`."""
-    return "tcp" if transport == TLS else transport
+    return cast(Transport, "tcp" if transport == TLS else transport)
 
 
 def format_size(size: int) -> str:
