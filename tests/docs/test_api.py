@@ -47,7 +47,7 @@ def test_every_link_of_a_page_leads_to_a_heading() -> None:
 
 def test_nothing_of_a_docstring_is_lost() -> None:
     page = FILES[api_pages.FOLDER / "groups.md"]
-    assert "    wire_dtype: str | None = None,\n" in page
+    assert "    wire_dtype: WireDtype | None = None,\n" in page
     assert "* `stall_warning`: seconds without any movement" in page
     assert "* `RendezvousError`: The group did not form in time" in page
     assert "    x: NDArray[D],\n    *,\n    out: NDArray[D] | None = None,\n" in page
@@ -68,4 +68,4 @@ def test_a_page_is_markdown_and_names_nothing_private() -> None:
     assert not re.search(r"= (?:\w+\.)?[A-Z]+_[A-Z_]+[,)]", TEXT)
     assert "    bucket_bytes: int = 16 * 1024 * 1024,\n" in TEXT
     assert "* `*args`: Arguments for every rank; pickled." in TEXT
-    assert "[observability](../observability.md) defines the times." in TEXT
+    assert "[observability](../observability.md) defines its times." in TEXT

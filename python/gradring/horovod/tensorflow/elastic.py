@@ -47,10 +47,10 @@ __all__ = [
 ]
 __dir__ = __all__.copy
 
-#: Errors that a function of the state can catch, but must raise again: a failed collective, and a
-#: change of the group. `run` handles both.
 HorovodInternalError = GradringError
+"""The error of a failed collective. A function that catches it must raise it again, for `run`."""
 HostsUpdatedInterrupt = Regroup
+"""The notice that the group changes. A function that catches it must raise it again, for `run`."""
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
 
