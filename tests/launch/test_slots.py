@@ -304,6 +304,32 @@ def test_a_host_that_was_given_up_without_an_answer_is_asked_again_after_its_coo
     assert [start.host.name for start in slots.to_start(11.0)] == ["b"]
 
 
+def test_a_job_ends_at_once_when_all_its_hosts_are_given_up_before_it_began() -> None:
+    for discovers in (False, True):
+        slots = Slots(
+            Limits(2, 1, 2, 300.0, host_failures=1), parsed("a,b"), 0.0, discovers=discovers
+        )
+        a, b = slots.to_ask(0.0)
+        slots.unanswered(a, 1.0)
+        assert slots.to_start(1.0) == [] and not slots.over
+        slots.unanswered(b, 2.0)
+        assert slots.to_start(2.0) == [] and slots.over
+        assert slots.problem == (
+            "no host is left: a and b could not be used and were given up; correct the errors "
+            "above, or give other hosts"
+        )
+
+
+def test_a_job_waits_for_hosts_that_are_given_up_for_a_time() -> None:
+    limits = Limits(1, 1, 1, 300.0, host_failures=1, cooldown_s=10.0)
+    slots = Slots(limits, parsed("a"), 0.0, discovers=True)
+    (a,) = slots.to_ask(0.0)
+    slots.unanswered(a, 1.0)
+    assert slots.to_start(1.0) == [] and not slots.over
+    slots.answered(slots.to_ask(11.0)[0], [5])
+    assert [start.host.name for start in slots.to_start(11.0)] == ["a"]
+
+
 def test_ports_that_are_known_already_are_asked_for_again() -> None:
     slots = Slots(Limits(2, 2, 2, 300.0), parsed("a:2"), 0.0, discovers=False)
     slots.answered(slots.to_ask(0.0)[0], [5, 5])

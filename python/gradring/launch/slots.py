@@ -8,10 +8,12 @@ available. Users see the slot's number as the worker's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGTERM
 
+from gradring.config.words import agreed, listed
 from gradring.launch.hosts import Host
 
 #: Pause before the first restart, its longest value, and the limit of doublings.
@@ -275,7 +277,7 @@ class Slots:
         known = self._hosts[name]
         known.given_up, known.times = True, known.times + 1
         if self._limits.cooldown_s is None:
-            known.back_at = float("inf")
+            known.back_at = math.inf
             return ""
         pause = self._limits.cooldown_s * 2.0 ** min(known.times - 1, DOUBLINGS)
         known.back_at = now + pause
@@ -284,6 +286,13 @@ class Slots:
     def _found(self, now: float) -> list[Start]:
         """Returns the ranks of the first group once all hosts have answered or the time is over."""
         hosts = [known for known in self._hosts.values() if not known.given_up]
+        if self._hosts and all(known.back_at == math.inf for known in self._hosts.values()):
+            self.problem = (
+                f"no host is left: {listed(self._hosts)} could not be used and "
+                f"{agreed(len(self._hosts), 'was', 'were')} given up; correct the errors above, or "
+                "give other hosts"
+            )
+            return []
         late = now >= self._start_until
         if not late and any(known.lacks > 0 and not known.failures for known in hosts):
             return []
