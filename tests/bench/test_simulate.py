@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from documents import ROOT
 from gradring.machine import packages
 from gradring.tools.bench.options import ALGORITHMS
 from gradring.tools.cli import main
+from gradring.tools.simulate import simulation
 from gradring.tools.simulate.options import parse_world_sizes
 
 NETWORK_KEYS = [
@@ -73,6 +76,13 @@ def test_each_number_of_ranks_size_and_algorithm_is_a_row(
     assert output[0] == "# all_reduce"
     assert "between hosts 20 us, 10 Gbit/s each way" in output[1]
     assert len(output) == 4 + len(rows)
+
+
+def test_the_page_explains_every_column() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    table = page.partition("| column | meaning |\n")[2].partition("\n\n")[0]
+    explained = re.findall("`([^`]+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.MULTILINE)))
+    assert explained == [title for title, *_ in simulation._COLUMNS]
 
 
 def test_a_ring_takes_its_steps(tmp_path: Path) -> None:
