@@ -21,6 +21,7 @@ import pytest
 from launching import DEADLINE_S, gradring, script, started
 
 from commands import completed
+from gradring import __version__
 from gradring.clusters import detect
 from gradring.errors import AuthenticationError, ConfigError, RendezvousError
 from gradring.machine.ports import free_ports
@@ -484,13 +485,22 @@ def test_what_keeps_an_address_from_answering_is_told_apart(
     assert capsys.readouterr().out == f"127.0.0.1:1 (127.0.0.1): {said}\n"
 
 
-def test_without_any_job_the_doctor_says_so(
+def test_without_any_job_the_doctor_says_so_and_what_to_type(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "running_jobs", list)
     assert cli.main(["doctor"]) == 0
-    said = "no gradring job of this user runs on this machine\n"
-    assert capsys.readouterr().out.endswith(said)
+    said = capsys.readouterr().out
+    why, versions, *_, none, elsewhere, links = said.splitlines()
+    assert why == (
+        "this process is in no job: no launcher's variables are set, so this process is a world of "
+        "one."
+    )
+    assert versions.startswith(f"versions: gradring {__version__}, Python ")
+    assert versions.endswith("; settings: gradring env")
+    assert none == "no gradring job of this user runs on this machine"
+    assert elsewhere.endswith(": gradring doctor HOST:PORT")
+    assert links.endswith(": gradring run -np 2 gradring doctor")
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ class Found:
 
     def __str__(self) -> str:
         name = TITLES[self.package]
-        return f"{name} {self.version}: {len(self.owners)} of {self.total} seams"
+        found = len(self.owners)
+        return f"{name} {self.version} has {found} of the {self.total} names that gradring needs"
 
     @property
     def total(self) -> int:

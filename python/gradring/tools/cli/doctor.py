@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     if cluster.world_size > 1:
         return _examine_group(arguments.timeout)
     versions = ", ".join(f"{name} {text}" for name, text in here.versions().items())
-    say(f"this process is in no job: {cluster.reason} (gradring env says more); {versions}")
+    say(f"this process is in no job: {cluster.reason}")
+    say(f"versions: {versions}; settings: gradring env")
     for line in seams.lines():
         say(line)
     return _look_at_running_jobs()
@@ -113,6 +114,8 @@ def _look_at_running_jobs() -> int:
     jobs = running_jobs()
     if not jobs:
         say("no gradring job of this user runs on this machine")
+        say("to ask a job elsewhere, type, with its rank 0's address: gradring doctor HOST:PORT")
+        say(f"to measure the links between ranks, type: {EXAMPLE}")
     well = [_report_job(job) for job in jobs]
     return 0 if all(well) else TROUBLE
 

@@ -16,7 +16,7 @@ _WITHIN_S = 120.0
 
 
 def lines() -> list[str]:
-    """Returns lines such as ``Keras 3.15.1: 67 of 67 seams``; none without TensorFlow."""
+    """Returns lines such as ``Keras 3.15.1 has 67 of the 67 names ...``, if TensorFlow is there."""
     if importlib.util.find_spec("tensorflow") is None:
         return []
     command = [sys.executable, "-m", __name__]
