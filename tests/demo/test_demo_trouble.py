@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,18 @@ def test_a_training_that_does_not_end_is_told_with_what_is_missing(
         f"[0] step 1\nThe training has not ended within {story.DEADLINE_S:g} s and is stopped.\n\n"
         "The training did not come to its end; the lines above say why.\n"
     )
+
+
+def test_weights_become_arrays_without_a_warning() -> None:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("sklearn")
+    from gradring.tools.demo import train
+
+    variables = train.build_model().weights
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = train.arrays(variables)
+    assert [array.shape for array in found] == [tuple(each.shape) for each in variables]
 
 
 @pytest.mark.slow
