@@ -1,5 +1,6 @@
 """The live line in `fit` and around steps of a strategy."""
 
+import contextlib
 import io
 import json
 import os
@@ -153,6 +154,33 @@ def test_the_gradient_norm_is_neither_clipped_nor_scaled(tmp_path: Path) -> None
     assert norms and all(0.01 < norm < 100 for norm in norms), norms
     own = [norm for _, norm in scalars["gradring/rank_0/gradient_norm"]]
     assert own == pytest.approx(norms, rel=1e-5)
+
+
+def fit_below_a_bar() -> dict[Any, str]:
+    from gradring.tensorflow import CustomCollectiveStrategy
+    from gradring.tensorflow.callbacks import LiveLine
+
+    said = {}
+    with join() as comm:
+        model = compiled(CustomCollectiveStrategy(communicator=comm), "mlp", "SGD")
+        for verbose in ("auto", 1, 2):
+            line = LiveLine(every_steps=2, every_s=EVERY_S)
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                model.fit(dataset(), epochs=EPOCHS, verbose=verbose, callbacks=[line])
+            said[verbose] = output.getvalue()
+    return said
+
+
+@needs_fit
+def test_a_line_does_not_continue_a_progress_bar() -> None:
+    """A bar has no end of line before its epoch ends."""
+    (said,) = run_ranks(fit_below_a_bar, 1, timeout=300)
+    for verbose, output in said.items():
+        lines = output.splitlines()
+        shown = [line for line in lines if re.search(r"step \d+ \|", line)]
+        assert len(shown) > 1 and all(line.startswith("step ") for line in shown), output
+        assert any("s/step" in line for line in lines), output
+        assert verbose != 2 or "" not in lines, output
 
 
 def fit_restored() -> str:

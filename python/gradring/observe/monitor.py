@@ -380,7 +380,8 @@ class Monitor:
     def _print(self, text: str) -> None:
         """Prints; a full disk or a closed stream must not end the training."""
         with contextlib.suppress(OSError, ValueError):
-            print(text, file=self._stream, flush=True)
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
 
     def _notes(self) -> dict[int, bytes]:
         return {gossip["rank"]: gossip["note"] for gossip in core_of(self._communicator).gossip()}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +85,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             samples_per_step: The global batch size; without it, lines show steps per second.
             every_steps: Number of steps between two lines.
             every_s: Most seconds between two lines.
-            stream: Output of rank 0; default standard output.
+            stream: Output of rank 0; default standard output, where a line ends a progress bar of
+                Keras, which goes on below.
             log: A file to which rank 0 appends a line of JSON with every line; default: as for
                 `gradring.Monitor`, in the log directory if there is one.
             tensorboard: A directory to which rank 0 writes scalars of all ranks, such as
@@ -103,9 +105,11 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             "samples_per_step": samples_per_step,
             "every_steps": every_steps,
             "every_s": every_s,
-            "stream": stream,
             "log": log,
         }
+        self._stream = stream
+        #: True while Keras' progress bar stands in the last line of standard output.
+        self._is_below_bar = False
         self._tensorboard = tensorboard
         self._gradient_norm = gradient_norm
         self._norms: norms.Norms | None = None
@@ -141,9 +145,11 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
             if input_time.watch():
                 # An earlier `fit` may have traced the step without the clock.
                 self.model.make_train_function(force=True)
+            own_lines = cast(TextIO, _OwnLines(sys.stdout, lambda: self._is_below_bar))
             self._monitor = Monitor(
                 self.model.distribute_strategy,
                 **self._options,
+                stream=self._stream or own_lines,
                 on_line=self._write_scalars,
                 first_step=_steps_done(self.model.optimizer),
             )
@@ -155,6 +161,8 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         assert self._monitor is not None, "Keras calls on_train_batch_begin first"
         loss = self._logs.get("loss")
         self._monitor.step(max(1, steps), loss=loss, metrics=self._own_metrics)
+        # Keras calls its own callback last, which draws the bar.
+        self._is_below_bar = (self.params or {}).get("verbose") in (1, "auto")
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Pauses the measurement during a validation."""
@@ -163,6 +171,7 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Pauses the measurement while other callbacks end the epoch."""
+        self._is_below_bar = False
         if self._monitor is not None:
             self._monitor.pause()
 
@@ -192,6 +201,20 @@ class LiveLine(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if self._norms is not None:
             scalars["gradient_norm"] = float(self._norms.reduced)
         self._writer(facts, scalars)
+
+
+class _OwnLines(io.TextIOBase):
+    """Standard output, whose last line a progress bar can hold: the next text begins a new line."""
+
+    def __init__(self, stream: TextIO, is_below_bar: Callable[[], bool]) -> None:
+        self._stream = stream
+        self._is_below_bar = is_below_bar
+
+    def write(self, text: str) -> int:
+        return self._stream.write(f"\n{text}" if self._is_below_bar() else text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class CheckReplicas(tf.keras.callbacks.Callback):  # type: ignore[misc]
