@@ -40,7 +40,7 @@ def test_rules_show_what_they_are_and_are_values() -> None:
     [
         (lambda: updates.AllReduce(compression="int8"), "AllReduce: compression='int8'"),  # type: ignore[arg-type]
         (lambda: updates.AllReduce(updates.Int8), "AllReduce: compression=<class "),  # type: ignore[arg-type]
-        (lambda: updates.Bits16("float8"), "Bits16: dtype='float8'"),
+        (lambda: updates.Bits16("float8"), "Bits16: dtype='float8'"),  # type: ignore[arg-type]
         (lambda: updates.TopK(0), "TopK: fraction=0"),
         (lambda: updates.TopK(float("nan")), "TopK: fraction=nan"),
         (lambda: updates.PowerSGD(True), "PowerSGD: rank=True"),

@@ -13,6 +13,7 @@ inputs all have degree 0 and whose output has rows for the samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -484,8 +485,8 @@ def _reduction(growth: int | None) -> Rule:
         found = Extent(degree=value.degree + growth, of_data=growth == 1)
         shape = op.inputs[0].shape.as_list() if rank is not None else [None]
         if growth == 1 and value.degree == 0 and shape[0] is not None:
-            reduced = [shape[axis] for axis in numbers]
-            elements = 0 if None in reduced else int(np.prod(reduced))
+            reduced = [size for axis in numbers if (size := shape[axis]) is not None]
+            elements = math.prod(reduced) if len(reduced) == len(numbers) else 0
             return replace(found, counts=(shape[0], elements))
         return found
 

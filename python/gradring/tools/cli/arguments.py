@@ -172,7 +172,8 @@ def option(
     def declared(text: str) -> argparse.Action:
         action = parser.add_argument(*names, help=text, **more)
         if isinstance(parse, Names):
-            action.completer = parse.completions  # type: ignore[attr-defined] (for argcomplete)
+            # argcomplete reads this attribute.
+            action.completer = parse.completions  # type: ignore[attr-defined]
         return action
 
     return declared
