@@ -15,12 +15,13 @@
     )
     trainer.fit()
 
-Needs ``pip install "gradring[ray]"``. Ray's own ``TensorflowTrainer`` makes its workers use Keras
-2; this trainer does not.
+Needs ``pip install "gradring[ray]"``. `TensorflowTrainer` takes the place of Ray's, for programs
+that stay as they are. Ray's makes its workers use Keras 2; these trainers do not.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from gradring.machine import packages
 with packages.needed_by("gradring.ray"):
     import ray
     from ray.train.backend import Backend, BackendConfig
+    from ray.train.v2.api.config import RunConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     from ray.util import get_node_ip_address
 
@@ -39,8 +41,9 @@ from gradring.config.parse import joined_address
 from gradring.config.values import DEFAULTS
 from gradring.launch.ranks import environments_at, new_token
 from gradring.machine.ports import free_ports
+from gradring_start import AS_MWMS
 
-__all__ = ["GradringConfig", "GradringTrainer", "own_address"]
+__all__ = ["GradringConfig", "GradringTrainer", "TensorflowTrainer", "own_address"]
 __dir__ = __all__.copy
 
 
@@ -113,6 +116,55 @@ class GradringTrainer(DataParallelTrainer):  # type: ignore[misc]
     ) -> None:
         config = gradring_config or GradringConfig()
         super().__init__(train_loop_per_worker, backend_config=config, **given)
+
+
+class TensorflowTrainer(GradringTrainer):
+    """`GradringTrainer` with the arguments of ``ray.train.tensorflow.TensorflowTrainer``.
+
+    A ``MultiWorkerMirroredStrategy`` that the function makes is gradring's strategy, by the
+    variable ``GRADRING_AS_MWMS``. So gradring must be installed by pip on every node.
+    ``TF_CONFIG`` is set as by Ray. ``tf.keras`` is Keras 3 unless the variable
+    ``TF_USE_LEGACY_KERAS`` is set, for example in ``runtime_env`` of `ray.init`.
+
+    Args:
+        train_loop_per_worker: As for `GradringTrainer`.
+        tensorflow_config: A `GradringConfig` with settings of the group. Ray's
+            ``TensorflowConfig`` has none, and is accepted.
+        run_config: Ray's ``RunConfig``. The trainer adds the variable to ``worker_runtime_env`` in
+            a copy, unless it is there.
+        **given: Other arguments of Ray's trainer: ``train_loop_config``, ``scaling_config``,
+            ``dataset_config``, ``datasets`` and so on.
+
+    Examples:
+        >>> import os, ray.train, gradring.ray
+        >>> def train():
+        ...     import tensorflow as tf
+        ...     strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        ...     return strategy.communicator.world_size
+        >>> trainer = gradring.ray.TensorflowTrainer(
+        ...     train,
+        ...     scaling_config=ray.train.ScalingConfig(num_workers=2),
+        ...     run_config=ray.train.RunConfig(storage_path=os.path.abspath("results")),
+        ... )
+        >>> trainer.fit().return_value  # of rank 0
+        2
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        tensorflow_config: BackendConfig | None = None,
+        run_config: RunConfig | None = None,
+        **given: Any,
+    ) -> None:
+        config = tensorflow_config if isinstance(tensorflow_config, GradringConfig) else None
+        run = copy.copy(run_config) if run_config is not None else RunConfig()
+        runtime = dict(run.worker_runtime_env or {})
+        # The start hook reads the variable before the worker imports anything.
+        variables = {AS_MWMS: "1", **runtime.get("env_vars", {})}
+        run.worker_runtime_env = {**runtime, "env_vars": variables}
+        super().__init__(train_loop_per_worker, gradring_config=config, run_config=run, **given)
 
 
 def own_address() -> str:

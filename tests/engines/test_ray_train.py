@@ -30,12 +30,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    # Ray's sockets need a short path; its workers must not see the tests' own modules.
-    directory = tmp_path_factory.mktemp("ray")
+def driven(driver: Path, directory: Path) -> dict[str, Any]:
+    """Runs a driver; the object that it prints."""
     done = subprocess.run(
-        [INTERPRETER, str(DRIVER), str(directory)],
+        [INTERPRETER, str(driver), str(directory)],
         capture_output=True,
         text=True,
         timeout=TRAINING_S,
@@ -44,6 +42,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-8000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    # Ray's sockets need a short path; its workers must not see the tests' own modules.
+    return driven(DRIVER, tmp_path_factory.mktemp("ray"))
+
+
+def test_a_program_for_rays_trainer_of_tensorflow_stays_as_it_is(tmp_path: Path) -> None:
+    """All arguments of Ray's trainer are taken, and its strategy is gradring's."""
+    assert driven(DRIVER.with_name("ray_drop_in.py"), tmp_path) == {
+        "of a worker": {
+            "workers": 2,
+            "config": {"value": 3},
+            "ranks": 2,
+            "own variable": "kept",
+        },
+        "run_config": {"env_vars": {"OWN_VARIABLE": "kept"}},
+        "timeout_s": 60.0,
+    }
 
 
 def test_workers_on_three_nodes_form_one_group(trained: dict[str, Any]) -> None:
