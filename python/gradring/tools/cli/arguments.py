@@ -118,7 +118,7 @@ class Names:
 
     Attributes:
         known: The names.
-        kind: What a name stands for, with braces in the place of the name: ``transport {}``.
+        kind: Text for a name, with braces in place of the name: ``transport {}``.
     """
 
     known: Sequence[str]

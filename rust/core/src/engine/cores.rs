@@ -11,7 +11,7 @@ use gradring_net::link::{Interest, Transport};
 /// takes up to 80 microseconds.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Whether an awaited peer shares the core of a waiting thread.
+/// Record of whether an awaited peer shares the core of a waiting thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SharedCore {
     /// No awaited peer shares the core.
