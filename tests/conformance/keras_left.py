@@ -10,7 +10,7 @@ LEFT: dict[str, tuple[int, str]] = {
         2,
         "each rank looks for the backup in a directory of its own, and rank 0 writes it",
     ),
-    r"test_swap_ema_weights_on_epoch$": (
+    r"test_model_checkpoint_(loading|options)$|swap_ema_weights_on_epoch$": (
         2,
         "each rank looks for the file of `ModelCheckpoint` in a directory of its own, and rank 0 "
         "writes it",
