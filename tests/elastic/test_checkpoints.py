@@ -359,4 +359,4 @@ def test_checkpoints_of_another_program_are_refused_by_every_rank(tmp_path: Path
     written(tmp_path / "old", 5)
     for text in run_ranks(of_another_program, 2, str(tmp_path / "old")):
         assert "number 5 of rank 1 on" in text
-        assert "has step that this State does not have, and lacks epoch: it is another" in text
+        assert "has step that this State does not have, and lacks epoch. Another program" in text

@@ -229,5 +229,8 @@ def test_what_cannot_be_run_is_refused(wrong: Any, kind: type[Exception], says: 
 
 
 def test_what_cannot_travel_is_named() -> None:
-    with gradring.init() as comm, pytest.raises(TypeError, match="make that inside the function"):
+    with (
+        gradring.init() as comm,
+        pytest.raises(TypeError, match="make that object inside the function"),
+    ):
         gradring.notebook.run(lambda: comm.rank, 2)

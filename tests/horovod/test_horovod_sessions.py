@@ -560,7 +560,7 @@ def test_ranks_that_run_different_things_are_told_which_and_go_on(ranks: list[An
 
 def test_two_threads_do_not_run_collectives_at_the_same_time(ranks: list[Any]) -> None:
     for rank in ranks:
-        assert "give each thread a communicator of its own" in rank["one_at_a_time"]
+        assert "give each thread its own communicator" in rank["one_at_a_time"]
 
 
 def test_a_run_goes_on_without_ranks_that_have_joined(ranks: list[Any]) -> None:

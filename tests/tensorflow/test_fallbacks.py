@@ -46,7 +46,7 @@ PIECES: dict[str, tuple[str, str]] = {
     ),
     "the check that gradients are reduced": (
         "rules.unreduced",
-        "_is_shared _optimizer_above _is_reduced _is_covered updates_of id_of _told _kinds",
+        "_is_shared _optimizer_above _is_reduced _is_covered updates_of id_of _variables_of _kinds",
     ),
     "the reduction of moving statistics beside gradients": (
         "keras.moving_statistics",

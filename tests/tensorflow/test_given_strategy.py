@@ -138,7 +138,7 @@ def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
         "no linear function of a mean over samples",
         "divided by a number that equals the samples of a rank",
         "jit_compile=True is left out",
-        "an eager step does not tell whether one process would add up",
+        "eager step it is unknown whether one process would add up",
         "variables of the model 'sequential' differ between the ranks (1): seen",
     ):
         (line,) = (line for line in done.stderr.splitlines() if words in line)

@@ -46,8 +46,8 @@ REFUSED = {
     "a constraint": "ConfigError: weight has a constraint, which no server keeps to under update=",
     "no servers": "ConfigError: worker 0 of 1 cannot train under update=ParameterServer(",
     "a checkpoint below a file": "NotADirectoryError: ",
-    "an optimizer beside no model": "an optimizer without variables, Adam, and 0 models, so it is",
-    "an optimizer beside two models": "an optimizer without variables, SGD, and 2 models, so it is",
+    "an optimizer beside no model": "an optimizer without variables, Adam, and 0 models, so its",
+    "an optimizer beside two models": "an optimizer without variables, SGD, and 2 models, so its",
     "a gradient after the group": "LookupError: the communicator of this reduction is gone, so",
 }
 

@@ -389,7 +389,7 @@ def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> 
         ("average", "use_ema=True of"),
         ("dtype", "servers keep float32"),
         ("second", "is a second optimizer under update=ParameterServer"),
-        ("set", ": Variable was set since the last step, and the servers do not have what it was"),
+        ("set", ": Variable was set since the last step, and the servers do not have its new"),
         ("set in a graph", "set or load weights before the first step of a job"),
         ("left", "closed"),
         ("rule", "this process is ps 0 of TF_CONFIG, and update=Primary(sync_every=1) has no par"),

@@ -48,9 +48,19 @@ __all__ = [
 __dir__ = __all__.copy
 
 HorovodInternalError = GradringError
-"""The error of a failed collective. A function that catches it must raise it again, for `run`."""
+"""The error of a failed collective. A function that catches it must raise it again, for `run`.
+
+Examples:
+    >>> gradring.horovod.tensorflow.elastic.HorovodInternalError is gradring.GradringError
+    True
+"""
 HostsUpdatedInterrupt = Regroup
-"""The notice that the group changes. A function that catches it must raise it again, for `run`."""
+"""The notice that the group changes. A function that catches it must raise it again, for `run`.
+
+Examples:
+    >>> issubclass(gradring.horovod.tensorflow.elastic.HostsUpdatedInterrupt, BaseException)
+    True
+"""
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
 
