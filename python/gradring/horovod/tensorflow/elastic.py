@@ -51,15 +51,15 @@ HorovodInternalError = GradringError
 """The error of a failed collective. A function that catches it must raise it again, for `run`.
 
 Examples:
-    >>> gradring.horovod.tensorflow.elastic.HorovodInternalError is gradring.GradringError
-    True
+    >>> hvd.elastic.HorovodInternalError.__name__
+    'GradringError'
 """
 HostsUpdatedInterrupt = Regroup
 """The notice that the group changes. A function that catches it must raise it again, for `run`.
 
 Examples:
-    >>> issubclass(gradring.horovod.tensorflow.elastic.HostsUpdatedInterrupt, BaseException)
-    True
+    >>> hvd.elastic.HostsUpdatedInterrupt.__name__
+    'Regroup'
 """
 
 _Train = TypeVar("_Train", bound=Callable[..., Any])
