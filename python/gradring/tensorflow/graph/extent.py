@@ -111,6 +111,11 @@ _Key = tuple[int, str]
 Rule = Callable[[tf.Operation, Sequence[Extent]], Extent]
 
 
+def is_in_graph(value: Any) -> bool:
+    """Returns whether a value is a tensor of a graph, and not an eager one."""
+    return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value)
+
+
 def extent_of(
     tensor: Any,
     batch: Iterable[Any],
@@ -126,13 +131,13 @@ def extent_of(
         filled: Tensors of the batch that were made of others, in this order; values of pairs stay
             such values.
     """
-    if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
+    if not is_in_graph(tensor):
         return _UNKNOWN
     known = {_key(each): _ROWS for each in batch if tf.is_symbolic_tensor(each)}
     known |= {_key(each): _MEAN for each in means if tf.is_symbolic_tensor(each)}
     try:
         for result, source in filled:
-            if all(tf.is_tensor(each) and tf.is_symbolic_tensor(each) for each in (result, source)):
+            if is_in_graph(result) and is_in_graph(source):
                 (found,) = _in_graph([source], known)
                 known[_key(result)] = replace(_ROWS, is_paired=found.is_paired)
         return _in_graph([tensor], known)[0]
@@ -170,13 +175,13 @@ def _all_ancestors(tensors: Sequence[tf.Tensor], seen: set[_Key]) -> Iterator[tf
         seen.update(map(_key, op.outputs))
         yield op
         outer = captured.get(op.outputs[0].name) if op.outputs else None
-        if tf.is_tensor(outer) and tf.is_symbolic_tensor(outer):
+        if is_in_graph(outer):
             yield from _all_ancestors([outer], seen)
 
 
 def reads(tensor: Any, handles: Sequence[Any]) -> bool:
     """Returns whether the tensor's own graph reads a variable with one of these handles for it."""
-    if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
+    if not is_in_graph(tensor):
         return False
     captured = _captured(tensor.graph)
     taken = [
@@ -211,7 +216,7 @@ def _in_graph(tensors: Sequence[tf.Tensor], known: dict[_Key, Extent]) -> list[E
     captured = _captured(tensors[0].graph) if tensors else {}
     for op in _ancestors(tensors, known):
         outer = captured.get(op.outputs[0].name) if op.outputs else None
-        if outer is not None and tf.is_symbolic_tensor(outer):
+        if is_in_graph(outer):
             extents = _in_graph([outer], known)
         elif op.type == "Placeholder" and outer is None:
             # An argument of a function.

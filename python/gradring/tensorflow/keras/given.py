@@ -36,7 +36,7 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
 from gradring.tensorflow.graph.dtypes import map_values
-from gradring.tensorflow.graph.extent import CALLS, Extent, extent_of, reads
+from gradring.tensorflow.graph.extent import CALLS, Extent, extent_of, is_in_graph, reads
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.graph.replica_step import Share, current, id_of
@@ -243,7 +243,7 @@ def _is_reduced_in_function(gradient: Any, variable: Any) -> bool:
     The function may have been traced for an earlier step, so its graph is searched.
     """
     own = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    if not isinstance(own, tf.Tensor) or not tf.is_symbolic_tensor(own):
+    if not is_in_graph(own):
         return False
     ahead = [own.op]
     while ahead:
@@ -357,7 +357,7 @@ def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
 
     The factor corrects a mean that is not divided by the number of samples, such as a masked one.
     """
-    if _is_in_graph(loss) and (extent := _extent(loss)).is_paired:
+    if is_in_graph(loss) and (extent := _extent(loss)).is_paired:
         _warn_unless_mean(loss, extent)
     if factor is not None:
         loss = loss * tf.cast(factor, loss.dtype)
@@ -452,7 +452,7 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
         )
     elif extent.is_curved:
         what = "is no linear function of a mean over samples, as a root or a product of means"
-    elif _is_in_graph(loss) and (extent.is_paired or extent.degree is None):
+    elif is_in_graph(loss) and (extent.is_paired or extent.degree is None):
         what = "is, as far as its graph tells, neither a mean nor a sum over samples, as of pairs"
     else:
         return
@@ -463,10 +463,6 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
             "process (GRADRING_WITH_STRATEGY). `gradring verify` shows how much",
             what,
         )
-
-
-def _is_in_graph(loss: Any) -> bool:
-    return isinstance(loss, tf.Tensor) and tf.is_symbolic_tensor(loss)
 
 
 def _warn_once(key: str, text: str, *args: Any) -> None:
