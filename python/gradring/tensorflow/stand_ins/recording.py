@@ -235,8 +235,8 @@ def _is_first_replica() -> bool:
 
 
 def _value(variable: Any) -> Any:
-    if isinstance(variable, tf.Variable) and not hasattr(variable, "handle"):
-        # A variable of TensorFlow 1 without a resource: its tensor is the memory that changes.
+    if isinstance(variable, tf.Variable) and variable.dtype != variable.dtype.base_dtype:
+        # A reference, as of TensorFlow 1: its tensor is the memory that changes.
         return tf.raw_ops.DeepCopy(x=variable.read_value())
     return tf.identity(tf.convert_to_tensor(variable))
 
