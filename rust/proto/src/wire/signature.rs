@@ -1,8 +1,13 @@
 //! The header with which a rank begins every collective: it describes the rank's call.
 //!
-//! Layout, little-endian, 64 bytes: magic u32, kind u8, dtype u8, op u8, zero u8, generation u32,
-//! sender u16, receiver u16, sequence u64, count u64, name hash u64, schedule hash u64, root u64,
-//! step u64. Two ranks take part in the same collective exactly when their headers are equal, apart
+//! Layout, little-endian, 64 bytes:
+//!
+//! ```text
+//! magic u32, kind u8, dtype u8, op u8, zero u8, generation u32, sender u16, receiver u16,
+//! sequence u64, count u64, name hash u64, schedule hash u64, root u64, step u64
+//! ```
+//!
+//! Two ranks take part in the same collective exactly when their headers are equal, apart
 //! from sender and receiver. A header with another sender or receiver than its pipe has reached the
 //! wrong rank. If each pair of ranks has its own count, a header has the count of its direction.
 //!
