@@ -119,7 +119,9 @@ def layers_of(program: Program) -> tuple[list[str], str]:
             is_refused = "mixed" in program["precision"] and same.startswith("ActivityReg")
             # Without a strategy, statistics are those of a rank's part (docs/numerics.md).
             is_refused |= program["door"] in ("reducer", "horovod") and same.startswith("BatchNorm")
-            applied.append("Identity()" if is_refused else _told_sum(same, applied, program))
+            applied.append(
+                "Identity()" if is_refused else _without_hidden_sum(same, applied, program)
+            )
         elif choice < 0.3:
             name = own.choice((*JOINS, "Dot") if kind == "flat" else JOINS)
             given = "1" if name == "Dot" else ""
@@ -137,7 +139,7 @@ def layers_of(program: Program) -> tuple[list[str], str]:
     return applied, kind
 
 
-def _told_sum(layer: str, before: list[str], program: Program) -> str:
+def _without_hidden_sum(layer: str, before: list[str], program: Program) -> str:
     """A mean for a sum over samples that a replica or a graph does not tell (docs/numerics.md)."""
     is_untold = program["input"] in ("sparse", "ragged") or any(
         name in each for each in before for name in ("RNN", "LSTM", "GRU")
