@@ -283,9 +283,9 @@ def test_who_makes_mwms_gets_ours_under_every_name(python: Path, tmp_path: Path)
     replicas, history, _ = first
     assert replicas == 2 and history[1] < history[0]
     assert lines_about(done, "is gradring's Custom") == [
-        "[0] gradring: tf.distribute.MultiWorkerMirroredStrategy is gradring's CustomCollectiveStrategy here "
-        "(GRADRING_AS_MWMS), on 2 ranks; it has its own choice of implementation and "
-        "timeout_seconds"
+        "[0] gradring: tf.distribute.MultiWorkerMirroredStrategy is gradring's "
+        "CustomCollectiveStrategy here (GRADRING_AS_MWMS), on 2 ranks; it has its own choice of "
+        "implementation and timeout_seconds"
     ]
     line, _ = sorted(lines_about(done, "inherits"))
     assert line.startswith(
