@@ -129,6 +129,17 @@ def test_batches_that_grow_with_the_ranks_are_named() -> None:
     assert "likely cause: the program makes batches 2 times as large on 2 ranks" in text
 
 
+def test_datasets_that_the_program_divides_are_named() -> None:
+    one, other = (
+        training(factor=factor, facts=Facts(batches=[8], shards=[shards]))
+        for factor, shards in ((1, 1), (1.2, 2))
+    )
+    is_equal, text = text_of(one, other, other)
+    assert is_equal is False
+    assert "likely cause: the program divides its data by Dataset.shard(2, ...)" in text
+    assert text.endswith("divide the batch size by 2 too\ndocs/verify.md says more"), text
+
+
 def test_variables_without_a_gradient_are_not_compared() -> None:
     one, other = (training(gradients=(1.0, 1e-9)) for _ in range(2))
     for step in other.steps:
