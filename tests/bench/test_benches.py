@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from benches import simulated_choice
 from benches.model_steps import recorded_steps
-from benches.tables import LINES, MANY, RATIOS, STEPS, rewritten
+from benches.tables import LINES, MANY, RANGES, RATIOS, STEPS, rewritten
 
 from chosen import marked
 from gradring import build_info
@@ -127,8 +127,9 @@ def test_the_pages_show_all_that_was_recorded() -> None:
         paths -= set((ROOT / "benches" / "results").glob(f"{several}-*.json"))
     assert f"<!-- table of benches/results/{STEPS_RECORD.name}: {STEPS} -->" in page
     for path in paths - {RULES_RECORD, STEPS_RECORD}:
-        shown = (f"output of benches/results/{path.name}", f"{path.name}: {RATIOS}")
-        assert any(f"{mark} -->" in page for mark in shown), path.name
+        name = f"benches/results/{path.name}"
+        marks = (f"output of {name}", f"table of {name}: {RATIOS}", f"table of {name}: {RANGES}")
+        assert any(f"<!-- {mark} -->" in page for mark in marks), name
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
