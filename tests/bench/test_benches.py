@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from benches import simulated_choice
 from benches.model_steps import recorded_steps
-from benches.tables import LINES, MANY, RANGES, RATIOS, STEPS, rewritten
+from benches.tables import LINES, MANY, RANGES, RATIOS, STEPS, Recorded, rewritten
 
 from chosen import marked
 from gradring import build_info
+from gradring.tools.bench.comparison import comparisons
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.table import format_ratio
 
@@ -146,10 +147,9 @@ def test_trainings_become_pictures_and_the_table_of_their_page(tmp_path: Path) -
 def test_the_readme_has_the_ranges_of_the_record() -> None:
     section = (ROOT / "README.md").read_text().partition("\n## Speed\n")[2].partition("\n## ")[0]
     bullets = re.findall(r"^\* (.*(?:\n  .*)*)", section, re.MULTILINE)
-    table = PAGE.read_text().partition(": ranges -->\n\n")[2]
-    _, _, *rows = table.partition("\n\n")[0].splitlines()
-    ranges = [cell for row in rows for cell in re.findall(r"[\d.]+ to [\d.]+", row)]
-    p50s, p99s = ranges[::3], ranges[2::3]
+    recorded = Recorded.read(ROOT / "benches" / "results" / "all-reduce.json")
+    ranges = recorded.ranges(comparisons(recorded.measurements)).values()
+    p50s, _, p99s = (list(column) for column in zip(*ranges, strict=True))
     said = re.findall(r"[\d.]+ to [\d.]+", " ".join(" ".join(bullets).split()))
     assert sorted(said) == sorted(p50s + p99s)
 
