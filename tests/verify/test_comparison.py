@@ -64,7 +64,7 @@ def test_trainings_that_differ_by_rounding_are_equal() -> None:
     [
         (2, "a mean of the program's own: each of 2 ranks"),
         (0.5, "a sum that is averaged: the gradient is divided by 2"),
-        (1.3, "a part of the step that is counted otherwise"),
+        (1.3, "samples that each rank draws for itself, or a part of the step"),
     ],
 )
 def test_the_factor_of_an_update_is_found(factor: float, cause: str) -> None:

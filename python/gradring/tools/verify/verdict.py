@@ -272,9 +272,9 @@ def _causes_by_factor(worst: Difference | None, size: int) -> Iterator[str]:
         )
     elif not _is_near(worst.factor, 1):
         yield (
-            "a part of the step that is counted otherwise on ranks: a penalty or mean in the "
-            "program, gradients clipped before they are added up, or a variable that a layer "
-            "assigns from its part of a batch"
+            "samples that each rank draws for itself, or a part of the step that ranks count "
+            "otherwise: a penalty, a mean of your own, clipped gradients, or a variable that a "
+            "layer assigns from its part of a batch"
         )
 
 
