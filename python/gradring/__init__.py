@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
+"""Version of the package."""
 
 __all__ = [
     "Communicator",
