@@ -13,7 +13,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -255,9 +255,6 @@ recipes: sdist ## recipes for conda-forge, EasyBuild and Spack into recipes/; th
 
 settings: setup ## writes the table of settings into its page and the stub, after a change of rust/net/src/config.rs
 	$(BIN)/python release/settings_tables.py
-
-api: setup ## writes the pages of the API and their index, after a change of a public signature or docstring
-	$(BIN)/python release/api_pages.py
 
 # cargo-public-api reads what only nightly writes, in the format of one nightly: CI names the pair. Of net and proto
 # the modules count that core has as its own (`pub use` in rust/core/src/lib.rs).
