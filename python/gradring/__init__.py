@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
+"""Version of the package."""
+
 log_lines.add()
 
 __all__ = [
