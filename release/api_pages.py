@@ -310,7 +310,7 @@ def _signature(path: str, function: Any, returns: object) -> str:
     """A call, on one line or with a line for each parameter."""
     written, kinds = [], griffe.ParameterKind
     before = None
-    for each in function.parameters:
+    for each in parameters(function):
         if before is None and each.name in ("self", "cls"):
             continue
         if each.kind is kinds.keyword_only and before not in (
@@ -332,6 +332,18 @@ def _signature(path: str, function: Any, returns: object) -> str:
     if len(line) <= COLUMNS:
         return line
     return "\n".join([f"{path}(", *(f"    {each}," for each in written), f"){end}"])
+
+
+def parameters(function: Any) -> Iterator[Any]:
+    """The parameters of a call; those of a `TypedDict` by name, in place of ``**settings``."""
+    by_name: Any = griffe.ParameterKind.keyword_only
+    for each in function.parameters:
+        if not str(each.annotation).startswith("Unpack["):
+            yield each
+            continue
+        fields = function.modules_collection[each.annotation.slice.canonical_path]
+        for name, field in fields.attributes.items():
+            yield griffe.Parameter(name, annotation=field.annotation, kind=by_name, default="None")
 
 
 def _value(function: Any, default: Any) -> Any:

@@ -48,7 +48,7 @@ def test_every_link_of_a_page_leads_to_a_heading() -> None:
 def test_nothing_of_a_docstring_is_lost() -> None:
     page = FILES[api_pages.FOLDER / "groups.md"]
     assert "    wire_dtype: WireDtype | None = None,\n" in page
-    assert "* `stall_warning`: seconds without any movement" in page
+    assert "* `stall_warning`: Seconds without any movement" in page
     assert "* `RendezvousError`: The group did not form in time" in page
     assert "    x: NDArray[D],\n    *,\n    out: NDArray[D] | None = None,\n" in page
     assert "    slowest: SlowestRank | None\n" in page
