@@ -102,7 +102,7 @@ class Reference:
         #: By the path of a name, or of a module, the examples in its docstring.
         self.examples: dict[str, str] = {}
         for module in MODULES:
-            for path, one in ((module, self._at(module)), *self._own(module)):
+            for path, one in ((module, self._at(module)), *self.entries(module)):
                 if example := _example(one):
                     self.examples[path] = example
 
@@ -115,7 +115,7 @@ class Reference:
 
     def without_example(self) -> list[str]:
         """Paths of what no example shows: neither its own, nor that of its class or module."""
-        paths = {path: None for module in MODULES for path, _ in self._own(module)}
+        paths = {path: None for module in MODULES for path, _ in self.entries(module)}
         return [
             path
             for path in paths
@@ -124,7 +124,7 @@ class Reference:
             and self._shown_by(path) is None
         ]
 
-    def _own(self, module: str) -> Iterator[tuple[str, Any]]:
+    def entries(self, module: str) -> Iterator[tuple[str, Any]]:
         """What is described at a module: names, and the members of classes."""
         for name, one in self.names[module].items():
             path = f"{module}.{name}"

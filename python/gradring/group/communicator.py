@@ -484,6 +484,9 @@ class Communicator(Collectives):
     def abort(self, reason: str) -> None:
         """Fails every pending and later work of every rank with `AbortedError` and ``reason``.
 
+        Args:
+            reason: Text for the errors of all ranks.
+
         Examples:
             >>> if rank == 1:
             ...     comm.abort("the loss is not finite")
