@@ -138,10 +138,10 @@ class Reference:
                     yield f"{of}.{member}", each
 
     def _shown_by(self, path: str) -> str | None:
-        """The class or module whose examples have a name in them, as a word."""
+        """The class or module whose examples read a name from something, or define it."""
         above, _, name = path.rpartition(".")
         while above:
-            if re.search(rf"\b{name}\b", self.examples.get(above, "")):
+            if re.search(rf"(?:\.|\bdef ){name}\b", self.examples.get(above, "")):
                 return above
             # What a module around that one shows by this name is something else.
             above = "" if above in MODULES else above.rpartition(".")[0]

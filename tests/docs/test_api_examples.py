@@ -41,6 +41,13 @@ def test_every_public_name_has_an_example() -> None:
     assert not REFERENCE.without_example()
 
 
+def test_a_method_has_an_example_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A variable of the same name is no call.
+    example = REFERENCE.examples["gradring.Monitor"].replace("monitor.finish()", "finish")
+    monkeypatch.setitem(REFERENCE.examples, "gradring.Monitor", example)
+    assert REFERENCE.without_example() == ["gradring.Monitor.finish"]
+
+
 @pytest.mark.parametrize(
     ("page", "names"),
     [
