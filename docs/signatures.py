@@ -28,6 +28,7 @@ class Signatures(griffe.Extension):
                     del one.members[name]
                 _describe_its_making(one)
             elif isinstance(one, griffe.Function):
+                one.parameters = griffe.Parameters(*_by_name(one))
                 for each in one.parameters:
                     each.default = None if each.kind in VARIADIC else _value(one, each.default)
 
@@ -60,6 +61,24 @@ def _describe_its_making(of: griffe.Class) -> None:
     text, examples, rest = of.docstring.value.partition("\nExamples:\n")
     of.docstring.value = f"{text}\n\n{arguments}\n{examples}{rest}"
     made.docstring = None
+
+
+def _by_name(function: griffe.Function) -> Iterator[griffe.Parameter]:
+    """The parameters; those of a `TypedDict` by name, in place of ``**settings``."""
+    for each in function.parameters:
+        if not str(each.annotation).startswith("Unpack["):
+            yield each
+            continue
+        annotation: Any = each.annotation
+        for name, field in function.modules_collection[
+            annotation.slice.canonical_path
+        ].attributes.items():
+            yield griffe.Parameter(
+                name,
+                annotation=field.annotation,
+                kind=griffe.ParameterKind.keyword_only,
+                default="None",
+            )
 
 
 def _value(function: griffe.Function, default: Any) -> Any:

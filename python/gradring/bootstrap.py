@@ -117,18 +117,18 @@ def init(
             ``auto,host:port,...``, to try these. If a member answers, this process is alone until
             `gradring.elastic.run` has joined the job. If none answers, ``auto`` forms the first
             group. Default: ``GRADRING_JOIN``, or no job to join.
-        settings: Any other setting of a group, by its name; default its variable.
-
-            * ``streams``: TCP connections with each peer, 1 to 16, for networks in which a single
-              connection cannot fill the link.
-            * ``checksum``: detects bytes corrupted by a link, which then raise a `ProtocolError` on
-              every rank instead of giving a wrong result.
-            * ``stall_timeout``: seconds without progress after which a collective fails although
-              all ranks are alive; 1800 by default. Give more than the longest evaluation or saving
-              of one rank during which the others wait.
-            * ``stall_warning``: seconds without progress in a collective after which the log
-              (logger ``gradring``, by default stderr) names the late ranks, again at doubled
-              intervals; 30 by default.
+        streams: TCP connections with each peer, 1 to 16, for networks in which a single connection
+            cannot fill the link; default ``GRADRING_STREAMS``, or 1.
+        checksum: Detect bytes corrupted by a link, which then raise a `ProtocolError` on every rank
+            instead of giving a wrong result; default ``GRADRING_CHECKSUM``, or False.
+        rack: Name of this rank's rack, at most 24 characters. Hosts with the same name share one
+            uplink. Default: ``GRADRING_RACK``, or unknown.
+        stall_timeout: Seconds without progress after which a collective fails although all ranks
+            are alive. Give more than the longest evaluation or saving of one rank during which the
+            others wait. Default: ``GRADRING_STALL_TIMEOUT_S``, or 1800.
+        stall_warning: Seconds without progress in a collective after which the log (logger
+            ``gradring``, by default stderr) names the late ranks, again at doubled intervals.
+            Default: ``GRADRING_STALL_WARNING_S``, or 30.
 
     Returns:
         The connected communicator; close it, or use it in a ``with`` statement.

@@ -13,6 +13,8 @@ import yaml
 
 from documents import ROOT
 
+#: Beginnings of the names of methods that Keras calls.
+CALLED_BY_KERAS = ("on_train_", "on_epoch_", "on_test_")
 #: A module on a page of docs/api/, and how it is shown there.
 BLOCK = re.compile(r"^::: (\S+)\n((?: {4}.*\n)*)", re.MULTILINE)
 PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md"))}

@@ -30,17 +30,6 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
     assert names and not [path for path in names if not documented()[path].has_docstring]
 
 
-def test_docstrings_describe_the_arguments_of_their_functions() -> None:
-    different = {}
-    for path, one in documented().items():
-        made = one.all_members.get("__init__") if one.is_class else one
-        described = {each.name for part in sections(one, "parameters") for each in part}
-        taken = {each.name for each in getattr(made, "parameters", ())} - {"self", "cls"}
-        if described and (names := {name.lstrip("*") for name in described} ^ taken):
-            different[path] = names
-    assert not different
-
-
 def test_the_first_words_of_a_result_are_not_taken_for_its_type() -> None:
     results = {
         path: (each, one)

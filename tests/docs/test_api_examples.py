@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from api_names import MODULES, documented, examples, module_of
+from api_names import CALLED_BY_KERAS, MODULES, documented, examples, module_of
 from interactive_sessions import on_a_rank, problems_of, under_horovods_names
 
 import gradring
@@ -18,8 +18,6 @@ EXAMPLES = examples()
 NUMPY = {"np": "numpy"}
 TENSORFLOW = {**NUMPY, "tf": "tensorflow", "keras": "keras"}
 HOROVOD = "gradring.horovod.tensorflow"
-#: How callbacks begin that a program does not call itself.
-CALLED_BY_KERAS = ("on_train_", "on_epoch_", "on_test_")
 #: What statistics tell of.
 OTHER_SETTINGS = {"TRANSPORT": "tcp", "STREAMS": "2", "CHECKSUM": "1", "ALGORITHM": "ring"}
 
@@ -36,21 +34,32 @@ def sessions(*modules: str) -> dict[str, str]:
 
 
 def shows(path: str) -> bool:
-    """Whether there is an example: its own, or one of its class or module with its name."""
+    """Whether there is an example: its own, or one of its class or module that reads its name."""
     if path in EXAMPLES:
         return True
     above, _, name = path.rpartition(".")
     while above:
-        if re.search(rf"\b{name}\b", EXAMPLES.get(above, "")):
+        if re.search(rf"(?:\.|\bdef ){name}\b", EXAMPLES.get(above, "")):
             return True
         # What a module around that one shows by this name is something else.
         above = "" if above in MODULES else above.rpartition(".")[0]
     return False
 
 
+def without_example() -> list[str]:
+    names = [path for path in documented() if path not in MODULES and not shows(path)]
+    return [path for path in names if not path.rpartition(".")[2].startswith(CALLED_BY_KERAS)]
+
+
 def test_every_public_name_has_an_example() -> None:
-    missing = [path for path in documented() if path not in MODULES and not shows(path)]
-    assert not [path for path in missing if not path.rpartition(".")[2].startswith(CALLED_BY_KERAS)]
+    assert not without_example()
+
+
+def test_a_method_has_an_example_where_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A variable of the same name is no call.
+    example = EXAMPLES["gradring.Monitor"].replace("monitor.finish()", "finish")
+    monkeypatch.setitem(EXAMPLES, "gradring.Monitor", example)
+    assert without_example() == ["gradring.Monitor.finish"]
 
 
 @pytest.mark.parametrize(

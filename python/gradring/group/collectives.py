@@ -185,6 +185,18 @@ class Collectives:
     ) -> Work[NDArray[Any] | None]:
         """Starts a `reduce` and returns at once; the work's ``wait()`` returns the result.
 
+        Args:
+            x: As in `reduce`.
+            op: As in `reduce`.
+            root: As in `reduce`.
+            out: As in `reduce`.
+            name: As in `reduce`.
+
+        Raises:
+            TypeError: As in `reduce`.
+            ValueError: As in `reduce`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
+
         Examples:
             >>> work = comm.reduce_async(np.array([1, 2]) + 10 * rank, op="max")
             >>> work.wait()  # None on rank 1
@@ -241,6 +253,17 @@ class Collectives:
         self, x: Any, op: ReduceOp = "sum", *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
         """Starts a `reduce_scatter` and returns at once; ``wait()`` returns the result.
+
+        Args:
+            x: As in `reduce_scatter`.
+            op: As in `reduce_scatter`.
+            out: As in `reduce_scatter`.
+            name: As in `reduce_scatter`.
+
+        Raises:
+            TypeError: As in `reduce_scatter`.
+            ValueError: As in `reduce_scatter`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
             >>> work = comm.reduce_scatter_async(np.arange(4.0) + rank, op="mean")
@@ -395,6 +418,18 @@ class Collectives:
     ) -> Work[NDArray[Any] | None]:
         """Starts a `gather` and returns at once; do not change ``x`` until ``wait()`` returns.
 
+        Args:
+            x: As in `gather`.
+            root: As in `gather`.
+            out: As in `gather`.
+            name: As in `gather`.
+
+        Raises:
+            TypeError: As in `gather`.
+            ValueError: As in `gather`.
+            ConfigError: As in `gather`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
+
         Examples:
             >>> work = comm.gather_async(np.array([rank + 0.5]))
             >>> work.wait()  # None on rank 1
@@ -452,6 +487,18 @@ class Collectives:
         self, x: Any, root: int = 0, *, out: NDArray[Any] | None = None, name: str = ""
     ) -> Work[NDArray[Any]]:
         """Starts a `scatter` and returns at once; do not change ``x`` until ``wait()`` returns.
+
+        Args:
+            x: As in `scatter`.
+            root: As in `scatter`.
+            out: As in `scatter`.
+            name: As in `scatter`.
+
+        Raises:
+            TypeError: As in `scatter`.
+            ValueError: As in `scatter`.
+            ConfigError: As in `scatter`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
             >>> part = np.empty(2)
@@ -546,6 +593,18 @@ class Collectives:
         If ``splits`` are given, the call first waits for the splits of all ranks, and only the rows
         are sent in the background.
 
+        Args:
+            x: As in `all_to_all`.
+            splits: As in `all_to_all`.
+            out: As in `all_to_all`.
+            name: As in `all_to_all`.
+
+        Raises:
+            TypeError: As in `all_to_all`.
+            ValueError: As in `all_to_all`.
+            ConfigError: As in `all_to_all`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
+
         Examples:
             >>> work = comm.all_to_all_async(np.array([0.0, 1.0]) + 10 * rank)
             >>> work.wait()  # on rank 1: array([ 1., 11.])
@@ -597,6 +656,16 @@ class Collectives:
     def broadcast_async(self, x: T, root: int = 0, *, name: str = "") -> Work[T]:
         """Starts a `broadcast` and returns at once; do not use ``x`` until ``wait()`` returns.
 
+        Args:
+            x: As in `broadcast`.
+            root: As in `broadcast`.
+            name: As in `broadcast`.
+
+        Raises:
+            TypeError: As in `broadcast`.
+            ValueError: As in `broadcast`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
+
         Examples:
             >>> weights = np.arange(3) if rank == 0 else np.empty(3, np.int64)
             >>> work = comm.broadcast_async(weights)
@@ -640,6 +709,16 @@ class Collectives:
     def send_async(self, x: Any, dest: int, *, name: str = "") -> Work[None]:
         """Starts a `send` and returns at once; do not change ``x`` until ``wait()`` returns.
 
+        Args:
+            x: As in `send`.
+            dest: As in `send`.
+            name: As in `send`.
+
+        Raises:
+            TypeError: As in `send`.
+            ValueError: As in `send`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
+
         Examples:
             >>> other = 1 - rank
             >>> work = comm.send_async(np.array([rank + 0.5]), dest=other)
@@ -676,6 +755,15 @@ class Collectives:
 
     def recv_async(self, x: T, source: int, *, name: str = "") -> Work[T]:
         """Starts a `recv` and returns at once; do not use ``x`` until ``wait()`` returns it.
+
+        Args:
+            x: As in `recv`.
+            source: As in `recv`.
+            name: As in `recv`.
+
+        Raises:
+            ValueError: As in `recv`.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
             >>> work = comm.recv_async(np.empty(2), source=1 - rank)

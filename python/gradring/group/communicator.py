@@ -102,25 +102,23 @@ class Communicator(Collectives):
             dtype.
         job_id: Identifier that separates this job from others at the same addresses; ranks with
             different identifiers do not form a group. None: no identifier.
-        settings: Any other setting of a group, by its name.
-
-            * ``streams``: TCP connections with each peer, 1 to 16; 1 by default. Several
-              connections fill a link that limits each one, such as a cloud's limit per flow or a
-              long path; on other links they only add overhead. Results have the same bits. Shared
-              memory does not use this setting.
-            * ``checksum``: adds a CRC-32C to every 64 KiB of a link, TCP or shared memory, and
-              checks it before the bytes are used. Bytes changed by a network card, a switch, a
-            proxy or memory then raise a `ProtocolError` on every rank; the error names the link.
+        streams: TCP connections with each peer, 1 to 16; 1 by default. Several connections fill a
+            link that limits each one, such as a cloud's limit per flow or a long path; on other
+            links they only add overhead. Results have the same bits. Shared memory does not use
+            this setting.
+        checksum: Adds a CRC-32C to every 64 KiB of a link, TCP or shared memory, and checks it
+            before the bytes are used. Bytes changed by a network card, a switch, a proxy or memory
+            then raise a `ProtocolError` on every rank; the error names the link. Off by default.
             ``gradring bench all-reduce --checksum`` measures the cost.
-            * ``rack``: name of this rank's rack, at most 24 characters. Hosts with the same name
-              share one uplink. Larger buffers are reduced inside racks before they leave them.
-              None: unknown; if one rank has None, the whole group ignores racks.
-            * ``stall_timeout``: seconds without any movement after which a collective fails
-              although all ranks are alive; 1800 by default. One reason is a rank that does not
-              enter it. A dead or silent rank is detected long before, independent of this value.
-            * ``stall_warning``: seconds without any movement in a collective after which a log line
-              (logger ``gradring``) names the ranks that it waits for; 30 by default. Further lines
-              follow after twice as long, four times as long, and so on.
+        rack: Name of this rank's rack, at most 24 characters. Hosts with the same name share one
+            uplink. Larger buffers are reduced inside racks before they leave them. None: unknown;
+            if one rank has None, the whole group ignores racks.
+        stall_timeout: Seconds without any movement after which a collective fails although all
+            ranks are alive; 1800 by default. One reason is a rank that does not enter it. A dead or
+            silent rank is detected long before, independent of this value.
+        stall_warning: Seconds without any movement in a collective after which a log line (logger
+            ``gradring``) names the ranks that it waits for; 30 by default. Further lines follow
+            after twice as long, four times as long, and so on.
 
     Attributes:
         rank: This process's index.
@@ -485,6 +483,9 @@ class Communicator(Collectives):
 
     def abort(self, reason: str) -> None:
         """Fails every pending and later work of every rank with `AbortedError` and ``reason``.
+
+        Args:
+            reason: Text for the errors of all ranks.
 
         Examples:
             >>> if rank == 1:

@@ -222,6 +222,16 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
         An eager call is one step, in the sense of `gradring.Communicator.step`. Inside a
         `tf.function`, the call of that function is the step.
 
+        Args:
+            fn: The function of one replica.
+            args: Its positional arguments. A `tf.distribute.DistributedValues` gives each replica
+                its own value.
+            kwargs: Its keyword arguments, a dict; default: none.
+            options: A `tf.distribute.RunOptions`; default: those of TensorFlow.
+
+        Returns:
+            The function's result; with several local replicas, a `tf.distribute.DistributedValues`.
+
         Examples:
             >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
             >>> with strategy.scope():

@@ -30,6 +30,12 @@ _FLOWS = 256
 class Host:
     """A network namespace with one interface, and its loopback.
 
+    Attributes:
+        name: Name of the namespace, for ``ip netns exec``.
+        address: IPv4 address of the interface.
+        switch: Namespace of the bridge that connects the hosts.
+        port: Name of the host's interface in that namespace.
+
     Examples:
         >>> import socket
         >>> with gradring.testing.simulated_hosts(2) as (first, second):
@@ -49,16 +55,17 @@ class Host:
         ConnectionRefusedError(111, 'Connection refused')
     """
 
-    #: Name of the namespace for `ip netns exec`.
     name: str
-    #: IPv4 address of the interface.
     address: str
-    #: Namespace of the bridge that connects the hosts, and this host's interface there.
     switch: str
     port: str
 
     def command(self, *command: str) -> list[str]:
-        """Returns the command line that runs `command` on this host; `ip` executes it in place."""
+        """Returns the command line that runs `command` on this host; `ip` executes it in place.
+
+        Args:
+            command: A program and its arguments.
+        """
         return ["ip", "netns", "exec", self.name, *command]
 
     def cut(self) -> None:

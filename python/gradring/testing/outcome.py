@@ -122,7 +122,14 @@ class RankFailure(Exception):
         headline: str = "",
         detailed: Sequence[int] = (),
     ) -> None:
-        """Makes the message, with the details of the ranks ``detailed``, or of ``rank``."""
+        """Makes the message, with the details of the ranks ``detailed``, or of ``rank``.
+
+        Args:
+            rank: The rank that failed first.
+            outcomes: The outcome of every rank, in rank order.
+            headline: First line of the message; default: one that names ``rank``.
+            detailed: Ranks whose tracebacks and output the message shows; default: only ``rank``.
+        """
         self.rank = rank
         self.outcomes = list(outcomes)
         headline = headline or f"rank {rank} failed first"
@@ -154,7 +161,13 @@ class RankTimeout(RankFailure, TimeoutError):
     """
 
     def __init__(self, ranks: Sequence[int], outcomes: Sequence[Outcome], timeout: float) -> None:
-        """Makes the message from the outcomes; the details are those of all ``ranks``."""
+        """Makes the message from the outcomes; the details are those of all ``ranks``.
+
+        Args:
+            ranks: The ranks that had not finished, at least one.
+            outcomes: The outcome of every rank, in rank order.
+            timeout: The time limit in seconds.
+        """
         self.ranks = list(ranks)
         self.timeout = timeout
         were = agreed(len(self.ranks), "was", "were")

@@ -306,6 +306,10 @@ Examples:
 def agree(update: object, communicator: Communicator) -> Rule:
     """Returns the rule if all ranks have an equal one; every rank must call it.
 
+    Args:
+        update: The rule, such as `AllReduce()`.
+        communicator: The group whose ranks are compared.
+
     Raises:
         gradring.errors.ConfigError: ``update`` is no rule; in this case nothing is sent.
         gradring.errors.MismatchError: Rules differ; raised on every rank. It names the first rank

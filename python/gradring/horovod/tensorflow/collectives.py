@@ -118,6 +118,22 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces several tensors together; see `allreduce`.
 
+    Args:
+        tensors: Tensors, variables or `tf.IndexedSlices`, in the same order on all ranks.
+        average: As in `allreduce`.
+        device_dense: Has no effect.
+        device_sparse: Has no effect.
+        compression: As in `allreduce`.
+        op: As in `allreduce`.
+        prescale_factor: As in `allreduce`.
+        postscale_factor: As in `allreduce`.
+        process_set: As in `allreduce`.
+        ignore_name_scope: Has no effect.
+        name: Name of the whole group of tensors; as in `allreduce`.
+
+    Returns:
+        The reduced tensors, in this order.
+
     Raises:
         NotImplementedError: The op is Adasum; or, for `tf.IndexedSlices`, it is not Average or Sum,
             or a factor is given.
@@ -207,6 +223,15 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Applies `allgather` to several tensors.
+
+    Args:
+        tensors: Tensors of at least one dimension, in the same order on all ranks.
+        name: Name of the whole group of tensors; as in `allgather`.
+        ignore_name_scope: Has no effect.
+        process_set: As in `allgather`.
+
+    Returns:
+        The concatenated tensors, in this order.
 
     Raises:
         ValueError: A tensor is a scalar.
@@ -415,6 +440,20 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """Applies `reducescatter` to several tensors.
 
+    Args:
+        tensors: Tensors of at least one dimension, in the same order on all ranks.
+        device_dense: Has no effect.
+        compression: As in `reducescatter`.
+        op: As in `reducescatter`.
+        process_set: As in `reducescatter`.
+        ignore_name_scope: Has no effect.
+        name: Name of the whole group of tensors; as in `reducescatter`.
+        prescale_factor: As in `reducescatter`.
+        postscale_factor: As in `reducescatter`.
+
+    Returns:
+        This rank's part of each tensor, in this order.
+
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.
         TypeError: `op` is not a reduction, or `compression` is not a compressor.
@@ -498,6 +537,13 @@ def alltoall(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank has called it; cannot be used inside a `tf.function`.
 
+    Args:
+        process_set: The participating processes.
+
+    Raises:
+        RuntimeError: The call is inside a `tf.function`.
+        gradring.errors.MismatchError: The ranks' calls differ.
+
     Examples:
         >>> if hvd.rank() == 1:
         ...     np.save("data.npy", np.arange(3))
@@ -512,12 +558,20 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns `rank` as an int32 tensor."""
+    """Returns `rank` as an int32 tensor.
+
+    Args:
+        name: Name of the tensor.
+    """
     return tf.constant(basics.rank(), tf.int32, name=name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Returns `local_rank` as an int32 tensor."""
+    """Returns `local_rank` as an int32 tensor.
+
+    Args:
+        name: Name of the tensor.
+    """
     return tf.constant(basics.local_rank(), tf.int32, name=name)
 
 
@@ -537,7 +591,11 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Returns `local_size` as an int32 tensor."""
+    """Returns `local_size` as an int32 tensor.
+
+    Args:
+        name: Name of the tensor.
+    """
     return tf.constant(basics.local_size(), tf.int32, name=name)
 
 

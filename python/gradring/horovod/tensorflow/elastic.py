@@ -81,7 +81,13 @@ class State(gradring.tensorflow.elastic.State):
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
-        """Takes the arguments of `gradring.tensorflow.elastic.State`."""
+        """Takes variables and values, as the first commit.
+
+        Args:
+            model: As in `gradring.tensorflow.elastic.State`.
+            optimizer: As in `gradring.tensorflow.elastic.State`.
+            values: Values by name.
+        """
         super().__init__(model, optimizer, **values)
         self._reset_callbacks: list[Callable[[], Any]] = []
 
@@ -91,6 +97,9 @@ class State(gradring.tensorflow.elastic.State):
         All ranks, including new ones, call them after restoring the last commit. So values that
         depend on the number of ranks, such as a learning rate, are equal everywhere, and the
         functions can call collectives.
+
+        Args:
+            callbacks: Functions without arguments, called in this order.
         """
         self._reset_callbacks.extend(callbacks)
 

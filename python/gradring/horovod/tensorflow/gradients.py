@@ -219,7 +219,11 @@ class DistributedGradientTape:
         self._gradtape.__exit__(*error)
 
     def register_local_source(self, source: Any) -> None:
-        """Excludes the gradient of a variable from the reduction."""
+        """Excludes the gradient of a variable from the reduction.
+
+        Args:
+            source: The variable.
+        """
         self._local.add(source)
 
     def gradient(
@@ -242,7 +246,13 @@ class DistributedGradientTape:
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None
     ) -> tuple[list[tuple[Any, Gradient]], list[tuple[Any, Gradient]]]:
-        """Returns pairs of variable and gradient: of local sources, and of all others."""
+        """Returns pairs of variable and gradient: of local sources, and of all others.
+
+        Args:
+            target: As in `gradient`.
+            sources: Variables, without nesting.
+            output_gradients: As in `gradient`.
+        """
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
         return (
             [pair for pair in pairs if pair[0] in self._local],

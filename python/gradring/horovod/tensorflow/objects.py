@@ -60,6 +60,12 @@ def broadcast_object_fn(
 ) -> Callable[[Any], Any]:
     """Returns `broadcast_object` as a function of the object.
 
+    Args:
+        root_rank: As in `broadcast_object`.
+        session: As in `broadcast_object`.
+        name: As in `broadcast_object`.
+        process_set: As in `broadcast_object`.
+
     Examples:
         >>> of_rank_1 = hvd.broadcast_object_fn(root_rank=1)
         >>> of_rank_1(["a", hvd.rank()])

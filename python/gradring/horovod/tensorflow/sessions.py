@@ -55,7 +55,12 @@ class BroadcastGlobalVariablesHook(_Hook):  # type: ignore[misc]
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs the broadcast."""
+        """Runs the broadcast.
+
+        Args:
+            session: The new session.
+            coord: Its `tf.train.Coordinator`; not used.
+        """
         session.run(self.bcast_op)
 
 

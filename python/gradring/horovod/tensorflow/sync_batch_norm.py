@@ -13,7 +13,8 @@ from gradring.horovod.tensorflow.collectives import allreduce
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras' layer, whose mean and variance are those of all ranks' batches.
 
-    All ranks have the same weight, so their batches must have the same size.
+    All ranks have the same weight, so their batches must have the same size. The arguments are
+    those of `keras.layers.BatchNormalization`.
 
     Examples:
         >>> layer = hvd.SyncBatchNormalization(momentum=0.0)

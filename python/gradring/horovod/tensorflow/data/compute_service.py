@@ -29,6 +29,15 @@ _calls = itertools.count()
 class TfDataServiceConfig:
     """The configuration of a compute service, which is always this job's service.
 
+    Attributes:
+        dispatchers: Number of dispatchers.
+        workers_per_dispatcher: Number of workers of each dispatcher.
+        dispatcher_side: "compute", for dispatchers beside the training. `send_to_data_service`
+            refuses "training".
+        addresses: Network addresses by host; not used.
+        key: Horovod's secret key; not used.
+        timeout: Time limit in seconds; not used.
+
     Examples:
         >>> from gradring.horovod.tensorflow.data import compute_service
         >>> config = compute_service.TfDataServiceConfig.read("service.json")
@@ -53,6 +62,10 @@ class TfDataServiceConfig:
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
         """Returns the service of this job; the file is not read and need not exist.
 
+        Args:
+            filename: Has no effect.
+            wait_for_file_creation: Has no effect.
+
         Raises:
             gradring.errors.ConfigError: The job has no service.
         """
@@ -62,7 +75,11 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
-        """Converts the result of `to_dict`."""
+        """Converts the result of `to_dict`.
+
+        Args:
+            config: Fields by name; the key is text in hexadecimal.
+        """
         return TfDataServiceConfig(**{**config, "key": bytes.fromhex(config["key"])})
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,11 +87,18 @@ class TfDataServiceConfig:
         return {**asdict(self), "key": self.key.hex()}
 
     def write(self, filename: str) -> None:
-        """Writes the configuration to a file, which `read` does not need."""
+        """Writes the configuration to a file, which `read` does not need.
+
+        Args:
+            filename: Path of the file.
+        """
         Path(filename).write_text(json.dumps(self.to_dict()))
 
     def compute_client(self, verbose: int = 1) -> NoReturn:
         """Raises an error: programs cannot end the service.
+
+        Args:
+            verbose: Has no effect.
 
         Raises:
             NotImplementedError: Always.
@@ -87,6 +111,10 @@ class TfDataServiceConfig:
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
     """Yields the argument ``service`` for functions of ``tf.data.experimental.service``.
+
+    Args:
+        compute_config: Has no effect: the service is that of the job.
+        rank: Has no effect.
 
     Yields:
         Text of the form ``grpc://host:port``.
@@ -164,6 +192,10 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 def compute_worker_fn(compute_config: TfDataServiceConfig, timeout: int | None = None) -> NoReturn:
     """Raises an error: the launcher starts the input workers.
+
+    Args:
+        compute_config: Has no effect.
+        timeout: Has no effect.
 
     Raises:
         NotImplementedError: Always.

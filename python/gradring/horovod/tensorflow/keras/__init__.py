@@ -61,6 +61,23 @@ def DistributedOptimizer(
 ) -> Any:
     """Calls `gradring.horovod.tensorflow.DistributedOptimizer`; the order of arguments differs.
 
+    Args:
+        optimizer: An optimizer of Keras.
+        name: Has no effect.
+        device_dense: Has no effect: tensors are on CPUs.
+        device_sparse: Has no effect.
+        compression: Compression on the wire.
+        sparse_as_dense: Makes `tf.IndexedSlices` dense before the reduction.
+        gradient_predivide_factor: Divisor before the sum of an average, and factor after it.
+        op: Average or Sum.
+        backward_passes_per_step: Number of steps whose gradients are added up before their sum is
+            reduced and applied.
+        average_aggregated_gradients: Divides the sum by `backward_passes_per_step`.
+        num_groups: The older form of `groups`.
+        groups: Has no effect: gradients are reduced in buckets of bytes.
+        process_set: The participating processes.
+        scale_local_gradients: Divides the gradients of local variables by the number of ranks.
+
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         >>> model = keras.Sequential([keras.layers.Input((1,)), layer])
@@ -148,6 +165,15 @@ def allreduce(
 ) -> tf.Tensor:
     """Calls `gradring.horovod.tensorflow.allreduce`; the order of arguments differs.
 
+    Args:
+        value: A tensor of the same shape and dtype on all ranks, or any value that converts to one.
+        name: Compared between ranks, and used in messages.
+        average: The older form of `op`: Average or Sum.
+        prescale_factor: Factor before the reduction.
+        postscale_factor: Factor after the reduction.
+        op: The reduction; default Average.
+        compression: Compression on the wire.
+
     Examples:
         >>> hvd.allreduce([1.0, 10.0 * hvd.rank()], "metrics").numpy()
         array([1., 5.], dtype=float32)
@@ -168,6 +194,10 @@ def allreduce(
 def allgather(value: Any, name: str | None = None) -> tf.Tensor:
     """Calls `gradring.horovod.tensorflow.allgather`.
 
+    Args:
+        value: A tensor of at least one dimension, or any value that converts to one.
+        name: Compared between ranks, and used in messages.
+
     Examples:
         >>> hvd.allgather([[hvd.rank(), 7]]).numpy()
         array([[0, 7],
@@ -179,6 +209,11 @@ def allgather(value: Any, name: str | None = None) -> tf.Tensor:
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
     """Calls `gradring.horovod.tensorflow.broadcast`.
 
+    Args:
+        value: A tensor of the same shape and dtype on all ranks, or any value that converts to one.
+        root_rank: The root.
+        name: Compared between ranks, and used in messages.
+
     Examples:
         >>> hvd.broadcast([hvd.rank(), 7], 1).numpy()
         array([1, 7], dtype=int32)
@@ -188,6 +223,11 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
 
 def reducescatter(value: Any, name: str | None = None, op: ReduceOp = Average) -> tf.Tensor:
     """Calls `gradring.horovod.tensorflow.reducescatter`.
+
+    Args:
+        value: A tensor of at least one dimension, or any value that converts to one.
+        name: Compared between ranks, and used in messages.
+        op: Average or Sum.
 
     Examples:
         >>> hvd.reducescatter([1.0, 2.0], op=hvd.Sum).numpy()  # rank 1 gets [4.]

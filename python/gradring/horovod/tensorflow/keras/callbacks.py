@@ -58,7 +58,11 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         self._is_done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Excludes a variable from the broadcast."""
+        """Excludes a variable from the broadcast.
+
+        Args:
+            var: The variable.
+        """
         self._local.add(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -162,7 +166,11 @@ class LearningRateScheduleCallback(tf.keras.callbacks.Callback):  # type: ignore
         self._epoch = 0
 
     def multiplier(self, epoch: float) -> float:
-        """Returns the factor of `initial_lr` in an epoch."""
+        """Returns the factor of `initial_lr` in an epoch.
+
+        Args:
+            epoch: The epoch, from 0; a fraction if the schedule has no staircase.
+        """
         if callable(self._multiplier):
             return self._multiplier(epoch)
         return float(self._multiplier ** (epoch - self.start_epoch))
