@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Most tests wait more than they compute. Those of one file share what is expensive to start.
 TEST_PROCESSES ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) * 3 / 2 : 12 )))
 PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# A failed test runs once more, unless a value was wrong; more than three in one run do not fail by chance.
+RERUN = --reruns 1 --max-suite-reruns 3 --rerun-except AssertionError --rerun-except "DID NOT RAISE" --rerun-show-tracebacks
 WHEEL_BUILT = --wheel="$$(ls -t dist/*.whl | head -n 1)"
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
@@ -36,7 +38,7 @@ test-here: setup
 	@mkdir -p target; $(MAKE) --no-print-directory lint >target/lint.log 2>&1 & lints=$$!; $(MAKE) --no-print-directory test-rust; \
 		failed=$$?; wait $$lints || failed=1; cat target/lint.log; exit $$failed
 	@$(MAKE) --no-print-directory test-instructions wheel
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun -rs --durations=15 $(WHEEL_BUILT)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(RERUN) -rs --durations=15 $(WHEEL_BUILT)
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
 	$(BIN)/python tests/everything.py
@@ -139,7 +141,7 @@ test-instructions: setup ## the instructions of hot paths against their record, 
 SLOW_TOO ?=
 MARKS := $(if $(SLOW_TOO),-m "slow or not slow")
 test-python: setup ## the tests of the package
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun $(MARKS)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(RERUN) $(MARKS)
 
 # Ray pins versions that the developer's environment should not have to follow. The second environment
 # sees the packages of the first one behind its own.
