@@ -474,7 +474,7 @@ def refused_and_kept(saved: Saved) -> dict[str, Any]:
     return {"refused": said, "kept": same(before, state(other))}
 
 
-def differing(saved: Saved) -> list[tuple[int, str]]:
+def differing(saved: Saved) -> list[tuple[int | None, str]]:
     """What `check_replicas` and its callback say of a model that differs on rank 1."""
     import tensorflow as tf
 
