@@ -293,16 +293,16 @@ test-wheel: wheel setup ## installs the wheel into empty environments, of all Py
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(MARKS) tests/packaging $(WHEEL_BUILT)
 
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
-	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
+	$(BIN)/nox
 
 # RELEASED=1 runs the same tests with what was released last, to compare with.
 RELEASED ?=
 test-next: wheel setup ## the quick TensorFlow tests with the next TensorFlow and Keras, in 10 minutes; writes docs/compatibility.md
-	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)" $(if $(RELEASED),--newest,--next)
+	$(BIN)/nox $(if $(RELEASED),--tags newest -- quick,--session next)
 
 test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/internals/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --record
-	$(BIN)/python tests/matrix.py --real-models "$$(ls -t dist/*.whl | head -n 1)"
+	$(BIN)/nox --tags real-models -- real-models
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
 
 # Each package has an environment of its own, of links to one copy of its files. With QUICK=1 five programs run, and

@@ -1,6 +1,6 @@
 """The table of docs/compatibility.md: which tests passed under which versions.
 
-`tests/matrix.py` records the last run of each column in tests/version_records.json, and the table
+`noxfile.py` records the last run of each column in tests/version_records.json, and the table
 is made of that. It replaces what stands between the two marks; everything else of the page is
 written by hand.
 
