@@ -29,9 +29,9 @@ check: setup lint-code ## for every save: lints, types, Rust, and the tests that
 	SEEDS=200 cargo test --workspace --quiet
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --in-one-process
 
-# Variables of the machine are left behind (tests/clean_environment.py).
+# Variables of the machine are left behind (tests/support/clean_environment.py).
 test: prerequisites ## what CI runs: lints, and tests of everything, also of the built wheel
-	@$(PYTHON) tests/clean_environment.py $(MAKE) --no-print-directory test-here
+	@$(PYTHON) tests/support/clean_environment.py $(MAKE) --no-print-directory test-here
 
 # Lints take one processor, so Rust's tests run beside them; what lints say comes when these have ended.
 test-here: setup
@@ -41,12 +41,12 @@ test-here: setup
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(RERUN) -rs --durations=15 $(WHEEL_BUILT)
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
-	$(BIN)/python tests/everything.py
+	$(BIN)/python tests/support/everything.py
 
 # Root makes the machine (sudo asks); the tests run as another user.
 TESTS ?= tests
 test-elsewhere: setup ## the tests of the package as another user, on one core of an unlike machine; TESTS=tests/launch for a part
-	$(BIN)/python tests/elsewhere.py $(TESTS)
+	PYTHONPATH=tests $(BIN)/python -m support.elsewhere $(TESTS)
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
@@ -100,7 +100,7 @@ coverage: setup ## lines and branches that the tests reach in Rust and Python, b
 	-$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet -o target/coverage/python.json
-	$(BIN)/python tests/coverage_table.py target/coverage/rust.json target/coverage/python.json
+	$(BIN)/python tests/support/coverage_table.py target/coverage/rust.json target/coverage/python.json
 
 lines: ## lines of product code by folder, without tests, comments, docstrings and blank lines
 	@$(PYTHON) tests/repository/lines.py

@@ -2,7 +2,7 @@
 
 tests/versions.toml has the versions. Each environment has the last built wheel, and is kept below
 `.venv-matrix`. What passed is recorded, and docs/compatibility.md made of it
-(tests/version_table.py).
+(tests/support/version_table.py).
 
     nox --session tensorflow                        # all columns of the table
     nox --session "tensorflow(2.18.1-3.9.2)"        # one of them
@@ -27,8 +27,8 @@ import nox
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from version_table import Record, Result, cells_of, read, record, summary  # noqa: E402
-from versions import BOUNDS, MATRIX, Versions  # noqa: E402
+from support.version_table import Record, Result, cells_of, read, record, summary  # noqa: E402
+from support.versions import BOUNDS, MATRIX, Versions  # noqa: E402
 
 nox.options.default_venv_backend = "venv"
 nox.options.envdir = ".venv-matrix"

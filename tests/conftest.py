@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import clean_environment
+from support import clean_environment
 
 # The tests of a wheel load this file where the package is not installed.
 if TYPE_CHECKING:
-    from rank_template import Templates
+    from support.rank_template import Templates
 
 FLAKY = Path(__file__).with_name("flaky.txt")
 
@@ -98,7 +98,7 @@ def processes_are_started(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def templates() -> Iterator[Templates]:
     """Processes whose copies are ranks."""
-    from rank_template import Templates
+    from support.rank_template import Templates
 
     with Templates() as made:
         yield made
@@ -134,7 +134,7 @@ def simulated_hosts_are_possible() -> None:
 def fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test whose ranks import all themselves."""
     from gradring.testing import harness
-    from rank_template import start_interpreter
+    from support.rank_template import start_interpreter
 
     monkeypatch.setattr(harness, "start_interpreter", start_interpreter)
 

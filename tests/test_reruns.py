@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from documents import ROOT
+from support.documents import ROOT
 
 pytest_plugins = ("pytester",)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from documents import ROOT
+from support.documents import ROOT
 
 
 @dataclass(frozen=True)

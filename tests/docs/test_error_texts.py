@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from documents import ROOT
+from support.documents import ROOT
 
 #: Characters of a text's first line; details follow on lines of their own.
 FIRST_LINE = 300

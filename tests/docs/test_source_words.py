@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_words import hard, sentences
 
-from documents import ROOT
+from support.documents import ROOT
 
 CRATES = sorted(path.parent for path in (ROOT / "rust").glob("*/Cargo.toml"))
 PACKAGES = sorted(path.parent for path in (ROOT / "python").glob("*/**/__init__.py"))

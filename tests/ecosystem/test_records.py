@@ -11,7 +11,7 @@ from ecosystem import run as running
 from ecosystem.catalogue import ARCHITECTURES, PROGRAMS
 from ecosystem.report import BEGIN, END, PAGE, number, records, tables
 from ecosystem.run import RANKS, STRATEGY, Result, Run, compared
-from pages import written_between
+from support.pages import written_between
 
 
 def test_the_page_shows_what_is_recorded() -> None:

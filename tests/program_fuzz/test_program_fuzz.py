@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from chosen import chosen
 from program_fuzz import catalogue
 from program_fuzz.features import FEATURES, drawn, has, settled
 from program_fuzz.judge import differs
 from program_fuzz.runs import Fuzz
 from program_fuzz.source import source_of
+from support.chosen import chosen
 
 QUICK = range(20)
 #: Programs that have a feature and little else; `tests/defects` has a defect that each finds.

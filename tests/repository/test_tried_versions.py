@@ -7,12 +7,12 @@ import re
 import pytest
 from packaging.requirements import Requirement
 
-import version_table
-from documents import ROOT
 from gradring.machine.packages import REQUIREMENTS
 from gradring.tensorflow.seams.tried_versions import TRIED
-from version_table import Result
-from versions import BOUNDS, MATRIX
+from support import version_table
+from support.documents import ROOT
+from support.version_table import Result
+from support.versions import BOUNDS, MATRIX
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()

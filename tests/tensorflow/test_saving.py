@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.tf_worker import join
 
 KINDS = ("model.keras", "model.weights.h5", "saved_model", "checkpoint")
 WAYS = ("every worker", "chief only", "chief only in scope", "save", "save in scope")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 Ranks = list[dict[Any, Any]]
 

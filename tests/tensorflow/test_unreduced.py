@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from served import served
-from tf_worker import join, refusal
 
 from gradring import updates
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.served import served
+from support.tf_worker import join, refusal
 
 pytestmark = needs_fit
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from documents import ROOT
 from gradring.clusters import without_cluster_variables
-from installed import environment_with_start_hook
-from waiting import wait_until
+from support.documents import ROOT
+from support.installed import environment_with_start_hook
+from support.waiting import wait_until
 
 HERE = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-deepmd"
