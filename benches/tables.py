@@ -3,16 +3,18 @@
 Wherever a page has a comment like the following, the table after it is written anew from the
 record, so that no number of it is typed by hand:
 
-    <!-- table of benches/results/all-reduce.json: array over TCP -->
+    <!-- table of benches/results/all-reduce.json: ratios -->
 
-What follows the colon is a kind of `gradring.tools.bench.comparison`; or `ranges`: the smallest and
-the largest ratio of each system, over all sizes; or one of those that may have several records,
-such as `network-*.json`. `many ranks` has p50, p90 and p99 for each number of ranks, `processor
-time` the processor seconds of all ranks for each GB. Of simulated hosts `times between hosts` has
-medians, and `lines between hosts` what each system made of the line (its bandwidth over that of raw
-links, in the same turns), with its processor seconds for each GB. `model steps` is of what `python
--m benches.model_steps --json` has written; `model steps in short` are its medians with TensorFlow's
-own number of threads.
+The colon is followed by one of these:
+
+`ranges`             the smallest and the largest ratio of each system, over all sizes
+`ratios`             the ratio of each system at each size
+`times`              the times of gradring at each size
+`many ranks`         p50, p90 and p99 for each number of ranks, of several records
+`processor time`     the processor seconds of all ranks for each GB
+`lines between hosts`  the bandwidth of each system over that of raw links, in the same turns, and
+                     its processor seconds for each GB, of several records (`network-*.json`)
+`model steps`        the medians of a record of `python -m benches.model_steps --json`
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from benches.model_steps import HEAD, Row, recorded_steps
+from benches.model_steps import Row, recorded_steps
 from gradring.tools.bench.comparison import (
     ARRAY,
     QUANTILES,
@@ -42,13 +44,11 @@ from gradring.tools.bench.systems.link import NAME
 from gradring.tools.bench.table import compared, format_ratio, format_time
 
 ROOT = Path(__file__).parents[1]
-RANGES = "ranges"
-STEPS, STEPS_IN_SHORT = "model steps", "model steps in short"
-TIMES, LINES = "times between hosts", "lines between hosts"
-MANY, PROCESSOR = "many ranks", "processor time"
+RANGES, RATIOS, TIMES = "ranges", "ratios", "times"
+STEPS = "model steps"
+LINES, MANY, PROCESSOR = "lines between hosts", "many ranks", "processor time"
 #: What tells rows apart in a table of several records.
 _ROWS = {
-    TIMES: ["hosts x ranks", "links", "size"],
     LINES: ["hosts x ranks", "links", "size"],
     MANY: ["ranks", "size"],
     PROCESSOR: ["size"],
@@ -78,7 +78,7 @@ _COLUMNS = {
     "gradring-strategy": "gradring's strategy",
 }
 #: What stands in a table of several records, where it is not arrays alone.
-_CALLED = {TIMES: (ARRAY, STRATEGY), LINES: (ARRAY, STRATEGY)}
+_CALLED = {LINES: (ARRAY, STRATEGY)}
 #: Below, processor time is one of calls and not of bytes.
 _LARGE_BYTES = 64 << 10
 _KEYS = [field.name for field in fields(Measurement)]
@@ -141,13 +141,15 @@ def rewritten(page: str, root: Path = ROOT) -> str:
         if not paths:
             raise ValueError(f"there is no {found['record']}")
         if found["kind"] == STEPS:
-            table = [list(HEAD), *(list(row.cells()) for row in recorded_steps(paths[0]))]
-        elif found["kind"] == STEPS_IN_SHORT:
-            table = _steps_in_short(recorded_steps(paths[0]))
+            table = _steps(recorded_steps(paths[0]))
         elif found["kind"] in _ROWS:
             table = _over_records([Recorded.read(path) for path in paths], found["kind"])
+        elif found["kind"] in (RATIOS, TIMES):
+            table = _over_sizes(Recorded.read(paths[0]), found["kind"])
+        elif found["kind"] == RANGES:
+            table = _ranges(Recorded.read(paths[0]))
         else:
-            table = _table(Recorded.read(paths[0]), found["kind"])
+            raise ValueError(f"there is no table of {found['kind']}")
         return found["comment"] + markdown(table)
 
     def printed(found: re.Match[str]) -> str:
@@ -163,33 +165,46 @@ def markdown(table: Iterable[Iterable[str]]) -> str:
     return "".join([head, "|" + "---|" * head.count(" | "), "---|\n", *rows])
 
 
-def _table(recorded: Recorded, kind: str) -> list[list[str]]:
-    found = comparisons(recorded.measurements)
-    if kind == RANGES:
-        head = ["like with like", "others", *QUANTILES]
-        rows = [[*key, *ranges] for key, ranges in recorded.ranges(found).items()]
-    else:
-        found = [comparison for comparison in found if comparison.kind == kind]
-        if not found:
-            raise ValueError(f"the record has no {kind}")
-        titles = [recorded.title(row, found[0].rows) for row in found[0].rows]
-        ratios = [f"{title} / {titles[0]}" for title in titles[1:]]
-        head = ["size", *titles, *ratios]
-        rows = [_row(comparison) for comparison in found]
-    return [head, *rows]
+def _ranges(recorded: Recorded) -> list[list[str]]:
+    ranges = recorded.ranges(comparisons(recorded.measurements))
+    return [["like with like", "others", *QUANTILES], *([*key, *r] for key, r in ranges.items())]
 
 
-def _steps_in_short(rows: Iterable[Row]) -> list[list[str]]:
-    """A line for each model: its custom loop, and then `fit`, which has fewer ways."""
+def _over_sizes(recorded: Recorded, kind: str) -> list[list[str]]:
+    """A line for each size, and a column for each kind, or for each other system of it."""
+    columns: list[str] = []
+    rows: dict[str, dict[str, str]] = {}
+    for comparison in comparisons(recorded.measurements):
+        if comparison.base is None:
+            continue
+        cells = {comparison.kind: _times(comparison.base)}
+        if kind == RATIOS:
+            cells = {
+                f"{recorded.title(row, comparison.rows)}, {comparison.kind}": _ratios(
+                    row, comparison.base
+                )
+                for row in comparison.rows[1:]
+            }
+        columns += [column for column in cells if column not in columns]
+        rows.setdefault(format_size(comparison.bytes), {}).update(cells)
+    return [["size", *columns], *([s, *(c.get(n, "") for n in columns)] for s, c in rows.items())]
+
+
+def _steps(rows: Sequence[Row]) -> list[list[str]]:
+    """A line for each model: its custom loop, `fit`, which has fewer ways, and one thread each."""
     ways = {"loop": ("alone", "apart", "gradring", "MWMS"), "fit": ("apart", "gradring")}
     heads = [*ways["loop"], "adds", *(f"fit: {way}" for way in (*ways["fit"], "adds"))]
-    table = {"model": heads}
+    table = {"model": [*heads, "one thread: adds"]}
+    own = {row.model: _adds(row) for row in rows if row.threads != "default"}
     for row in rows:
         if row.threads == "default":
             times = [f"{row.p50_ms[way]:.0f}" for way in ways[row.program]]
-            adds = f"{row.p50_ms['gradring'] / row.p50_ms['apart'] - 1:+.0%}"
-            table.setdefault(row.model, []).extend((*times, adds))
-    return [[model, *cells] for model, cells in table.items()]
+            table.setdefault(row.model, []).extend((*times, _adds(row)))
+    return [[model, *cells, *filter(None, [own.get(model)])] for model, cells in table.items()]
+
+
+def _adds(row: Row) -> str:
+    return f"{row.p50_ms['gradring'] / row.p50_ms['apart'] - 1:+.0%}"
 
 
 def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
@@ -205,7 +220,7 @@ def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
                 continue
             if kind == PROCESSOR and row.bytes < _LARGE_BYTES:
                 continue
-            cell = _cell(row, kind, links.get(row.bytes) if kind == LINES else None)
+            cell = _cell(row, kind, links.get(row.bytes))
             column = _column(recorded.title(row, [row]), row, kind)
             if column not in columns:
                 columns.append(column)
@@ -215,12 +230,12 @@ def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
 
 
 def _cell(row: Measurement, kind: str, link_gbps: float | None) -> str:
-    if kind == TIMES:
-        return format_time(row.median_us)
     if kind == MANY:
         return _times(row)
     processor = "-" if row.cpu_s_per_gb is None else f"{row.cpu_s_per_gb:.2g}"
-    return processor if link_gbps is None else f"{row.busbw_gbps / link_gbps:.0%}, {processor}"
+    if kind == PROCESSOR or link_gbps is None:
+        return processor
+    return f"{row.busbw_gbps / link_gbps:.0%}, {processor}"
 
 
 def _place(recorded: Recorded, row: Measurement, kind: str) -> tuple[str, ...]:
@@ -244,15 +259,6 @@ def _column(title: str, row: Measurement, kind: str) -> str:
     return f"{title}, memory in hosts" if row.transport == "shm+tcp" else title
 
 
-def _row(comparison: Comparison) -> list[str]:
-    base, *others = comparison.rows
-    return [
-        format_size(comparison.bytes),
-        *(_times(row) for row in comparison.rows),
-        *(" / ".join(_ratio(r) for r in times_as_long(row, base)) for row in others),
-    ]
-
-
 def _times(row: Measurement) -> str:
     """``7.5 / 91 / 130 us``: a unit stands where the next one is another, and at the end."""
     texts = ["-" if us is None else format_time(us) for us in times_us(row)]
@@ -262,6 +268,10 @@ def _times(row: Measurement) -> str:
         text.partition(" ")[0] if unit == after else text
         for text, unit, after in zip(texts, units, following, strict=True)
     )
+
+
+def _ratios(row: Measurement, base: Measurement) -> str:
+    return " / ".join(map(_ratio, times_as_long(row, base)))
 
 
 def _ratio(ratio: float | None) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gradring import errors, stats
 from gradring._native import build_info
 from gradring.bootstrap import init
+from gradring.config import log_lines
 from gradring.config.values import TlsFiles
 from gradring.errors import GradringError
 from gradring.group.arrays import ReduceOp
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from gradring.observe.monitor import Monitor
 
 __version__: str = build_info()["version"]
+"""Version of the package."""
+
+log_lines.add()
 
 __all__ = [
     "Communicator",

@@ -130,6 +130,7 @@ class SettingValues:
     timeout: float
     stall_timeout: float
     stall_warning: float
+    kernel: Literal["avx512", "avx2", "scalar"] | None
     log: int | None
     log_dir: Path | None
     flight_dir: Path | None

@@ -10,13 +10,13 @@ import shutil
 import struct
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from benches import simulated_choice
 from benches.model_steps import recorded_steps
-from benches.tables import LINES, MANY, STEPS, TIMES, rewritten
+from benches.tables import LINES, MANY, RANGES, RATIOS, STEPS, Recorded, rewritten
 
 from gradring import build_info
 from gradring.tools.bench.comparison import comparisons
@@ -27,8 +27,7 @@ from support.chosen import marked
 ROOT = Path(__file__).parents[2]
 STEPS_RECORD = ROOT / "benches" / "results" / "model-steps.json"
 RULES_RECORD = ROOT / "benches" / "results" / "update-rules.json"
-#: Pages with tables of records.
-TABLES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "internals" / "measurements.md")
+PAGE = ROOT / "docs" / "performance.md"
 
 
 def run(program: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -90,15 +89,20 @@ def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, content
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
-def test_the_page_has_the_tables_of_the_records(page: Path, tmp_path: Path) -> None:
-    copy = tmp_path / page.name
-    rows = [line for line in page.read_text().splitlines() if line.startswith("| 2 x 1 |")]
-    copy.write_text(page.read_text().replace(rows[0], "| 2 x 1 | 1 us |"))
+def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
+    copy = tmp_path / PAGE.name
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| 2 x 1 |")]
+    copy.write_text(PAGE.read_text().replace(rows[0], "| 2 x 1 | 1 us |"))
     run("tables", copy)
-    command = f"python -m benches.tables {page.relative_to(ROOT)}"
-    assert copy.read_text() == page.read_text(), f"run: {command}"
-    assert str(page.relative_to(ROOT)) in _commands_of_make_bench()
+    command = f"python -m benches.tables {PAGE.relative_to(ROOT)}"
+    assert copy.read_text() == PAGE.read_text(), f"run: {command}"
+    assert str(PAGE.relative_to(ROOT)) in _commands_of_make_bench()
+
+
+def test_a_table_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match="there is no table of medians"):
+        rewritten("<!-- table of run.json: medians -->\n\n| old |\n", tmp_path)
 
 
 def test_the_block_of_an_output_is_written_anew_from_its_record(tmp_path: Path) -> None:
@@ -117,20 +121,16 @@ def test_the_readme_has_the_output_of_the_record() -> None:
 
 
 def test_the_pages_show_all_that_was_recorded() -> None:
-    page = "".join(path.read_text() for path in (*TABLES, ROOT / "README.md"))
-    keys = [field.name for field in fields(Measurement)]
+    page = PAGE.read_text() + (ROOT / "README.md").read_text()
     paths = set((ROOT / "benches" / "results").glob("*.json"))
-    for several, kind in (("network", TIMES), ("network", LINES), ("ranks", MANY)):
+    for several, kind in (("network", LINES), ("ranks", MANY)):
         assert f"<!-- table of benches/results/{several}-*.json: {kind} -->" in page
         paths -= set((ROOT / "benches" / "results").glob(f"{several}-*.json"))
     assert f"<!-- table of benches/results/{STEPS_RECORD.name}: {STEPS} -->" in page
     for path in paths - {RULES_RECORD, STEPS_RECORD}:
-        if f"<!-- output of benches/results/{path.name} -->" in page:
-            continue
-        recorded = json.loads(path.read_text())
-        rows = [Measurement(**{key: row[key] for key in keys if key in row}) for row in recorded]
-        for kind in {comparison.kind for comparison in comparisons(rows)}:
-            assert f"<!-- table of benches/results/{path.name}: {kind} -->" in page
+        name = f"benches/results/{path.name}"
+        marks = (f"output of {name}", f"table of {name}: {RATIOS}", f"table of {name}: {RANGES}")
+        assert any(f"<!-- {mark} -->" in page for mark in marks), name
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
@@ -147,10 +147,9 @@ def test_trainings_become_pictures_and_the_table_of_their_page(tmp_path: Path) -
 def test_the_readme_has_the_ranges_of_the_record() -> None:
     section = (ROOT / "README.md").read_text().partition("\n## Speed\n")[2].partition("\n## ")[0]
     bullets = re.findall(r"^\* (.*(?:\n  .*)*)", section, re.MULTILINE)
-    table = (ROOT / "docs" / "performance.md").read_text().partition(": ranges -->\n\n")[2]
-    _, _, *rows = table.partition("\n\n")[0].splitlines()
-    ranges = [cell for row in rows for cell in re.findall(r"[\d.]+ to [\d.]+", row)]
-    p50s, p99s = ranges[::3], ranges[2::3]
+    recorded = Recorded.read(ROOT / "benches" / "results" / "all-reduce.json")
+    ranges = recorded.ranges(comparisons(recorded.measurements)).values()
+    p50s, _, p99s = (list(column) for column in zip(*ranges, strict=True))
     said = re.findall(r"[\d.]+ to [\d.]+", " ".join(" ".join(bullets).split()))
     assert sorted(said) == sorted(p50s + p99s)
 
@@ -169,7 +168,7 @@ def test_the_readme_has_the_ranges_of_training_steps() -> None:
 def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
     record = json.loads((ROOT / "benches" / "results" / "all-reduce.json").read_text())[0]
     assert record["date"] and record["machine"] and record["tcp_congestion_control"] == "reno"
-    lines = (ROOT / "docs" / "performance.md").read_text().splitlines()
+    lines = PAGE.read_text().splitlines()
     commands = [line for line in lines if line.startswith("gradring bench all-reduce")]
     (documented,) = (line for line in commands if line.endswith(" --congestion reno"))
     assert documented in _commands_of_make_bench()

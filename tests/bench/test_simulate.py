@@ -79,7 +79,7 @@ def test_each_number_of_ranks_size_and_algorithm_is_a_row(
 
 
 def test_the_page_explains_every_column() -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
     table = page.partition("| column | meaning |\n")[2].partition("\n\n")[0]
     explained = re.findall("`([^`]+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.MULTILINE)))
     assert explained == [title for title, *_ in simulation._COLUMNS]

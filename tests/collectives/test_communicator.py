@@ -272,16 +272,26 @@ def test_variables_that_name_what_is_not_there_are_warned_of(
     monkeypatch.setenv("GRADRING_KERNEL", gradring.build_info()["instruction_set"])
     with _alone():
         assert caplog.messages == []
+    used = gradring.build_info()["instruction_set"]
+    other = "scalar" if used != "scalar" else "avx2"
     monkeypatch.setenv("GRADRING_TCP_CONGESTION", "nonsense")
-    monkeypatch.setenv("GRADRING_KERNEL", "avx1024")
+    monkeypatch.setenv("GRADRING_KERNEL", other)
     with _alone():
         # Another thread writes them.
         wait_until(lambda: len(caplog.messages) == 2, "two warnings")
     kernel, congestion = sorted(caplog.messages)
-    assert re.fullmatch(r'GRADRING_KERNEL="avx1024" is ignored, .* this .* has .*scalar', kernel)
+    wrong = rf'GRADRING_KERNEL="{other}" is ignored, and {used} used; this .* has .*scalar'
+    assert re.fullmatch(wrong, kernel)
     assert re.fullmatch(
         r'GRADRING_TCP_CONGESTION="nonsense" is ignored, because .* it has .*reno.*', congestion
     )
+
+
+def test_an_unknown_instruction_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADRING_KERNEL", "avx1024")
+    wrong = "GRADRING_KERNEL=.avx1024. is not one of avx512, avx2, scalar; correct it"
+    with pytest.raises(gradring.errors.ConfigError, match=wrong):
+        gradring.init()
 
 
 def _alone() -> gradring.Communicator:

@@ -1,71 +1,62 @@
-"""The pages of the API are what signatures and docstrings say, and have all public names."""
+"""The pages of the API have all public names, with docstrings that fit their signatures."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from api_names import MODULES, PAGES, documented, exported, sections
 
-import api_pages
 from test_imports import PUBLIC
 
-FILES = api_pages.files()
-TEXT = "\n".join(FILES.values())
 
-
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
-def test_a_page_shows_what_the_sources_say(file: Path) -> None:
-    assert file.read_text() == FILES[file], "type: make api"
-
-
-def test_there_are_no_other_pages() -> None:
-    assert {*api_pages.FOLDER.iterdir()} == {*FILES} - {api_pages.INDEX}
-
-
-@pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_name_has_its_place(module: str) -> None:
+@pytest.mark.parametrize("module", sorted({*MODULES, *PUBLIC}))
+def test_every_public_name_is_on_a_page(module: str) -> None:
     missing = [
         name
-        for name in PUBLIC[module].split()
-        if not re.search(rf"^##+ `{module}\.{name}`$", TEXT, re.MULTILINE)
-        and f"{module}.{name}" not in api_pages.MODULES
-        and module != f"gradring.tensorflow.{name}"  # a file that has the name of its function
+        for name in {*exported(module), *PUBLIC.get(module, "").split()}
+        if f"{module}.{name}" not in documented()
+        # The page says of which other module it is.
+        and f"`{name}`" not in PAGES[MODULES[module]]
     ]
     # They are modules that have no names of their own, or have pages elsewhere.
-    assert set(missing) <= {"data", "keras"}, missing
+    modules = {path.rpartition(".")[2] for path in MODULES}
+    assert set(missing) <= modules, missing
 
 
-def test_every_link_of_a_page_leads_to_a_heading() -> None:
-    for file, text in FILES.items():
-        for page, anchor in re.findall(r"\]\(([\w/.-]+\.md)#(\w+)\)", text):
-            place = (file.parent / page).resolve()
-            headings = re.findall(r"^#+ `(.*)`$", FILES.get(place, ""), re.MULTILINE)
-            if place in FILES:
-                assert anchor in {heading.replace(".", "").lower() for heading in headings}
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    names = [path for path in documented() if path.startswith(f"{module}.")]
+    assert names and not [path for path in names if not documented()[path].has_docstring]
 
 
-def test_nothing_of_a_docstring_is_lost() -> None:
-    page = FILES[api_pages.FOLDER / "groups.md"]
-    assert "    wire_dtype: WireDtype | None = None,\n" in page
-    assert "* `stall_warning`: seconds without any movement" in page
-    assert "* `RendezvousError`: The group did not form in time" in page
-    assert "    x: NDArray[D],\n    *,\n    out: NDArray[D] | None = None,\n" in page
-    assert "    slowest: SlowestRank | None\n" in page
-    # The first colon of what a function returns ends no type.
-    assert "Part `rank` of `numpy.array_split(reduced, world_size)`: the first axis is" in page
-    assert not re.search(r"\*\*(?:Returns|Yields)\*\*\n\n[^A-Z`]", TEXT)
+def test_docstrings_describe_the_arguments_of_their_functions() -> None:
+    different = {}
+    for path, one in documented().items():
+        made = one.all_members.get("__init__") if one.is_class else one
+        described = {each.name for part in sections(one, "parameters") for each in part}
+        taken = {each.name for each in getattr(made, "parameters", ())} - {"self", "cls"}
+        if described and (names := {name.lstrip("*") for name in described} ^ taken):
+            different[path] = names
+    assert not different
 
 
-def test_examples_stand_below_what_they_show() -> None:
-    for entry in re.split(r"^##+ ", TEXT, flags=re.MULTILINE)[1:]:
-        parts = re.findall(r"^\*\*(\w+)\*\*$", entry, re.MULTILINE)
-        assert "Example" not in parts[:-1], entry
+def test_the_first_words_of_a_result_are_not_taken_for_its_type() -> None:
+    results = {
+        path: (each, one)
+        for path, one in documented().items()
+        for part in sections(one, "returns")
+        for each in part
+    }
+    assert len(results) > 40
+    assert not [path for path, (each, one) in results.items() if each.annotation != one.returns]
+    assert not [path for path, (each, _) in results.items() if each.name]
 
 
-def test_a_page_is_markdown_and_names_nothing_private() -> None:
-    assert not re.search(r"^(?:=== *|:+$)", TEXT, re.MULTILINE)
-    assert not re.search(r"= (?:\w+\.)?[A-Z]+_[A-Z_]+[,)]", TEXT)
-    assert "    bucket_bytes: int = 16 * 1024 * 1024,\n" in TEXT
-    assert "* `*args`: Arguments for every rank; pickled." in TEXT
-    assert "[observability](../observability.md) defines its times." in TEXT
+def test_defaults_are_values_and_no_names_of_private_constants() -> None:
+    calls = [
+        one.all_members.get("__init__") if one.is_class else one for one in documented().values()
+    ]
+    defaults = [str(each.default) for one in calls for each in getattr(one, "parameters", ())]
+    assert "16 * 1024 * 1024" in defaults
+    assert not [each for each in defaults if re.search(r"\b[A-Z]+_[A-Z_]+\b", each)]

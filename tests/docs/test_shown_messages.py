@@ -116,7 +116,7 @@ def test_the_message_of_an_exception_is_one_that_the_code_says(where: str, said:
 
 
 def test_messages_are_found_and_others_are_found_out() -> None:
-    assert len(shown(LAUNCHER)) > 3 and len(shown(EXCEPTION)) > 5
+    assert len(shown(LAUNCHER)) > 2 and len(shown(EXCEPTION)) > 4
     ended = pattern(("", " has ended (", "); ", " must end"))
     assert ended is not None
     assert says(ended, "rank 1 has ended (killed); 1 process must end")

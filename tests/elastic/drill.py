@@ -39,7 +39,7 @@ from elastic.matrix import (
     SAME,
     Cell,
 )
-from elastic.training import Plan, Seen, Trainee, at_each_loss, check, outcomes_of, runs
+from elastic.training import Job, Plan, Seen, Trainee, at_each_loss, check, outcomes_of
 from faults import actor, matrix
 from faults.drill import RATE, Result, own_address, trap
 from faults.proxy import Proxies
@@ -214,14 +214,14 @@ def meet(trainee: Trainee, cell: Cell) -> None:
 
 def before_the_next_group(strike_here: Callable[[], None]) -> None:
     """Has it called once this process has agreed on the next group with others."""
-    real = runs._Job.agreed
+    real = Job.agreed
 
     def agreed(*arguments: object) -> None:
-        runs._Job.agreed = real
+        Job.agreed = real
         strike_here()
         real(*arguments)
 
-    runs._Job.agreed = agreed
+    Job.agreed = agreed
 
 
 def end(trainee: Trainee, cell: Cell) -> None:

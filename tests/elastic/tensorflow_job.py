@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gradring.elastic.run import _Job
+from gradring.elastic.job import _Job
 from gradring.errors import ConfigError
 from gradring.tensorflow import CustomCollectiveStrategy, GradientReducer, elastic
 

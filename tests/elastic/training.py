@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +21,13 @@ import gradring
 from faults.stage import Stage
 from gradring.elastic import State
 from gradring.elastic import commit as commits
+from gradring.elastic.job import _Job
 from gradring.group.communicator import core_of
 from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks
 
-#: The module, which has the name of its function.
-runs = sys.modules["gradring.elastic.run"]
-
+#: A job's loop, of which drills replace a method.
+Job: Any = _Job
 LIMIT_S = 180.0
 PIECES_BEFORE_DEATH = 40
 RATE = 0.001
@@ -195,7 +194,7 @@ def at_each_loss(tell: Callable[[], None]) -> None:
 
 def die_while_connecting(trainee: Trainee) -> None:
     """Is killed once it has agreed on a group with others."""
-    runs._Job.agreed = lambda *_: trainee.die()
+    Job.agreed = lambda *_: trainee.die()
 
 
 def die_in_the_transfer(trainee: Trainee) -> None:

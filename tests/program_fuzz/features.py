@@ -161,6 +161,8 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
          ("target",)),
         (lambda p: p["step"] in ("gan", "draws"), ("callbacks", "saving", "after", "loop")),
         (lambda p: p["step"] is not None, ("wiring", "scaling")),
+        # docs/numerics.md#limits: eager steps do not show that rows of a sparse batch are sums.
+        (lambda p: p["input"] == "sparse", ("eager",)),
         # docs/coming-from-mwms.md: with run_eagerly only Keras' own sums are seen.
         (lambda p: p["eager"], ("step", "own_loss", "per_execution")),
         (lambda p: p["wiring"] == "two outputs", ("own_loss", "weights", "per_step",

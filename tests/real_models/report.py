@@ -1,7 +1,8 @@
 """``python -m real_models.report``: trains the grid and prints it as a Markdown table.
 
 The cells are those of the tests, and so is the judgement. With ``--record`` a run goes on where the
-last one has ended; ``--page`` writes the tables of all records into docs/internals/conformance.md.
+last one has ended; ``--page`` prints the table of the newest record, and writes the sums of all
+records into docs/internals/conformance.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--page", action="store_true", help="trains nothing; writes the page")
     given = parser.parse_args(arguments)
     if given.page:
-        PAGE.write_text(written_between(PAGE.read_text(), BEGIN, END, tables()))
+        records = recorded()
+        print(table(records[-1].results))
+        PAGE.write_text(written_between(PAGE.read_text(), BEGIN, END, sums(records)))
         return 0
     of = BY_VERSION if given.by_version else cells()
     chosen = [cell for cell in of if given.only in cell.name]
@@ -62,12 +65,43 @@ def tell(result: Result) -> None:
     sys.stderr.flush()
 
 
-def tables() -> str:
-    """For the page: all cells under the newest TensorFlow, and some under each."""
+def recorded() -> list[Record]:
+    """All records, that of the newest TensorFlow last."""
     records = [Record.read(path) for path in DIRECTORY.glob("*.json")]
-    records.sort(key=lambda record: _version(record.environment["tensorflow-cpu"]))
+    return sorted(records, key=lambda record: _version(record.environment["tensorflow-cpu"]))
+
+
+def sums(records: Sequence[Record]) -> str:
+    """For the page: all cells under the newest TensorFlow in short, and some under each."""
     newest = records[-1]
-    return f"{_caption(newest)}\n{table(newest.results)}\n\n{_by_version(records)}\n"
+    parts = (_by_precision(newest.results), _by_parameters(newest.results), _by_version(records))
+    return "\n\n".join([_caption(newest).rstrip(), *parts]) + "\n"
+
+
+def _by_precision(results: Sequence[Result]) -> str:
+    """How many trainings are as they must be, and the one that is nearest to its limit."""
+    lines = ["| precision | trained, equal bits | nearest to its limit |", "|---|---|---|"]
+    for name, policy in (("float64",) * 2, ("float32",) * 2, ("16 bits", "mixed")):
+        found = [result for result in results if policy in result.cell.policy]
+        right = [result for result in found if not result.problems]
+        if right:
+            nearest = max(right, key=lambda r: r.ranks[0].distance / r.ranks[0].tolerance)
+            worst = f"{nearest.cell.model}: {_worst([nearest])}"
+            lines.append(f"| {name} | {len(right)} of {len(found)} | {worst} |")
+    return "\n".join(lines)
+
+
+def _by_parameters(results: Sequence[Result]) -> str:
+    """The models by their size."""
+    sizes: dict[str, int] = {}
+    for result in results:
+        of_ranks = [rank.parameters for rank in result.ranks]
+        sizes[result.cell.model] = max(sizes.get(result.cell.model, 0), *of_ranks)
+    lines = ["| parameters | models |", "|---|---|"]
+    for least, limit in ((0, 2), (2, 10), (10, 40), (40, 1000)):
+        models = [m for m, size in sizes.items() if least <= size / 1e6 < limit]
+        lines.append(f"| {least} to {limit} M | {len(models)}: {'; '.join(models)} |")
+    return "\n".join(lines)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ KEPT = re.compile(
             # What make, pytest, coverage.py and the tests themselves give and read.
             "CI|MAKE.*|MFLAGS|PYTHON|VENV|PYTEST.*|COLUMNS|LINES|TEST_PROCESSES|COVERAGE_.*",
             "SEEDS?|MEMBERS_SEED|UPDATES_SEED|EVERY_WORLD_SIZE|SOURCE_DATE_EPOCH",
-            "GRADRING_RAY_PYTHON|GRADRING_MPI_ENVIRONMENTS",
+            "GRADRING_RAY_PYTHON|GRADRING_MPI_ENVIRONMENTS|SITE_PICTURES",
             # Compilers, and where Rust and other Pythons are.
             "CC|CXX|AR|RUSTFLAGS|RUSTC_WRAPPER|CARGO_.*|RUSTUP_.*|PYENV_ROOT|UV_.*|XDG_DATA_HOME",
             # Packages through a proxy or from a mirror.

@@ -95,6 +95,6 @@ def test_who_trains_alone_is_told(tmp_path: Path, kind: str) -> None:
     assert done.returncode == 0, done.stderr
     if kind in NAMED:
         (line,) = lines
-        assert line.startswith("[0] ") and "with strategy.scope()" in line
+        assert line.startswith("[0] gradring: ") and "with strategy.scope()" in line
     else:
         assert not lines

@@ -283,12 +283,14 @@ def test_who_makes_mwms_gets_ours_under_every_name(python: Path, tmp_path: Path)
     replicas, history, _ = first
     assert replicas == 2 and history[1] < history[0]
     assert lines_about(done, "is gradring's Custom") == [
-        "[0] tf.distribute.MultiWorkerMirroredStrategy is gradring's CustomCollectiveStrategy here "
-        "(GRADRING_AS_MWMS), on 2 ranks; it has its own choice of implementation and "
-        "timeout_seconds"
+        "[0] gradring: tf.distribute.MultiWorkerMirroredStrategy is gradring's "
+        "CustomCollectiveStrategy here (GRADRING_AS_MWMS), on 2 ranks; it has its own choice of "
+        "implementation and timeout_seconds"
     ]
     line, _ = sorted(lines_about(done, "inherits"))
-    assert line.startswith("[0] __main__.Own inherits from tf.distribute.MultiWorkerMirrored")
+    assert line.startswith(
+        "[0] gradring: __main__.Own inherits from tf.distribute.MultiWorkerMirrored"
+    )
 
 
 def test_a_script_for_one_machine_trains_on_two_ranks_as_alone(
@@ -328,7 +330,7 @@ def test_a_step_of_its_own_trains_as_alone_or_is_named(
     if legacy == "0":
         assert first["loop"] == "each rank trains for itself"
         (line,) = lines_about(done, "outside of Keras' fit")
-        assert line.startswith("[0] the optimizer 'sgd'")
+        assert line.startswith("[0] gradring: the optimizer 'sgd'")
         return
     # What is warned of: the steps are twice as long, and the fit went elsewhere.
     assert first["own"] != pytest.approx(alone["own"], rel=1e-3)
@@ -338,8 +340,8 @@ def test_a_step_of_its_own_trains_as_alone_or_is_named(
         line.partition(" applies gradients of a loss that is no loss")[0]
         for line in lines_about(done, "no loss of Keras")
     ] == [
-        "[0] the optimizer 'own'",
-        "[0] the optimizer 'own_again'",
+        "[0] gradring: the optimizer 'own'",
+        "[0] gradring: the optimizer 'own_again'",
     ]
 
 
@@ -418,7 +420,9 @@ def test_a_strategy_of_the_program_stays(python: Path, tmp_path: Path) -> None:
     done = ran(python, written(tmp_path, OWN_STRATEGY), "--with-strategy", "-np", "1")
     assert done.returncode == 0, done.stderr
     (line,) = lines_about(done, "GRADRING_WITH_STRATEGY")
-    assert line.startswith("[0] this program has a OneDeviceStrategy of its own, so it gets none")
+    assert line.startswith(
+        "[0] gradring: this program has a OneDeviceStrategy of its own, so it gets none"
+    )
 
 
 def test_keras_on_another_backend_is_left_alone(python: Path, tmp_path: Path) -> None:

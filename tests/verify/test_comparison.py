@@ -64,7 +64,7 @@ def test_trainings_that_differ_by_rounding_are_equal() -> None:
     [
         (2, "a mean of the program's own: each of 2 ranks"),
         (0.5, "a sum that is averaged: the gradient is divided by 2"),
-        (1.3, "a part of the step that is counted otherwise"),
+        (1.3, "samples that each rank draws for itself, or a part of the step"),
     ],
 )
 def test_the_factor_of_an_update_is_found(factor: float, cause: str) -> None:
@@ -127,6 +127,17 @@ def test_batches_that_grow_with_the_ranks_are_named() -> None:
     is_equal, text = text_of(one, other, other)
     assert is_equal is False
     assert "likely cause: the program makes batches 2 times as large on 2 ranks" in text
+
+
+def test_datasets_that_the_program_divides_are_named() -> None:
+    one, other = (
+        training(factor=factor, facts=Facts(batches=[8], shards=[shards]))
+        for factor, shards in ((1, 1), (1.2, 2))
+    )
+    is_equal, text = text_of(one, other, other)
+    assert is_equal is False
+    assert "likely cause: the program divides its data by Dataset.shard(2, ...)" in text
+    assert text.endswith("divide the batch size by 2 too\ndocs/verify.md says more"), text
 
 
 def test_variables_without_a_gradient_are_not_compared() -> None:

@@ -100,8 +100,8 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
-#: All processes.
 global_process_set = ProcessSet(None)
+"""The set of all processes."""
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

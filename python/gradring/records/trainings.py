@@ -79,6 +79,7 @@ class Facts:
         numbers: Digest of the state of numpy's random numbers at the first step; empty if the
             program has drawn none.
         batches: Batch sizes of datasets.
+        shards: Numbers of parts into which the program divides datasets itself.
         stopped: Whether the process was ended at the limit of steps.
         warnings: Warnings of gradring.
     """
@@ -87,6 +88,7 @@ class Facts:
     compute: list[str] = field(default_factory=list)
     numbers: str = ""
     batches: list[int] = field(default_factory=list)
+    shards: list[int] = field(default_factory=list)
     stopped: bool = False
     warnings: list[str] = field(default_factory=list)
 

@@ -101,6 +101,11 @@ impl Setting {
         self.default = default;
         self
     }
+
+    const fn one_of(mut self, choices: &'static [&'static str]) -> Self {
+        self.choices = choices;
+        self
+    }
 }
 
 /// Settings for a rank's place in its group, and for access to the group. The handshake detects a
@@ -126,7 +131,8 @@ pub const PLACE: &[Setting] = &[
 #[rustfmt::skip]
 pub const PROCESS: &[Setting] = &[
     row("tcp_congestion", "GRADRING_TCP_CONGESTION", "name", "congestion control of TCP, or `system`", User),
-    row("kernel", "GRADRING_KERNEL", "name", "arithmetic: `avx512`, `avx2` or `scalar`", User),
+    row("kernel", "GRADRING_KERNEL", "one of", "instruction set of the arithmetic", Program)
+        .one_of(&["avx512", "avx2", "scalar"]),
     row("log", "GRADRING_LOG", "level", "of the logger `gradring`, such as `ERROR`", Program),
     row("log_dir", "GRADRING_LOG_DIR", "directory", "for rank 0's `steps.jsonl`, of a `Monitor`", Program),
     row("flight_dir", "GRADRING_FLIGHT_DIR", "directory", "for the last collectives of each rank", Program),

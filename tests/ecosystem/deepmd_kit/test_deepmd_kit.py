@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from gradring.clusters import without_cluster_variables
 from support.documents import ROOT
@@ -129,6 +130,22 @@ def test_both_ranks_end_with_the_bits_of_the_checkpoint(
 
 def bits(array: Any) -> bytes:
     return bytes(array.tobytes())
+
+
+def test_the_workflow_for_deepmd_kit_trains_on_two_ranks(python: Path, tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / "examples/deepmd_kit/parallel_training.yml").read_text())
+    steps = {
+        step["name"]: step for step in workflow["jobs"]["tensorflow"]["steps"] if "run" in step
+    }
+    assert list(steps) == ["Install", "Train", "Check that the ranks trained together"]
+    directory = tmp_path / steps["Train"]["working-directory"]
+    directory.mkdir(parents=True)
+    prepared(python, directory, STEPS)
+    # The data of this test stand where deepmd-kit has its own.
+    (directory / "model_compression").mkdir()
+    (directory / "input.json").rename(directory / "model_compression/input.json")
+    for name in ("Train", "Check that the ranks trained together"):
+        run(directory, "bash", "-e", "-o", "pipefail", "-c", steps[name]["run"])
 
 
 def test_a_rank_that_is_killed_ends_the_other_with_the_error_that_names_it(

@@ -55,7 +55,7 @@ Examples:
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradring.machine import packages
 
@@ -76,6 +76,9 @@ from gradring.horovod.tensorflow.optimizer import DistributedOptimizer
 from gradring.horovod.tensorflow.reduce_ops import *  # noqa: F403
 from gradring.horovod.tensorflow.sessions import BroadcastGlobalVariablesHook
 
+if TYPE_CHECKING:
+    from gradring.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+
 #: Private in Horovod, but used by programs.
 _executing_eagerly = tf.executing_eagerly
 
@@ -89,7 +92,7 @@ __all__ = [
     "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedOptimizer",
-    "SyncBatchNormalization",  # noqa: F405 (imported by __getattr__)
+    "SyncBatchNormalization",
     "elastic",  # noqa: F405 (imported by __getattr__)
     "join",
     "keras",  # noqa: F405 (imported by __getattr__)

@@ -30,7 +30,7 @@ from typing import Any, TypeVar, cast
 
 import gradring.elastic
 import gradring.tensorflow.elastic
-from gradring.elastic.run import Regroup
+from gradring.elastic.job import Regroup
 from gradring.errors import ConfigError, GradringError
 from gradring.group.communicator import Communicator, open_groups
 from gradring.horovod import basics

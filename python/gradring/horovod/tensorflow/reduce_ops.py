@@ -19,11 +19,17 @@ class ReduceOp(enum.Enum):
 
 
 Average = ReduceOp.AVERAGE
+"""The mean over ranks."""
 Sum = ReduceOp.SUM
+"""The sum over ranks."""
 Min = ReduceOp.MIN
+"""The least element of all ranks."""
 Max = ReduceOp.MAX
+"""The greatest element of all ranks."""
 Product = ReduceOp.PRODUCT
+"""The product over ranks."""
 Adasum = ReduceOp.ADASUM
+"""Named for programs that import it; a call with it is a `NotImplementedError`."""
 
 #: Reductions that are defined for rows, parts and gradients.
 LINEAR = (Average, Sum)

@@ -69,7 +69,7 @@ def install(_: Any) -> None:
     without_chance.install()
     logging.getLogger("gradring").addHandler(_Warnings(_recorder))
     _without_xla()
-    _note_batches(_recorder)
+    _note_batches(_recorder.facts)
     _record(tf.compat.v1.train.Optimizer, "apply_gradients", _pairs, returns_op=True)
     # TensorFlow may have imported Keras before the start hook could see it.
     keras = sys.modules.get("keras")
@@ -115,17 +115,27 @@ def _without_xla() -> None:
     tf.function = function
 
 
-def _note_batches(recorder: _Recorder) -> None:
-    """Notes the batch sizes of a program's datasets."""
-    original = tf.data.Dataset.batch
+def _note_batches(facts: trainings.Facts) -> None:
+    """Notes the batch sizes of a program's datasets, and into how many parts it divides them."""
+    for name, argument, numbers in (
+        ("batch", "batch_size", facts.batches),
+        ("shard", "num_shards", facts.shards),
+    ):
+        method = _noting(getattr(tf.data.Dataset, name), argument, numbers)
+        setattr(tf.data.Dataset, name, method)
+
+
+def _noting(original: Callable[..., Any], argument: str, numbers: list[int]) -> Callable[..., Any]:
+    """Returns a method of datasets that notes its first argument, if that is a number."""
 
     @functools.wraps(original)
-    def batch(dataset: Any, batch_size: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(batch_size, int):
-            recorder.facts.batches.append(batch_size)
-        return original(dataset, batch_size, *args, **kwargs)
+    def method(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        number = args[0] if args else kwargs.get(argument)
+        if isinstance(number, int):
+            numbers.append(number)
+        return original(dataset, *args, **kwargs)
 
-    tf.data.Dataset.batch = batch
+    return method
 
 
 class _Warnings(logging.Handler):

@@ -24,8 +24,8 @@ _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 class Network:
     """Equal hosts and their connections; the fields are those of the core's `Network`.
 
-    The defaults inside a host are measurements of one host with two cores (docs/scaling.md). The
-    defaults between hosts were not measured.
+    The defaults inside a host are measurements of one host with two cores
+    (docs/performance.md). The defaults between hosts were not measured.
 
     Attributes:
         world_size: Number of ranks.

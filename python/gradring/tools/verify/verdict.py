@@ -203,6 +203,16 @@ def _causes(
             f"the program makes batches {size} times as large on {size} ranks "
             f"({max(of_ranks)} samples): give it one size of the whole batch to compare"
         )
+    if (
+        of_ranks
+        and of_ranks == batches
+        and size in set(ranks[0].facts.shards) - {*one.facts.shards}
+    ):
+        yield (
+            f"the program divides its data by Dataset.shard({size}, ...), and each rank has "
+            f"batches of its own: in a step, {size} ranks train on {size} times the samples of one "
+            f"process. To compare, divide the batch size by {size} too"
+        )
     for said, cause in _WARNED.items():
         if any(said in text for text in warnings):
             yield cause
@@ -262,9 +272,9 @@ def _causes_by_factor(worst: Difference | None, size: int) -> Iterator[str]:
         )
     elif not _is_near(worst.factor, 1):
         yield (
-            "a part of the step that is counted otherwise on ranks: a penalty or mean in the "
-            "program, gradients clipped before they are added up, or a variable that a layer "
-            "assigns from its part of a batch"
+            "samples that each rank draws for itself, or a part of the step that ranks count "
+            "otherwise: a penalty, a mean of your own, clipped gradients, or a variable that a "
+            "layer assigns from its part of a batch"
         )
 
 

@@ -145,8 +145,8 @@ unsafe fn run(task: Task, target: *mut u8, source: *const u8, count: usize) {
 
 /// The instruction set that the kernels use on this machine: `avx512`, `avx2` or `scalar`.
 ///
-/// Detected once. `GRADRING_KERNEL` with one of these names overrides the choice. An unknown set,
-/// or one that the processor lacks, is ignored; [`ignored_override`] reports that.
+/// Detected once. `GRADRING_KERNEL` with one of these names overrides the choice. A set that the
+/// processor lacks is ignored; [`ignored_override`] reports that.
 #[must_use]
 pub fn instruction_set() -> &'static str {
     active().name
