@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Most tests wait more than they compute. Those of one file share what is expensive to start.
 TEST_PROCESSES ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) * 3 / 2 : 12 )))
 PYTEST_OPTIONS = -q --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# A failed test runs once more, unless a value was wrong; more than three in one run do not fail by chance.
+RERUN = --reruns 1 --max-suite-reruns 3 --rerun-except AssertionError --rerun-except "DID NOT RAISE" --rerun-show-tracebacks
 WHEEL_BUILT = --wheel="$$(ls -t dist/*.whl | head -n 1)"
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
@@ -32,9 +34,9 @@ check: setup lint-code ## for every save: lints, types, Rust, and the tests that
 	SEEDS=200 cargo test --workspace --quiet
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --in-one-process
 
-# Variables of the machine are left behind (tests/clean_environment.py).
+# Variables of the machine are left behind (tests/support/clean_environment.py).
 test: prerequisites ## what CI runs: lints, and tests of everything, also of the built wheel
-	@$(PYTHON) tests/clean_environment.py $(MAKE) --no-print-directory test-here
+	@$(PYTHON) tests/support/clean_environment.py $(MAKE) --no-print-directory test-here
 
 # Lints take one processor, so Rust's tests run beside them; what lints say comes when these have ended.
 test-here: setup
@@ -42,15 +44,15 @@ test-here: setup
 		failed=$$?; wait $$lints || failed=1; cat target/lint.log; exit $$failed
 	@$(MAKE) --no-print-directory test-instructions wheel
 	$(call BY_APT,chromium)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun -rs --durations=15 $(WHEEL_BUILT)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(RERUN) -rs --durations=15 $(WHEEL_BUILT)
 
 test-all: setup ## all that needs no other versions or compilers, for hours; ends with a table of what ran
-	$(BIN)/python tests/everything.py
+	$(BIN)/python tests/support/everything.py
 
 # Root makes the machine (sudo asks); the tests run as another user.
 TESTS ?= tests
 test-elsewhere: setup ## the tests of the package as another user, on one core of an unlike machine; TESTS=tests/launch for a part
-	$(BIN)/python tests/elsewhere.py $(TESTS)
+	PYTHONPATH=tests $(BIN)/python -m support.elsewhere $(TESTS)
 
 fault-report: setup ## what survivors see of every fault in every phase, as a table
 	PYTHONPATH=tests $(BIN)/python -m faults.report
@@ -104,7 +106,7 @@ coverage: setup ## lines and branches that the tests reach in Rust and Python, b
 	-$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet -o target/coverage/python.json
-	$(BIN)/python tests/coverage_table.py target/coverage/rust.json target/coverage/python.json
+	$(BIN)/python tests/support/coverage_table.py target/coverage/rust.json target/coverage/python.json
 
 lines: ## lines of product code by folder, without tests, comments, docstrings and blank lines
 	@$(PYTHON) tests/repository/lines.py
@@ -143,7 +145,7 @@ test-instructions: setup ## the instructions of hot paths against their record, 
 SLOW_TOO ?=
 MARKS := $(if $(SLOW_TOO),-m "slow or not slow")
 test-python: setup ## the tests of the package
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS) --rerun $(MARKS)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(RERUN) $(MARKS)
 
 # Ray pins versions that the developer's environment should not have to follow. The second environment
 # sees the packages of the first one behind its own.
@@ -296,16 +298,16 @@ test-wheel: wheel setup ## installs the wheel into empty environments, of all Py
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) -rs $(MARKS) tests/packaging $(WHEEL_BUILT)
 
 test-matrix: wheel setup ## the TensorFlow tests under several TensorFlow and Keras; writes docs/compatibility.md
-	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)"
+	$(BIN)/nox
 
 # RELEASED=1 runs the same tests with what was released last, to compare with.
 RELEASED ?=
 test-next: wheel setup ## the quick TensorFlow tests with the next TensorFlow and Keras, in 10 minutes; writes docs/compatibility.md
-	$(BIN)/python tests/matrix.py "$$(ls -t dist/*.whl | head -n 1)" $(if $(RELEASED),--newest,--next)
+	$(BIN)/nox $(if $(RELEASED),--tags newest -- quick,--session next)
 
 test-real-models: wheel setup ## every real model in every way (hours; goes on where the last run ended), eight under other TensorFlows; writes docs/internals/conformance.md
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --record
-	$(BIN)/python tests/matrix.py --real-models "$$(ls -t dist/*.whl | head -n 1)"
+	$(BIN)/nox --tags real-models -- real-models
 	PYTHONPATH=tests $(BIN)/python -m real_models.report --page
 
 # Each package has an environment of its own, of links to one copy of its files. With QUICK=1 five programs run, and

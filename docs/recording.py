@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from documents import ROOT, blocks_of, programs
+from support.documents import ROOT, blocks_of, programs
 
 PAGE = ROOT / "docs" / "tutorial.md"
 PROMPT = "\x1b[32m$\x1b[0m "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -13,19 +15,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import clean_environment
-from reruns import RECORD, Reruns
+from support import clean_environment
 
 # The tests of a wheel load this file where the package is not installed.
 if TYPE_CHECKING:
-    from rank_template import Templates
+    from support.rank_template import Templates
+
+FLAKY = Path(__file__).with_name("flaky.txt")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Makes variables and signals a user's; registers ``--rerun`` where all reports arrive."""
+def pytest_configure() -> None:
+    """Makes variables and signals a user's."""
     clean_environment.clean()
-    if config.getoption("--rerun") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reruns(RECORD))
     let_signals_mean_what_they_mean()
 
 
@@ -45,6 +46,14 @@ def let_signals_mean_what_they_mean() -> None:
         if signal.getsignal(signum) == signal.SIG_IGN:
             is_interrupt = signum == signal.SIGINT
             signal.signal(signum, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Notes what passed only the second time: who finds a line there mends the test."""
+    is_again = report.when == "call" and report.passed and getattr(report, "rerun", 0) > 0
+    if is_again and "PYTEST_XDIST_WORKER" not in os.environ:
+        with FLAKY.open("a") as file:
+            file.write(f"{datetime.date.today()} {report.nodeid}\n")
 
 
 def pytest_sessionfinish() -> None:
@@ -73,9 +82,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--in-one-process", action="store_true", help="skips each test where it starts a process"
     )
     parser.addoption(
-        "--rerun", action="store_true", help="runs failed tests again, to tell which are flaky"
-    )
-    parser.addoption(
         "--engines", action="store_true", help="runs the tests of tests/engines (Slurm, MPI, Ray)"
     )
 
@@ -92,7 +98,7 @@ def processes_are_started(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def templates() -> Iterator[Templates]:
     """Processes whose copies are ranks."""
-    from rank_template import Templates
+    from support.rank_template import Templates
 
     with Templates() as made:
         yield made
@@ -128,7 +134,7 @@ def simulated_hosts_are_possible() -> None:
 def fresh_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test whose ranks import all themselves."""
     from gradring.testing import harness
-    from rank_template import start_interpreter
+    from support.rank_template import start_interpreter
 
     monkeypatch.setattr(harness, "start_interpreter", start_interpreter)
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from commands import completed
-from documents import ROOT
+from support.commands import completed
+from support.documents import ROOT
 
 #: Of machines on which the tests hid a defect, or went another way than a user's programs.
 FOREIGN = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_CORETYPE": "Haswell"}

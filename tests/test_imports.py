@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import gradring
-from documents import ROOT
 from gradring.machine import packages
+from support.documents import ROOT
 
 #: What programs may import, and what they may import from there. It may grow. ``gradring.ray``
 #: needs Ray: see tests/engines.

@@ -1,28 +1,17 @@
-"""Of failed tests, those that pass in a fresh process and had no wrong value are called flaky."""
+"""Failed tests that `make test` runs once more: what is green then, and what is not."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+import shlex
 
 import pytest
 
-import reruns
+from support.documents import ROOT
 
 pytest_plugins = ("pytester",)
 
-CONFTEST = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(reruns.__file__).parent)!r})
-from reruns import Reruns
-
-def pytest_addoption(parser):
-    parser.addoption("--rerun", action="store_true")
-
-def pytest_configure(config):
-    if config.getoption("--rerun") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reruns(Path("record.txt").absolute()))
-"""
+(GIVEN,) = re.findall(r"^RERUN = (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
 FIRST_TIME = """
 from pathlib import Path
 import pytest
@@ -41,7 +30,14 @@ def test_late():
 """
 WRONG = """
 def test_wrong():
-    assert not first_time("wrong")
+    if first_time("wrong"):
+        raise RuntimeError("rank 1 said: AssertionError: 3 is not 2")
+"""
+CRASHED = """
+def test_crashed():
+    if first_time("crashed"):
+        import os
+        os._exit(1)
 """
 ALWAYS = """
 def test_always():
@@ -56,38 +52,40 @@ def rank():
 def test_of_a_fixture(rank): pass
 def test_of_the_same_fixture(rank): pass
 """
-GOOD = """
-def test_good(): pass
+MANY = """
+@pytest.mark.parametrize("name", "abcd")
+def test_many(name):
+    if first_time(name):
+        raise TimeoutError("nobody came")
 """
 
 
 @pytest.mark.parametrize(
-    ("tests", "code", "said", "noted"),
+    ("tests", "failed", "again"),
     [
-        ((LATE, GOOD, FIXTURE), 0, ["flaky: test_2.py::test_of_a_fixture"], 3),
         (
-            (LATE, WRONG),
-            1,
-            ["passed the second time, but a value was wrong: test_1.py::test_wrong"],
-            1,
+            (LATE, FIXTURE),
+            0,
+            ["RERUN test_0.py::test_late*", "RERUN test_1.py::test_of_a_fixture*"],
         ),
-        ((ALWAYS,), 1, ["failed again: test_0.py::test_always", "*nobody comes*"], 0),
-        ((ALWAYS,) * 4, 1, ["not run again: tests of 4 files failed"], 0),
+        ((LATE, WRONG), 1, ["RERUN test_0.py::test_late*"]),
+        ((CRASHED,), 1, []),
+        ((ALWAYS,), 1, ["RERUN test_0.py::test_always*"]),
+        ((MANY,), 1, []),
     ],
-    ids=["late", "a value", "always", "many"],
+    ids=["late", "a value", "a crash", "always", "many"],
 )
-def test_what_passes_the_second_time_is_flaky_unless_a_value_was_wrong(
-    pytester: pytest.Pytester, tests: tuple[str, ...], code: int, said: list[str], noted: int
+def test_what_passes_the_second_time_is_green_unless_a_value_was_wrong(
+    pytester: pytest.Pytester, tests: tuple[str, ...], failed: int, again: list[str]
 ) -> None:
-    pytester.makeconftest(CONFTEST)
     for number, test in enumerate(tests):
         (pytester.path / f"test_{number}.py").write_text(FIRST_TIME + test)
-    result = pytester.runpytest_subprocess("-n", "1", "--rerun")
-    assert result.ret == code
-    result.stdout.fnmatch_lines(said)
-    record = pytester.path / "record.txt"
-    assert (record.read_text().count("flaky: ") if record.exists() else 0) == noted
+    result = pytester.runpytest_subprocess("-n", "1", "--dist", "loadfile", *shlex.split(GIVEN))
+    assert result.ret == bool(failed)
+    result.assert_outcomes(passed=result.parseoutcomes().get("passed", 0), failed=failed)
+    result.stdout.fnmatch_lines_random(again)
 
 
 def test_no_test_is_known_to_be_flaky() -> None:
-    assert reruns.RECORD.read_text() == "", "mend them, and empty the file"
+    text = (ROOT / "tests" / "flaky.txt").read_text()
+    assert text == "", "mend them, and empty the file"

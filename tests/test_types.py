@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import ROOT, blocks
+from support.documents import ROOT, blocks
 
 #: TensorFlow and Keras have no types, and the pages' functions do not say those of their arguments.
 MYPY = ["--strict", "--allow-untyped-defs", "--disable-error-code", "import-untyped"]
@@ -25,7 +25,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("programs")
     shown = [block.program for block in blocks() if block.document in FIRST_PAGES and block.program]
     assert shown
-    calls = "typed_calls.py", (ROOT / "tests" / "typed_calls.py").read_text()
+    calls = "typed_calls.py", (ROOT / "tests" / "support" / "typed_calls.py").read_text()
     for name, text in [*shown, calls]:
         directory.joinpath(name).write_text(text)
     # Of two kinds of comment that switch an error off, mypy knows one: an unused one is an error.

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from gradring.machine import resources
 from gradring.testing import run_ranks
 from gradring.tools.bench import raw_link
@@ -21,6 +20,7 @@ from gradring.tools.bench.systems import link
 from gradring.tools.bench.systems.link import Exchange, Link, open_ring
 from gradring.tools.bench.table import Columns
 from gradring.tools.cli import main
+from support.chosen import marked_rows
 
 #: Elements and ranks: fewer than there are ranks, and more than fit into one block.
 QUICK = ((1, 3), (1000, 2), (100_001, 3))

@@ -18,11 +18,11 @@ from benches import simulated_choice
 from benches.model_steps import recorded_steps
 from benches.tables import LINES, MANY, RANGES, RATIOS, STEPS, Recorded, rewritten
 
-from chosen import marked
 from gradring import build_info
 from gradring.tools.bench.comparison import comparisons
 from gradring.tools.bench.measurement import Measurement
 from gradring.tools.bench.table import format_ratio
+from support.chosen import marked
 
 ROOT = Path(__file__).parents[2]
 STEPS_RECORD = ROOT / "benches" / "results" / "model-steps.json"

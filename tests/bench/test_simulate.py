@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from documents import ROOT
 from gradring.machine import packages
 from gradring.tools.bench.options import ALGORITHMS
 from gradring.tools.cli import main
 from gradring.tools.simulate import simulation
 from gradring.tools.simulate.options import parse_world_sizes
+from support.documents import ROOT
 
 NETWORK_KEYS = [
     "latency_s",

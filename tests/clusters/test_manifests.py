@@ -16,10 +16,10 @@ import pytest
 from pods import Pod
 from pods_on_hosts import PodsOnHosts
 
-from documents import ROOT, programs
 from gradring.config.values import Settings
 from gradring.errors import ConfigError
 from gradring.testing import simulated_hosts
+from support.documents import ROOT, programs
 
 EXAMPLES = ROOT / "examples" / "kubernetes"
 DOMAIN = "default.svc.cluster.local"

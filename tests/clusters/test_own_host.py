@@ -9,7 +9,7 @@ import pytest
 
 from gradring.clusters import detect, own_host
 from gradring.errors import ConfigError
-from proc import has_ipv6
+from support.proc import has_ipv6
 
 Rows = list[tuple[Any, ...]]
 

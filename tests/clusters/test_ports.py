@@ -16,7 +16,7 @@ from gradring.launch.ranks import rank_environments
 from gradring.machine import ports
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
-from proc import LISTEN, tcp_sockets
+from support.proc import LISTEN, tcp_sockets
 
 
 def listening_ports() -> set[int]:

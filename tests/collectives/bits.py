@@ -121,7 +121,7 @@ def on_hosts(host_of_each_rank: Sequence[int]) -> list[Digests]:
 
 def record() -> None:
     """Writes what is computed now."""
-    from pairs import on_threads
+    from support.pairs import on_threads
 
     found = {
         f"{world_size} ranks, {order}": on_threads(world_size, digests, **settings)

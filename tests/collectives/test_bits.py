@@ -8,9 +8,9 @@ from typing import Any
 import bits
 import pytest
 
-from chosen import marked
 from gradring.testing import run_ranks
-from pairs import on_threads
+from support.chosen import marked
+from support.pairs import on_threads
 
 RECORD: dict[str, bits.Digests] = json.loads(bits.RECORD.read_text(encoding="utf-8"))
 #: One that is even and one that is not.

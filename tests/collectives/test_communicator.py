@@ -24,9 +24,9 @@ import gradring
 from gradring.config.values import Transport
 from gradring.stats import AlgorithmStats, CollectiveStats, Stats
 from gradring.testing import run_ranks
-from pairs import Pair, on_threads, with_communicator
-from rank_states import rank_0_waits
-from waiting import wait_until
+from support.pairs import Pair, on_threads, with_communicator
+from support.rank_states import rank_0_waits
+from support.waiting import wait_until
 
 
 def gathered(comm: gradring.Communicator) -> list[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradring
-from pairs import Pair, on_threads
+from support.pairs import Pair, on_threads
 
 #: Types by their code in DLPack.
 CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "E": 4, "c": 5}

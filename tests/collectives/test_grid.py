@@ -5,10 +5,10 @@ from __future__ import annotations
 import grid
 import pytest
 
-from chosen import marked, marked_rows
 from gradring import _native
 from gradring.testing import run_ranks
-from pairs import on_threads, with_communicator
+from support.chosen import marked, marked_rows
+from support.pairs import on_threads, with_communicator
 
 #: Those that need no hosts.
 ALGORITHMS = [name for name in _native.ALGORITHMS if name != "hierarchical"]

@@ -12,10 +12,10 @@ from test_communicator import rounding
 from test_numerics import wrong_sums
 
 import gradring
-from chosen import marked, marked_rows
 from faults.test_faults import assert_lost, reduce_until_killed, survivors
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import with_communicator
+from support.chosen import marked, marked_rows
+from support.pairs import with_communicator
 
 # The host of each rank.
 TWO_OF_TWO = [0, 0, 1, 1]

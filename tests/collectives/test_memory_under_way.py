@@ -11,7 +11,7 @@ import pytest
 
 import gradring
 from gradring.elastic import State
-from pairs import on_threads
+from support.pairs import on_threads
 
 READERS = ("reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
 

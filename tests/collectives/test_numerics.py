@@ -16,7 +16,7 @@ import gradring
 from gradring import errors
 from gradring.testing import run_ranks
 from gradring.tools.bench.values import dtype_of
-from pairs import on_threads
+from support.pairs import on_threads
 
 COUNTS = [1, 5, 1000, 300_001]
 NARROWED_FROM = (64 << 10) // 4

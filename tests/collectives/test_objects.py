@@ -18,7 +18,7 @@ import pytest
 import gradring
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks
-from pairs import on_threads
+from support.pairs import on_threads
 
 PLAIN = {"a": [1, -2.5, None, True, "ü\n\ud800"], "big": 2**70, "": {}, "nested": [[[]]]}
 

@@ -18,7 +18,6 @@ import pytest
 from grid import COUNTS, DTYPES, contribution, same
 
 import gradring
-from chosen import marked_rows
 from gradring.errors import (
     AbortedError,
     CollectiveTimeoutError,
@@ -28,9 +27,10 @@ from gradring.errors import (
 )
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import on_threads, with_communicator
-from rank_states import state, wait_until_all_others_wait, waits
-from waiting import wait_until
+from support.chosen import marked_rows
+from support.pairs import on_threads, with_communicator
+from support.rank_states import state, wait_until_all_others_wait, waits
+from support.waiting import wait_until
 
 
 def to_the_next_from_the_one_before(comm: gradring.Communicator) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from gradring import Communicator
 from gradring.errors import MismatchError
 from gradring.group.require_equal import gather_if_different, require_equal
-from pairs import on_threads
+from support.pairs import on_threads
 
 
 def error_of(compare: Callable[[], object]) -> MismatchError | None:

@@ -16,8 +16,8 @@ import gradring
 from gradring.errors import AuthenticationError, ConfigError, MismatchError, PeerLostError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import on_threads, with_communicator
-from waiting import wait_until
+from support.pairs import on_threads, with_communicator
+from support.waiting import wait_until
 
 
 def places(comm: gradring.Communicator, colors: list[int | None], keys: list[int]) -> Any:

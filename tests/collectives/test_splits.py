@@ -15,7 +15,6 @@ import pytest
 from numpy.typing import NDArray
 
 import gradring
-from chosen import marked
 from gradring import _native
 from gradring.errors import (
     CollectiveTimeoutError,
@@ -25,8 +24,9 @@ from gradring.errors import (
     ProtocolError,
 )
 from gradring.testing import run_ranks
-from pairs import on_threads, with_communicator
-from security.certificates import Authority
+from support.certificates import Authority
+from support.chosen import marked
+from support.pairs import on_threads, with_communicator
 
 #: How many rows one rank has for another, of so many.
 PATTERNS: dict[str, Callable[[int, int, int], int]] = {

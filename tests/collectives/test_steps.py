@@ -8,7 +8,7 @@ import pytest
 import gradring
 from gradring.errors import AbortedError, GradringError, MismatchError
 from gradring.testing import run_ranks
-from pairs import Pair
+from support.pairs import Pair
 
 BAD_STEP = 3
 

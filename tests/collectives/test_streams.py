@@ -12,9 +12,9 @@ import pytest
 from test_numerics import contribution, left_fold
 
 import gradring
-from chosen import marked_rows
 from gradring.testing import run_ranks
-from pairs import on_threads
+from support.chosen import marked_rows
+from support.pairs import on_threads
 
 COUNTS = [5, 40_000, 300_001]
 DTYPES = ["float32", "bfloat16"]

@@ -12,7 +12,7 @@ import pytest
 import gradring
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import Pair, on_threads, with_communicator
+from support.pairs import Pair, on_threads, with_communicator
 
 NEW_RESULTS = ["reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"]
 ROOTED = ["reduce", "gather", "scatter", "broadcast"]

@@ -50,8 +50,7 @@ def fails_as_it_is(tests: str, copy: Path) -> bool:
 def fails(tests: str, copy: Path) -> bool:
     """Whether some of the tests fail."""
     if is_python(tests):
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        command += [*(["--wheel", "README.md"] if "packaging" in tests else []), tests]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", tests]
     else:
         command = ["cargo", "test", "--quiet", "--package", *tests.split()]
         # What does not compile is no defect.

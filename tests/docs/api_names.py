@@ -11,7 +11,7 @@ from typing import Any
 import griffe
 import yaml
 
-from documents import ROOT
+from support.documents import ROOT
 
 #: Beginnings of the names of methods that Keras calls.
 CALLED_BY_KERAS = ("on_train_", "on_epoch_", "on_test_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from block_names import chains_of, imports_of, look_up, unknown_names
 
-from documents import Block, blocks
+from support.documents import Block, blocks
 
 PYTHON = [block for block in blocks() if block.source is not None]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from commands import AS_PYTHON, PYTHON, head_of_script
-from documents import ROOT, Block, blocks, make_targets, programs
 from gradring.clusters import without_cluster_variables
 from gradring.machine.ports import free_ports
 from gradring.tools import cli
+from support.commands import AS_PYTHON, PYTHON, head_of_script
+from support.documents import ROOT, Block, blocks, make_targets, programs
 
 DEADLINE_S = 240
 #: Launchers of others, and what needs no check of its arguments.

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from documents import blocks, programs
 from gradring.clusters import without_cluster_variables
 from gradring.machine.ports import free_ports
+from support.documents import blocks, programs
 
 ADDRESSES = {"node-a": "127.0.0.2", "node-b": "127.0.0.3"}
 DEADLINE_S = 120

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from documents import ROOT
+from support.documents import ROOT
 
 
 def module(name: str) -> ModuleType:

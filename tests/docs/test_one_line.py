@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import succeeded
-from documents import ROOT, programs
+from support.commands import succeeded
+from support.documents import ROOT, programs
 
 #: The page, and how it shows the import that is new and the line that changes.
 SHOWN = {

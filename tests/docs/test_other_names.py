@@ -12,8 +12,8 @@ import pytest
 
 import gradring
 import gradring.tensorflow
-from documents import ROOT
 from gradring import _native
+from support.documents import ROOT
 
 PAGE = ROOT / "docs" / "other-names.md"
 SECTION = "The names"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import succeeded
-from documents import programs
+from support.commands import succeeded
+from support.documents import programs
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

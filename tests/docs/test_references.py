@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from documents import DOCUMENTS, ROOT, make_targets
 from gradring.tools import cli
+from support.documents import DOCUMENTS, ROOT, make_targets
 
 PACKAGE = ROOT / "python" / "gradring"
 FOLDERS = ("rust", "python", "tests", "benches", "docs", "examples", "release", "fuzz")

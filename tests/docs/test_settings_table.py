@@ -12,11 +12,11 @@ from typing import get_args
 import pytest
 
 import gradring
-from documents import DOCUMENTS, ROOT
 from gradring.config.settings import GROUP, READ, SETTINGS, variables
 from gradring.config.values import DEFAULTS, Transport, WireDtype
 from gradring.tools.cli import run
 from settings_tables import PAGE, STUB, markdown, types, written_into
+from support.documents import DOCUMENTS, ROOT
 
 TABLE = ROOT / "rust" / "net" / "src" / "config.rs"
 #: Of this build and of tests, not of users.

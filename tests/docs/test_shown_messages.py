@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_troubleshooting import CODE
 
-from documents import ROOT, blocks
+from support.documents import ROOT, blocks
 
 PACKAGE = ROOT / "python" / "gradring"
 #: A line of the launcher, and a message of an exception to the end of its block.

@@ -19,7 +19,7 @@ import yaml
 from api_names import MODULES, documented, module_of
 from playwright.sync_api import Page, sync_playwright
 
-from documents import ROOT
+from support.documents import ROOT
 
 WIDTHS = {1300: 1000, 420: 900}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_words import hard, sentences
 
-from documents import ROOT
+from support.documents import ROOT
 
 CRATES = sorted(path.parent for path in (ROOT / "rust").glob("*/Cargo.toml"))
 PACKAGES = sorted(path.parent for path in (ROOT / "python").glob("*/**/__init__.py"))
@@ -75,18 +75,3 @@ def test_comments_are_easy_to_read(folder: Path) -> None:
     assert len(found) <= HARD.get(name, 0), "\n".join(found)
     found = [f"{path}: {said}" for path, text in texts for said in fragments(text)]
     assert len(found) <= FRAGMENTS.get(name, 0), "\n".join(found)
-
-
-def test_hard_sentences_of_comments_are_found(tmp_path: Path) -> None:
-    source = tmp_path / "source.py"
-    source.write_text(
-        f'"""Head.\n\nArgs:\n    what: Rank.\n    size: {"word " * 31}.\n"""\n'
-        "# Plain; who is\n# late fails.\n#: Of a rank.\nvalue = 1  # What else?\n"
-    )
-    texts = list(comments(source))
-    assert [len(list(hard(text))) for text in texts] == [1, 1], texts
-    assert [list(fragments(text)) for text in texts] == [["Of a rank."], []]
-    rust = tmp_path / "source.rs"
-    rust.write_text("/// What is sent.\n/// | a | table |\nfn f() {} // Such code.\n")
-    (text,) = comments(rust)
-    assert len(list(hard(text))) == 1

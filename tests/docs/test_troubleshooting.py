@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import ROOT
+from support.documents import ROOT
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 SOURCES = [

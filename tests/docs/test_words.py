@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import ROOT
+from support.documents import ROOT
 
 COLUMNS = 120
 LINES = 6
@@ -148,24 +148,3 @@ def heads() -> Iterator[tuple[str, str]]:
 
 def test_module_heads_begin_with_a_noun() -> None:
     assert not [path for path, head in heads() if NO_NOUN.match(head)]
-
-
-def test_what_is_hard_to_read_is_found() -> None:
-    assert list(problems(f"{'word ' * 100}\n\n* {'word ' * 10}")) == [
-        f"500 columns: {('word ' * 12)}"
-    ]
-    assert list(problems("word\n" * 6)) == []
-    assert list(problems("word\n" * 7)) == ["7 lines in a paragraph: word"]
-    assert list(problems(f"| {'word ' * 200} |\n```text\n{'word ' * 200}\n```\n")) == []
-    assert list(problems("![a picture](" + "x" * 200 + ")")) == []
-    said = list(unplain("Whoever comes\nto the door; a loop of\nyour own. `door` [x](door.md)"))
-    assert [problem.partition(":")[0] for problem in said] == [
-        "'Whoever'",
-        "'door'",
-        "'loop of your own'",
-    ]
-    assert len(list(hard(f"{'word ' * 31}. Short `a b c d` one."))) == 1
-    assert list(hard(f"{'word ' * 29}`{'code ' * 9}`. A list, such as this. What is it?")) == []
-    assert list(hard(f"| {'word ' * 99} |\n```text\n{'word ' * 99}\n```\n")) == []
-    for clause in ("What is sent is equal.", "It ends; who is late\nfails.", "Such ranks wait."):
-        assert len(list(hard(clause))) == 1, clause

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ecosystem.catalogue import KERAS, PROGRAMS, TENSORFLOW, Program
 from ecosystem.run import Result, variable
-from pages import written_between
+from support.pages import written_between
 
 RECORDS = Path(__file__).with_name("records.json")
 PAGE = Path(__file__).parents[2] / "docs" / "ecosystem.md"

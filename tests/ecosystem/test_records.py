@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ecosystem import run as running
-from ecosystem.catalogue import ARCHITECTURES, PROGRAMS, QUICK, Package
+from ecosystem.catalogue import ARCHITECTURES, PROGRAMS
 from ecosystem.report import BEGIN, END, PAGE, number, records, tables
 from ecosystem.run import RANKS, STRATEGY, Result, Run, compared
-from pages import written_between
+from support.pages import written_between
 
 
 def test_the_page_shows_what_is_recorded() -> None:
@@ -31,10 +30,6 @@ def test_every_architecture_of_keras_is_a_program() -> None:
     import keras
 
     assert {name for name in vars(keras.applications) if name[0].isupper()} == set(ARCHITECTURES)
-
-
-def test_five_packages_are_in_the_quick_run() -> None:
-    assert len({program.package.name for program in QUICK}) == 5
 
 
 def noted(
@@ -98,14 +93,3 @@ def test_a_program_that_fails_is_a_result_and_the_others_run(
     result = running.run(PROGRAMS[0], tmp_path)
     assert result.problems == [problem]
     assert number(result.ratio, ".1f") == ""
-
-
-def test_a_package_that_cannot_be_installed_is_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(package: Package, wheel: Path) -> Path:
-        raise subprocess.CalledProcessError(2, ["uv", package.name])
-
-    monkeypatch.setattr(running, "make_environment", refuse)
-    (problem,) = running.run(PROGRAMS[0], tmp_path).problems
-    assert "'uv', 'keras-hub'" in problem

@@ -47,7 +47,7 @@ from faults.stage import Stage
 from gradring.errors import MismatchError
 from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, RankTimeout, simulated_hosts
-from waiting import SOON_LOST
+from support.waiting import SOON_LOST
 
 STEPS = 4
 ATTEMPTS = 3

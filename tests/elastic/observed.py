@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from waiting import wait_until
+from support.waiting import wait_until
 
 WITHIN_S = 150.0
 """Until a group that a test waits for has formed; engines take their time."""

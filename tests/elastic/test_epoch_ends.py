@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from elastic.training import LIMIT_S
 from faults.stage import Stage
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from waiting import wait_until
+from support.chosen import marked_rows
+from support.waiting import wait_until
 
 STEPS, BATCH, EPOCHS, EPOCH = 4, 6, 3, 1
 """Of the dataset; and the epoch in which it happens."""

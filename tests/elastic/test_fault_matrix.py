@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from chosen import marked
 from elastic.drill import drill
 from elastic.matrix import QUICK, Cell, cells
 from faults.matrix import ROWS
+from support.chosen import marked
 
 QUICK_CELLS = [cell for cell in cells() if cell.name in QUICK]
 

@@ -36,8 +36,8 @@ from gradring.group.communicator import open_groups
 from gradring.group.require_equal import require_equal
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from proc import has_ipv6
-from waiting import wait_until
+from support.proc import has_ipv6
+from support.waiting import wait_until
 
 STEPS = 5
 """That a group does to show that it works."""

@@ -40,8 +40,8 @@ from gradring.elastic import State
 from gradring.errors import AbortedError, ConfigError, MismatchError, RendezvousError
 from gradring.group.communicator import core_of
 from gradring.testing import Outcome, run_ranks, simulated_hosts
-from pairs import Pair, on_threads
-from waiting import wait_until
+from support.pairs import Pair, on_threads
+from support.waiting import wait_until
 
 STEPS = 5
 """That a group does to show that it works."""

@@ -18,7 +18,7 @@ from gradring.elastic import commit as commits
 from gradring.errors import GradringError, MismatchError, ProtocolError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from pairs import on_threads
+from support.pairs import on_threads
 
 #: The 80 kB of weights travel in 81 pieces.
 PIECES_BEFORE_THE_LOSS = 40

@@ -23,8 +23,8 @@ from gradring.errors import RendezvousError
 from gradring.machine.ports import free_ports
 from gradring.observe.observer import observer_of
 from gradring.testing import run_ranks
-from proc import LISTEN, tcp_sockets
-from security.certificates import Authority
+from support.certificates import Authority
+from support.proc import LISTEN, tcp_sockets
 
 STEPS = 6
 

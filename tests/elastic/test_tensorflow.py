@@ -18,7 +18,7 @@ from faults.stage import Stage
 from gradring.errors import MismatchError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from waiting import wait_until
+from support.waiting import wait_until
 
 JOB = Path(__file__).with_name("tensorflow_job.py")
 FOUNDERS = ("first", "killed", "leaving")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from documents import ROOT, blocks_of, programs
 from gradring.machine.ports import free_ports
+from support.documents import ROOT, blocks_of, programs
 
 CLUSTERS = ROOT / "docs" / "clusters.md"
 DEADLINE_S = 120

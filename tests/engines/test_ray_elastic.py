@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_ray_train import INTERPRETER, TRAINING_S, why_not
 
-from documents import ROOT
+from support.documents import ROOT
 
 EXAMPLE = ROOT / "examples" / "ray_elastic.py"
 JOB = Path(__file__).with_name("ray_elastic_job.py")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from slurm_cluster import NODES, SlurmCluster, slurm_cluster, why_not
 
-from documents import programs
+from support.documents import programs
 
 TRAINING_S = 240.0
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster, why_not
 
-from commands import AS_PYTHON
-from documents import ROOT
 from elastic.observed import WITHIN_S, Job
-from waiting import wait_until
+from support.commands import AS_PYTHON
+from support.documents import ROOT
+from support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),

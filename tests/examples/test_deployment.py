@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from commands import AS_PYTHON
-from documents import ROOT, programs
 from gradring.clusters import without_cluster_variables
+from support.commands import AS_PYTHON
+from support.documents import ROOT, programs
 
 SCRIPT = ROOT / "examples" / "slurm" / "train.sbatch"
 DOCKERFILE = ROOT / "examples" / "docker" / "Dockerfile"

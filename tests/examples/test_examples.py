@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from keras_models import needs_fit
 
-from commands import succeeded
 from gradring.clusters import without_cluster_variables
 from gradring.machine import resources
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from support.commands import succeeded
+from support.keras_models import needs_fit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK_START = EXAMPLES.with_name("docs") / "quick-start.md"

@@ -18,7 +18,7 @@ import pytest
 import gradring
 from gradring.clusters import without_cluster_variables
 from gradring.testing import RankFailure, RankTimeout
-from waiting import wait_until
+from support.waiting import wait_until
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 DEADLINE_S = 120

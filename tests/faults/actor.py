@@ -20,7 +20,7 @@ import gradring
 from faults import matrix
 from faults.matrix import Cell
 from faults.stage import Stage
-from proc import descriptors
+from support.proc import descriptors
 
 HOW_TO_STRIKE = signal.SIGUSR2
 """Makes the faulty rank strike wherever it is."""

@@ -25,7 +25,7 @@ from faults.proxy import ALL_BITS, Flow, Harm, Proxies, Trap
 from faults.stage import Stage
 from gradring.machine.ports import free_ports
 from gradring.testing import Host, Outcome, run_ranks, simulated_hosts
-from waiting import SOON_LOST
+from support.waiting import SOON_LOST
 
 LIMIT_S = 120.0
 RENDEZVOUS_PORTS = itertools.count(20_000)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from gradring.errors import GradringError
 from gradring.testing import run_ranks
+from support.chosen import marked_rows
 
 #: Of float32: 48 MiB, which takes much longer than to send a signal.
 ELEMENTS = 12 << 20

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from faults.actor import Addresses
 from faults.drill import ONE_BIT, addresses_of, own_address
 from faults.proxy import Flow, Proxies, Trap
 from gradring import errors
 from gradring.machine.ports import free_ports
 from gradring.testing import Outcome, run_ranks
+from support.chosen import marked_rows
 
 BYTES = 10 << 20
 #: With one stream and several; the matrix has a ring.

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from faults.test_faults import assert_lost, reduce_until_killed, survivors
 from gradring import errors
 from gradring.testing import run_ranks
+from support.chosen import marked_rows
 
 STREAMS = 4
 CUTTER, WORLD_SIZE = 1, 3

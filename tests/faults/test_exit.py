@@ -13,7 +13,7 @@ import sys, threading
 sys.path.insert(0, {tests!r})
 import numpy as np
 import gradring
-from pairs import Pair
+from support.pairs import Pair
 
 pair = Pair()
 enough = threading.Semaphore(0)

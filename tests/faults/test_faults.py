@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from faults.actor import belongings, leaks
 from gradring import errors
 from gradring.testing import Outcome, run_ranks
-from rank_states import rank_0_waits, wait_until_all_others_wait
-from waiting import meet, wait_until
+from support.chosen import marked_rows
+from support.rank_states import rank_0_waits, wait_until_all_others_wait
+from support.waiting import meet, wait_until
 
 # Wide: a killed rank is noticed in milliseconds, a stopped one after ten seconds.
 DEADLINE_S = 60

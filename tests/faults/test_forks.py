@@ -24,8 +24,8 @@ from gradring.config.values import Transport
 from gradring.group import forks
 from gradring.testing import run_ranks
 from gradring.tools import cli
-from pairs import Pair
-from waiting import wait_until
+from support.pairs import Pair
+from support.waiting import wait_until
 
 LIVES_S = 20
 """How long a fork lives at most: longer than silence takes to be noticed."""

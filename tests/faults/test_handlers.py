@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked
 from gradring import errors
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from pairs import Pair
+from support.chosen import marked
+from support.pairs import Pair
 
 
 def drives(comm: gradring.Communicator) -> None:

@@ -15,7 +15,7 @@ from gradring import errors
 from gradring.config.values import Transport
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from waiting import meet
+from support.waiting import meet
 
 
 def form_with_few(

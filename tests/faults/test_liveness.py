@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import gradring
-from chosen import marked_rows
 from gradring import errors
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from rank_states import rank_0_waits
-from waiting import wait_until
+from support.chosen import marked_rows
+from support.rank_states import rank_0_waits
+from support.waiting import wait_until
 
 LATE_S = 4.0
 """Much longer than the warning takes, and than a group of a busy machine hesitates."""

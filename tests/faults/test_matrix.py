@@ -6,8 +6,6 @@ import re
 
 import pytest
 
-from chosen import marked
-from documents import ROOT
 from faults.drill import drill
 from faults.matrix import (
     FIRST_SEGMENT,
@@ -22,6 +20,8 @@ from faults.matrix import (
     Cell,
     cells,
 )
+from support.chosen import marked
+from support.documents import ROOT
 
 SIMULATED_PHASES = {
     "Idle": (IDLE,),

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 import gradring
-from commands import command_line
 from gradring import errors
 from gradring.testing import run_ranks, simulated_hosts
-from waiting import SOON_LOST, wait_until
+from support.commands import command_line
+from support.waiting import SOON_LOST, wait_until
 
 
 def sum_over_hosts() -> tuple[str, float]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import take_one_thread
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.tf_worker import take_one_thread
 
 Found = dict[Any, Any]
 

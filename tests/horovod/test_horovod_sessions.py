@@ -253,14 +253,27 @@ def two_losses() -> Any:
     return found
 
 
-def refused() -> Any:
-    """What differs between ranks; the group goes on."""
+def refused() -> dict[str, Any]:
+    """What differs between ranks, and what no session takes; the group goes on."""
+    import gradring.horovod.tensorflow as hvd
+
+    said: dict[str, Any] = {**unlike_runs(), **unlike_runs_of_what_was_traced_before()}
+    optimizers_that_are_refused()
+    loops_that_are_refused()
+    said["sessions"] = sessions_of_one_that_loses_its_server()
+    with pytest.raises(RuntimeError, match="does not support eager execution"):
+        hvd.broadcast_global_variables(0)
+    return said
+
+
+def unlike_runs() -> dict[str, str]:
     import tensorflow as tf
 
     import gradring
     import gradring.horovod.tensorflow as hvd
 
-    rank, v1 = hvd.rank(), tf.compat.v1
+    rank = hvd.rank()
+    said: dict[str, str] = {}
     with graph() as session:
         a, b = (hvd.allreduce(tf.ones([2]), op=hvd.Sum, name=name) for name in "ab")
         asked = {
@@ -270,7 +283,6 @@ def refused() -> Any:
             "dtype": hvd.allgather(tf.ones([2], tf.int32 if rank else tf.float32)),
             "root": hvd.broadcast(tf.ones([2]), rank),
         }
-        said: dict[str, Any] = {}
         with session() as run:
             for name, fetches in asked.items():
                 with pytest.raises(gradring.errors.MismatchError) as caught:
@@ -279,6 +291,16 @@ def refused() -> Any:
                 assert caught.value.rank == 1
                 said[name] = str(caught.value)
                 assert run.run(a).tolist() == [2.0, 2.0]
+    return said
+
+
+def optimizers_that_are_refused() -> None:
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    with graph():
         optimizer = v1.train.GradientDescentOptimizer(0.5)
         table = v1.get_variable("table", initializer=tf.ones([4, 2]))
         rows = tf.reduce_sum(tf.gather(table, [1]))
@@ -293,11 +315,28 @@ def refused() -> Any:
             distributed.minimize(tf.reduce_sum(table * table))
         with pytest.raises(NotImplementedError, match="of Keras would not reduce"):
             hvd.DistributedOptimizer(tf.keras.optimizers.SGD())
-        loop = tf.while_loop
-        with pytest.raises(NotImplementedError, match=r"into a tf\.function"):
-            loop(lambda i: i < 2, lambda i: hvd.allreduce(i, op=hvd.Sum), [tf.constant(0)])
     with tf.Graph().as_default():
         distributed.minimize(v1.get_variable("table", initializer=tf.ones([4, 2])) ** 2)
+    with pytest.raises(ValueError, match="adds gradients up in a graph"):
+        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+
+
+def loops_that_are_refused() -> None:
+    import tensorflow as tf
+
+    import gradring.horovod.tensorflow as hvd
+
+    with graph(), pytest.raises(NotImplementedError, match=r"into a tf\.function"):
+        one = tf.constant(0)
+        tf.while_loop(lambda i: i < 2, lambda i: hvd.allreduce(i, op=hvd.Sum), [one])
+
+
+def unlike_runs_of_what_was_traced_before() -> dict[str, str]:
+    import tensorflow as tf
+
+    import gradring
+    import gradring.horovod.tensorflow as hvd
+
     with graph() as session:
         traced = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"))
         first = traced(tf.ones([2]))
@@ -305,18 +344,12 @@ def refused() -> Any:
         with pytest.raises(NotImplementedError, match=r"'again'.* into a tf\.function"):
             tf.cond(first[0] < 9, lambda: traced(tf.ones([2])), lambda: tf.ones([2]))
         with pytest.raises(NotImplementedError, match=r"'again'.* into a tf\.function"):
-            loop(lambda x: x[0] < 9, lambda x: traced(x), [tf.ones([2])])
+            tf.while_loop(lambda x: x[0] < 9, lambda x: traced(x), [tf.ones([2])])
         with session() as run:
             with pytest.raises(gradring.errors.MismatchError) as caught:
-                run.run([second, [first, second]][rank])
-            said["traced before"] = str(caught.value)
+                run.run([second, [first, second]][hvd.rank()])
             assert run.run(second).tolist() == [3.0, 3.0]
-    with pytest.raises(ValueError, match="adds gradients up in a graph"):
-        hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
-    said["sessions"] = sessions_of_one_that_loses_its_server()
-    with pytest.raises(RuntimeError, match="does not support eager execution"):
-        hvd.broadcast_global_variables(0)
-    return said
+    return {"traced before": str(caught.value)}
 
 
 def sessions_of_one_that_loses_its_server() -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import take_one_thread
 
 from gradring.testing import run_ranks
+from support.tf_worker import take_one_thread
 
 
 def call_parts() -> Any:

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pairs import Pair
-from waiting import wait_until
+from support.pairs import Pair
+from support.waiting import wait_until
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import IO
 
 import launching
 
-from waiting import wait_until
+from support.waiting import wait_until
 
 #: Servers and ranks import TensorFlow, on a machine that may be busy.
 DEADLINE_S = 240.0

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commands import command_line, completed, head_of_script
 from gradring.machine import resources
-from waiting import wait_until
+from support.commands import command_line, completed, head_of_script
+from support.waiting import wait_until
 
 DEADLINE_S = 60.0
 

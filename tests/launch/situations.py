@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commands import command_line
 from gradring.clusters import without_cluster_variables
 from gradring.machine.ports import free_ports
-from waiting import wait_until
+from support.commands import command_line
+from support.waiting import wait_until
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 #: For ranks that no launcher has started: PORT stands for one that is free.

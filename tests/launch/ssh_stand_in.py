@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from launching import executable
 
-from commands import head_of_script
+from support.commands import head_of_script
 
 PROGRAM = f"""{head_of_script()}import json, os, subprocess, sys, threading, time
 arguments = sys.argv[1:]

@@ -9,8 +9,8 @@ import pytest
 import ssh_stand_in
 from launching import executable
 
-from commands import completed
-from installed import START, environment_with_start_hook
+from support.commands import completed
+from support.installed import START, environment_with_start_hook
 
 #: Of the real one, which must not be imported.
 REAL = 'raise SystemExit("this is the real Horovod")\n'

@@ -13,14 +13,14 @@ from typing import IO, Any
 import pytest
 from launching import DEADLINE_S, gradring
 
-from commands import command_line
-from documents import ROOT
 from gradring.config.settings import SETTINGS
 from gradring.launch.ssh import FORWARDED_PREFIXES
 from gradring.tools import cli
 from gradring.tools.cli import COMMANDS
 from gradring.tools.cli.arguments import DOCUMENTATION
 from gradring.tools.cli.run import EQUIVALENTS
+from support.commands import command_line
+from support.documents import ROOT
 
 
 def test_no_command_prints_the_help_and_exits_with_2() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import PYTHON, command_line, completed
+from support.commands import PYTHON, command_line, completed
 
 NAMESPACE = ("unshare", "--map-root-user")
 #: In which a command is the first process, and sees only those that it starts.
@@ -87,7 +87,7 @@ def test_the_launcher_as_the_first_process_collects_what_nobody_waits_for(tmp_pa
         "            stats.append(open(f'/proc/{process}/stat').read())",
         "    return [s for s in stats if s.rpartition(')')[2].split()[:2] == ['Z', '1']]",
         f"sys.path.insert(0, {str(Path(__file__).parent.parent)!r})",
-        "from waiting import wait_until",
+        "from support.waiting import wait_until",
         "wait_until(lambda: not zombies(), 'nothing is left of them')",
         "sys.exit(3)",
     )

@@ -20,7 +20,6 @@ from unittest import mock
 import pytest
 from launching import DEADLINE_S, gradring, script, started
 
-from commands import completed
 from gradring import __version__
 from gradring.clusters import detect
 from gradring.errors import AuthenticationError, ConfigError, RendezvousError
@@ -31,7 +30,8 @@ from gradring.tools.doctor.endpoint import probe
 from gradring.tools.doctor.group import link_lines, listening, problems_of
 from gradring.tools.doctor.job import Entered, JobState, RankState, ask_job
 from gradring.tools.doctor.link_check import CONNECT_S, LinkMeasurement, initiate
-from waiting import wait_until
+from support.commands import completed
+from support.waiting import wait_until
 
 TOKEN = "doctors-token"
 

@@ -19,7 +19,7 @@ import pytest
 import ssh_stand_in
 from launching import DEADLINE_S, hosts_script
 
-from commands import command_line
+from support.commands import command_line
 
 PROGRAM = """\
 import json, os, signal, sys, time

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from launching import gradring
 
-from commands import command_line
 from gradring import __version__
 from gradring.launch.hostfile import read_hosts
 from gradring.launch.hosts import Host
 from gradring.launch.ssh import Ssh
 from gradring.launch.survey import ports_in
+from support.commands import command_line
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from test_run_orphans import sleepers
 
 from gradring.clusters.own_host import address_towards
 from gradring.launch import input_server
-from waiting import wait_until
+from support.waiting import wait_until
 
 #: Every other host knows one of these.
 ANYWHERE = "192.0.2.1"

@@ -17,10 +17,10 @@ import pytest
 import ssh_stand_in
 from launching import DEADLINE_S, executable, gradring, hosts_script, started, wait_until_gone
 
-from commands import command_line, succeeded
 from gradring.config.parse import JOIN
 from gradring.testing import simulated_hosts
-from waiting import wait_until
+from support.commands import command_line, succeeded
+from support.waiting import wait_until
 
 HEAD = """\
 import json, os, signal, sys, time

@@ -8,10 +8,10 @@ import pytest
 from launching import IN_A_GROUP, gradring, python_path, script, script_of_first
 from situations import ABOVE
 
-from commands import succeeded
 from gradring.launch.report import Blame, blame_left, blame_printed, first_cause, last_words
 from gradring.launch.tracing import merge
 from gradring.records.paths import part_of
+from support.commands import succeeded
 
 SLEEP = "time.sleep(300)\n"
 

@@ -27,13 +27,13 @@ from launching import (
 from test_run_orphans import start
 
 import gradring as gradring_package
-from commands import command_line, head_of_script, succeeded
 from gradring.launch.hosts import Host, parse_hosts, place_ranks
 from gradring.launch.ranks import KEPT_MEMORY
 from gradring.launch.ssh import Ssh, forwarded
 from gradring.launch.survey import SurveyError, ports_in, problem
 from gradring.testing import simulated_hosts
-from waiting import wait_until
+from support.commands import command_line, head_of_script, succeeded
+from support.waiting import wait_until
 
 HOSTS = "me@127.0.0.2:2,me@127.0.0.3"
 

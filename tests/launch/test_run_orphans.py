@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, children_of, is_running, pids_noted, started, wait_until_gone
 
-from commands import command_line, succeeded
+from support.commands import command_line, succeeded
 
 HERE = str(Path(__file__).parent)
 

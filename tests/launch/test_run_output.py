@@ -14,7 +14,6 @@ from typing import cast
 import pytest
 from launching import DEADLINE_S, IN_A_GROUP, gradring, script, started
 
-from commands import command_line
 from gradring.launch.output import (
     MAX_LINE_BYTES,
     PROGRESS_S,
@@ -25,7 +24,8 @@ from gradring.launch.output import (
 )
 from gradring.launch.processes import describe_exit
 from gradring.launch.report import MAX_LINES, last_words
-from waiting import wait_until
+from support.commands import command_line
+from support.waiting import wait_until
 
 
 def test_lines_of_concurrent_writers_stay_whole(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import ssh_stand_in
 from launching import executable, gradring, python_path, script
 
-from commands import AS_PYTHON, PYTHON
+from support.commands import AS_PYTHON, PYTHON
 
 WHO = "print(sys.executable, sys.argv, sys.path[0])\n"
 WITHOUT_GRADRING = f'#!/bin/sh\nexec {PYTHON} -I -S "$@"\n'

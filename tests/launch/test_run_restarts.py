@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, gradring, script, started
 
-from commands import succeeded
-from waiting import wait_until
+from support.commands import succeeded
+from support.waiting import wait_until
 
 ATTEMPT = "attempt = int(os.environ['GRADRING_RESTART'])\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launching import gradring
 
-from commands import succeeded
+from support.commands import succeeded
 
 HEAD = """
 import json, os, signal, sys, time

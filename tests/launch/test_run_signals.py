@@ -15,8 +15,8 @@ import pytest
 import ssh_stand_in
 from launching import DEADLINE_S, pids_noted, script, started
 
-from commands import command_line
-from waiting import wait_until
+from support.commands import command_line
+from support.waiting import wait_until
 
 LISTENS = """
 heard = []

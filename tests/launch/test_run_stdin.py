@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, IN_A_GROUP, gradring, script
 
-from commands import command_line
+from support.commands import command_line
 
 READS = "print(rank, 'read', sys.stdin.read().split(), flush=True)\n"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import completed
-from installed import environment_with_start_hook
+from support.commands import completed
+from support.installed import environment_with_start_hook
 
 #: Draws before any layer is made, by each source; then has a process of its own draw.
 PROGRAM = """\

@@ -13,7 +13,7 @@ import ssh_stand_in
 from launching import gradring, script
 
 from gradring.machine.ports import free_ports
-from waiting import wait_until
+from support.waiting import wait_until
 
 SERVER = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
 HOST = "127.0.0.2"

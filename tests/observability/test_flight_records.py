@@ -27,7 +27,7 @@ from gradring.records.paths import part_of
 from gradring.records.records import FORMAT, Channel, Collective, Record, parse, read
 from gradring.testing import run_ranks
 from gradring.tools import cli
-from waiting import meet, wait_until
+from support.waiting import meet, wait_until
 
 # What ranks on a busy machine need at most to find each other, once they have started.
 STALL_S = 3.0

@@ -29,8 +29,8 @@ from gradring.observe import metrics
 from gradring.observe.observer import observe_worker, observer_of
 from gradring.stats import Stats
 from gradring.testing import run_ranks
-from proc import has_ipv6
-from waiting import wait_until
+from support.proc import has_ipv6
+from support.waiting import wait_until
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana"
 

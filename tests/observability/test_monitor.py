@@ -20,8 +20,8 @@ from gradring import errors
 from gradring.observe import monitor, step_report
 from gradring.observe.step_report import Totals
 from gradring.testing import run_ranks
-from pairs import Pair
-from waiting import wait_until
+from support.pairs import Pair
+from support.waiting import wait_until
 
 LINE = re.compile(
     r"step (\d+) \| ([\d.]+) ms = compute ([\d.]+) \+ comm ([\d.]+) \+ wait ([\d.]+) \| "

@@ -15,14 +15,14 @@ import pytest
 from chrome_trace import ROUNDING_US, accepted
 
 import gradring
-from commands import succeeded
 from gradring import errors
 from gradring.records.records import Collective, Record
 from gradring.records.timeline import write
 from gradring.testing import run_ranks
 from gradring.tools import cli
-from pairs import on_threads
-from waiting import wait_until
+from support.commands import succeeded
+from support.pairs import on_threads
+from support.waiting import wait_until
 
 PROGRAM = """
 import time, numpy as np, gradring

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from documents import ROOT
+from support.documents import ROOT
 
 PUBLISHED = ("gradring-proto", "gradring-net", "gradring-core")
 

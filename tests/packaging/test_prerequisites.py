@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from environments import PYTHONS
 
-from documents import ROOT
+from support.documents import ROOT
 
 #: What the Makefile itself calls.
 TOOLS = ("sh", "cut", "find", "sed", "sort")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from environments import PYTHONS, environment_of, interpreter
 
-from chosen import marked
-from documents import programs
+from support.chosen import marked
+from support.documents import programs
 
 NUMPY_PROGRAM = """\
 import sys

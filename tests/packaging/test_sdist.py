@@ -23,7 +23,7 @@ from packaging.version import Version
 import index_page
 import licences
 import recipes
-from documents import ROOT
+from support.documents import ROOT
 
 PROGRAM = """\
 import gradring

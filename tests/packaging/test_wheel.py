@@ -17,8 +17,8 @@ import pytest
 from environments import PYTHONS, Environment, environment_of
 from packaging.requirements import Requirement
 
-from documents import ROOT
 from index_page import BYTES, FILES
+from support.documents import ROOT
 
 
 @pytest.fixture(scope="module")

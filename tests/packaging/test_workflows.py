@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from documents import ROOT
+from support.documents import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 LOCAL = {path.stem for path in (*ROOT.glob("tests/**/*.py"), *ROOT.glob("release/*.py"))}
@@ -136,7 +136,11 @@ def test_the_job_that_uses_the_wheel_installs_what_its_tests_import() -> None:
     helpers = [ROOT / "tests" / "conftest.py"]
     for helper in helpers:
         imported.update(imports(tree(helper).body))
-        found = [ROOT / place / f"{name}.py" for name in imported for place in ("tests", "release")]
+        found = [
+            ROOT / place / f"{name}.py"
+            for name in imported
+            for place in ("tests/support", "release")
+        ]
         helpers += [path for path in found if path.exists() and path not in helpers]
     imported -= LOCAL | sys.stdlib_module_names
     modules = {"pyyaml": {"yaml"}, "pytest": {"pytest", "_pytest"}}
@@ -178,9 +182,10 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The packages and modules of no package that statements import."""
+    """The packages, modules of tests/support and modules of no package that statements import."""
     for node in nodes:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        yield from {name.partition(".")[0] for name in names}
+            of_support = [f"support.{alias.name}" for alias in node.names]
+            names = of_support if node.module == "support" else [node.module]
+        yield from {name.removeprefix("support.").partition(".")[0] for name in names}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from chosen import chosen
 from program_fuzz import catalogue
 from program_fuzz.features import FEATURES, drawn, has, settled
 from program_fuzz.judge import differs
 from program_fuzz.runs import Fuzz
-from program_fuzz.source import layers_of, source_of
+from program_fuzz.source import source_of
+from support.chosen import chosen
 
 QUICK = range(20)
 #: Programs that have a feature and little else; `tests/defects` has a defect that each finds.
@@ -109,11 +109,3 @@ def test_a_difference_is_named_by_its_place_and_size() -> None:
     assert "in one of them only" in differs({"a": 1.0}, {"b": 1.0}, "float64")
     assert differs([float("nan")], [1.0], "float64")
     assert not differs([float("nan")], [float("nan")], "float64")
-
-
-def test_layers_that_follow_each_other_are_told_apart() -> None:
-    program = {**drawn(0), "input": "text", "body": [], "per_step": False}
-    for first in (0.1, 0.6, 0.9):
-        layers, kind = layers_of({**program, "first": first})
-        assert kind == "flat"
-        assert all(each.count("(") == each.count(")") for each in layers)

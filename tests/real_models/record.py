@@ -11,7 +11,7 @@ from gradring.machine import resources
 from real_models.grid import Cell
 from real_models.run import Result
 from real_models.training import Trained
-from versions import KERAS, installed
+from support.versions import KERAS, installed
 
 DIRECTORY = Path(__file__).parent / "records"
 """Those of the page: one file for each version of TensorFlow."""

@@ -13,10 +13,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pages import written_between
 from real_models.grid import BY_VERSION, cells
 from real_models.record import DIRECTORY, Record
 from real_models.run import Result, run
+from support.pages import written_between
 
 PAGE_COLUMNS = 120
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "conformance.md"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from chosen import chosen, marked
-from pages import written_between
 from real_models.catalogue import MODELS
 from real_models.grid import BY_VERSION, NEEDED_GIB, QUICK, Cell, cells
 from real_models.report import BEGIN, END, PAGE, tables
 from real_models.run import CELL_S, Result, run
 from real_models.ways import WAYS
+from support.chosen import chosen, marked
+from support.pages import written_between
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from documents import ROOT
+from support.documents import ROOT
 
 TESTS = ROOT / "tests"
 OTHERS = ("soak", "engines", "conformance")
@@ -64,7 +64,7 @@ SLEEPS = {
 }
 WALL_TIMES = {
     "bench/test_benches.py::test_auto_is_simulated_to_be_near_the_best_algorithm": "simulated time",
-    "waiting.py::wait_until": "the deadline of all waits",
+    "support/waiting.py::wait_until": "the deadline of all waits",
 }
 RETRIES = {"elastic/drill.py::drill": "the fault came when its phase was over"}
 PORTS: dict[str, str] = {}

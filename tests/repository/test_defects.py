@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from defects.catalogue import DEFECTS
-from documents import ROOT
+from support.documents import ROOT
 
 
 def test_what_a_defect_replaces_stands_once_in_its_file() -> None:

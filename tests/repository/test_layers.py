@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from import_graph import Graph, circles, python_graph, rust_graph
 
-from documents import ROOT
+from support.documents import ROOT
 
 DIRECTORIES = (
     "rust/proto/src",

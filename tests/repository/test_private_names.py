@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from documents import ROOT
+from support.documents import ROOT
 
 PACKAGE = ROOT / "python" / "gradring"
 #: The tables, and what gives others what is in them.

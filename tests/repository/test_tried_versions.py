@@ -7,12 +7,12 @@ import re
 import pytest
 from packaging.requirements import Requirement
 
-import version_table
-from documents import ROOT
 from gradring.machine.packages import REQUIREMENTS
 from gradring.tensorflow.seams.tried_versions import TRIED
-from version_table import Result
-from versions import BOUNDS, KERAS, MATRIX, installed
+from support import version_table
+from support.documents import ROOT
+from support.version_table import Result
+from support.versions import BOUNDS, MATRIX
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -93,22 +93,9 @@ RESULTS = [
 ]
 
 
-def test_a_summary_counts_by_file_and_names_what_failed() -> None:
-    assert version_table.summary(RESULTS).splitlines() == [
-        "test_a      1 passed, 1 skipped",
-        "test_names  1 passed, 1 failed",
-        "all         2 passed, 1 skipped, 1 failed",
-        "failed: tests.tensorflow.test_names::test_z",
-    ]
-
-
 def test_a_cell_counts_the_tests_of_a_feature() -> None:
     assert version_table.cells_of(RESULTS) == {
         "`fit`: SGD, Adam, AdamW": "1 passed",
         "errors, names": "**1 failed**; 1 passed",
         "bucketing and all else": "1: needs Keras 3.10",
     }
-
-
-def test_keras_is_found_under_either_name() -> None:
-    assert installed(KERAS) == installed(["nothing-of-this-name", *KERAS])

@@ -12,7 +12,7 @@ import gradring
 from gradring import errors
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from security.certificates import Authority
+from support.certificates import Authority
 
 LOCAL = "127.0.0.1"
 SWAPPED = {1: 2, 2: 1}

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from commands import command_line, completed, succeeded
 from gradring import errors
 from gradring.config.values import TlsFiles
 from gradring.machine.ports import free_ports
 from gradring.tools.doctor.job import ask_job
-from security.certificates import DAY, NOW, Authority
-from waiting import wait_until
+from support.certificates import DAY, NOW, Authority
+from support.commands import command_line, completed, succeeded
+from support.waiting import wait_until
 
 LOCAL = "127.0.0.1"
 TOKEN = "the-job's-own-token"

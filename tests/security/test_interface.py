@@ -14,8 +14,8 @@ from gradring.config.values import Settings
 from gradring.errors import ConfigError, RendezvousError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from proc import LISTEN, tcp_sockets
-from waiting import meet
+from support.proc import LISTEN, tcp_sockets
+from support.waiting import meet
 
 
 def listening() -> set[tuple[str, int]]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import gradring
-from documents import ROOT
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks, simulated_hosts
-from pairs import on_threads
+from support.documents import ROOT
+from support.pairs import on_threads
 
 
 def exchange(token: str | None, wide_rank: int | None = None) -> list[Any]:

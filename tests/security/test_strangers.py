@@ -20,8 +20,8 @@ import pytest
 import gradring
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
-from security.certificates import Authority
-from waiting import wait_until
+from support.certificates import Authority
+from support.waiting import wait_until
 
 LOCAL = "127.0.0.1"
 INQUIRERS_MAX = 16  # the same in rust/core/src/forming/access.rs

@@ -25,9 +25,9 @@ from gradring.testing import Outcome, run_ranks
 from gradring.tools.bench.options import Options
 from gradring.tools.cli import main
 from gradring.tools.doctor.job import ask_job
-from security.certificates import DAY, NOW, Authority, Certificate
 from security.recorder import Recorder
-from waiting import meet, wait_until
+from support.certificates import DAY, NOW, Authority, Certificate
+from support.waiting import meet, wait_until
 
 LOCAL = "127.0.0.1"
 # Wide: rank 0 waits so long for the others before it says why they did not come.

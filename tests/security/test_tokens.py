@@ -13,7 +13,7 @@ import gradring
 from gradring import errors
 from gradring.config.values import Settings
 from gradring.testing import run_ranks
-from waiting import meet, wait_until
+from support.waiting import meet, wait_until
 
 FORMING_S = 5.0
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from proc import CLOSE_WAIT, descriptors, tcp_sockets
+from support.proc import CLOSE_WAIT, descriptors, tcp_sockets
 
 SETTLE_LIMIT_S = 4.0
 """How long what belongs to a group that has ended may take to disappear."""

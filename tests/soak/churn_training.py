@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gradring.tensorflow import CustomCollectiveStrategy, elastic
 from gradring.tools.demo import train
-from proc import descriptors
+from support.proc import descriptors
 
 # Several processes share a core.
 tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -3,7 +3,8 @@
 from typing import Any
 
 import numpy as np
-from keras_models import strategy_of
+
+from support.keras_models import strategy_of
 
 #: Steps of each sequence that count; workers have others in every batch of four, and one has none.
 LENGTHS = (6, 5, 1, 2, 0, 0, 4, 6, 1, 1, 6, 5, 3)

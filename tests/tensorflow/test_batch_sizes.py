@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_worker import join, refusal
-
 from gradring.testing import run_ranks
+from support.tf_worker import join, refusal
 
 
 def distribute() -> dict[str, Any]:

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 import pytest
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 WAYS = ("eager", "graph", "broadcast", "names", "in the step", "strategy", "outside")
 SAYS = "begins to train with weights that differ from the other ranks'"

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 Ranks = list[dict[str, Any]]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.tf_worker import join
 
 Ranks = list[dict[Any, Any]]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import CAN_FIT, needs_fit
 
 import gradring
-from chosen import chosen, marked
 from gradring import updates
 from gradring.launch.ranks import THREAD_VARIABLES
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import CAN_FIT, needs_fit
 
 RANKS, STEPS, BATCH = 2, 6, 8
 SIDE = 8

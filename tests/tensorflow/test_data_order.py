@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import CAN_FIT
-from tf_worker import join
 
 import gradring.errors
 from gradring.testing import run_ranks
+from support.keras_models import CAN_FIT
+from support.tf_worker import join
 
 #: Divisible by nothing.
 COUNT = 997

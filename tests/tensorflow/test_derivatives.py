@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.tf_worker import join
 
 RANKS = 2
 INPUTS = np.array([[1.0, 2.0, 3.0], [0.5, -1.0, 4.0]], np.float32)

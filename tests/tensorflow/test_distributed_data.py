@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import CAN_FIT, needs_fit
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.keras_models import CAN_FIT, needs_fit
+from support.tf_worker import join
 
 FILES = 4
 #: In every file: tens are the file's number.

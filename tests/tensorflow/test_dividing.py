@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.tf_worker import join
 
 RANKS = 3
 ROOT = 1

@@ -10,12 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import BATCH, CAN_FIT, assert_trained_alike, needs_fit, state_of, strategy_of
-from tf_worker import join, refusal
 
-from chosen import chosen, marked
 from gradring import updates
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import (
+    BATCH,
+    CAN_FIT,
+    assert_trained_alike,
+    needs_fit,
+    state_of,
+    strategy_of,
+)
+from support.tf_worker import join, refusal
 
 # All optimizers are traced by two processes and by one before the first is judged.
 pytestmark = pytest.mark.timeout(900)

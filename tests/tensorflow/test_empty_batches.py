@@ -13,10 +13,10 @@ import keras_layers
 import keras_sequences
 import numpy as np
 import pytest
-from keras_models import KERAS_VERSION, needs_fit, strategy_of
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import KERAS_VERSION, needs_fit, strategy_of
 
 pytestmark = needs_fit
 

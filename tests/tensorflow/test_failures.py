@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import CAN_FIT
-from tf_worker import join
 
 import gradring
 from gradring.testing import run_ranks
-from rank_states import rank_0_waits
-from waiting import SOON_LOST, wait_until
+from support.keras_models import CAN_FIT
+from support.rank_states import rank_0_waits
+from support.tf_worker import join
+from support.waiting import SOON_LOST, wait_until
 
 NEEDS_TF_KERAS = pytest.mark.skipif(
     importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras"

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from tf_worker import join
 
 from gradring.errors import ConfigError, MismatchError
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.tf_worker import join
 
 #: By piece, as the log names it: its module below `gradring.tensorflow`, and what fails of it: the
 #: name of a function, and after a space, where it has other callers too, that of one of them.

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tf_worker import take_one_thread
 
 import gradring
 from gradring.testing import run_ranks
+from support.tf_worker import take_one_thread
 
 COUNT, EPOCHS = 24, 2
 

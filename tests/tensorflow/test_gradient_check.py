@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from tf_worker import join
 
 from gradring import errors
 from gradring.gradients.checks import CheckGradients
 from gradring.testing import run_ranks
-from waiting import wait_until
+from support.keras_models import needs_fit
+from support.tf_worker import join
+from support.waiting import wait_until
 
 STEPS = 4
 #: The step, from 1, in which rank 1 has a gradient that is not finite.

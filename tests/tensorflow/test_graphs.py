@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
 import gradring
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 MEBIBYTE = 1 << 20
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from tf_worker import take_one_thread
 
-from chosen import chosen, marked
 from gradring.errors import RestoreError, SaveError
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import needs_fit
+from support.tf_worker import take_one_thread
 
 pytestmark = needs_fit
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
-from chosen import marked
 from gradring.errors import AbortedError, PeerLostError
 from gradring.testing import Outcome, run_ranks
-from rank_states import rank_0_waits, state
-from waiting import wait_until
+from support.chosen import marked
+from support.rank_states import rank_0_waits, state
+from support.tf_worker import join
+from support.waiting import wait_until
 
 TIMEOUT_S = 120.0
 PATIENCE_S = 30.0

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import (
+
+import gradring.errors
+from gradring.testing import RankFailure, run_ranks
+from support.keras_models import (
     BATCH,
     CAN_FIT,
     compiled,
@@ -18,10 +21,7 @@ from keras_models import (
     state_of,
     strategy_of,
 )
-from tf_worker import join
-
-import gradring.errors
-from gradring.testing import RankFailure, run_ranks
+from support.tf_worker import join
 
 EPOCHS = 4
 DIES_IN_EPOCH = 2

@@ -4,7 +4,10 @@ import itertools
 from typing import Any
 
 import pytest
-from keras_models import (
+
+from gradring.testing import run_ranks
+from support.chosen import chosen
+from support.keras_models import (
     CAN_FIT,
     MODELS,
     OPTIMIZERS,
@@ -14,10 +17,7 @@ from keras_models import (
     train_by_fit,
     train_by_loop,
 )
-from tf_worker import join
-
-from chosen import chosen
-from gradring.testing import run_ranks
+from support.tf_worker import join
 
 CASES = [
     *itertools.product(("fit", "loop"), OPTIMIZERS, MODELS),

@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import (
+
+from gradring.errors import ConfigError
+from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import (
     BATCH,
     CAN_FIT,
     KERAS_VERSION,
@@ -22,11 +26,7 @@ from keras_models import (
     train_by_fit,
     train_by_loop,
 )
-from tf_worker import join
-
-from chosen import chosen, marked
-from gradring.errors import ConfigError
-from gradring.testing import run_ranks
+from support.tf_worker import join
 
 # All cases are trained by two processes and by one before the first is judged.
 pytestmark = pytest.mark.timeout(900)

@@ -13,9 +13,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 
 def _owners(owner: Any, name: str) -> list[Any]:

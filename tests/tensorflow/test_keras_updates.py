@@ -7,7 +7,7 @@ import json
 import pytest
 from keras_updates import FILE, OPTIMIZERS, updates
 
-from chosen import marked
+from support.chosen import marked
 
 #: One of each class.
 QUICK = ("SGD Nesterov", "Adagrad", "Adam amsgrad", "AdamW")

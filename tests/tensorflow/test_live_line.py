@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keras_models import BATCH, STEPS, compiled, dataset, needs_fit, strategy_of
-from tf_worker import join
 
 import gradring.observe.monitor
 from gradring.testing import run_ranks
+from support.keras_models import BATCH, STEPS, compiled, dataset, needs_fit, strategy_of
+from support.tf_worker import join
 
 EPOCHS = 2
 #: Of SGD in `keras_models.py`.

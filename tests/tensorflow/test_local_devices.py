@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from keras_models import assert_trained_alike, train_by_fit, train_by_loop
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import assert_trained_alike, train_by_fit, train_by_loop
+from support.tf_worker import join
 
 DEVICES = 2
 WORLD_SIZE = 2

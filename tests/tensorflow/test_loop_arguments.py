@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
 
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
 
 pytestmark = needs_fit
 

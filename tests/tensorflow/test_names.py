@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tf_worker import join
 
 from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 COUNTERS = (
     (["a/kernel", "a/bias"], ["a/kernel", "a/bias"]),

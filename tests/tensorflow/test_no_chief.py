@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from documents import programs
 from gradring.errors import ConfigError
 from gradring.machine.ports import free_ports
 from gradring_start import no_chief
-from installed import environment_with_start_hook
+from support.documents import programs
+from support.installed import environment_with_start_hook
 
 QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.tf_worker import join
 
 #: Enough for masks that are drawn apart to differ.
 SIZE = 64

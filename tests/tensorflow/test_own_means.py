@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 import numpy as np
-from keras_models import needs_fit
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.tf_worker import join
 
 #: What is said of an optimizer.
 SAID = "adds up the gradients of a mean"

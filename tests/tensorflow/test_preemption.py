@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
 
 import gradring
 import gradring.elastic
-from chosen import chosen, marked
 from gradring.errors import ConfigError, SaveError
 from gradring.testing import Outcome, run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import needs_fit
 
 pytestmark = needs_fit
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.tf_worker import join
 
 KINDS = ("model.keras", "model.weights.h5", "saved_model", "checkpoint")
 WAYS = ("every worker", "chief only", "chief only in scope", "save", "save in scope")
@@ -277,137 +277,224 @@ def updated_in_fit(model: Any, path: Path, comm: Any) -> Any:
     return kept, restored, sent, same(restored, body.get_weights())
 
 
-def restored_and_compared(comm: Any, directory: Path) -> Any:
-    """What `restore` brings back from a file that only rank 1 finds, and `check_replicas` after."""
-    import keras
-    import tensorflow as tf
+class Saved:
+    """Two models, a counter and a module; what is saved of them lies where only rank 1 looks."""
 
-    from gradring.errors import MismatchError, RestoreError
-    from gradring.tensorflow import CustomCollectiveStrategy, check_replicas, restore, save
-    from gradring.tensorflow.callbacks import CheckReplicas
-    from gradring.tensorflow.graph.model_variables import build
+    def __init__(self, comm: Any, directory: Path) -> None:
+        import tensorflow as tf
 
-    strategy = CustomCollectiveStrategy(communicator=comm)
+        from gradring.tensorflow import CustomCollectiveStrategy, save
 
-    def trained(seed: int) -> Any:
-        with strategy.scope():
-            model = small_model(seed)
-            model.compile(keras.optimizers.Adam(0.01), "mse")
-        x = np.random.default_rng(seed + comm.rank).normal(size=(32, 4)).astype(np.float32)
+        self.comm = comm
+        self.strategy = CustomCollectiveStrategy(communicator=comm)
+        self.model, self.other = self.trained(1), self.trained(2)
+        with self.strategy.scope():
+            self.counter = tf.Variable(
+                0.0,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+            self.module = tf.Module()
+            self.module.weight = tf.Variable([1.0, 2.0])
+        self.count(comm.rank + 1.0)
+        # Each rank restores from a path of its own: only that of rank 1 exists.
+        self.shared, self.own = directory / "rank-1", directory / f"rank-{comm.rank}"
+        if comm.rank == 0:
+            self.shared.mkdir(parents=True)
+        comm.barrier()
+        save(self.model, self.shared / "model.keras")
+        save(self.model, self.shared / "model.weights.h5")
+        save(self.checkpoint_of(self.model), self.shared / "checkpoint")
+        save(self.module, self.shared / "module")
+        torn = (self.shared / "model.keras").read_bytes()[:-100]
+        (self.shared / "torn.keras").write_bytes(torn)
+        comm.barrier()
+
+    def trained(self, seed: int) -> Any:
+        from gradring.tensorflow.callbacks import CheckReplicas
+
+        model = self.compiled(seed)
+        x = np.random.default_rng(seed + self.comm.rank).normal(size=(32, 4)).astype(np.float32)
         model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[CheckReplicas(every_steps=2)])
         return model
 
-    def state(model: Any) -> Any:
-        return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+    def compiled(self, seed: int) -> Any:
+        import keras
 
-    model, other = trained(1), trained(2)
-    with strategy.scope():
-        counter = tf.Variable(
-            0.0,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
-        module = tf.Module()
-        module.weight = tf.Variable([1.0, 2.0])
-    strategy.run(lambda: counter.assign(comm.rank + 1.0))
+        with self.strategy.scope():
+            model = small_model(seed)
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        return model
 
-    def checkpoint_of(model: Any, counter: Any) -> Any:
-        return tf.train.Checkpoint(model=model, optimizer=model.optimizer, counter=counter)
+    def count(self, value: float) -> None:
+        self.strategy.run(lambda: self.counter.assign(value))
 
-    # Each rank restores from a path of its own: only that of rank 1 exists.
-    shared, own = directory / "rank-1", directory / f"rank-{comm.rank}"
-    if comm.rank == 0:
-        shared.mkdir(parents=True)
-    comm.barrier()
-    save(model, shared / "model.keras")
-    save(model, shared / "model.weights.h5")
-    save(checkpoint_of(model, counter), shared / "checkpoint")
-    save(module, shared / "module")
-    (shared / "torn.keras").write_bytes((shared / "model.keras").read_bytes()[:-100])
-    comm.barrier()
-    found: dict[str, Any] = {"fresh": same(state(model), state(other))}
+    def checkpoint_of(self, model: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.train.Checkpoint(model=model, optimizer=model.optimizer, counter=self.counter)
+
+
+def state(model: Any) -> Any:
+    return [np.array(v) for v in (*model.weights, *model.optimizer.variables)]
+
+
+def restored_and_compared(comm: Any, directory: Path) -> Any:
+    """What `restore` brings back from a file that only rank 1 finds, and `check_replicas` after."""
+    saved = Saved(comm, directory)
+    return {
+        "restored": {
+            **restored_of_each_kind(saved),
+            "steps of two optimizers": steps_of_two_optimizers(saved),
+            "mean over the ranks": mean_over_the_ranks(saved),
+            "builds": builds_of_an_optimizer(saved),
+            "module": restored_module(saved),
+            "while fit trains": updated_in_fit(saved.trained(3), saved.own / "model.keras", comm),
+            **restored_layer(saved),
+            "one variable": restored_variable(saved),
+            **refused_and_kept(saved),
+            "differs": differing(saved),
+        }
+    }
+
+
+def restored_of_each_kind(saved: Saved) -> dict[str, Any]:
+    from gradring.tensorflow import restore
+
+    found: dict[str, Any] = {"fresh": same(state(saved.model), state(saved.other))}
     for kind in ("model.keras", "model.weights.h5", "checkpoint"):
-        with strategy.scope():
-            fresh = small_model(7)
-            fresh.compile(keras.optimizers.Adam(0.01), "mse")
-        strategy.run(lambda: counter.assign(9.0))
-        with strategy.scope() if kind == "model.keras" else contextlib.nullcontext():
-            restore(checkpoint_of(fresh, counter) if kind == "checkpoint" else fresh, own / kind)
-        found[kind] = same(state(model), state(fresh))
-    found["sum over the ranks"] = float(counter.read_value())
-    with strategy.scope():
+        fresh = saved.compiled(7)
+        saved.count(9.0)
+        with saved.strategy.scope() if kind == "model.keras" else contextlib.nullcontext():
+            whole = saved.checkpoint_of(fresh) if kind == "checkpoint" else fresh
+            restore(whole, saved.own / kind)
+        found[kind] = same(state(saved.model), state(fresh))
+    found["sum over the ranks"] = float(saved.counter.read_value())
+    return found
+
+
+def steps_of_two_optimizers(saved: Saved) -> list[int]:
+    from gradring.tensorflow import restore, save
+
+    with saved.strategy.scope():
         pairs = [pair_of_models(), pair_of_models()]
     for optimizer in pairs[0].optimizers:
         optimizer.iterations.assign(5)
-    save(pairs[0], shared / "pair.weights.h5")
-    comm.barrier()
-    restore(pairs[1], own / "pair.weights.h5")
-    found["steps of two optimizers"] = [int(each.iterations) for each in pairs[1].optimizers]
-    with strategy.scope():
+    save(pairs[0], saved.shared / "pair.weights.h5")
+    saved.comm.barrier()
+    restore(pairs[1], saved.own / "pair.weights.h5")
+    return [int(each.iterations) for each in pairs[1].optimizers]
+
+
+def mean_over_the_ranks(saved: Saved) -> float:
+    import tensorflow as tf
+
+    from gradring.tensorflow import restore
+
+    with saved.strategy.scope():
         averaged = tf.Variable(
             0.0,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.MEAN,
         )
-    restore(ReadsWhatItAssigns(averaged), own / "model.keras")
-    found["mean over the ranks"] = float(averaged.read_value())
+    restore(ReadsWhatItAssigns(averaged), saved.own / "model.keras")
+    return float(averaged.read_value())
+
+
+def builds_of_an_optimizer(saved: Saved) -> int:
+    from gradring.tensorflow.graph.model_variables import build
+
     builds: list[Any] = []
     optimizer = SimpleNamespace(build=builds.append)  # as in tf_keras, which has no `built`
-    build(optimizer, model)
+    build(optimizer, saved.model)
     optimizer._built = True
-    build(optimizer, model)
-    found["builds"] = len(builds)
-    module.weight.assign([0.0, 0.0])
-    restore(module, own / "module")
-    found["module"] = module.weight.numpy().tolist()
+    build(optimizer, saved.model)
+    return len(builds)
 
-    found["while fit trains"] = updated_in_fit(trained(3), own / "model.keras", comm)
-    head, body = other.get_layer("head").get_weights(), model.get_layer("body").get_weights()
-    restore(other, own / "model.keras", "*/body/*")
-    found["body"] = body
-    found["only"] = same(other.get_layer("body").get_weights(), body)
-    found["not the others"] = same(other.get_layer("head").get_weights(), head)
-    parts = checkpoint_of(other, counter)
-    restore(parts, own / "checkpoint", [other.get_layer("head").kernel])
-    found["one variable"] = [
-        same([part], [whole])
-        for part, whole in zip(
-            other.get_layer("head").get_weights(),
-            model.get_layer("head").get_weights(),
-            strict=True,
-        )
-    ]
+
+def restored_module(saved: Saved) -> Any:
+    from gradring.tensorflow import restore
+
+    saved.module.weight.assign([0.0, 0.0])
+    restore(saved.module, saved.own / "module")
+    return saved.module.weight.numpy().tolist()
+
+
+def restored_layer(saved: Saved) -> dict[str, Any]:
+    from gradring.tensorflow import restore
+
+    head = saved.other.get_layer("head").get_weights()
+    body = saved.model.get_layer("body").get_weights()
+    restore(saved.other, saved.own / "model.keras", "*/body/*")
+    return {
+        "body": body,
+        "only": same(saved.other.get_layer("body").get_weights(), body),
+        "not the others": same(saved.other.get_layer("head").get_weights(), head),
+    }
+
+
+def restored_variable(saved: Saved) -> list[bool]:
+    from gradring.tensorflow import restore
+
+    head, whole = saved.other.get_layer("head"), saved.model.get_layer("head").get_weights()
+    restore(saved.checkpoint_of(saved.other), saved.own / "checkpoint", [head.kernel])
+    return [same([part], [other]) for part, other in zip(head.get_weights(), whole, strict=True)]
+
+
+def refused_and_kept(saved: Saved) -> dict[str, Any]:
+    """What cannot be restored, and whether a model stays as it was."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.errors import RestoreError
+    from gradring.tensorflow import restore
 
     def refused(model: Any, kind: str, only: Any = None) -> Any:
         with pytest.raises(RestoreError) as raised:
-            restore(model, own / kind, only)
+            restore(model, saved.own / kind, only)
         return raised.value.rank, str(raised.value)
 
+    other, weight = saved.other, saved.module.weight
     before = state(other)
-    with strategy.scope():
+    with saved.strategy.scope():
         larger = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(5, name="body")])
         unbuilt = keras.Sequential([keras.layers.Dense(5)])
-    found["refused"] = {
+    iterator = iter(tf.data.Dataset.range(3))
+    said = {
         "missing": refused(other, "missing.keras"),
         "torn": refused(other, "torn.keras"),
         "other shape": refused(larger, "model.keras"),
         "not built": refused(unbuilt, "model.keras"),
         "no such variable": refused(other, "model.keras", ["*/body/*", "*/tail/*"]),
         "directory": refused(other, "module"),
-        "text": refused(tf.train.Checkpoint(w=module.weight, text=tf.Variable("a")), "checkpoint"),
-        "iterator": refused(
-            tf.train.Checkpoint(w=module.weight, it=iter(tf.data.Dataset.range(3))), "checkpoint"
-        ),
+        "text": refused(tf.train.Checkpoint(w=weight, text=tf.Variable("a")), "checkpoint"),
+        "iterator": refused(tf.train.Checkpoint(w=weight, it=iterator), "checkpoint"),
         "name too long": refused(other, 300 * "x" + ".keras"),
     }
-    found["kept"] = same(before, state(other))
+    return {"refused": said, "kept": same(before, state(other))}
 
-    partial_sum = tf.Variable(float(comm.rank), name="kernel_gradient_accumulator")
+
+def differing(saved: Saved) -> list[tuple[int | None, str]]:
+    """What `check_replicas` and its callback say of a model that differs on rank 1."""
+    import tensorflow as tf
+
+    from gradring.errors import MismatchError
+    from gradring.tensorflow import check_replicas
+    from gradring.tensorflow.callbacks import CheckReplicas
+
+    other, rank = saved.other, saved.comm.rank
+    partial_sum = tf.Variable(float(rank), name="kernel_gradient_accumulator")
     texts = tf.Variable(["a", "b"])
-    variables = [*other.variables, *other.optimizer.variables, counter, partial_sum, texts]
-    strategy.run(lambda: counter.assign(float(comm.rank)))
+    variables = [
+        *other.variables,
+        *other.optimizer.variables,
+        saved.counter,
+        partial_sum,
+        texts,
+    ]
+    saved.count(float(rank))
     check_replicas(variables)
-    if comm.rank == 1:
+    if rank == 1:
         kernel = other.get_layer("head").kernel
         with tf.init_scope():
             kernel.value.values[0].assign_add(1e-6 * tf.ones_like(kernel))
@@ -416,10 +503,7 @@ def restored_and_compared(comm: Any, directory: Path) -> Any:
     x = np.ones((8, 4), np.float32)
     with pytest.raises(MismatchError) as differs_in_fit:
         other.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[CheckReplicas(every_steps=1)])
-    found["differs"] = [
-        (raised.value.rank, str(raised.value)) for raised in (differs, differs_in_fit)
-    ]
-    return {"restored": found}
+    return [(raised.value.rank, str(raised.value)) for raised in (differs, differs_in_fit)]
 
 
 def committed(comm: Any, directory: Path) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import CAN_FIT, needs_fit
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import CAN_FIT, needs_fit
+from support.tf_worker import join
 
 ROWS, WIDTH = 40, 3
 

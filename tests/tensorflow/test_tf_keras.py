@@ -8,11 +8,11 @@ import importlib.util
 from typing import Any
 
 import pytest
-from keras_models import BATCH, assert_trained_alike, dataset, strategy_of
-from tf_worker import join
 
 from gradring.errors import MismatchError
 from gradring.testing import run_ranks
+from support.keras_models import BATCH, assert_trained_alike, dataset, strategy_of
+from support.tf_worker import join
 
 #: How far float32 weights may be from those of one process; float16 rounds elsewhere.
 TOLERANCES = {"plain": 1e-5, "global_clipnorm": 1e-5, "mixed precision": 1e-3}

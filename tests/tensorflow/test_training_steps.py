@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tf_worker import join
 
 import gradring
 from gradring.errors import GradringError
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 BAD_STEP = 3
 

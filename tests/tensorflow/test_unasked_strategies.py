@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gradring.machine.ports import free_ports
-from installed import environment_with_start_hook
+from support.installed import environment_with_start_hook
 
 #: Makes the strategy by each of its names, and asks what programs ask of it.
 MWMS = """\

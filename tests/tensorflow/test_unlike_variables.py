@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.tf_worker import join
 
 #: By layer, or what was done before `fit`: what the ranks are told to have unlike. In the first of
 #: them the ranks' parts give it other values, and nothing makes them equal.

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from served import served
-from tf_worker import join, refusal
 
 from gradring import updates
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.served import served
+from support.tf_worker import join, refusal
 
 pytestmark = needs_fit
 
@@ -49,41 +49,6 @@ RULES_REFUSED = {
     "_backend_update_step, ParameterServer": "not reduced by update=ParameterServer",
 }
 
-IN_RUN = (
-    "frozen and without gradient",
-    "two optimizers, clipped weights, a copy",
-    "averages and constraints",
-    "accumulation",
-    "scaled loss",
-    "own optimizer that reduces",
-)
-#: Reduced at another time or place than applied, or in another shape; assigned after the step.
-APART = (
-    "reduced in run, applied outside",
-    "reduced in run, applied in another run",
-    "reduced in a function of its own",
-    "reduced as a matrix",
-    "averages between steps",
-    "slots by zeros",
-    "decay after the step",
-    "decay after the step, LocalSGD",
-    "decay after the step, compression",
-    "clipped after the step, without gradient",
-    "own accumulators",
-    "unknown shape",
-    "a function called apply",
-)
-OTHERS = (
-    "reducer outside of run",
-    "unnamed outside of run",
-    "packed outside of run",
-    "the chief alone",
-    "TensorFlow 1",
-    "Keras 2 that reduces before",
-    "other variables",
-    "evaluation",
-)
-
 RULES: dict[str, updates.Rule] = {
     "": updates.AllReduce(),
     "LocalSGD": updates.LocalSGD(2),
@@ -108,6 +73,15 @@ class Programs:
             dense = layers.Dense(4, **options)
             model = self.keras.Sequential([layers.Input((3,)), dense, layers.Dense(1)])
         return model, self.keras.optimizers.SGD(0.1)
+
+    def built(self) -> tuple[Any, Any]:
+        model, optimizer = self.model()
+        optimizer.build(model.trainable_variables)
+        return model, optimizer
+
+    def reduced(self, model: Any) -> Any:
+        context = self.tf.distribute.get_replica_context()
+        return context.all_reduce("MEAN", self.gradients(model))
 
     def gradients(self, model: Any) -> Any:
         with self.tf.GradientTape() as tape:
@@ -268,194 +242,306 @@ def test_updates_by_gradients_that_were_not_reduced_are_refused(cases: dict[str,
                 assert "/kernel" in text, (case, text)
 
 
-def allowed(programs: Programs, case: str) -> None:
-    from gradring.tensorflow import GradientReducer, all_reduce
+Program = Callable[[Programs], None]
+#: By kind and name, programs that reduce in some way.
+ALLOWED: dict[str, dict[str, Program]] = {"in run": {}, "apart": {}, "others": {}, "rules": {}}
 
-    tf, keras, strategy = programs.tf, programs.keras, programs.strategy
-    if case in APART:
-        apart(programs, case)
-        return
+
+def allowed(kind: str, *names: str) -> Callable[[Program], Program]:
+    def noted(program: Program) -> Program:
+        ALLOWED[kind] |= dict.fromkeys(names, program)
+        return program
+
+    return noted
+
+
+@allowed("in run", "frozen and without gradient")
+def frozen(programs: Programs) -> None:
     model, optimizer = programs.model()
-    if case == "frozen and without gradient":
-        model.layers[0].trainable = False
-        with strategy.scope():
-            unused = tf.Variable(1.0, name="unused")
-        optimizer.build([*model.trainable_variables, keras.Variable(1.0)])
+    model.layers[0].trainable = False
+    with programs.strategy.scope():
+        unused = programs.tf.Variable(1.0, name="unused")
+    optimizer.build([*model.trainable_variables, programs.keras.Variable(1.0)])
 
-        def step() -> None:
-            gradients = [*programs.gradients(model), None]
-            optimizer.apply(gradients, optimizer._trainable_variables)
-            unused.assign_add(1.0)
+    def step() -> None:
+        gradients = [*programs.gradients(model), None]
+        optimizer.apply(gradients, optimizer._trainable_variables)
+        unused.assign_add(1.0)
 
-        tf.function(lambda: strategy.run(step))()
-    elif case == "two optimizers, clipped weights, a copy":
-        for graph in (True, False):
-            model, _ = programs.model()
-            critic, other = programs.model()
-            target, _ = programs.model()
-            programs.run(model, optimizer := keras.optimizers.SGD(0.1), graph)
-            programs.run(critic, other, graph)
-
-            def clip(model: Any = model, target: Any = target) -> None:
-                for variable, copy in zip(model.weights, target.weights, strict=True):
-                    variable.assign(tf.clip_by_value(variable, -0.01, 0.01))
-                    copy.assign(0.5 * variable + 0.5 * copy)
-
-            strategy.run(clip)
-            programs.run(model, optimizer, graph)
-    elif case == "averages and constraints":
-        for graph in (True, False):
-            model, _ = programs.model(kernel_constraint=keras.constraints.MaxNorm(0.5))
-            options = {"use_ema": True, "ema_overwrite_frequency": 2, "weight_decay": 0.1}
-            programs.run(model, keras.optimizers.Adam(**options), graph, steps=2)
-        programs.fit(model, keras.optimizers.Adam(**options))
-    elif case == "accumulation":
-        for graph in (True, False):
-            model, _ = programs.model()
-            summing = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-            programs.run(model, summing, graph, steps=2)
-    elif case == "scaled loss":
-        programs.run(model, keras.optimizers.LossScaleOptimizer(optimizer))
-    elif case == "own optimizer that reduces":
-        for graph in (True, False):
-            model, _ = programs.model()
-            programs.run(model, programs.own(all_reduce), graph)
-    elif case in ("reducer outside of run", "unnamed outside of run", "packed outside of run"):
-        gradients = programs.gradients(model)
-        if case.startswith("reducer"):
-            gradients = GradientReducer()(gradients, model.trainable_variables)
-        elif case.startswith("unnamed"):
-            gradients = all_reduce(gradients)
-        else:
-            total = all_reduce(tf.concat([tf.reshape(each, [-1]) for each in gradients], 0))
-            parts = tf.split(total, [tf.size(each) for each in gradients])
-            pairs = zip(parts, gradients, strict=True)
-            gradients = [tf.reshape(part, each.shape) for part, each in pairs]
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    elif case == "the chief alone":
-        optimizer.build(model.trainable_variables)
-        strategy.broadcast_update(lambda: programs.step(model, optimizer))
-    elif case == "TensorFlow 1":
-        programs.version_1()
-    elif case == "Keras 2 that reduces before":
-        keras_2(programs)
-    elif case == "other variables":
-        plain = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
-        programs.step(plain, optimizer)
-    elif case == "evaluation":
-        model.compile(optimizer, "mse")
-        model.evaluate(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
-    else:
-        for graph in (True, False):
-            model, optimizer = programs.model()[0], keras.optimizers.SGD(0.1)
-            programs.run(model, optimizer, graph, steps=2)
-            if case == "ParameterServer":  # which know one optimizer
-                return
-        programs.fit(programs.model()[0], keras.optimizers.SGD(0.1))
+    programs.tf.function(lambda: programs.strategy.run(step))()
 
 
-def apart(programs: Programs, case: str) -> None:
+@allowed("in run", "two optimizers, clipped weights, a copy")
+def two_optimizers(programs: Programs) -> None:
+    for graph in (True, False):
+        model, optimizer = programs.model()
+        critic, other = programs.model()
+        target, _ = programs.model()
+        programs.run(model, optimizer, graph)
+        programs.run(critic, other, graph)
+
+        def clip(model: Any = model, target: Any = target) -> None:
+            for variable, copy in zip(model.weights, target.weights, strict=True):
+                variable.assign(programs.tf.clip_by_value(variable, -0.01, 0.01))
+                copy.assign(0.5 * variable + 0.5 * copy)
+
+        programs.strategy.run(clip)
+        programs.run(model, optimizer, graph)
+
+
+@allowed("in run", "averages and constraints")
+def averages(programs: Programs) -> None:
+    keras = programs.keras
+    options = {"use_ema": True, "ema_overwrite_frequency": 2, "weight_decay": 0.1}
+    for graph in (True, False):
+        model, _ = programs.model(kernel_constraint=keras.constraints.MaxNorm(0.5))
+        programs.run(model, keras.optimizers.Adam(**options), graph, steps=2)
+    programs.fit(model, keras.optimizers.Adam(**options))
+
+
+@allowed("in run", "accumulation")
+def accumulation(programs: Programs) -> None:
+    for graph in (True, False):
+        summing = programs.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        programs.run(programs.model()[0], summing, graph, steps=2)
+
+
+@allowed("in run", "scaled loss")
+def scaled_loss(programs: Programs) -> None:
+    model, optimizer = programs.model()
+    programs.run(model, programs.keras.optimizers.LossScaleOptimizer(optimizer))
+
+
+@allowed("in run", "own optimizer that reduces")
+def own_optimizer(programs: Programs) -> None:
     from gradring.tensorflow import all_reduce
 
-    tf, keras, strategy = programs.tf, programs.keras, programs.strategy
+    for graph in (True, False):
+        programs.run(programs.model()[0], programs.own(all_reduce), graph)
+
+
+# Reduced at another time or place than applied, or in another shape; assigned after the step.
+@allowed("apart", "reduced in run, applied outside")
+def applied_outside(programs: Programs) -> None:
+    model, optimizer = programs.built()
+    for _ in range(2):
+        gradients = programs.strategy.run(programs.reduced, args=(model,))
+        pairs = zip(gradients, model.trainable_variables, strict=True)
+        optimizer.apply_gradients(list(pairs))
+
+
+@allowed("apart", "reduced in run, applied in another run")
+def applied_in_another_run(programs: Programs) -> None:
+    model, _ = programs.built()
+    own = programs.own()
+    gradients = programs.strategy.run(programs.reduced, args=(model,))
+    apply = lambda each: own.apply(each, model.trainable_variables)  # noqa: E731
+    programs.strategy.run(apply, args=(gradients,))
+
+
+@allowed("apart", "reduced in a function of its own")
+def reduced_in_a_function(programs: Programs) -> None:
+    from gradring.tensorflow import all_reduce
+
+    model, _ = programs.built()
+    reduce = programs.tf.function(lambda each: all_reduce(each, "mean"))
+    for rows in (4, 3):
+        programs.x = programs.x[:rows]
+        programs.run(model, programs.own(reduce))
+
+
+@allowed("apart", "reduced as a matrix")
+def reduced_as_a_matrix(programs: Programs) -> None:
+    from gradring.tensorflow import all_reduce
+
+    tf = programs.tf
+
+    def by_row(gradients: Any) -> Any:
+        row = tf.concat([tf.reshape(each, [1, -1]) for each in gradients], 1)
+        parts = tf.split(all_reduce(row), [tf.size(each) for each in gradients], 1)
+        pairs = zip(parts, gradients, strict=True)
+        return [tf.reshape(part, each.shape) for part, each in pairs]
+
+    def by_columns(gradients: Any) -> Any:
+        shapes = [each.shape for each in gradients]
+        columns = all_reduce([tf.reshape(each, [-1, each.shape[0]]) for each in gradients])
+        return [tf.reshape(*each) for each in zip(columns, shapes, strict=True)]
+
+    for reduce in (by_row, by_columns):
+        programs.run(programs.model()[0], programs.own(reduce), graph=False)
+
+
+@allowed("apart", "averages between steps")
+def averages_between_steps(programs: Programs) -> None:
+    variables = programs.built()[0].trainable_variables
+
+    class Lookahead(programs.keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+        def between(self) -> None:
+            for variable in variables:
+                variable.assign(0.5 * programs.tf.convert_to_tensor(variable))
+
+    lookahead = Lookahead(0.1)
+    lookahead.build(variables)
+    lookahead.between()
+    programs.tf.function(lookahead.between)()
+
+
+@allowed("apart", "slots by zeros")
+def slots_by_zeros(programs: Programs) -> None:
+    variables = programs.built()[0].trainable_variables
+    optimizer = programs.keras.optimizers.Adam()
+    zeros = [programs.tf.zeros_like(variable) for variable in variables]
+    with programs.strategy.scope():
+        optimizer.apply_gradients(list(zip(zeros, variables, strict=True)))
+
+
+@allowed(
+    "apart",
+    "decay after the step",
+    "decay after the step, LocalSGD",
+    "decay after the step, compression",
+)
+def decay_after_the_step(programs: Programs) -> None:
+    decay(programs)
+
+
+@allowed("apart", "clipped after the step, without gradient")
+def clipped_without_gradient(programs: Programs) -> None:
+    decay(programs, without_gradient=True)
+
+
+def decay(programs: Programs, without_gradient: bool = False) -> None:
+    class Decay(programs.keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+            if without_gradient:
+                grads = [None, *grads[1:]]
+            super().apply(grads, trainable_variables)
+            for variable in trainable_variables:
+                variable.assign(programs.tf.clip_by_value(0.9 * variable, -1.0, 1.0))
+
+    for graph in (True, False):
+        programs.run(programs.model()[0], Decay(0.1), graph, steps=2)
+
+
+@allowed("apart", "own accumulators")
+def own_accumulators(programs: Programs) -> None:
+    tf = programs.tf
+
+    class Accumulates(programs.keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.sums = [tf.Variable(tf.zeros(each.shape)) for each in variables]
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+            sums = self.sums
+            for total, gradient in zip(sums, grads, strict=True):
+                total.assign_add(gradient)
+            super().apply([tf.convert_to_tensor(total) for total in sums], trainable_variables)
+
+    for graph in (True, False):
+        programs.run(programs.model()[0], Accumulates(0.1), graph)
+
+
+@allowed("apart", "a function called apply")
+def function_called_apply(programs: Programs) -> None:
+    model, _ = programs.built()
+
+    def apply() -> None:
+        model.layers[0].kernel.assign(2.0 * model.layers[0].kernel)
+
+    programs.strategy.run(apply)
+
+
+@allowed("apart", "unknown shape")
+def unknown_shape(programs: Programs) -> None:
+    from gradring.tensorflow import all_reduce
+
+    tf = programs.tf
+
+    class Plain(tf.compat.v1.train.GradientDescentOptimizer):  # type: ignore[misc, name-defined]
+        def apply_gradients(self, grads_and_vars: Any, *_: Any, **__: Any) -> None:
+            for gradient, variable in grads_and_vars:
+                variable.assign_sub(0.1 * all_reduce(gradient))
+
+    with programs.strategy.scope():
+        variable = tf.Variable(tf.zeros((3, 1)), shape=tf.TensorShape([None, 1]))
+    step = lambda: Plain(0.1).apply_gradients([(tf.ones((3, 1)), variable)])  # noqa: E731
+    programs.strategy.run(step)
+
+
+def applied(model: Any, optimizer: Any, gradients: Any) -> None:
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+
+@allowed("others", "reducer outside of run")
+def reducer_outside(programs: Programs) -> None:
+    from gradring.tensorflow import GradientReducer
+
     model, optimizer = programs.model()
-    variables = model.trainable_variables
-    optimizer.build(variables)
-    kind = case.partition(", ")[0]
-
-    def reduced() -> Any:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce("MEAN", programs.gradients(model))
-
-    if case.endswith("applied outside"):
-        for _ in range(2):
-            gradients = strategy.run(reduced)
-            optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
-    elif case.endswith("in another run"):
-        own = programs.own()
-        gradients = strategy.run(reduced)
-        strategy.run(lambda each: own.apply(each, variables), args=(gradients,))
-    elif kind == "reduced in a function of its own":
-        reduce = tf.function(lambda each: all_reduce(each, "mean"))
-        for rows in (4, 3):
-            programs.x = programs.x[:rows]
-            programs.run(model, programs.own(reduce))
-    elif kind == "reduced as a matrix":
-
-        def by_row(gradients: Any) -> Any:
-            row = tf.concat([tf.reshape(each, [1, -1]) for each in gradients], 1)
-            parts = tf.split(all_reduce(row), [tf.size(each) for each in gradients], 1)
-            pairs = zip(parts, gradients, strict=True)
-            return [tf.reshape(part, each.shape) for part, each in pairs]
-
-        def by_columns(gradients: Any) -> Any:
-            shapes = [each.shape for each in gradients]
-            columns = all_reduce([tf.reshape(each, [-1, each.shape[0]]) for each in gradients])
-            return [tf.reshape(*each) for each in zip(columns, shapes, strict=True)]
-
-        for reduce in (by_row, by_columns):
-            programs.run(programs.model()[0], programs.own(reduce), graph=False)
-    elif kind == "averages between steps":
-
-        class Lookahead(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
-            def between(self) -> None:
-                for variable in variables:
-                    variable.assign(0.5 * tf.convert_to_tensor(variable))
-
-        lookahead = Lookahead(0.1)
-        lookahead.build(variables)
-        lookahead.between()
-        tf.function(lookahead.between)()
-    elif kind == "slots by zeros":
-        optimizer = keras.optimizers.Adam()
-        zeros = [tf.zeros_like(variable) for variable in variables]
-        with strategy.scope():
-            optimizer.apply_gradients(list(zip(zeros, variables, strict=True)))
-    elif kind.endswith("after the step"):
-
-        class Decay(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
-            def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-                if case.endswith("without gradient"):
-                    grads = [None, *grads[1:]]
-                super().apply(grads, trainable_variables)
-                for variable in trainable_variables:
-                    variable.assign(tf.clip_by_value(0.9 * variable, -1.0, 1.0))
-
-        for graph in (True, False):
-            programs.run(programs.model()[0], Decay(0.1), graph, steps=2)
-    elif kind == "own accumulators":
-
-        class Accumulates(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
-            def build(self, variables: Any) -> None:
-                super().build(variables)
-                self.sums = [tf.Variable(tf.zeros(each.shape)) for each in variables]
-
-            def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-                sums = self.sums
-                for total, gradient in zip(sums, grads, strict=True):
-                    total.assign_add(gradient)
-                super().apply([tf.convert_to_tensor(total) for total in sums], trainable_variables)
-
-        for graph in (True, False):
-            programs.run(programs.model()[0], Accumulates(0.1), graph)
-    elif kind == "a function called apply":
-
-        def apply() -> None:
-            model.layers[0].kernel.assign(2.0 * model.layers[0].kernel)
-
-        strategy.run(apply)
-    else:
-
-        class Plain(tf.compat.v1.train.GradientDescentOptimizer):  # type: ignore[misc, name-defined]
-            def apply_gradients(self, grads_and_vars: Any, *_: Any, **__: Any) -> None:
-                for gradient, variable in grads_and_vars:
-                    variable.assign_sub(0.1 * all_reduce(gradient))
-
-        with strategy.scope():
-            variable = tf.Variable(tf.zeros((3, 1)), shape=tf.TensorShape([None, 1]))
-        strategy.run(lambda: Plain(0.1).apply_gradients([(tf.ones((3, 1)), variable)]))
+    gradients = GradientReducer()(programs.gradients(model), model.trainable_variables)
+    applied(model, optimizer, gradients)
 
 
+@allowed("others", "unnamed outside of run")
+def unnamed_outside(programs: Programs) -> None:
+    from gradring.tensorflow import all_reduce
+
+    model, optimizer = programs.model()
+    applied(model, optimizer, all_reduce(programs.gradients(model)))
+
+
+@allowed("others", "packed outside of run")
+def packed_outside(programs: Programs) -> None:
+    from gradring.tensorflow import all_reduce
+
+    tf = programs.tf
+    model, optimizer = programs.model()
+    gradients = programs.gradients(model)
+    total = all_reduce(tf.concat([tf.reshape(each, [-1]) for each in gradients], 0))
+    parts = tf.split(total, [tf.size(each) for each in gradients])
+    pairs = zip(parts, gradients, strict=True)
+    applied(model, optimizer, [tf.reshape(part, each.shape) for part, each in pairs])
+
+
+@allowed("others", "the chief alone")
+def chief_alone(programs: Programs) -> None:
+    model, optimizer = programs.built()
+    programs.strategy.broadcast_update(lambda: programs.step(model, optimizer))
+
+
+@allowed("others", "TensorFlow 1")
+def tensorflow_1(programs: Programs) -> None:
+    programs.version_1()
+
+
+@allowed("others", "other variables")
+def other_variables(programs: Programs) -> None:
+    keras = programs.keras
+    plain = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    programs.step(plain, keras.optimizers.SGD(0.1))
+
+
+@allowed("others", "evaluation")
+def evaluation(programs: Programs) -> None:
+    model, optimizer = programs.model()
+    model.compile(optimizer, "mse")
+    model.evaluate(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
+
+
+@allowed("rules", *RULES)
+def by_a_rule(programs: Programs) -> None:
+    for graph in (True, False):
+        programs.run(*programs.model(), graph, steps=2)
+    programs.fit(*programs.model())
+
+
+@allowed("rules", "ParameterServer")
+def by_servers(programs: Programs) -> None:
+    """They know one optimizer."""
+    programs.run(*programs.model(), steps=2)
+
+
+@allowed("others", "Keras 2 that reduces before")
 def keras_2(programs: Programs) -> None:
     if importlib.util.find_spec("tf_keras") is None:
         return
@@ -483,34 +569,30 @@ def keras_2(programs: Programs) -> None:
         strategy.run(step)
 
 
-def all_allowed(cases: list[str]) -> dict[str, str]:
+def all_allowed(kind: str) -> dict[str, str]:
     """What is said to each program."""
     from gradring.tensorflow import CustomCollectiveStrategy
     from gradring.tensorflow.graph import replica_step
 
     found = {}
     with join() as comm:
-        for case in cases:
+        for case, program in ALLOWED[kind].items():
             if case == "ParameterServer":
                 with served(comm, updates.ParameterServer()) as strategy:
-                    found[case] = refusal(partial(allowed, Programs(strategy), case))
+                    found[case] = refusal(partial(program, Programs(strategy)))
                 continue
             # As in a process of its own.
             vars(replica_step.current().reductions).update(vars(replica_step.Reductions()))
             rule = RULES.get(case.rpartition(", ")[2], RULES[""])
             strategy = CustomCollectiveStrategy(communicator=comm, update=rule)
-            found[case] = refusal(partial(allowed, Programs(strategy), case))
+            found[case] = refusal(partial(program, Programs(strategy)))
     return found
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [IN_RUN, APART, OTHERS, [*RULES, "ParameterServer"]],
-    ids=["in run", "apart", "others", "rules"],
-)
-def test_programs_whose_gradients_are_reduced_in_any_way_are_not_refused(cases: list[str]) -> None:
-    for found in run_ranks(all_allowed, 2, list(cases), timeout=240.0):
-        assert found == dict.fromkeys(cases, "not refused")
+@pytest.mark.parametrize("kind", ALLOWED)
+def test_programs_whose_gradients_are_reduced_in_any_way_are_not_refused(kind: str) -> None:
+    for found in run_ranks(all_allowed, 2, kind, timeout=240.0):
+        assert found == dict.fromkeys(ALLOWED[kind], "not refused")
 
 
 def alone() -> str:

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
 
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
 
 SAMPLES, BATCH, EPOCHS = 48, 12, 5
 

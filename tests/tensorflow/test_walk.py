@@ -7,10 +7,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tf_worker import join
-
 import gradring
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 PACKAGE = str(Path(gradring.__file__).parent)
 #: A reader opens as many files to follow a step; lower it when the way gets shorter.

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tf_worker import join
 
 from gradring.testing import run_ranks
+from support.tf_worker import join
 
 RANKS, ROUNDS = 3, 4
 KINDS = (

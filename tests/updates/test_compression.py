@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import compiled, needs_fit, state_of, train_by_fit
-from tf_worker import join, refusal
 
-from chosen import chosen, marked
 from gradring import updates
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import compiled, needs_fit, state_of, train_by_fit
+from support.tf_worker import join, refusal
 
 pytestmark = needs_fit
 

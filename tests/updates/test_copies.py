@@ -22,7 +22,7 @@ from parameters import (
     stats_of,
 )
 
-from waiting import wait_until
+from support.waiting import wait_until
 
 #: So many that others have time to see that they are on their way, or written.
 ELEMENTS = 1 << 22

@@ -10,14 +10,14 @@ import time
 from typing import Any
 
 import pytest
-from keras_models import needs_fit
-from served import served
-from tf_worker import join
 
-from chosen import chosen, marked
 from gradring import updates
 from gradring.testing import run_ranks
 from gradring.tools.demo.rules import REQUIRED_ACCURACY, RULES
+from support.chosen import chosen, marked
+from support.keras_models import needs_fit
+from support.served import served
+from support.tf_worker import join
 
 pytestmark = needs_fit
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from served import served
-from tf_worker import join
 
 from gradring import updates
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.served import served
+from support.tf_worker import join
 
 pytestmark = needs_fit
 

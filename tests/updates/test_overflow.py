@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from parameters import INITIAL, client, free_addresses, gradient, pulled, start
 
-from waiting import wait_until
+from support.waiting import wait_until
 
 #: Twice as many as there are workers.
 ROOM = 4

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import (
+from prometheus_client.parser import text_string_to_metric_families
+
+import gradring
+from gradring import updates
+from gradring.errors import AbortedError, ConfigError
+from gradring.observe import metrics
+from gradring.observe.observer import observer_of
+from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import (
     BATCH,
     STEPS,
     compiled,
@@ -21,18 +30,9 @@ from keras_models import (
     samples,
     strategy_of,
 )
-from prometheus_client.parser import text_string_to_metric_families
-from served import RATE, one_weight, served, serving
-from tf_worker import join
-
-import gradring
-from chosen import chosen, marked
-from gradring import updates
-from gradring.errors import AbortedError, ConfigError
-from gradring.observe import metrics
-from gradring.observe.observer import observer_of
-from gradring.testing import run_ranks
-from waiting import wait_until
+from support.served import RATE, one_weight, served, serving
+from support.tf_worker import join
+from support.waiting import wait_until
 
 pytestmark = needs_fit
 

@@ -31,13 +31,13 @@ from parameters import (
 )
 
 import gradring
-from chosen import marked_rows
 from gradring import errors
 from gradring._native import ParameterClient, ParameterServer
 from gradring.config.values import DEFAULTS
-from proc import descriptors
-from security.certificates import Authority
-from waiting import wait_until
+from support.certificates import Authority
+from support.chosen import marked_rows
+from support.proc import descriptors
+from support.waiting import wait_until
 
 PHASES = ("before the pull", "in the pull", "before the push", "in the push", "after the push")
 SLOW = pytest.mark.slow

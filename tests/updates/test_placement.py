@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from served import RATE, one_weight, serving
 
 import gradring
 from gradring import updates
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.served import RATE, one_weight, serving
 
 pytestmark = needs_fit
 

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from keras_models import needs_fit
 
-from commands import command_line, completed, succeeded
 from gradring.machine.ports import free_ports
+from support.commands import command_line, completed, succeeded
+from support.keras_models import needs_fit
 
 #: What this takes is TensorFlow's start in five processes.
 DEADLINE_S = 300

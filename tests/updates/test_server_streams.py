@@ -25,9 +25,9 @@ from parameters import (
 )
 
 from gradring import errors
-from proc import ESTABLISHED, tcp_sockets
-from security.certificates import Authority
-from waiting import wait_until
+from support.certificates import Authority
+from support.proc import ESTABLISHED, tcp_sockets
+from support.waiting import wait_until
 
 OVER_TCP = {"GRADRING_TRANSPORT": "tcp"}
 ELEMENTS, STEPS, SERVERS = 1 << 18, 5, 2

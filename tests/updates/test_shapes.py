@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import needs_fit
-from served import served
 
 import gradring
-from chosen import chosen, marked
 from gradring import updates
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import needs_fit
+from support.served import served
 
 pytestmark = needs_fit
 

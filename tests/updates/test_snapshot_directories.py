@@ -24,7 +24,7 @@ from parameters import (
 
 from gradring import errors
 from gradring._native import ParameterServer
-from waiting import wait_until
+from support.waiting import wait_until
 
 #: Updates of the job that was here before, and between two of its snapshots.
 STEPS, EVERY = 12, 5

@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from keras_models import (
+
+from gradring import updates
+from gradring.testing import run_ranks
+from support.chosen import chosen, marked
+from support.keras_models import (
     BATCH,
     STEPS,
     compiled,
@@ -22,11 +26,7 @@ from keras_models import (
     train_by_fit,
     train_by_loop,
 )
-from tf_worker import join, refusal
-
-from chosen import chosen, marked
-from gradring import updates
-from gradring.testing import run_ranks
+from support.tf_worker import join, refusal
 
 pytestmark = needs_fit
 

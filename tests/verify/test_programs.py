@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import completed
-from installed import environment_with_start_hook
+from support.commands import completed
+from support.installed import environment_with_start_hook
 
 # Each is trained by three processes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import completed
-from installed import environment_with_start_hook
+from support.commands import completed
+from support.installed import environment_with_start_hook
 
 DATA = """\
 import numpy as np

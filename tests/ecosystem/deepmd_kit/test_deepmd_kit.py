@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import yaml
 
-from documents import ROOT
 from gradring.clusters import without_cluster_variables
-from installed import environment_with_start_hook
-from waiting import wait_until
+from support.documents import ROOT
+from support.installed import environment_with_start_hook
+from support.waiting import wait_until
 
 HERE = Path(__file__).parent
 ENVIRONMENT = ROOT / ".venv-deepmd"

@@ -14,7 +14,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _TABLE = tomllib.loads((ROOT / "tests" / "versions.toml").read_text())
 
 

@@ -11,7 +11,7 @@ import gradring
 from gradring import _native
 from gradring.errors import GradringError
 from gradring.machine.ports import free_ports
-from waiting import DEADLINE_S, wait_until
+from support.waiting import DEADLINE_S, wait_until
 
 Result = TypeVar("Result")
 

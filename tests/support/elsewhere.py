@@ -7,8 +7,8 @@ checkout is a copy in a folder with a space in its name. Beside its environment,
 site-packages have other versions of gradring, numpy and packaging, which raise an error if anything
 imports them. All of this is in namespaces: of the machine itself nothing changes. ::
 
-    python tests/elsewhere.py                             # all of tests/
-    python tests/elsewhere.py tests/launch -k stdin       # what follows is for pytest
+    PYTHONPATH=tests python -m support.elsewhere                        # all of tests/
+    PYTHONPATH=tests python -m support.elsewhere tests/launch -k stdin  # for pytest
 
 Tests that simulate hosts need root, and are skipped. `tests/packaging` needs a built wheel, and is
 left out.
@@ -28,9 +28,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from commands import head_of_script
+from support.commands import head_of_script
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMESPACES = ("--mount", "--uts", "--net", "--ipc")
 USER, ID = "elsewhere", 54321
 HOST = "elsewhere-1"
@@ -64,8 +64,16 @@ def main(arguments: list[str]) -> int:
         sys.exit("another user and namespaces need root, and there is no sudo. Run this as root.")
     with tempfile.TemporaryDirectory(prefix="gradring elsewhere ") as folder:
         make(Path(folder))
-        this = [sys.executable, __file__, INSIDE, folder, *(arguments or ["tests"])]
-        code = subprocess.run([*as_root, "unshare", *NAMESPACES, *this], check=False).returncode
+        this = [
+            sys.executable,
+            "-m",
+            "support.elsewhere",
+            INSIDE,
+            folder,
+            *(arguments or ["tests"]),
+        ]
+        with_path = ["env", f"PYTHONPATH={ROOT / 'tests'}", "unshare", *NAMESPACES]
+        code = subprocess.run([*as_root, *with_path, *this], check=False).returncode
         # The other user's files.
         subprocess.run([*as_root, "find", folder, "-mindepth", "1", "-delete"], check=False)
     return code

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from documents import ROOT
+from support.documents import ROOT
 
 START = ROOT / "python" / "data" / "purelib" / "gradring_start.pth"
 

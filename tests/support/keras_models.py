@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from versions import KERAS, installed
+from support.versions import KERAS, installed
 
 #: Divisible by two and by three workers.
 BATCH = 24

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from gradring import _native
-from waiting import wait_until
+from support.waiting import wait_until
 
 ANSWER_S = 5.0
 STANDS_STILL_S = 0.5

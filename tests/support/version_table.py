@@ -1,10 +1,10 @@
 """The table of docs/compatibility.md: which tests passed under which versions.
 
-`tests/matrix.py` records the last run of each column in tests/version_records.json, and the table
+`noxfile.py` records the last run of each column in tests/version_records.json, and the table
 is made of that. It replaces what stands between the two marks; everything else of the page is
 written by hand.
 
-    python tests/version_table.py       # writes the table of what is recorded
+    PYTHONPATH=tests python -m support.version_table       # writes the table of what is recorded
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from pages import written_between
-from versions import MATRIX, ROOT, Versions
+from support.pages import written_between
+from support.versions import MATRIX, ROOT, Versions
 
 PAGE = ROOT / "docs" / "compatibility.md"
 RECORDS = ROOT / "tests" / "version_records.json"

@@ -4,7 +4,7 @@ A variable of one machine hides defects: with ``PYTHONUNBUFFERED=1`` a command o
 each line at once, and a user's does not. `tests/conftest.py` removes all other variables, also for
 a bare ``pytest``, and ``make test`` runs without them::
 
-    python tests/clean_environment.py make lint
+    python tests/support/clean_environment.py make lint
 """
 
 from __future__ import annotations

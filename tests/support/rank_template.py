@@ -46,7 +46,7 @@ READ_LATER = ("TF_CONFIG", "TF_NUM_INTRAOP_THREADS")
 _SERVER = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from rank_template import serve
+from support.rank_template import serve
 paths = serve(int(sys.argv[2]), sys.argv[3] == "tensorflow")
 from gradring.testing.worker import main
 main(*paths)

@@ -1,0 +1,1 @@
+"""Helpers that several folders of tests use, and programs of the Makefile."""
