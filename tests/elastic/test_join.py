@@ -18,6 +18,7 @@ import pytest
 import gradring
 from elastic.training import (
     LIMIT_S,
+    Job,
     Plan,
     Seen,
     Trainee,
@@ -25,7 +26,6 @@ from elastic.training import (
     outcomes_of,
     planned,
     run,
-    runs,
     train,
 )
 from faults.stage import Stage
@@ -321,7 +321,7 @@ def test_a_process_that_only_waits_to_join_is_taken_for_no_job(stage: Stage) -> 
 def one_looks_on_while_the_others_form(trainee: Trainee) -> bool:
     """Process 1 enters the next group once process 0 waits there for it, and says what it saw."""
     if trainee.place == 1 and "real" not in trainee.memory:
-        real = trainee.memory["real"] = runs._Job.agreed
+        real = trainee.memory["real"] = Job.agreed
         first, token = trainee.plan.addresses[0], os.environ["GRADRING_TOKEN"].encode()
 
         def agreed(*given: Any) -> None:
@@ -332,7 +332,7 @@ def one_looks_on_while_the_others_form(trainee: Trainee) -> bool:
             trainee.stage.tell("runs", float(_native.inquire(first, token, None, 5.0)["runs"]))
             real(*given)
 
-        runs._Job.agreed = agreed
+        Job.agreed = agreed
     if trainee.place == 2 and trainee.state.step == STEPS:
         trainee.die()
     return trainee.comm.generation == 2 and trainee.steps_here >= STEPS

@@ -8,7 +8,7 @@ import pytest
 
 from real_models.catalogue import MODELS
 from real_models.grid import BY_VERSION, NEEDED_GIB, QUICK, Cell, cells
-from real_models.report import BEGIN, END, PAGE, tables
+from real_models.report import BEGIN, END, PAGE, recorded, sums
 from real_models.run import CELL_S, Result, run
 from real_models.ways import WAYS
 from support.chosen import chosen, marked
@@ -44,4 +44,6 @@ def test_every_model_and_every_way_is_in_the_grid() -> None:
 
 def test_the_page_shows_what_is_recorded() -> None:
     text = PAGE.read_text()
-    assert text == written_between(text, BEGIN, END, tables()), "run: real_models.report --page"
+    assert text == written_between(text, BEGIN, END, sums(recorded())), (
+        "run: real_models.report --page"
+    )
