@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from made_up import Printed
 
-from gradring.tools.demo import story, trouble
+from gradring.tools.demo import trouble
+from gradring.tools.demo.launched import DEADLINE_S
 
 
 @pytest.mark.slow
@@ -41,9 +42,8 @@ TOLD = """\
 
 
 def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
-    told = trouble.Output(TOLD)
-    assert list(told.problems(0)) == []
-    story = told.story(1)
+    survived, story = trouble.outcome(TOLD, 0, 1)
+    assert survived
     assert "killed after step 57. 0.5 s later the others had formed a new group" in story
     assert "and 1.0 s later, with functions traced again, they had ended step 51" in story
     assert "7 steps were done again. Another process joined them in generation 3" in story
@@ -62,8 +62,8 @@ def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
 def test_a_job_that_did_not_survive_is_told_so(
     changed: str, instead: str, exit_code: int, problem: str
 ) -> None:
-    (found,) = trouble.Output(TOLD.replace(changed, instead)).problems(exit_code)
-    assert problem in found
+    survived, found = trouble.outcome(TOLD.replace(changed, instead), exit_code, 1)
+    assert not survived and problem in found
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_training_that_does_not_end_is_told_with_what_is_missing(
     output = io.StringIO()
     assert trouble.show_killed_rank(1, tmp_path, stream=output) == 1
     assert output.getvalue().endswith(
-        f"[0] step 1\nThe training has not ended within {story.DEADLINE_S:g} s and is stopped.\n\n"
+        f"[0] step 1\nThe training has not ended within {DEADLINE_S:g} s and is stopped.\n\n"
         "The training did not come to its end; the lines above say why.\n"
     )
 

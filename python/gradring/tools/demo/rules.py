@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from gradring import updates
-from gradring.tools.demo.story import EPOCHS, require_packages, say, show
+from gradring.tools.demo.launched import EPOCHS, require_packages, say, show
 
 WORKERS = 3
 REQUIRED_ACCURACY = 0.96
