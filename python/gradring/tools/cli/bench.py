@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -150,5 +150,5 @@ def _run_link(arguments: argparse.Namespace) -> int:
 
     measured = bench_link(say, arguments.congestion)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
+        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
+    return sum(bandwidth["wrong"] for bandwidth in measured["bandwidths"])
