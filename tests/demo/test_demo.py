@@ -79,7 +79,6 @@ def test_the_weights_are_those_of_a_single_process(finished: Run) -> None:
 def test_it_compares_with_the_native_strategy_and_claims_no_speed_up(finished: Run) -> None:
     said = " ".join(finished.output.split())
     assert re.search(r"MultiWorkerMirroredStrategy takes [\d.]+ ms per step", said)
-    assert re.search(r"Its weights have the (same hash|hash [0-9a-f]{16})", said)
     assert "shows overhead, not scaling" in said
 
 

@@ -100,7 +100,7 @@ def test_without_tensorflows_own_strategy_the_demo_says_why_and_passes(
     output = io.StringIO()
     assert story.demo(tmp_path / "report", stream=output) == 0
     said = " ".join(output.getvalue().split())
-    why = "MultiWorkerMirroredStrategy: the training failed (exit code 1). The single process"
+    why = "MultiWorkerMirroredStrategy: the training failed (exit code 1). 2 workers with"
     assert f"There is no comparison with {why}" in said and "Traceback" not in said
     assert (tmp_path / "report" / "comparison.png").exists()
 

@@ -1,7 +1,6 @@
 """The demo's results as text and as a picture."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +34,8 @@ def test_the_comparison_states_the_ratio_and_no_speed_up() -> None:
     said = " ".join(report.comparison(results(), None).split())
     assert "takes 18.00 ms per step" in said
     assert "gradring 9.00 ms: a ratio of 2.0" in said
-    assert "the same hash" in said
-    other = [replace(rank, weights_hash="6f" * 8) for rank in results().mirrored]
-    unlike = " ".join(report.comparison(results(mirrored=other), None).split())
-    assert f"Its weights have the hash {'6f' * 8}. " in unlike
-    assert "share this machine's 2 cores" in said
-    assert "ratio of 0.89 shows overhead, not scaling" in said
-    more = " ".join(report.comparison(results(cores=8), None).split())
-    assert "Both kinds may use 2 threads in all on this machine's 8 cores, so" in more
+    assert "2 workers with one thread each train 0.89 times as many samples/s as one" in said
+    assert "On this machine's 2 cores, this shows overhead, not scaling." in said
 
 
 def test_a_missing_comparison_is_explained() -> None:

@@ -150,46 +150,29 @@ def table(results: Results) -> str:
 
 
 def comparison(results: Results, why_no_mirrored: str | None) -> str:
-    """Returns paragraphs that compare the trainings, with the limits of the comparison."""
-    sentences = [_against_single(results)]
+    """Returns a paragraph that compares the trainings, with the limits of the comparison."""
+    sentences = []
     if results.mirrored:
-        sentences.insert(0, _against_mirrored(results))
+        ours_ms, theirs_ms = (
+            float(np.mean([rank.step_ms for rank in ranks]))
+            for ranks in (results.gradring, results.mirrored)
+        )
+        sentences.append(
+            f"MultiWorkerMirroredStrategy takes {theirs_ms:.2f} ms per step of the same script, "
+            f"gradring {ours_ms:.2f} ms: a ratio of {theirs_ms / ours_ms:.1f}."
+        )
     elif why_no_mirrored is not None:
-        why = "There is no comparison with MultiWorkerMirroredStrategy"
-        sentences.insert(0, f"{why}: {why_no_mirrored}")
-    return "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
-
-
-def _against_mirrored(results: Results) -> str:
-    ours_ms, theirs_ms = (
-        float(np.mean([rank.step_ms for rank in ranks]))
-        for ranks in (results.gradring, results.mirrored)
-    )
-    ours, theirs = (
-        {rank.weights_hash for rank in ranks} for ranks in (results.gradring, results.mirrored)
-    )
-    hashes = f"Its weights have the hash {' and '.join(sorted(theirs))}."
-    if ours == theirs:
-        hashes = "Its weights have the same hash: adding two numbers has only one order."
-    return (
-        f"MultiWorkerMirroredStrategy takes {theirs_ms:.2f} ms per step of the same script, "
-        f"gradring {ours_ms:.2f} ms: a ratio of {theirs_ms / ours_ms:.1f}. {hashes}"
-    )
-
-
-def _against_single(results: Results) -> str:
-    workers = len(results.gradring)
+        sentences.append(
+            f"There is no comparison with MultiWorkerMirroredStrategy: {why_no_mirrored}"
+        )
+    workers, single = len(results.gradring), results.single.samples_per_s
     total = sum(rank.samples_per_s for rank in results.gradring)
-    single = results.single.samples_per_s
-    cores = counted(results.cores, "core")
-    share = f"Both kinds may use {workers} threads in all on this machine's {cores}"
-    if results.cores <= workers:
-        share = f"The {workers} workers share this machine's {cores} with each other"
-    return (
-        f"The single process, with {workers} threads, trains {single:,.0f} samples/s; the "
-        f"{workers} workers, with one each, {total:,.0f} together. {share}, so this ratio of "
-        f"{total / single:.2f} shows overhead, not scaling."
+    sentences.append(
+        f"{workers} workers with one thread each train {total / single:.2f} times as many samples/s as "
+        f"one process with {workers} threads. On this machine's {counted(results.cores, 'core')}, "
+        "this shows overhead, not scaling."
     )
+    return textwrap.fill(" ".join(sentences), WIDTH)
 
 
 def draw(results: Results, directory: Path) -> Path:
