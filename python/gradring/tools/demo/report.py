@@ -168,9 +168,9 @@ def comparison(results: Results, why_no_mirrored: str | None) -> str:
     workers, single = len(results.gradring), results.single.samples_per_s
     total = sum(rank.samples_per_s for rank in results.gradring)
     sentences.append(
-        f"{workers} workers with one thread each train {total / single:.2f} times as many samples/s as "
-        f"one process with {workers} threads. On this machine's {counted(results.cores, 'core')}, "
-        "this shows overhead, not scaling."
+        f"{workers} workers with one thread each train {total / single:.2f} times as many "
+        f"samples/s as one process with {workers} threads. On this machine's "
+        f"{counted(results.cores, 'core')}, this shows overhead, not scaling."
     )
     return textwrap.fill(" ".join(sentences), WIDTH)
 
