@@ -162,9 +162,7 @@ class Options:
         able: list[str] = []
         for name in self.peers:
             peer = systems.load_peer(name)
-            reason = peer.missing() or peer.refusal(
-                self.dtype, self.op, self.world_size, self.hosts
-            )
+            reason = peer.missing() or peer.refusal(self.dtype, self.op, self.world_size)
             if reason is None:
                 able.append(name)
             else:
