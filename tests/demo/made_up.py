@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gradring.tools.demo import launched
 from gradring.tools.demo.report import RankResult, Results
 
 
@@ -39,7 +41,6 @@ def results(**changes: Any) -> Results:
             for rank in ranks
         ),
         single=rank_result(training="single", samples_per_step=72, parts_ms=(8.0, 0.0, 0.0)),
-        cores=2,
     )
     return replace(whole, **changes)
 
@@ -52,14 +53,21 @@ class Printed:
     exit_code: int | None = 0
     started: list[Any] = field(default_factory=list)
 
-    def __call__(self, *arguments: Any) -> int | None:
-        *how, on_line = arguments
-        self.started.append(how)
-        for line in self.text.splitlines(keepends=True):
-            on_line(line)
-        return self.exit_code
+    def __call__(
+        self,
+        world_size: int,
+        log_dir: Path,
+        options: Sequence[str],
+        show: Callable[[str], object],
+        launch: Sequence[str] = (),
+    ) -> tuple[int | None, list[tuple[float, str]]]:
+        self.started.append((world_size, log_dir, options, launch))
+        lines = self.text.splitlines(keepends=True)
+        for line in lines:
+            show(line)
+        return self.exit_code, [(time.monotonic(), line) for line in lines]
 
     def instead_of(self, demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Printed:
         monkeypatch.setattr(demo, "require_packages", lambda: None)
-        monkeypatch.setattr(launched, "run_script", self)
+        monkeypatch.setattr(demo, "run_script", self)
         return self

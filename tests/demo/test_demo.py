@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 DEADLINE_S = 480.0
+TRAININGS = ("gradring", "multi-worker-mirrored", "single")
 ROW = re.compile(r"^(?P<training>\S+) +(?P<rank>\d) .*  (?P<hash>[0-9a-f]{16})$", re.MULTILINE)
 
 # An import would cost every process of the tests seconds, also those that run others.
@@ -83,7 +84,7 @@ def test_it_compares_with_the_native_strategy_and_claims_no_speed_up(finished: R
 
 
 def test_each_training_shows_its_progress(finished: Run) -> None:
-    for training in ("gradring", "multi-worker-mirrored", "single"):
+    for training in TRAININGS:
         shown = re.findall(rf"^{training} +epoch (\d+)/20 step \d+ loss ", finished.output, re.M)
         assert shown == ["5", "10", "15", "20"]
 
@@ -97,5 +98,6 @@ def test_the_report_has_a_picture_and_the_logs(finished: Run) -> None:
     assert height > 400
     colours = {tuple(pixel) for row in pixels[::5, ::5] for pixel in row.round(2)}
     assert len(colours) > 20
-    logs = {path.stem for path in finished.report.glob("*.log")}
-    assert logs == {"gradring", "multi-worker-mirrored", "single"}
+    logs = [str(path.relative_to(finished.report)) for path in finished.report.glob("*/*.log")]
+    ranks = [f"{training}/rank-{rank}.log" for training in TRAININGS[:2] for rank in range(2)]
+    assert sorted(logs) == [*ranks, "single/rank-0.log"]

@@ -7,10 +7,9 @@ import signal
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_up import rank_result, results
+from made_up import Printed, rank_result, results
 
 from gradring.tools import cli
 from gradring.tools.demo import launched, rules, story, trouble
@@ -36,33 +35,27 @@ def test_missing_packages_are_named_with_the_command_that_installs_them_alone(
     )
 
 
-def test_of_a_failed_training_the_last_lines_are_shown_and_all_are_kept(
+def test_of_a_failed_training_the_last_lines_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     printed = [f"line {number}\n" for number in range(100)]
-
-    def fail(*arguments: Any) -> int:
-        for line in printed:
-            arguments[-1](line)
-        return 7
-
-    monkeypatch.setattr(story, "run_script", fail)
+    Printed("".join(printed), 7).instead_of(story, monkeypatch)
     with pytest.raises(TrainingError, match=r"\(exit code 7\)") as caught:
         story.train(GRADRING, 2, tmp_path, io.StringIO())
     shown = "".join(printed[-story.LAST_LINES :])
     assert str(caught.value).endswith(f"The end of it:\n{shown}")
-    assert (tmp_path / "gradring.log").read_text() == "".join(printed)
+    assert f"{tmp_path / GRADRING} holds all" in str(caught.value)
 
 
 @pytest.mark.slow
 def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")
-    log = tmp_path / "nonsense.log"
+    logs = tmp_path / "nonsense"
     with pytest.raises(TrainingError, match="invalid choice: 'nonsense'") as caught:
         story.train("nonsense", 1, tmp_path, io.StringIO())
-    assert str(log) in str(caught.value)
-    assert "invalid choice" in log.read_text()
+    assert str(logs) in str(caught.value)
+    assert "invalid choice" in (logs / "rank-0.log").read_text()
 
 
 def test_a_training_that_never_ends_is_ended(

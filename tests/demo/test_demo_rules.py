@@ -48,7 +48,7 @@ def test_a_rule_is_shown_by_a_training_that_has_to_reach_an_accuracy(
     assert rules.show_rule(name, tmp_path, stream=output) == exit_code
     assert output.getvalue().endswith(f"update=updates.{rules.RULES[name]})\n\n{text}\n{said}\n")
     options = ["--update", name, "--epochs", str(launched.EPOCHS)]
-    assert training.started == [[3, ["--log-dir", str(tmp_path), *servers], options]]
+    assert training.started == [(3, tmp_path, options, servers)]
 
 
 @pytest.mark.slow

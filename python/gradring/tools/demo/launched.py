@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from gradring.config.words import agreed, listed
@@ -38,45 +39,33 @@ def require_packages() -> None:
         )
 
 
-def say(stream: TextIO, text: str) -> None:
+def say(stream: TextIO, text: str, end: str = "\n") -> None:
     """Prints and flushes."""
-    print(text, file=stream, flush=True)
-
-
-def show(
-    world_size: int, launch: Sequence[str], options: Sequence[str], stream: TextIO
-) -> tuple[int | None, list[tuple[float, str]]]:
-    """Runs `run_script` and prints its lines; returns the exit code, and lines with times."""
-    lines: list[tuple[float, str]] = []
-
-    def on_line(line: str) -> None:
-        lines.append((time.monotonic(), line))
-        stream.write(line)
-        stream.flush()
-
-    code = run_script(world_size, launch, options, on_line)
-    if code is None:
-        say(stream, f"The training has not ended within {DEADLINE_S:g} s and is stopped.")
-    return code, lines
+    print(text, end=end, file=stream, flush=True)
 
 
 def run_script(
     world_size: int,
-    launch: Sequence[str],
+    log_dir: Path,
     options: Sequence[str],
-    on_line: Callable[[str], None],
-) -> int | None:
+    show: Callable[[str], object],
+    launch: Sequence[str] = (),
+) -> tuple[int | None, list[tuple[float, str]]]:
     """Runs ``train`` on `world_size` ranks, which share the threads of all workers.
 
     Args:
         world_size: Number of ranks.
-        launch: Further options of ``gradring run``.
+        log_dir: Directory for the ranks' output.
         options: Options of the script.
-        on_line: Called with each line of output.
+        show: Called with each line of output.
+        launch: Further options of ``gradring run``.
 
     Returns:
-        The launcher's exit code; None if it was ended after `DEADLINE_S`.
+        The launcher's exit code, None if it was ended after `DEADLINE_S`; and its lines with the
+        times at which they were printed.
     """
+    launch = ["--log-dir", str(log_dir), *launch]
+    lines: list[tuple[float, str]] = []
     command = [sys.executable, "-m", "gradring", "run", "-np", str(world_size), *launch, "--"]
     command += [sys.executable, "-m", "gradring.tools.demo.train", *options]
     kinds = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -103,12 +92,16 @@ def run_script(
         limit.start()
         try:
             for line in child.stdout:
-                on_line(line)
+                lines.append((time.monotonic(), line))
+                show(line)
             child.wait()
         finally:
             limit.cancel()
             _end(child)
-    return None if time.monotonic() >= deadline else child.returncode
+    if time.monotonic() < deadline:
+        return child.returncode, lines
+    show(f"The training has not ended within {DEADLINE_S:g} s and is stopped.\n")
+    return None, lines
 
 
 def _end(child: subprocess.Popen[str]) -> None:

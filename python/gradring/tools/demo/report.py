@@ -7,6 +7,7 @@ imports matplotlib.
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,6 @@ class Results:
     gradring: Sequence[RankResult]
     mirrored: Sequence[RankResult]
     single: RankResult
-    cores: int
 
     @property
     def ranks(self) -> list[RankResult]:
@@ -170,9 +170,13 @@ def comparison(results: Results, why_no_mirrored: str | None) -> str:
     sentences.append(
         f"{workers} workers with one thread each train {total / single:.2f} times as many "
         f"samples/s as one process with {workers} threads. On this machine's "
-        f"{counted(results.cores, 'core')}, this shows overhead, not scaling."
+        f"{_cores()}, this shows overhead, not scaling."
     )
     return textwrap.fill(" ".join(sentences), WIDTH)
+
+
+def _cores() -> str:
+    return counted(len(os.sched_getaffinity(0)), "core")
 
 
 def draw(results: Results, directory: Path) -> Path:
@@ -200,7 +204,7 @@ def draw(results: Results, directory: Path) -> Path:
         axes.set_xlabel("milliseconds per step")
         axes.set_title(
             f"One step of {results.single.samples_per_step} images: {len(results.gradring)} "
-            f"workers with one thread each, on a machine with {counted(results.cores, 'core')}"
+            f"workers with one thread each, on a machine with {_cores()}"
         )
         axes.legend(loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=len(PARTS))
         figure.savefig(path, dpi=130)

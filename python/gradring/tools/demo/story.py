@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import textwrap
@@ -62,7 +61,7 @@ def demo(directory: Path, *, stream: TextIO = sys.stdout) -> int:
     except TrainingError as error:
         why_no_mirrored = str(error).partition(" The end of it:")[0]
     (single,) = train(SINGLE, 1, directory, stream)
-    results = Results(ours, mirrored, single, len(os.sched_getaffinity(0)))
+    results = Results(ours, mirrored, single)
     checked = list(report.checks(results))
     say(stream, f"\n{report.table(results)}")
     say(stream, f"\n{report.comparison(results, why_no_mirrored)}\n")
@@ -77,27 +76,22 @@ def demo(directory: Path, *, stream: TextIO = sys.stdout) -> int:
 def train(training: str, world_size: int, directory: Path, stream: TextIO) -> list[RankResult]:
     """Trains, shows rank 0's progress, and returns the ranks' results.
 
-    All lines that the ranks print go to a log in the directory.
-
     Raises:
         TrainingError: The launcher reports a failure, or the training takes too long.
     """
-    lines: list[str] = []
-    log = directory / f"{training}.log"
-    with open(log, "w", encoding="utf-8") as file, tempfile.TemporaryDirectory() as output:
 
-        def on_line(line: str) -> None:
-            file.write(line)
-            lines.append(line)
-            if line.startswith("[0] epoch "):
-                say(stream, f"{training:<21}  {line.removeprefix('[0] ').rstrip()}")
+    def show(line: str) -> None:
+        if line.startswith("[0] epoch "):
+            say(stream, f"{training:<21}  {line.removeprefix('[0] ')}", end="")
 
+    logs = directory / training
+    with tempfile.TemporaryDirectory() as output:
         options = ["--strategy", training, "--epochs", str(EPOCHS), "--output", output]
-        code = run_script(world_size, [], options, on_line)
+        code, lines = run_script(world_size, logs, options, show)
         if code == 0:
             return report.read_ranks(Path(output), world_size)
     reason = f"no end within {launched.DEADLINE_S:g} s" if code is None else f"exit code {code}"
     raise TrainingError(
-        f"the training with {training} failed ({reason}); {log} holds all that it printed. The end "
-        f"of it:\n{''.join(lines[-LAST_LINES:])}"
+        f"the training with {training} failed ({reason}); {logs} holds all that its ranks printed. "
+        f"The end of it:\n{''.join(line for _, line in lines[-LAST_LINES:])}"
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from gradring.tools.demo.launched import WORKERS, require_packages, say, show
+from gradring.tools.demo.launched import WORKERS, require_packages, run_script, say
 
 SLOW_MS = 20
 EPOCHS = 10
@@ -41,7 +42,7 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
     started_s = time.monotonic()
     options = ["--slow-rank", str(rank), "--slow-ms", str(SLOW_MS)]
     options = ["--epochs", str(EPOCHS), *options]
-    _, lines = show(WORKERS, ["--log-dir", str(report)], options, stream)
+    _, lines = run_script(WORKERS, report, options, partial(say, stream, end=""))
     named = re.compile(rf"slowest: rank {rank} |Rank {rank} on \S+ is the slowest")
     at_s = next((at_s for at_s, line in lines if named.search(line)), None)
     if at_s is None:
@@ -74,8 +75,8 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
         "killed (SIGKILL) in the middle,\nand gradring run --min-np 2 starts one process in its "
         "place.\n",
     )
-    launch = ["--log-dir", str(report), "--min-np", "2"]
-    exit_code, lines = show(ELASTIC_WORKERS, launch, ["--kill", str(rank)], stream)
+    options, show = ["--kill", str(rank)], partial(say, stream, end="")
+    exit_code, lines = run_script(ELASTIC_WORKERS, report, options, show, ["--min-np", "2"])
     survived, sentences = outcome("".join(line for _, line in lines), exit_code, rank)
     say(stream, f"\n{sentences}")
     return 0 if survived else 1
