@@ -56,8 +56,8 @@ def bench_link(say: Callable[[str], None], congestion: str | None = None) -> dic
         congestion: The kernel's TCP congestion control; None leaves its default.
 
     Returns:
-        The facts of the JSON: one of ``bandwidths`` for each size of blocks, in 1e9 bytes/s in each
-        direction, and the times of round trips of 4 bytes with blocking calls.
+        The facts of the JSON. ``bandwidths`` has a row for each size of blocks, in 1e9 bytes/s in
+        each direction. Round trips are those of 4 bytes with blocking calls.
 
     Raises:
         RankFailure: A rank failed, or had not finished in time.

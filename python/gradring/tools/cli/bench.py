@@ -86,9 +86,6 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "of gradring; auto takes the place of one that does not apply, such as hierarchical on one "
         "host (default auto)"
     )
-    add("--streams K", count("connections"), default=1)(
-        "gradring's TCP connections with each peer, 1 to 16 (default 1)"
-    )
     add("--checksum")("also measure gradring with checksums, in turns")
     add("--disturb")("run one more process that computes all the time")
     add("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")("of the elements")
