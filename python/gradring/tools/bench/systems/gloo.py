@@ -34,7 +34,7 @@ def version() -> str:
     return f"gloo (torch {metadata.version('torch')})"
 
 
-def refusal(dtype: str, op: str, world_size: int) -> str | None:
+def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     """Refuses means, which Gloo lacks, and bfloat16, which numpy cannot share with PyTorch."""
     if dtype not in DTYPES:
         return f"gloo is not measured with {dtype}; choose one of {', '.join(DTYPES)}"

@@ -1,4 +1,6 @@
-"""Open MPI through mpi4py, in place: over TCP, and through shared memory.
+"""Open MPI or Intel MPI through mpi4py, in place: over TCP, and through shared memory.
+
+The `mpirun` of this environment decides between the two; an environment has only one.
 
 An MPI process has one transport for its whole life, and `mpirun` starts it. So each transport has
 MPI ranks of its own. Our rank 0 starts them, and sends them commands through a pipe: see
@@ -44,8 +46,27 @@ DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 OPS = {"sum": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
 
 
-#: Open MPI's byte transfer layers, by our transport.
-TRANSPORTS = {"tcp": "tcp,self", "shm": "^tcp", "shm+tcp": "sm,tcp,self"}
+@dataclass(frozen=True)
+class Transport:
+    """The settings of Open MPI and Intel MPI for one of our transports.
+
+    Attributes:
+        btl: Open MPI's byte transfer layers.
+        fabrics: Intel MPI's ``I_MPI_FABRICS``.
+        intranode: Intel MPI's ``I_MPI_COLL_INTRANODE``; by default its collectives use shared
+            memory inside a host for every fabric.
+    """
+
+    btl: str
+    fabrics: str
+    intranode: str
+
+
+TRANSPORTS = {
+    "tcp": Transport("tcp,self", "ofi", "pt2pt"),
+    "shm": Transport("^tcp", "shm", "shm"),
+    "shm+tcp": Transport("sm,tcp,self", "shm:ofi", "shm"),
+}
 #: Time for `mpirun` to start its ranks.
 START_UP_S = 60.0
 POLL_S = 0.1
@@ -54,11 +75,11 @@ END_S = 10.0
 
 
 def missing() -> str | None:
-    """Returns how to install mpi4py or Open MPI, a separate package, if one is missing."""
+    """Returns how to install mpi4py or `mpirun`, a separate package, if one is missing."""
     without_python = missing_module("mpi", "mpi4py", INSTALL)
-    if without_python is not None or (_mpirun() is not None and "Open MPI" in _launcher()):
+    if without_python is not None or _mpirun() is not None:
         return without_python
-    return f"mpi has no mpirun of Open MPI here; run: {INSTALL} (or: apt install openmpi-bin)"
+    return f"mpi has no mpirun here; run: {INSTALL} (or: apt install openmpi-bin)"
 
 
 def version() -> str:
@@ -66,12 +87,14 @@ def version() -> str:
     return f"mpi ({_launcher()}, mpi4py {metadata.version('mpi4py')})"
 
 
-def refusal(dtype: str, op: str, world_size: int) -> str | None:
-    """Refuses 16-bit floats and means."""
+def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
+    """Refuses 16-bit floats and means, and simulated hosts under Intel MPI."""
     if dtype not in DTYPES:
         return f"mpi does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
     if op not in OPS:
         return f"mpi has no all-reduce with op {op}; choose one of {', '.join(OPS)}"
+    if hosts > 1 and _is_intel():
+        return "Intel MPI is not measured on simulated hosts; choose --hosts 1"
     return None
 
 
@@ -169,7 +192,7 @@ def _started(transport: str, hosts: _Hosts) -> Iterator[list[Connection]]:
         mpirun = subprocess.Popen(
             _command(transport, hosts, address),
             stdin=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment(transport, world_size),
         )
         stack.callback(_end, mpirun)
         pipes: dict[int, Connection] = {}
@@ -183,10 +206,12 @@ def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
     world_size = len(hosts.addresses)
     program = [sys.executable, "-m", "gradring.tools.bench.systems.mpi_rank", address]
     launch = [str(_mpirun()), "-np", str(world_size)]
+    if _is_intel():
+        return tied([*launch, "-bootstrap", "fork", *program])
     settings = {
         "pml": "ob1",
-        "btl": TRANSPORTS[transport],
-        "mpi_yield_when_idle": str(int(world_size > len(os.sched_getaffinity(0)))),
+        "btl": TRANSPORTS[transport].btl,
+        "mpi_yield_when_idle": str(int(_crowded(world_size))),
         **hosts.settings(),
     }
     mca = [word for setting in settings.items() for word in ("--mca", *setting)]
@@ -194,14 +219,25 @@ def _command(transport: str, hosts: _Hosts, address: str) -> list[str]:
     return tied([*launch, *hosts.slots(), *free, *mca, *program])
 
 
-def _environment() -> dict[str, str]:
-    """Returns the variables of Open MPI, also for root in a container."""
+def _environment(transport: str, world_size: int) -> dict[str, str]:
+    """Returns the variables of Open MPI, for root in a container, and of Intel MPI."""
     return {
         **without_cluster_variables(os.environ),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PATH": _path(),
+        "I_MPI_FABRICS": TRANSPORTS[transport].fabrics,
+        "I_MPI_COLL_INTRANODE": TRANSPORTS[transport].intranode,
+        "I_MPI_PIN": "off",
+        **({"I_MPI_THREAD_YIELD": "2"} if _crowded(world_size) else {}),
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": "lo",
     }
+
+
+def _crowded(world_size: int) -> bool:
+    return world_size > len(os.sched_getaffinity(0))
 
 
 def _accepted(listener: socket.socket, mpirun: subprocess.Popen[bytes]) -> Connection:
@@ -224,12 +260,26 @@ def _end(mpirun: subprocess.Popen[bytes]) -> None:
         mpirun.wait()
 
 
+def _path() -> str:
+    """Returns a PATH on which Intel's `mpirun`, a script, finds its other programs."""
+    return os.pathsep.join([str(Path(str(_mpirun())).parent), os.environ.get("PATH", os.defpath)])
+
+
 @functools.cache
 def _launcher() -> str:
     """Returns the first line of `mpirun --version`."""
-    command = [str(_mpirun()), "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(_mpirun()), "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": _path()},
+    )
     return next(iter(done.stdout.splitlines()), "mpirun of unknown version")
+
+
+def _is_intel() -> bool:
+    return "Intel" in _launcher()
 
 
 def _mpirun() -> str | None:

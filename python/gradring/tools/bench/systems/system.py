@@ -130,7 +130,7 @@ class Peer(Protocol):
     def missing(self) -> str | None:
         """Returns the missing package with the command to install it; None if all are installed."""
 
-    def refusal(self, dtype: str, op: str, world_size: int) -> str | None:
+    def refusal(self, dtype: str, op: str, world_size: int, hosts: int) -> str | None:
         """Returns the reason why the peer cannot be compared here; None if it can."""
 
     def version(self) -> str:

@@ -57,7 +57,7 @@ def version() -> str:
     return "tensorflow"
 
 
-def refusal(dtype: str, op: str, world_size: int) -> str | None:
+def refusal(dtype: str, op: str, world_size: int, hosts: int) -> str | None:
     """Refuses dtypes and ops that TensorFlow lacks, and means that it rounds differently."""
     if dtype not in DTYPES:
         return f"TensorFlow does not all-reduce {dtype}; choose one of {', '.join(DTYPES)}"
