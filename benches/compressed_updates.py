@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradring
-from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings, write
+from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings
 from gradring import updates
 from gradring.testing import run_ranks, simulated_hosts
 from gradring.tools.bench.options import format_size, parse_sizes
@@ -100,7 +100,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--size", type=usage(parse_sizes), default="64MiB", help="of the gradients")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_rounds(5)
-    parser.add_record()
     options = parser.parse(arguments)
     (size,) = options.size
     with simulated_hosts(options.hosts, options.rate) as hosts:
@@ -112,7 +111,6 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{'rule':60} {'bytes':>6} {'median ms':>10} {'times':>6}")
     for row in rows:
         print(f"{row.rule:60} {row.bytes_per_element:6.3f} {row.median_ms:10.1f} {row.times:6.2f}")
-    write(options.json, rows)
 
 
 if __name__ == "__main__":

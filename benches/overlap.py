@@ -26,7 +26,6 @@ On a machine with other work to do, look at the quietest rounds too: noise only 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import statistics
 from collections.abc import Callable
@@ -171,7 +170,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="inter-op threads of each worker")
     parser.add_argument("--bucket-mib", type=float, default=16)
     parser.add_rate(None)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse()
     arguments = (
         *(options.model, options.batch, options.rounds),
@@ -181,9 +179,6 @@ def main() -> None:
         ranks = run_ranks(rank_main, 2, *arguments, hosts=hosts)
     assert ranks[0]["values"] == ranks[1]["values"], "the ranks' gradients differ"
     median, quietest = summary(ranks, statistics.median), summary(ranks, min)
-    if options.json:
-        print(json.dumps(vars(options) | {"median": median, "quietest": quietest}))
-        return
     print_surroundings("tensorflow")
     print(f"# {options}")
     print(f"{'':28} {'median':>9} {'quietest':>9}")

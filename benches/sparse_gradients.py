@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import gradring
-from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings, write
+from benches.harness import TIMEOUT_S, Parser, in_turns, print_surroundings
 from gradring.gradients.checks import Embeddings
 from gradring.testing import run_ranks
 from gradring.tools.bench.network import network
@@ -261,7 +261,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_rounds(5)
     parser.add_argument("--models", action="store_true", help="train models instead")
-    parser.add_record()
     options = parser.parse(arguments)
     main_of_rank = models_main if options.models else rank_main
     with network(hosts=options.ranks if options.rate else 1, rate=options.rate) as hosts:
@@ -272,7 +271,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"# {options.ranks} ranks, {where}")
     print_surroundings("tensorflow")
     (_print_models if options.models else _print)(rows)
-    write(options.json, rows)
 
 
 def _print_models(rows: Sequence[ModelRow]) -> None:

@@ -104,14 +104,6 @@ def test_transports_and_checksums_are_measured_in_one_run_and_told_apart(tmp_pat
     assert chosen == ["tcp", "shm"] * 4
 
 
-def test_several_streams_are_measured_and_their_number_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ("--transport", "tcp", "--streams", "3", "--sizes", "1MiB", "--iterations", "2")
-    assert main([*BENCH, *arguments]) == 0
-    assert "--streams 3" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("dtype", values.LARGEST_INTEGERS)
 def test_three_ranks_find_every_dtype_and_op_right(dtype: str, tmp_path: Path) -> None:
     op = dict(zip(values.LARGEST_INTEGERS, [*REDUCE_OPS, "sum", "mean"], strict=True))[dtype]
@@ -519,7 +511,6 @@ def test_all_systems_are_measured_between_simulated_hosts_and_through_their_link
         (["--hosts", "2", "--rate", "0gbit"], "--rate: '0gbit' is no rate"),
         (["--hosts", "2", "--transport", "tcp,shm"], "shm does not reach between hosts"),
         (["--rate", "1gbit"], "and there is one; add --hosts 2"),
-        (["--streams", "17"], "streams=17"),
         (["--compare", "tensorflow,horses"], "no peer 'horses' to compare with; known: tensorflow"),
     ],
 )

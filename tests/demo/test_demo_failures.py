@@ -4,18 +4,17 @@ import errno
 import importlib.util
 import io
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_up import results
+from made_up import Printed, rank_result, results
 
 from gradring.tools import cli
-from gradring.tools.demo import rules, story, trouble
-from gradring.tools.demo.results import GRADRING, MIRRORED, RankResult, Variant
-from gradring.tools.demo.story import LiveLine, TrainingError
+from gradring.tools.demo import launched, rules, story, trouble
+from gradring.tools.demo.report import GRADRING, MIRRORED, SINGLE, RankResult
+from gradring.tools.demo.story import TrainingError
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them_alone(
@@ -36,51 +35,42 @@ def test_missing_packages_are_named_with_the_command_that_installs_them_alone(
     )
 
 
-def test_of_a_failed_training_the_last_lines_are_shown_and_all_are_kept(
+def test_of_a_failed_training_the_last_lines_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     printed = [f"line {number}\n" for number in range(100)]
-
-    def fail(*arguments: Any) -> int:
-        for line in printed:
-            arguments[-1](line)
-        return 7
-
-    monkeypatch.setattr(story, "run_script", fail)
-    live = LiveLine("gradring", io.StringIO())
+    Printed("".join(printed), 7).instead_of(story, monkeypatch)
     with pytest.raises(TrainingError, match=r"\(exit code 7\)") as caught:
-        story.train(GRADRING, tmp_path, tmp_path / "log", 2, live)
+        story.train(GRADRING, 2, tmp_path, io.StringIO())
     shown = "".join(printed[-story.LAST_LINES :])
     assert str(caught.value).endswith(f"The end of it:\n{shown}")
-    assert (tmp_path / "log").read_text() == "".join(printed)
+    assert f"{tmp_path / GRADRING} holds all" in str(caught.value)
 
 
 @pytest.mark.slow
 def test_a_training_that_fails_shows_its_last_lines_and_keeps_all(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     pytest.importorskip("sklearn")
-    log = tmp_path / "log"
-    live = LiveLine("nonsense", io.StringIO())
+    logs = tmp_path / "nonsense"
     with pytest.raises(TrainingError, match="invalid choice: 'nonsense'") as caught:
-        story.train(Variant("nonsense", "nonsense", 1), tmp_path, log, 2, live)
-    assert str(log) in str(caught.value)
-    assert "invalid choice" in log.read_text()
+        story.train("nonsense", 1, tmp_path, io.StringIO())
+    assert str(logs) in str(caught.value)
+    assert "invalid choice" in (logs / "rank-0.log").read_text()
 
 
 def test_a_training_that_never_ends_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(story, "DEADLINE_S", 0.5)
-    live = LiveLine("gradring", io.StringIO())
+    monkeypatch.setattr(launched, "DEADLINE_S", 0.5)
     with pytest.raises(TrainingError, match=r"no end within 0\.5 s"):
-        story.train(GRADRING, tmp_path, tmp_path / "log", 2, live)
+        story.train(GRADRING, 2, tmp_path, io.StringIO())
 
 
 def test_only_the_comparison_may_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(story, "require_packages", lambda: None)
 
-    def fail(variant: Variant, *_: object) -> None:
-        raise TrainingError(f"{variant.title} failed")
+    def fail(training: str, *_: object) -> None:
+        raise TrainingError(f"{training} failed")
 
     monkeypatch.setattr(story, "train", fail)
     with pytest.raises(TrainingError, match="gradring failed"):
@@ -94,19 +84,33 @@ def test_without_tensorflows_own_strategy_the_demo_says_why_and_passes(
     monkeypatch.setattr(story, "require_packages", lambda: None)
     whole = results()
 
-    def train(variant: Variant, *_: object) -> tuple[tuple[RankResult, ...], float]:
-        if variant == MIRRORED:
+    def train(training: str, *_: object) -> Sequence[RankResult]:
+        if training == MIRRORED:
             raise TrainingError("the training failed (exit code 1). The end of it:\nTraceback")
-        return (whole.gradring if variant == GRADRING else (whole.single,)), 0.0
+        return whole.gradring if training == GRADRING else [whole.single]
 
-    monkeypatch.setattr(story, "_run", train)
+    monkeypatch.setattr(story, "train", train)
     output = io.StringIO()
     assert story.demo(tmp_path / "report", stream=output) == 0
     said = " ".join(output.getvalue().split())
-    why = "MultiWorkerMirroredStrategy: the training failed (exit code 1). The single process"
+    why = "MultiWorkerMirroredStrategy: the training failed (exit code 1). 2 workers with"
     assert f"There is no comparison with {why}" in said and "Traceback" not in said
-    page = (tmp_path / "report" / "report.html").read_text()
-    assert "the training failed (exit code 1)" in page
+    assert (tmp_path / "report" / "comparison.png").exists()
+
+
+def test_a_demo_whose_ranks_have_unlike_weights_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(story, "require_packages", lambda: None)
+    apart = (rank_result(0), rank_result(1, weights_hash="6f" * 8))
+    whole = results(gradring=apart)
+    trained = {GRADRING: apart, MIRRORED: whole.mirrored, SINGLE: [whole.single]}
+    monkeypatch.setattr(story, "train", lambda training, *_: trained[training])
+    output = io.StringIO()
+    assert story.demo(tmp_path, stream=output) == 1
+    assert "\nFAILED  The ranks hold different weights: SHA-256 rank 0 5e5e" in output.getvalue()
+    assert output.getvalue().count("\npassed  ") == 2
 
 
 @pytest.mark.parametrize(

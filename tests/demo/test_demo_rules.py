@@ -9,7 +9,7 @@ import pytest
 from made_up import Printed
 
 from gradring.tools.cli import main
-from gradring.tools.demo import rules, story
+from gradring.tools.demo import launched, rules
 
 
 def test_a_rule_that_there_is_not_is_refused_with_those_that_there_are(
@@ -47,8 +47,8 @@ def test_a_rule_is_shown_by_a_training_that_has_to_reach_an_accuracy(
     output = io.StringIO()
     assert rules.show_rule(name, tmp_path, stream=output) == exit_code
     assert output.getvalue().endswith(f"update=updates.{rules.RULES[name]})\n\n{text}\n{said}\n")
-    options = ["--update", name, "--epochs", str(story.EPOCHS)]
-    assert training.started == [[3, ["--log-dir", str(tmp_path), *servers], options]]
+    options = ["--update", name, "--epochs", str(launched.EPOCHS)]
+    assert training.started == [(3, tmp_path, options, servers)]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_up import Printed
 
-from gradring.tools.demo import story, trouble
+from gradring.tools.demo import launched, trouble
 
 
 @pytest.mark.slow
@@ -41,9 +41,8 @@ TOLD = """\
 
 
 def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
-    told = trouble.Output(TOLD)
-    assert list(told.problems(0)) == []
-    story = told.story(1)
+    survived, story = trouble.outcome(TOLD, 0, 1)
+    assert survived
     assert "killed after step 57. 0.5 s later the others had formed a new group" in story
     assert "and 1.0 s later, with functions traced again, they had ended step 51" in story
     assert "7 steps were done again. Another process joined them in generation 3" in story
@@ -62,8 +61,8 @@ def test_what_is_told_of_a_killed_rank_is_read_from_the_ranks_lines() -> None:
 def test_a_job_that_did_not_survive_is_told_so(
     changed: str, instead: str, exit_code: int, problem: str
 ) -> None:
-    (found,) = trouble.Output(TOLD.replace(changed, instead)).problems(exit_code)
-    assert problem in found
+    survived, found = trouble.outcome(TOLD.replace(changed, instead), exit_code, 1)
+    assert not survived and problem in found
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,8 @@ def test_a_line_of_the_training_names_the_slow_rank(
     training, output = Printed(line).instead_of(trouble, monkeypatch), io.StringIO()
     assert trouble.show_slow_rank(1, tmp_path, stream=output) == exit_code
     assert f"{line}\n{said}" in output.getvalue()
-    ((workers, launch, options),) = training.started
-    assert (workers, launch) == (2, ["--log-dir", str(tmp_path)])
+    ((workers, log_dir, options, launch),) = training.started
+    assert (workers, log_dir, launch) == (2, tmp_path, ())
     assert options[2:] == ["--slow-rank", "1", "--slow-ms", "20"]
 
 
@@ -91,18 +90,18 @@ def test_the_lines_of_an_elastic_training_are_shown_with_the_story(
     training, output = Printed(TOLD).instead_of(trouble, monkeypatch), io.StringIO()
     assert trouble.show_killed_rank(1, tmp_path, stream=output) == 0
     assert f"{TOLD}\nRank 1 was killed after step 57." in output.getvalue()
-    launch = ["--log-dir", str(tmp_path), "--min-np", "2"]
-    assert training.started == [[4, launch, ["--kill", "1"]]]
+    assert training.started == [(4, tmp_path, ["--kill", "1"], ["--min-np", "2"])]
 
 
 def test_a_training_that_does_not_end_is_told_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Printed("[0] step 1\n", None).instead_of(trouble, monkeypatch)
+    monkeypatch.setattr(trouble, "require_packages", lambda: None)
+    monkeypatch.setattr(launched, "DEADLINE_S", 0.5)
     output = io.StringIO()
     assert trouble.show_killed_rank(1, tmp_path, stream=output) == 1
     assert output.getvalue().endswith(
-        f"[0] step 1\nThe training has not ended within {story.DEADLINE_S:g} s and is stopped.\n\n"
+        "The training has not ended within 0.5 s and is stopped.\n\n"
         "The training did not come to its end; the lines above say why.\n"
     )
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 import os
 import platform
-import resource
-import time
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-#: Columns of the first line of /proc/stat, after its name: idle, and idle with a disk at work.
-_IDLE_COLUMNS = (3, 4)
 
 
 def date() -> str:
@@ -92,40 +87,6 @@ def congestion_control() -> str:
         return _CONGESTION.read_text().strip()
     except OSError:
         return "unknown"
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Processor time in seconds, and the moment at which it was read."""
-
-    machine_s: float
-    children_s: float
-    moment_s: float
-
-    @classmethod
-    def now(cls) -> Usage:
-        """Returns the usage of the machine, and of this process's ended children."""
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return cls(
-            machine_s=busy_s(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK")),
-            children_s=children.ru_utime + children.ru_stime,
-            moment_s=time.monotonic(),
-        )
-
-
-def busy_s(stat: str, ticks_per_s: int) -> float:
-    """Returns the busy seconds of all processors since boot, from the text of /proc/stat."""
-    # The last two columns (guests) are included in the first two.
-    ticks = [int(text) for text in stat.splitlines()[0].split()[1:9]]
-    busy = sum(count for column, count in enumerate(ticks) if column not in _IDLE_COLUMNS)
-    return busy / ticks_per_s
-
-
-def share_of_others(before: Usage, after: Usage, cores: int) -> float:
-    """Returns the fraction of processor time not used by this process's children."""
-    others_s = (after.machine_s - before.machine_s) - (after.children_s - before.children_s)
-    available_s = (after.moment_s - before.moment_s) * cores
-    return min(1.0, max(0.0, others_s / available_s))
 
 
 def processes() -> list[int]:

@@ -194,9 +194,7 @@ class _Pipeline:
         if self.keeps_order and arguments.get(_DETERMINISTIC) == "false":
             arguments[_DETERMINISTIC] = "true"
         # An unchanged part stays, with the elements that it has cached.
-        if all(_same(arguments[name], made.arguments[name]) for name in arguments):
-            return value
-        return made.by(**arguments)
+        return made.again(value, arguments)
 
     def _visit_function(self, name: str, seeds: Callable[..., Any]) -> str:
         """Returns the name of a copy of this function with other seeds, or its own name."""
@@ -221,12 +219,6 @@ class _Pipeline:
             definition.signature.name = self._met[name]
             self.functions.append(_NamedFunction(definition))
         return str(self._met[name])
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one is other
 
 
 def _fingerprint(components: Any) -> int:

@@ -61,15 +61,8 @@ def _made_with(value: Any, suffix: str, met: dict[int, Any]) -> Any:
         arguments = {name: _made_with(it, suffix, met) for name, it in made.arguments.items()}
         if _caches_in_a_file(made):
             arguments[_FILENAME] = tf.strings.join([made.arguments[_FILENAME], suffix])
-        is_same = all(_same(arguments[name], made.arguments[name]) for name in arguments)
-        met[id(value)] = value if is_same else made.by(**arguments)
+        met[id(value)] = made.again(value, arguments)
     return met[id(value)]
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one is other
 
 
 def _caches_in_a_file(made: Made) -> bool:

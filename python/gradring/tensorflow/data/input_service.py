@@ -34,7 +34,6 @@ _POLICY = tf.data.experimental.ExternalStatePolicy
 #: Size of each of two nested ranges of clock readings, in practice endless. The dispatcher deals
 #: out the outer one.
 _MANY = 2**40
-_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 #: Ops with a different meaning if each input worker has a part of the elements. Functions, such as
 #: that of `interleave`, can use these ops: one input worker has all elements of an inner dataset.
 _OF_ALL_ELEMENTS = {
@@ -185,11 +184,10 @@ def check(dataset: tf.data.Dataset, *, caller: str | None = None) -> None:
     it = "it" if caller is None else f"{caller}: the dataset"
     behind = caller or "distribute_input"
     graph = compat.graph_of(dataset)
-    functions = (function.node_def for function in graph.library.function)
-    ops = {node.op for node in itertools.chain(graph.node, *functions)}
+    ops = compat.ops_in(graph)
     if any(op.startswith("DataServiceDataset") for op in ops):
         raise ConfigError(f"{it} is read by input workers already; give what they read")
-    if found := sorted(ops & _PYTHON_OPS):
+    if found := sorted(ops & compat.PYTHON_OPS):
         raise ConfigError(
             f"{it} calls Python ({', '.join(found)}, of tf.py_function, tf.numpy_function or "
             "Dataset.from_generator), and input workers run TensorFlow's operations only; do that "

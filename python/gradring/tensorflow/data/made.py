@@ -41,6 +41,17 @@ class Made:
     by: Callable[..., Any]
     arguments: dict[str, Any]
 
+    def again(self, variant: Any, arguments: dict[str, Any]) -> Any:
+        """Returns ``variant``, which has this origin; or one made anew, if an argument differs."""
+        is_same = all(_is_same(arguments[name], self.arguments[name]) for name in arguments)
+        return variant if is_same else self.by(**arguments)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one is other
+
 
 @functools.cache
 def remember() -> None:
@@ -118,9 +129,8 @@ class _Graph:
         self._nodes = {node.name: node for node in definition.node}
         (end,) = (node for node in definition.node if node.op == "_Retval")
         self._last = end.input[0]
-        functions = (node for each in definition.library.function for node in each.node_def)
         #: True if the graph has shuffling operations.
-        self.shuffles = any("Shuffle" in it.op for it in (*definition.node, *functions))
+        self.shuffles = any("Shuffle" in op for op in compat.ops_in(definition))
 
     def made(self, dataset: Any) -> Iterator[tuple[int, Made]]:
         """Finds the origins of the dataset's parts.

@@ -52,6 +52,4 @@ def _is_divided_by_elements(dataset: tf.data.Dataset) -> bool:
         graph = compat.graph_of(dataset)
     except tf.errors.OpError:
         return False
-    functions = (node for each in graph.library.function for node in each.node_def)
-    ops = {node.op for node in (*graph.node, *functions)}
-    return not any(reader in op for reader in _READERS for op in ops)
+    return not any(reader in op for reader in _READERS for op in compat.ops_in(graph))

@@ -11,19 +11,16 @@ So these batches are copied before they are divided.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-_PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
-
 
 def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset with elements that TensorFlow owns; itself without Python code in it."""
-    if not _PYTHON_OPS & _ops_of_functions(dataset):
+    if not compat.PYTHON_OPS & _ops_of_functions(dataset):
         return dataset
 
     def copied(*parts: Any) -> Any:
@@ -46,7 +43,5 @@ def _ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """Returns the types of ops in all functions of a dataset and of its inputs."""
     found: set[str] = set().union(*map(_ops_of_functions, compat.inputs_of(dataset)))
     for wrapper in compat.functions_of(dataset):
-        definition = wrapper.function.graph.as_graph_def()
-        called = (node for function in definition.library.function for node in function.node_def)
-        found.update(node.op for node in itertools.chain(definition.node, called))
+        found |= compat.ops_in(wrapper.function.graph.as_graph_def())
     return found

@@ -17,7 +17,7 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
 from gradring.group.steps import described
-from gradring.tensorflow.graph import replica_step
+from gradring.tensorflow.graph import compat, replica_step
 from gradring.tensorflow.graph.dtypes import as_native_bits
 from gradring.tensorflow.graph.start_wait import start, wait
 
@@ -186,9 +186,8 @@ def _refuse_outer_tensors(concrete: tf.types.experimental.ConcreteFunction) -> N
 
 
 def _refuse_collectives(concrete: tf.types.experimental.ConcreteFunction) -> None:
-    definition = concrete.graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    if any(node.op.startswith("Gradring") for node in nodes):
+    ops = compat.ops_in(concrete.graph.as_graph_def())
+    if any(op.startswith("Gradring") for op in ops):
         raise ValueError(
             f"{LABEL}: fn calls a collective, and only the chief runs fn; reduce before it, or "
             "after it"

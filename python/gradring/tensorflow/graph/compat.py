@@ -7,6 +7,7 @@ imported, before anything is replaced.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -211,6 +212,16 @@ def graph_of(dataset: tf.data.Dataset) -> Any:
         input_dataset=variant_of(dataset), external_state_policy=1
     )
     return tf.compat.v1.GraphDef.FromString(serialized.numpy())
+
+
+def ops_in(definition: Any) -> set[str]:
+    """Returns the types of all ops of a `GraphDef` and of its functions."""
+    functions = (node for function in definition.library.function for node in function.node_def)
+    return {node.op for node in itertools.chain(definition.node, functions)}
+
+
+#: Types of ops that call Python.
+PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
 
 
 def plain_variable(

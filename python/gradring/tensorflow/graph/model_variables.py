@@ -62,14 +62,16 @@ def optimizers_of(model: Any) -> Iterator[Any]:
     Yields:
         Each optimizer once, in the same order on every rank.
     """
-    found: dict[int, Any] = {}
-    for part in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
-        for value in (getattr(part, "optimizer", None), *vars(part).values()):
-            values = list(value.values()) if isinstance(value, Mapping) else value
-            for each in values if isinstance(values, (list, tuple)) else [values]:
-                if hasattr(each, "apply_gradients"):
-                    found.setdefault(id(each), each)
+    found = {id(each): each for each in _attributes(model) if hasattr(each, "apply_gradients")}
     yield from found.values()
+
+
+def _attributes(model: Any) -> Iterator[Any]:
+    """Yields the attributes of all layers of a Keras model, one by one those in lists and dicts."""
+    for layer in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
+        for value in (getattr(layer, "optimizer", None), *vars(layer).values()):
+            values = list(value.values()) if isinstance(value, Mapping) else value
+            yield from values if isinstance(values, (list, tuple)) else [values]
 
 
 def variables_of(model: Any) -> Iterator[Any]:
@@ -102,13 +104,10 @@ def raw_variables_of(model: Any) -> Iterator[tf.Variable]:
         Each variable once, in the same order on every rank.
     """
     known = {id(of_tensorflow(variable)) for variable in variables_of(model)}
-    for layer in keras_names.FLATTEN_LAYERS.of(model, lambda: [model])():
-        for value in vars(layer).values():
-            values = list(value.values()) if isinstance(value, Mapping) else value
-            for each in values if isinstance(values, (list, tuple)) else [values]:
-                if isinstance(each, tf.Variable) and id(each) not in known:
-                    known.add(id(each))
-                    yield each
+    for each in _attributes(model):
+        if isinstance(each, tf.Variable) and id(each) not in known:
+            known.add(id(each))
+            yield each
 
 
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:

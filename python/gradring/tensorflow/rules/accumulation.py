@@ -18,7 +18,7 @@ from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
-    Round,
+    RoundOfParts,
     Updates,
     UpdatesInRounds,
     beside,
@@ -55,24 +55,6 @@ class _Sum:
         self.steps.assign(0)
 
 
-class _Sums(Round):
-    """The `_Sum`s of an optimizer: a program may apply it to several lists of variables."""
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer)
-        self._sums: dict[tuple[int, ...], _Sum] = {}
-
-    def of(self, variables: Sequence[Any]) -> _Sum:
-        key = tuple(id_of(variable) for variable in variables)
-        if key not in self._sums:
-            self._sums[key] = _Sum()
-        return self._sums[key]
-
-    def clear(self) -> None:
-        for each in self._sums.values():
-            each.clear()
-
-
 class AccumulatedUpdates(UpdatesInRounds):
     """Applies the rule `inner` once in `steps` steps, to the mean of their gradients."""
 
@@ -82,9 +64,9 @@ class AccumulatedUpdates(UpdatesInRounds):
         self._steps = steps
         self._inner = inner
 
-    def begin(self, optimizer: Any) -> _Sums:
+    def begin(self, optimizer: Any) -> RoundOfParts[_Sum]:
         """Begins a round without sums."""
-        return _Sums(optimizer)
+        return RoundOfParts(optimizer, lambda _: _Sum())
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Prepares the optimizer for `inner`."""

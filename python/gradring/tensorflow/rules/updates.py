@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
@@ -143,6 +143,36 @@ class Round:
     def has_any(self, ids: Collection[int]) -> bool:
         """Returns whether the optimizer has or trains a variable with one of the ids."""
         return any(id_of(variable) in ids for variable in (*self.trained, *self.state))
+
+
+class _Part(Protocol):
+    def clear(self) -> None:
+        """Forgets all values."""
+
+
+P = TypeVar("P", bound=_Part)
+
+
+class RoundOfParts(Round, Generic[P]):
+    """A round with a part for each list of variables to which a program applies an optimizer."""
+
+    def __init__(self, optimizer: Any, make: Callable[[Sequence[Any]], P]) -> None:
+        """Begins without parts; ``make`` returns a new part for a list of variables."""
+        super().__init__(optimizer)
+        self._make = make
+        self._parts: dict[tuple[int, ...], P] = {}
+
+    def of(self, variables: Sequence[Any]) -> P:
+        """Returns the part of these variables."""
+        key = tuple(id_of(variable) for variable in variables)
+        if key not in self._parts:
+            self._parts[key] = self._make(variables)
+        return self._parts[key]
+
+    def clear(self) -> None:
+        """Clears all parts."""
+        for part in self._parts.values():
+            part.clear()
 
 
 class UpdatesInRounds(Updates):

@@ -45,7 +45,6 @@ class Options:
             of one.
         peers: Names from `gradring.tools.bench.systems.PEERS` to compare with.
         congestion: The kernel's TCP congestion control for all systems; None leaves its default.
-        streams: gradring's TCP connections with each peer.
         checksum: True to measure gradring also with checksums, once for each transport.
         disturb: True to run a process that occupies a core meanwhile.
         hosts: Number of simulated hosts with equal numbers of ranks; 1 is this machine itself.
@@ -62,7 +61,6 @@ class Options:
     iterations: int | None = None
     peers: tuple[str, ...] = ()
     congestion: str | None = None
-    streams: int = 1
     checksum: bool = False
     disturb: bool = False
     hosts: int = 1
@@ -112,9 +110,7 @@ class Options:
                 f"{', '.join(TLS_VARIABLES)} (docs/clusters.md shows how to make them)"
             )
         for transport in self.transports:
-            Communicator(
-                0, 1, transport=native(transport), algorithm=self.algorithm, streams=self.streams
-            ).close()
+            Communicator(0, 1, transport=native(transport), algorithm=self.algorithm).close()
 
     def _check_network(self) -> None:
         if self.world_size % self.hosts or self.ranks_per_host == 0:
@@ -183,7 +179,6 @@ class Options:
             "--algorithm": self.algorithm,
             "--dtype": self.dtype,
             "--op": self.op,
-            "--streams": self.streams if self.streams != 1 else None,
             "--iterations": self.iterations,
             "--compare": ",".join(self.peers),
             "--congestion": self.congestion,

@@ -103,7 +103,6 @@ def _join(
             transport=native(transport),
             tls=tls if transport == TLS else None,
             algorithm=options.algorithm,
-            streams=options.streams,
             checksum=checksum,
         )
         groups.append(closing.enter_context(comm))

@@ -1,10 +1,15 @@
-"""``gradring bench link``: bandwidth and round trip of a link without any collective."""
+"""``gradring bench link``: bandwidth and round trip of a link without any collective.
+
+One exchange sends `VOLUME_BYTES` in each direction at once, as copies of one block. Blocks of some
+MiB stay in cache. A block as large as the volume is read from and written to memory, like the
+buffer of an all-reduce.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +21,9 @@ from gradring.tools.bench.options import format_size
 from gradring.tools.bench.systems.link import Exchange, open_ring
 from gradring.tools.bench.table import Columns, header, row
 
-#: Bytes sent in each direction by one exchange.
 VOLUME_BYTES = 64 << 20
-#: Sizes of the repeated blocks, which stay in cache.
-BLOCKS_BYTES = (256 << 10, 1 << 20, 4 << 20)
+#: Sizes of the repeated blocks.
+BLOCKS_BYTES = (256 << 10, 1 << 20, 4 << 20, VOLUME_BYTES)
 EXCHANGES = 20
 ROUND_TRIPS = 1000
 WARM_UPS = 3
@@ -44,128 +48,79 @@ _ROUND_TRIPS: Columns = (
 )
 
 
-@dataclass(frozen=True)
-class Bandwidth:
-    """The bandwidth of both directions at once, for one size of blocks.
-
-    Attributes:
-        block_bytes: Size of the block that is sent repeatedly, and of the block that receives.
-            Blocks of some MiB stay in cache. A block as large as the volume is read from and
-            written to memory, like the buffer of an all-reduce.
-        volume_bytes: Bytes sent in each direction by one exchange.
-        exchanges: Number of timed exchanges.
-        median_gbps: Median bandwidth in each direction, in 1e9 bytes/s.
-        p90_gbps: Bandwidth that nine in ten exchanges reach.
-        best_gbps: Bandwidth of the fastest exchange.
-        wrong: Number of wrong bytes in the last block of each exchange.
-    """
-
-    block_bytes: int
-    volume_bytes: int
-    exchanges: int
-    median_gbps: float
-    p90_gbps: float
-    best_gbps: float
-    wrong: int
-
-
-@dataclass(frozen=True)
-class LinkMeasurement:
-    """The result of `bench_link`.
-
-    Attributes:
-        bandwidths: One for each size of blocks; the last is as large as the volume.
-        round_trip_us: Median time of a round trip of 4 bytes with blocking calls, in microseconds.
-        p90_round_trip_us: 90th percentile.
-        p99_round_trip_us: 99th percentile.
-        best_round_trip_us: Shortest time.
-        round_trips: Number of timed round trips.
-        congestion_control: TCP congestion control of the connection.
-        date: Time of the measurement, to the minute, with the time zone.
-        machine: Processor, cores and system.
-    """
-
-    bandwidths: list[Bandwidth]
-    round_trip_us: float
-    p90_round_trip_us: float
-    p99_round_trip_us: float
-    best_round_trip_us: float
-    round_trips: int
-    congestion_control: str
-    date: str
-    machine: str
-
-
-def bench_link(say: Callable[[str], None], congestion: str | None = None) -> LinkMeasurement:
+def bench_link(say: Callable[[str], None], congestion: str | None = None) -> dict[str, Any]:
     """Measures one TCP connection between two new processes of this machine.
 
     Args:
         say: Called with each line of the report.
         congestion: The kernel's TCP congestion control; None leaves its default.
 
+    Returns:
+        The facts of the JSON. ``bandwidths`` has a row for each size of blocks, in 1e9 bytes/s in
+        each direction. Round trips are those of 4 bytes with blocking calls.
+
     Raises:
         RankFailure: A rank failed, or had not finished in time.
         ConfigError: The kernel refuses ``congestion``.
     """
-    say(f"# {resources.date()}, {resources.machine()}, load {resources.load()} at the start")
+    date, machine = resources.date(), resources.machine()
+    say(f"# {date}, {machine}, load {resources.load()} at the start")
+    env = AS_THE_SYSTEM if congestion else None
     with network(congestion) as hosts:
-        found: LinkMeasurement = run_ranks(
-            measure,
-            2,
-            timeout=TIMEOUT_S,
-            env=AS_THE_SYSTEM if congestion else None,
-            hosts=hosts,
-        )[0]
-    say(f"# TCP congestion control {found.congestion_control}")
+        found: dict[str, Any] = run_ranks(measure, 2, timeout=TIMEOUT_S, env=env, hosts=hosts)[0]
+    say(f"# TCP congestion control {found['congestion_control']}")
     say("# GB/s in each direction, at once over one TCP connection; the volume repeats a block")
     say(header(_BANDWIDTHS))
-    for bandwidth in found.bandwidths:
-        sizes = {
-            "block": format_size(bandwidth.block_bytes),
-            "volume": format_size(bandwidth.volume_bytes),
-        }
-        say(row(asdict(bandwidth) | sizes, _BANDWIDTHS))
+    for each in found["bandwidths"]:
+        sizes = {name: format_size(each[f"{name}_bytes"]) for name in ("block", "volume")}
+        say(row(each | sizes, _BANDWIDTHS))
     say("# there and back")
     say(header(_ROUND_TRIPS))
-    say(row(asdict(found) | {"size": format_size(4)}, _ROUND_TRIPS))
-    return found
+    say(row(found | {"size": format_size(4)}, _ROUND_TRIPS))
+    return found | {"date": date, "machine": machine}
 
 
-def measure() -> LinkMeasurement:
+def measure() -> dict[str, Any]:
     """Runs on both ranks: measures bandwidths and round trips."""
     with gradring.init() as comm, contextlib.ExitStack() as closing:
         link = open_ring(comm, closing)
-        exchanges = {
-            block: Exchange(link, comm.rank, comm.world_size, VOLUME_BYTES, block)
-            for block in (*BLOCKS_BYTES, VOLUME_BYTES)
-        }
-        durations_s: dict[int, list[float]] = {block: [] for block in exchanges}
-        wrong = dict.fromkeys(exchanges, 0)
-        for number in range(WARM_UPS + EXCHANGES):
-            for block, exchange in exchanges.items():
-                samples = exchange.iterate(1, comm.barrier)
-                wrong[block] += samples.wrong
-                if number >= WARM_UPS:
-                    durations_s[block] += samples.durations_s
+        place = comm.rank, comm.world_size
+        exchanges = [Exchange(link, *place, VOLUME_BYTES, block) for block in BLOCKS_BYTES]
+        # In turns, so that a change of the machine's speed affects all.
+        samples = [
+            [exchange.iterate(1, comm.barrier) for exchange in exchanges]
+            for _ in range(WARM_UPS + EXCHANGES)
+        ]
         comm.barrier()
-        trips_us = [
-            link.round_trip(comm.rank, comm.world_size) * 1e6 for _ in range(WARM_UPS + ROUND_TRIPS)
-        ][WARM_UPS:]
-        median_us, p90_us, p99_us = np.quantile(trips_us, (0.5, 0.9, 0.99)).round(1).tolist()
-        return LinkMeasurement(
-            [_bandwidth(block, durations_s[block], wrong[block]) for block in wrong],
-            median_us,
-            p90_us,
-            p99_us,
-            round(min(trips_us), 1),
-            len(trips_us),
-            link.congestion_control(),
-            resources.date(),
-            resources.machine(),
-        )
+        trips_us = [1e6 * link.round_trip(*place) for _ in range(WARM_UPS + ROUND_TRIPS)][WARM_UPS:]
+        median_us, p90_us, p99_us, best_us = _quantiles(trips_us, 0.5, 0.9, 0.99, 0.0)
+        bandwidths = []
+        for block, of_block in zip(BLOCKS_BYTES, zip(*samples, strict=True), strict=True):
+            durations_s = [second for each in of_block[WARM_UPS:] for second in each.durations_s]
+            times_s = _quantiles(durations_s, 0.5, 0.9, 0.0)
+            median, p90, best = (round(VOLUME_BYTES / time_s / 1e9, 3) for time_s in times_s)
+            bandwidths.append(
+                {
+                    "block_bytes": block,
+                    "volume_bytes": VOLUME_BYTES,
+                    "exchanges": len(durations_s),
+                    "median_gbps": median,
+                    "p90_gbps": p90,
+                    "best_gbps": best,
+                    "wrong": sum(each.wrong for each in of_block),
+                }
+            )
+        return {
+            "bandwidths": bandwidths,
+            "round_trip_us": round(median_us, 1),
+            "p90_round_trip_us": round(p90_us, 1),
+            "p99_round_trip_us": round(p99_us, 1),
+            "best_round_trip_us": round(best_us, 1),
+            "round_trips": len(trips_us),
+            "congestion_control": link.congestion_control(),
+        }
 
 
-def _bandwidth(block: int, durations_s: list[float], wrong: int) -> Bandwidth:
-    times_s = np.quantile(durations_s, (0.5, 0.9, 0.0))
-    median, p90, best = (round(float(VOLUME_BYTES / time_s / 1e9), 3) for time_s in times_s)
-    return Bandwidth(block, VOLUME_BYTES, len(durations_s), median, p90, best, wrong)
+def _quantiles(times: Sequence[float], *parts: float) -> list[float]:
+    found: list[float] = np.quantile(times, parts).tolist()
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -86,9 +86,6 @@ def _add_all_reduce(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "of gradring; auto takes the place of one that does not apply, such as hierarchical on one "
         "host (default auto)"
     )
-    add("--streams K", count("connections"), default=1)(
-        "gradring's TCP connections with each peer, 1 to 16 (default 1)"
-    )
     add("--checksum")("also measure gradring with checksums, in turns")
     add("--disturb")("run one more process that computes all the time")
     add("--dtype", choices=tuple(values.LARGEST_INTEGERS), default="float32")("of the elements")
@@ -150,5 +147,5 @@ def _run_link(arguments: argparse.Namespace) -> int:
 
     measured = bench_link(say, arguments.congestion)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    return sum(bandwidth.wrong for bandwidth in measured.bandwidths)
+        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
+    return sum(bandwidth["wrong"] for bandwidth in measured["bandwidths"])

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from gradring.tools.demo.rules import RULES
 
     option(parser, "--report DIR", Path, default=Path("demo-report"))(
-        "directory for the page, the picture and the logs; with --slow-rank or --kill, it gets the "
-        "logs, the times of all steps and the flight records (default %(default)s)"
+        "directory for the picture and the logs; with --slow-rank or --kill, it gets the logs, the "
+        "times of all steps and the flight records (default %(default)s)"
     )
     trouble = partial(option, parser.add_mutually_exclusive_group())
     trouble("--slow-rank R", int, choices=(0, 1))(

@@ -1,168 +1,182 @@
-"""Report of the demo: its results as text, as a picture, and as a page of HTML.
+"""Results of the three trainings: checks, a table, the comparison in words, and a picture.
 
-Only the picture imports matplotlib. The page is self-contained, without network and scripts.
+Times exclude the first step, which builds the graphs, as in `gradring.Monitor`. Only the picture
+imports matplotlib.
 """
 
 from __future__ import annotations
 
-import html
-import io
+import json
+import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradring.config.words import counted
-from gradring.machine import resources
 from gradring.tools.bench.pictures import drawing
-from gradring.tools.demo.results import (
-    GRADRING,
-    HASH_DIGITS,
-    MIRRORED,
-    REQUIRED_ACCURACY,
-    SINGLE,
-    Check,
-    RankResult,
-    Results,
-    mean,
-)
-from gradring.tools.doctor.here import versions
 
 WIDTH = 100
-COLUMNS = (
-    ("step ms", "duration of a step, from asking for the batch to having the loss"),
-    ("compute", "all of it in which the step does not stand still for a collective"),
-    ("communication", "time in which it stands still while bytes move and are summed"),
-    ("waiting", "time in which it stands still because the other rank has not arrived yet"),
-    ("samples/s", "this rank's images per step, divided by the duration of a step"),
-    ("SHA-256", f"first {HASH_DIGITS} hex digits of the hash of all weights' bytes"),
+REQUIRED_ACCURACY = 0.97
+#: Largest accepted difference of a weight from the single process's; rounding stays below.
+LARGEST_DIFFERENCE = 1e-5
+GRADRING, MIRRORED, SINGLE = "gradring", "multi-worker-mirrored", "single"
+HEADER = (
+    "training               rank  samples/s  step ms = compute + communication + waiting     "
+    "p50     p90     p99  SHA-256 of the weights"
 )
-HOW_AVERAGED = "Times are averages of all steps but the first, which builds the graphs."
-#: Processor share of other programs above which the report warns about its times.
-BUSY_SHARE = 0.1
+COLUMNS = """\
+  samples/s      this rank's images per step, divided by the duration of a step
+  step ms        duration of an average step, from asking for the batch to having the loss
+  compute        all of it in which the step does not stand still for a collective
+  communication  time in which it stands still while bytes move and are summed
+  waiting        time in which it stands still because the other rank has not arrived yet
+  p50, p90, p99  percentiles of the steps' durations in ms
+  Averages and percentiles are of all steps but the first, which builds the graphs. TensorFlow's
+  own strategy has no counters, so its steps are not split."""
 PICTURE = "comparison.png"
-#: Colours of text and lines, and of gaps between bars; no other element has them.
-INK, PAPER = "#1a1b1d", "#fefdfc"
-SIZE_INCHES, DOTS_PER_INCH = (11, 7.6), 130
 PARTS = {
     "compute": "#3b6ea5",
     "communication": "#e08a3c",
     "waiting for the other rank": "#c6c0b3",
-    "added by the strategy": "#eab17f",
+    "step that is not split": "#8a93a0",
 }
-INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-CURVES = (
-    # The curves overlap, so each is narrower than the one below.
-    {"color": "#b8b3a8", "linewidth": 5.0, "linestyle": "-"},
-    {"color": "#3b6ea5", "linewidth": 1.8, "linestyle": "-"},
-    {"color": "#e08a3c", "linewidth": 1.2, "linestyle": (0, (3, 3))},
-)
-TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def rank_table(ranks: Sequence[RankResult]) -> str:
-    """Returns a table with one row per rank, followed by the meaning of each column."""
-    width = max(len("host"), *(len(rank.host) for rank in ranks))
-    lines = [
-        f"rank  {'host':<{width}}  steps  samples/s  step ms = compute + communication + waiting  "
-        "SHA-256 of the weights"
-    ]
-    for rank in ranks:
-        compute, communication, waiting = rank.parts_ms
-        lines.append(
-            f"{rank.rank:>4}  {rank.host:<{width}}  {rank.steps:>5}  {rank.samples_per_s:>9,.0f}  "
-            f"{rank.step_ms:>7.2f}   {compute:>7.2f}   {communication:>13.2f}   {waiting:>7.2f}  "
-            f"{rank.weights_hash}"
-        )
-    lines += ["", *(f"  {name:<14} {meaning}" for name, meaning in COLUMNS), f"  {HOW_AVERAGED}"]
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class RankResult:
+    """The results of one process, as the training script writes them.
+
+    ``parts_ms`` are compute (with input), communication and waiting; their sum is the average
+    step. ``weights_hash`` has the first digits of the SHA-256 of all weights' bytes.
+    """
+
+    training: str
+    rank: int
+    steps: int
+    samples_per_step: int
+    parts_ms: Sequence[float]
+    percentiles_ms: Sequence[float]
+    accuracy: float
+    weights_hash: str
+    weights: Sequence[NDArray[Any]]
+
+    @property
+    def step_ms(self) -> float:
+        """Time of an average step."""
+        return sum(self.parts_ms)
+
+    @property
+    def samples_per_s(self) -> float:
+        """This rank's samples per second."""
+        return self.samples_per_step / (self.step_ms / 1000)
 
 
-def verdict(checked: Sequence[Check]) -> str:
-    """Returns one paragraph per check."""
-    return "\n".join(
-        textwrap.fill(
-            f"{'passed' if check.passed else 'FAILED'}  {check.sentence}",
-            WIDTH,
-            subsequent_indent=" " * 8,
-        )
-        for check in checked
+def read_ranks(directory: Path, world_size: int) -> list[RankResult]:
+    """Reads the files of the script's ranks.
+
+    Raises:
+        OSError: The file of a rank is missing.
+    """
+    results = []
+    for rank in range(world_size):
+        facts = json.loads((directory / f"rank-{rank}.json").read_text())
+        with np.load(directory / f"rank-{rank}.npz") as file:
+            results.append(RankResult(**facts, weights=[file[name] for name in file.files]))
+    return results
+
+
+@dataclass(frozen=True)
+class Results:
+    """The three trainings by rank; only that of TensorFlow's strategy can be missing."""
+
+    gradring: Sequence[RankResult]
+    mirrored: Sequence[RankResult]
+    single: RankResult
+
+    @property
+    def ranks(self) -> list[RankResult]:
+        """All processes, in the order of table and picture."""
+        return [*self.gradring, *self.mirrored, self.single]
+
+    @property
+    def largest_difference(self) -> float:
+        """Largest difference of a weight of rank 0 from the single process's."""
+        pairs = zip(self.gradring[0].weights, self.single.weights, strict=True)
+        differences = [np.max(np.abs(x.astype(np.float64) - y), initial=0) for x, y in pairs]
+        # Unlike Python's max, numpy's returns NaN if there is one.
+        return float(np.max(differences))
+
+
+def checks(results: Results) -> Iterator[tuple[bool, str]]:
+    """Yields whether each requirement is met, with a sentence."""
+    first, single = results.gradring[0], results.single
+    hashes = [rank.weights_hash for rank in results.gradring]
+    if len(set(hashes)) == 1:
+        yield True, f"Both ranks hold bit-identical weights (SHA-256 {hashes[0]}...)."
+    else:
+        listed = ", ".join(f"rank {i} {text}..." for i, text in enumerate(hashes))
+        yield False, f"The ranks hold different weights: SHA-256 {listed}."
+    yield (
+        first.accuracy >= REQUIRED_ACCURACY,
+        f"The test accuracy is {first.accuracy:.3f}; it must be at least {REQUIRED_ACCURACY}, and "
+        f"the single process reached {single.accuracy:.3f}.",
     )
+    yield (
+        (difference := results.largest_difference) <= LARGEST_DIFFERENCE,
+        f"After all {first.steps} steps no weight differs by more than {difference:.1e} from the "
+        f"single process on the combined batches; {LARGEST_DIFFERENCE:.0e} is allowed.",
+    )
+
+
+def table(results: Results) -> str:
+    """Returns a table with one row per process, followed by the meaning of each column."""
+    lines = [HEADER]
+    for rank in results.ranks:
+        is_split = rank.training != MIRRORED
+        compute, communication, waiting = (
+            f"{part:.2f}" if is_split else "-" for part in rank.parts_ms
+        )
+        lines.append(
+            f"{rank.training:<21}  {rank.rank:>4}  {rank.samples_per_s:>9,.0f}  "
+            f"{rank.step_ms:>7.2f}   {compute:>7}   {communication:>13}   {waiting:>7}  "
+            f"{'  '.join(f'{ms:>6.2f}' for ms in rank.percentiles_ms)}  {rank.weights_hash}"
+        )
+    return "\n".join([*lines, "", COLUMNS])
 
 
 def comparison(results: Results, why_no_mirrored: str | None) -> str:
-    """Returns paragraphs that compare the trainings, with the limits of the comparison."""
-    sentences = [_against_single(results), _percentiles(results)]
+    """Returns a paragraph that compares the trainings, with the limits of the comparison."""
+    sentences = []
     if results.mirrored:
-        sentences = [_against_mirrored(results), _hashes(results), *sentences]
-    elif why_no_mirrored is not None:
-        why = f"There is no comparison with {MIRRORED.title}Strategy: {why_no_mirrored}"
-        sentences.insert(0, why)
-    if max(results.others.values()) > BUSY_SHARE:
-        listed = ", ".join(f"{title} {share:.0%}" for title, share in results.others.items())
-        sentences.append(
-            "Compare these times with care: other programs used this machine at the same time. "
-            f"Their share of its processors during each training: {listed}."
+        ours_ms, theirs_ms = (
+            float(np.mean([rank.step_ms for rank in ranks]))
+            for ranks in (results.gradring, results.mirrored)
         )
-    return "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
-
-
-def _against_mirrored(results: Results) -> str:
-    def facts(ranks: Sequence[RankResult]) -> tuple[float, float, float]:
-        step_ms, local_ms = mean(ranks, "step_ms"), mean(ranks, "local_ms")
-        return step_ms, local_ms, 1 - local_ms / step_ms
-
-    (ours_ms, our_local_ms, ours), (theirs_ms, their_local_ms, theirs) = map(
-        facts, (results.gradring, results.mirrored)
-    )
-    return (
-        f"{MIRRORED.title}Strategy takes {theirs_ms:.2f} ms per step of the same script, gradring "
-        f"{ours_ms:.2f} ms: a ratio of {theirs_ms / ours_ms:.1f}. In the same processes, the same "
-        f"step takes {their_local_ms:.2f} and {our_local_ms:.2f} ms without a strategy, so the "
-        f"strategies add {theirs:.0%} and {ours:.0%} of their steps: communication, waiting, and "
-        "their own work."
-    )
-
-
-def _hashes(results: Results) -> str:
-    ours, theirs = (
-        {r.weights_hash for r in ranks} for ranks in (results.gradring, results.mirrored)
-    )
-    listed = " and ".join(sorted(theirs))
-    if ours == theirs:
-        return f"Its weights have the same hash, {listed}: adding two numbers has only one order."
-    return f"Its weights have the hash {listed}."
-
-
-def _against_single(results: Results) -> str:
-    workers = len(results.gradring)
+        sentences.append(
+            f"MultiWorkerMirroredStrategy takes {theirs_ms:.2f} ms per step of the same script, "
+            f"gradring {ours_ms:.2f} ms: a ratio of {theirs_ms / ours_ms:.1f}."
+        )
+    elif why_no_mirrored is not None:
+        sentences.append(
+            f"There is no comparison with MultiWorkerMirroredStrategy: {why_no_mirrored}"
+        )
+    workers, single = len(results.gradring), results.single.samples_per_s
     total = sum(rank.samples_per_s for rank in results.gradring)
-    single = results.single.samples_per_s
-    cores = counted(results.cores, "core")
-    share = f"Both kinds may use {workers} threads in all on this machine's {cores}"
-    if results.cores <= workers:
-        share = f"The {workers} workers share this machine's {cores} with each other"
-    return (
-        f"The single process, with {workers} threads, trains {single:,.0f} samples/s; the "
-        f"{workers} workers, with one each, {total:,.0f} together. {share}, so this ratio of "
-        f"{total / single:.2f} shows overhead, not scaling."
+    sentences.append(
+        f"{workers} workers with one thread each train {total / single:.2f} times as many "
+        f"samples/s as one process with {workers} threads. On this machine's "
+        f"{_cores()}, this shows overhead, not scaling."
     )
+    return textwrap.fill(" ".join(sentences), WIDTH)
 
 
-def _percentiles(results: Results) -> str:
-    """Returns percentiles of each training's first rank, since ranks step together."""
-    trainings = (
-        (GRADRING.title, results.gradring),
-        (MIRRORED.title, results.mirrored),
-        (SINGLE.title, (results.single,)),
-    )
-    listed = ", ".join(
-        f"{title} {' / '.join(f'{ms:.2f}' for ms in ranks[0].percentiles_ms)}"
-        for title, ranks in trainings
-        if ranks
-    )
-    return f"p50 / p90 / p99 of all steps but the first, in ms: {listed}."
+def _cores() -> str:
+    return counted(len(os.sched_getaffinity(0)), "core")
 
 
 def draw(results: Results, directory: Path) -> Path:
@@ -172,102 +186,26 @@ def draw(results: Results, directory: Path) -> Path:
         OSError: The file cannot be written.
     """
     path = directory / PICTURE
-    _save(results, path, format="png", dpi=DOTS_PER_INCH)
-    return path
-
-
-def drawn(results: Results) -> str:
-    """Returns the picture as an SVG element, in the page's own colours of text and background."""
-    with io.StringIO() as file:
-        # Letters are drawn as shapes, so that the layout does not depend on fonts.
-        _save(results, file, format="svg", transparent=True, metadata={"Date": None})
-        svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    return svg.replace(INK, "currentColor").replace(PAPER, "var(--ground)")
-
-
-def _save(results: Results, target: Any, **options: Any) -> None:
-    with drawing(dict.fromkeys(INKED, INK)) as pyplot:
-        figure, panels = pyplot.subplot_mosaic(
-            [["bars", "bars"], ["loss", "accuracy"]], figsize=SIZE_INCHES, layout="constrained"
+    names = [f"{rank.training}, rank {rank.rank}" for rank in results.ranks]
+    widths = [
+        [0.0, 0.0, 0.0, rank.step_ms] if rank.training == MIRRORED else [*rank.parts_ms, 0.0]
+        for rank in results.ranks
+    ]
+    with drawing() as pyplot:
+        figure, axes = pyplot.subplots(figsize=(11, 3.6), layout="constrained")
+        ends = np.zeros(len(names))
+        for (label, colour), lengths in zip(PARTS.items(), np.transpose(widths), strict=True):
+            axes.barh(names, lengths, 0.66, ends, color=colour, label=label)
+            ends += lengths
+        for position, end in enumerate(ends):
+            axes.text(end, position, f" {end:.2f} ms", va="center")
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set_xlabel("milliseconds per step")
+        axes.set_title(
+            f"One step of {results.single.samples_per_step} images: {len(results.gradring)} "
+            f"workers with one thread each, on a machine with {_cores()}"
         )
-        _bars(panels["bars"], results)
-        _curves(panels["loss"], panels["accuracy"], results)
-        figure.savefig(target, **options)
-
-
-def _bars(axes: Any, results: Results) -> None:
-    rows: list[tuple[str, RankResult, tuple[float, ...]]] = [
-        (f"{GRADRING.title}, rank {rank.rank}", rank, rank.parts_ms) for rank in results.gradring
-    ]
-    for rank in results.mirrored:
-        # This strategy has no counters; its time beyond the local step includes waiting and all
-        # other work.
-        local_ms = min(rank.local_ms, rank.step_ms)
-        parts = (local_ms, 0.0, 0.0, rank.step_ms - local_ms)
-        rows.append((f"{MIRRORED.title}, rank {rank.rank}", rank, parts))
-    single = results.single
-    rows.append((f"{SINGLE.title}, {len(results.gradring)} threads", single, single.parts_ms))
-    names, ranks, widths = zip(*rows, strict=True)
-    ends = [0.0] * len(rows)
-    for number, (label, colour) in enumerate(PARTS.items()):
-        lengths = [parts[number] if number < len(parts) else 0.0 for parts in widths]
-        axes.barh(names, lengths, 0.66, ends, color=colour, edgecolor=PAPER, label=label)
-        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
-    for position, rank in enumerate(ranks):
-        axes.text(ends[position], position, f" {ends[position]:.2f} ms", va="center")
-        if rank is not single:
-            axes.vlines(rank.local_ms, position - 0.42, position + 0.42, color=INK)
-    axes.plot([], [], color=INK, label="the same step without a strategy")
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel("milliseconds per step")
-    axes.set_title(
-        f"One step of {single.samples_per_step} images: {len(results.gradring)} workers with one "
-        f"thread each, on a machine with {counted(results.cores, 'core')}"
-    )
-    axes.legend(loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=5)
-
-
-def _curves(losses: Any, accuracies: Any, results: Results) -> None:
-    named: Sequence[tuple[str, RankResult]] = [
-        (SINGLE.title, results.single),
-        *((f"{GRADRING.title}, rank {rank.rank}", rank) for rank in results.gradring),
-    ]
-    for (label, rank), look in zip(named, CURVES, strict=True):
-        losses.plot(range(1, rank.steps + 1), rank.losses, label=label, **look)
-        accuracies.plot(range(1, len(rank.accuracies) + 1), rank.accuracies, label=label, **look)
-    losses.set(yscale="log", xlabel="step", title="Training loss of the global batch")
-    accuracies.axhline(
-        REQUIRED_ACCURACY,
-        color=INK,
-        linewidth=0.8,
-        alpha=0.5,
-        label=f"required: {REQUIRED_ACCURACY}",
-    )
-    accuracies.xaxis.get_major_locator().set_params(integer=True)
-    reached = results.gradring[0].accuracies[-1]
-    accuracies.set(xlabel="epoch", title=f"Test accuracy: {reached:.3f} at the end")
-    losses.legend()
-    accuracies.legend(loc="lower right")
-
-
-def page(results: Results, checked: Sequence[Check], why_no_mirrored: str | None) -> str:
-    """Returns the page: the verdict, the picture, and the numbers as shown in the terminal."""
-    failed = sum(not check.passed for check in checked)
-    numbers = [rank_table(results.gradring), comparison(results, why_no_mirrored)]
-    texts = {
-        "outcome": f"{failed} of {len(checked)} checks failed"
-        if failed
-        else f"All {len(checked)} checks passed",
-        "numbers": "\n\n".join(numbers),
-        "software": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "machine": resources.machine(),
-        "date": resources.date(),
-    }
-    checks = "".join(
-        f'<li class="{"passed" if check.passed else "failed"}">{html.escape(check.sentence)}</li>'
-        for check in checked
-    )
-    escaped = {name: html.escape(text) for name, text in texts.items()}
-    return Template(TEMPLATE.read_text()).substitute(escaped, checks=checks, picture=drawn(results))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.43, -0.2), ncols=len(PARTS))
+        figure.savefig(path, dpi=130)
+    return path

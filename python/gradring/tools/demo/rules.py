@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from gradring import updates
-from gradring.tools.demo.story import EPOCHS, require_packages, say, show
+from gradring.tools.demo.launched import EPOCHS, require_packages, run_script, say
 
 WORKERS = 3
 REQUIRED_ACCURACY = 0.96
@@ -49,10 +50,9 @@ def show_rule(name: str, report: Path, *, stream: TextIO = sys.stdout) -> int:
     require_packages()
     say(stream, f"{WORKERS} workers train on scikit-learn's handwritten digits with the one line")
     say(stream, f"  CustomCollectiveStrategy(update=updates.{RULES[name]})\n")
-    launch = ["--log-dir", str(report)]
-    if isinstance(RULES[name], updates.ParameterServer):
-        launch += ["--ps", "1"]
-    exit_code, lines = show(WORKERS, launch, ["--update", name, "--epochs", str(EPOCHS)], stream)
+    launch = ["--ps", "1"] if isinstance(RULES[name], updates.ParameterServer) else []
+    options = ["--update", name, "--epochs", str(EPOCHS)]
+    exit_code, lines = run_script(WORKERS, report, options, partial(say, stream, end=""), launch)
     accuracies = [float(found[1]) for _, line in lines if (found := _REACHED.search(line))]
     if exit_code != 0 or accuracies[-1:] < [REQUIRED_ACCURACY]:
         say(stream, f"\nThe training did not end, or not with an accuracy of {REQUIRED_ACCURACY}.")

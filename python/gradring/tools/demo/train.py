@@ -29,7 +29,6 @@ import io
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,7 +50,8 @@ GLOBAL_BATCH = 72
 STEPS_PER_EPOCH = 20
 #: 1440 of the 1797 images; the others are test images.
 TRAINING_IMAGES = GLOBAL_BATCH * STEPS_PER_EPOCH
-LOCAL_STEPS = 5
+#: Epochs between two tests of the accuracy.
+TESTED_EVERY = 5
 SEED = 1
 EVERY_S = 1.0
 KILLED_AT = 57
@@ -79,13 +79,10 @@ def train(strategy: Any, arguments: argparse.Namespace) -> None:
     batches = iter(strategy.experimental_distribute_dataset(batches))
     step = make_step(strategy, model, optimizer)
     predict = tf.function(model)
-    local_step, local_batches = without_strategy(training, strategy.num_replicas_in_sync)
     # Strategies of TensorFlow have no communicator, so the monitor only measures their whole steps.
     is_own = hasattr(strategy, "communicator")
     monitored = strategy if is_own else gradring.init(rank=0, world_size=1)
-    measured: dict[str, list[float]] = {
-        name: [] for name in ("losses", "steps_s", "local_steps_s", "accuracies")
-    }
+    steps_s = []
     steps = arguments.epochs * STEPS_PER_EPOCH
     # Workers of parameter servers form no group. Each has only its own part of the loss, and its
     # monitor measures its own steps.
@@ -99,23 +96,19 @@ def train(strategy: Any, arguments: argparse.Namespace) -> None:
             start_s = time.perf_counter()
             if rank == arguments.slow_rank:
                 time.sleep(arguments.slow_ms / 1000)
-            total, own = step(batches)
-            measured["losses"].append(loss := share * float(total))
-            measured["steps_s"].append(time.perf_counter() - start_s)
-            monitor.step(loss=loss, metrics=own)
-            if number % STEPS_PER_EPOCH:
+            loss = share * float(step(batches))
+            steps_s.append(time.perf_counter() - start_s)
+            monitor.step(loss=loss)
+            epoch, rest = divmod(number, STEPS_PER_EPOCH)
+            if rest or (epoch % TESTED_EVERY and number < steps):
                 continue
             monitor.pause()
             if is_own and number == steps:
                 gradring.tensorflow.sync_replicas(model)
-            measured["accuracies"].append(reached := accuracy(predict, *test))
-            for _ in range(LOCAL_STEPS if arguments.output else 0):
-                start_s = time.perf_counter()
-                float(local_step(local_batches)[0])
-                measured["local_steps_s"].append(time.perf_counter() - start_s)
+            reached = accuracy(predict, *test)
             if rank == 0:
-                epoch = f"epoch {number // STEPS_PER_EPOCH}/{arguments.epochs}"
-                print(f"{epoch} step {number} loss {loss:.4f} test accuracy {reached:.3f}")
+                at = f"epoch {epoch}/{arguments.epochs} step {number}"
+                print(f"{at} loss {loss:.4f} test accuracy {reached:.3f}")
             monitor.resume()
     if rank == 0:
         counted = strategy.communicator.stats() if is_own else {"bytes_sent": 0}
@@ -125,14 +118,20 @@ def train(strategy: Any, arguments: argparse.Namespace) -> None:
             f"{sent:.1f} MB sent by rank 0"
         )
     if arguments.output is not None:
+        totals = monitor.totals
+        waits_s = (totals.comm_s, totals.wait_s)
         facts = {
+            "training": arguments.strategy,
             "rank": rank,
-            "host": socket.gethostname(),
+            "steps": steps,
             "samples_per_step": GLOBAL_BATCH // strategy.num_replicas_in_sync,
-            "totals": monitor.totals.to_note().decode(),
+            "parts_ms": [totals.ms(s) for s in (totals.elapsed_s - sum(waits_s), *waits_s)],
+            "percentiles_ms": (1000 * np.quantile(steps_s[1:], (0.5, 0.9, 0.99))).tolist(),
+            "accuracy": reached,
+            "weights_hash": weights_hash(model.variables),
         }
         np.savez(arguments.output / f"rank-{rank}.npz", *arrays(model.variables))
-        (arguments.output / f"rank-{rank}.json").write_text(json.dumps({**facts, **measured}))
+        (arguments.output / f"rank-{rank}.json").write_text(json.dumps(facts))
 
 
 def train_elastically(strategy: Any, steps: int, kill: int) -> None:
@@ -164,8 +163,7 @@ def train_elastically(strategy: Any, steps: int, kill: int) -> None:
             if comm.generation == 1 and comm.rank == kill and state.step == KILLED_AT:
                 print(f"killed after step {state.step} at {time.monotonic():.3f} s", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            loss, _ = step(batches)
-            float(loss)
+            float(step(batches))
             state.step += 1
             if state.step == first:
                 print(f"step {first} ended at {time.monotonic():.3f} s", flush=True)
@@ -174,11 +172,8 @@ def train_elastically(strategy: Any, steps: int, kill: int) -> None:
 
     train_on(state)
     reached = accuracy(tf.function(model), *test)
-    digest = hashlib.sha256(b"".join(each.tobytes() for each in arrays(model.weights)))
-    print(
-        f"{state.step} steps: test accuracy {reached:.3f}, weights {digest.hexdigest()[:16]}",
-        flush=True,
-    )
+    digest = weights_hash(model.weights)
+    print(f"{state.step} steps: test accuracy {reached:.3f}, weights {digest}", flush=True)
 
 
 def choose_strategy(name: str, update: str) -> Any:
@@ -237,6 +232,11 @@ def arrays(variables: Iterable[Any]) -> list[NDArray[Any]]:
     return [variable.numpy() for variable in variables]
 
 
+def weights_hash(variables: Iterable[Any]) -> str:
+    """Returns the first 16 hex digits of the SHA-256 of all values, in the model's order."""
+    return hashlib.sha256(b"".join(each.tobytes() for each in arrays(variables))).hexdigest()[:16]
+
+
 def build_optimizer() -> Any:
     """Returns Adam with a learning rate of 0.002."""
     return keras.optimizers.Adam(0.002)
@@ -251,11 +251,7 @@ def build(strategy: Any) -> tuple[Any, Any]:
 
 
 def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
-    """Returns a function that trains on the next batch.
-
-    The function returns the loss of the whole batch, and metrics of this replica's part.
-    """
-    replicas = strategy.num_replicas_in_sync
+    """Returns a function that trains on the next batch, and returns the loss of the whole batch."""
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
     def replica_step(images: Any, labels: Any) -> Any:
@@ -264,31 +260,14 @@ def make_step(strategy: Any, model: Any, optimizer: Any) -> Any:
             loss = loss_of(labels, outputs) / GLOBAL_BATCH
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        is_right = tf.argmax(outputs, axis=-1, output_type=labels.dtype) == labels
-        own = {
-            "loss": loss * replicas,
-            "accuracy": tf.reduce_mean(tf.cast(is_right, tf.float32)),
-            "gradient_norm": tf.linalg.global_norm(gradients) * replicas,
-        }
-        return loss, own
+        return loss
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(batches: Any) -> Any:
-        losses, own = strategy.run(replica_step, args=next(batches))
-        own = {name: strategy.experimental_local_results(own[name])[0] for name in own}
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None), own
+        losses = strategy.run(replica_step, args=next(batches))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
     return step
-
-
-def without_strategy(training: tuple[Any, Any], replicas: int) -> tuple[Any, Any]:
-    """Returns a step without a strategy, and batches of a rank's share; it trains another model.
-
-    This step is for comparison only: it shows the time of a step without other ranks.
-    """
-    batches = training_batches(*training, GLOBAL_BATCH // replicas, epochs=1).repeat()
-    step = make_step(tf.distribute.get_strategy(), build_model(), build_optimizer())
-    return step, iter(batches)
 
 
 def accuracy(predict: Any, images: Any, labels: Any) -> float:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from gradring.tools.demo.results import WORKERS
-from gradring.tools.demo.story import require_packages, say, show
+from gradring.tools.demo.launched import WORKERS, require_packages, run_script, say
 
 SLOW_MS = 20
 EPOCHS = 10
 ELASTIC_WORKERS = 4
 #: Steps between two commits of the elastic training.
 COMMIT_EVERY = 10
+_EVENTS = re.compile(
+    r"killed after step (\d+) at ([\d.]+) s.*?trains on after step \d+ at ([\d.]+) s"
+    r".*?step (\d+) ended at ([\d.]+) s",
+    re.DOTALL,
+)
 
 
 def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> int:
@@ -39,7 +42,7 @@ def show_slow_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) -> i
     started_s = time.monotonic()
     options = ["--slow-rank", str(rank), "--slow-ms", str(SLOW_MS)]
     options = ["--epochs", str(EPOCHS), *options]
-    _, lines = show(WORKERS, ["--log-dir", str(report)], options, stream)
+    _, lines = run_script(WORKERS, report, options, partial(say, stream, end=""))
     named = re.compile(rf"slowest: rank {rank} |Rank {rank} on \S+ is the slowest")
     at_s = next((at_s for at_s, line in lines if named.search(line)), None)
     if at_s is None:
@@ -72,69 +75,38 @@ def show_killed_rank(rank: int, report: Path, *, stream: TextIO = sys.stdout) ->
         "killed (SIGKILL) in the middle,\nand gradring run --min-np 2 starts one process in its "
         "place.\n",
     )
-    launch = ["--log-dir", str(report), "--min-np", "2"]
-    exit_code, lines = show(ELASTIC_WORKERS, launch, ["--kill", str(rank)], stream)
-    output = Output("".join(line for _, line in lines))
-    for problem in output.problems(exit_code):
-        say(stream, f"\n{problem}")
-        return 1
-    say(stream, f"\n{output.story(rank)}")
-    return 0
+    options, show = ["--kill", str(rank)], partial(say, stream, end="")
+    exit_code, lines = run_script(ELASTIC_WORKERS, report, options, show, ["--min-np", "2"])
+    survived, sentences = outcome("".join(line for _, line in lines), exit_code, rank)
+    say(stream, f"\n{sentences}")
+    return 0 if survived else 1
 
 
-@dataclass(frozen=True)
-class Output:
-    """The output of an elastic training's ranks."""
+def outcome(text: str, exit_code: int | None, rank: int) -> tuple[bool, str]:
+    """Returns whether the training survived, and the course of events or the first problem.
 
-    text: str
-
-    def problems(self, exit_code: int | None) -> Iterator[str]:
-        """Yields a sentence on the first requirement that is not met."""
-        if exit_code != 0 or not (self._killed and self._on and self._next):
-            yield "The training did not come to its end; the lines above say why."
-        elif self.repeated > COMMIT_EVERY:
-            yield f"{self.repeated} steps were done again: more than between two commits."
-        elif len(self._hashes) != ELASTIC_WORKERS or len(set(self._hashes)) != 1:
-            yield f"The ranks ended with other weights, or not all: {', '.join(self._hashes)}."
-
-    def story(self, rank: int) -> str:
-        """Returns the course of events; call it only if there are no problems."""
-        assert self._killed and self._on and self._next
-        killed_s, on_s, next_s = (float(at[2]) for at in (self._killed, self._on, self._next))
-        joined = re.search(
-            rf"generation (\d+): rank \d+ of {ELASTIC_WORKERS} trains on after", self._later
-        )
-        generation = joined[1] if joined else "?"
-        return (
-            f"Rank {rank} was killed after step {self._killed[1]}. {on_s - killed_s:.1f} s later "
-            f"the others had formed a new group, and {next_s - on_s:.1f} s later, with functions "
-            f"traced again, they had ended step {self._next[1]}: {self.repeated} steps were done "
-            f"again. Another process joined them in generation {generation}. All "
-            f"{len(self._hashes)} ranks have the same weights (SHA-256 {self._hashes[0]}...)."
-        )
-
-    @property
-    def repeated(self) -> int:
-        """Number of repeated steps."""
-        assert self._killed is not None and self._next is not None
-        return int(self._killed[1]) - int(self._next[1]) + 1
-
-    @property
-    def _killed(self) -> re.Match[str] | None:
-        return re.search(r"killed after step (\d+) at ([\d.]+) s", self.text)
-
-    @property
-    def _later(self) -> str:
-        return self.text[self._killed.end() :] if self._killed else ""
-
-    @property
-    def _on(self) -> re.Match[str] | None:
-        return re.search(r"trains on after step (\d+) at ([\d.]+) s", self._later)
-
-    @property
-    def _next(self) -> re.Match[str] | None:
-        return re.search(r"step (\d+) ended at ([\d.]+) s", self._later)
-
-    @property
-    def _hashes(self) -> list[str]:
-        return re.findall(r"steps: test accuracy [\d.]+, weights (\w+)", self.text)
+    Args:
+        text: Output of an elastic training's ranks.
+        exit_code: The launcher's.
+        rank: The killed rank.
+    """
+    found = _EVENTS.search(text)
+    if exit_code != 0 or found is None:
+        return False, "The training did not come to its end; the lines above say why."
+    killed_at, killed_s, on_s, next_step, next_s = (float(event) for event in found.groups())
+    repeated = int(killed_at - next_step) + 1
+    if repeated > COMMIT_EVERY:
+        return False, f"{repeated} steps were done again: more than between two commits."
+    hashes = re.findall(r"steps: test accuracy [\d.]+, weights (\w+)", text)
+    if len(hashes) != ELASTIC_WORKERS or len(set(hashes)) != 1:
+        return False, f"The ranks ended with other weights, or not all: {', '.join(hashes)}."
+    joined = re.search(
+        rf"generation (\d+): rank \d+ of {ELASTIC_WORKERS} trains on after", text[found.end() :]
+    )
+    return True, (
+        f"Rank {rank} was killed after step {killed_at:.0f}. {on_s - killed_s:.1f} s later the "
+        f"others had formed a new group, and {next_s - on_s:.1f} s later, with functions traced "
+        f"again, they had ended step {next_step:.0f}: {repeated} steps were done again. Another "
+        f"process joined them in generation {joined[1] if joined else '?'}. All {len(hashes)} "
+        f"ranks have the same weights (SHA-256 {hashes[0]}...)."
+    )

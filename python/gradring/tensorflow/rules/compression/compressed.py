@@ -19,7 +19,6 @@ from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.reduction import reduce_leaves
-from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.rules.compression.bits16 import Bits16
 from gradring.tensorflow.rules.compression.bucket import Bucket, Compressor, Memory, reduce_all
 from gradring.tensorflow.rules.compression.int8 import Int8
@@ -29,7 +28,7 @@ from gradring.tensorflow.rules.compression.top_k import LargestElements
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
-    Round,
+    RoundOfParts,
     UpdatesInRounds,
     own,
 )
@@ -50,24 +49,6 @@ def compressor_of(compression: updates.Compression) -> Compressor:
             return LargestElements(fraction)
         case updates.PowerSGD(rank):
             return LowRank(rank)
-
-
-class _Memories(Round):
-    """Memories of an optimizer's buckets, each found by the bucket's variables."""
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__(optimizer)
-        self._memories: dict[tuple[int, ...], Memory] = {}
-
-    def of(self, variables: Sequence[Any]) -> Memory:
-        key = tuple(id_of(variable) for variable in variables)
-        if key not in self._memories:
-            self._memories[key] = Memory(own(variables[0]).device)
-        return self._memories[key]
-
-    def clear(self) -> None:
-        for memory in self._memories.values():
-            memory.clear()
 
 
 class CompressedUpdates(UpdatesInRounds):
@@ -91,9 +72,9 @@ class CompressedUpdates(UpdatesInRounds):
         self._embeddings: Embeddings = embeddings
         self._bucket_bytes = min(bucket_bytes, _BUCKET_BYTES)
 
-    def begin(self, optimizer: Any) -> _Memories:
+    def begin(self, optimizer: Any) -> RoundOfParts[Memory]:
         """Begins a round without compression errors."""
-        return _Memories(optimizer)
+        return RoundOfParts(optimizer, lambda variables: Memory(own(variables[0]).device))
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
