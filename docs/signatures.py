@@ -65,6 +65,7 @@ def _describe_its_making(of: griffe.Class) -> None:
 
 def _by_name(function: griffe.Function) -> Iterator[griffe.Parameter]:
     """The parameters; those of a `TypedDict` by name, in place of ``**settings``."""
+    by_name: Any = griffe.ParameterKind.keyword_only
     for each in function.parameters:
         if not str(each.annotation).startswith("Unpack["):
             yield each
@@ -73,12 +74,7 @@ def _by_name(function: griffe.Function) -> Iterator[griffe.Parameter]:
         for name, field in function.modules_collection[
             annotation.slice.canonical_path
         ].attributes.items():
-            yield griffe.Parameter(
-                name,
-                annotation=field.annotation,
-                kind=griffe.ParameterKind.keyword_only,
-                default="None",
-            )
+            yield griffe.Parameter(name, annotation=field.annotation, kind=by_name, default="None")
 
 
 def _value(function: griffe.Function, default: Any) -> Any:
