@@ -144,7 +144,7 @@ def test_a_page_of_the_api_has_all_of_a_docstring(site: Path) -> None:
         (site / "api" / name / "index.html").read_text() for name in ("groups", "tensorflow")
     )
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", page))
-    assert "stall_warning: seconds without any movement" in text
+    assert "Seconds without any movement" in text
     assert "RendezvousError \N{EN DASH} The group did not form in time" in text
     assert "wire_dtype: WireDtype | None = None" in text
     assert "Types of the result of Communicator.stats; observability defines its times." in text
