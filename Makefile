@@ -20,7 +20,7 @@ BY_APT = @if ! command -v $(1) >/dev/null && [ "$$(id -u)" = 0 ] && command -v a
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(1) >/dev/null; } || true; fi
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs pictures recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings rust-api licences deny test-arm clean
+.PHONY: help setup demo check test test-here test-all test-elsewhere test-rust test-instructions test-python test-wheel test-matrix test-next test-real-models ecosystem test-engines test-machines fault-report elastic-report simulate program-fuzz soak churn conformance conformance-keras coverage defects lines loom tsan miri mutants fuzz docs pictures recording lint lint-code format bench bench-peers wheel portable-wheel sdist recipes settings rust-api licences deny test-arm clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,15 @@ test-engines: setup ## trains under real Slurm, MPI (Open MPI, MPICH, Intel) and
 	GRADRING_RAY_PYTHON="$(CURDIR)/.venv-ray/bin/python" \
 		GRADRING_MPI_ENVIRONMENTS="$$(ls -d .venv-mpi/* 2>/dev/null | paste -sd:)" $(BIN)/python -m pytest -q -rs tests/engines --engines
 	.venv-ray/bin/python -m pytest -q -rs tests/docs/test_api_examples.py -k gradring.ray
+
+# Two kernels, where the system has a second one; without root, the tests are skipped with the reason.
+test-machines: setup ## groups of machines with kernels of their own, in QEMU, for half an hour; installs it and Debian's kernels by apt, as root
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		packages="qemu-system-x86 busybox-static cpio iproute2 kmod e2fsprogs openssh-server openssh-client linux-image-amd64"; \
+		second="$$(apt-cache search --names-only '^linux-image-[0-9.]+-amd64$$' | cut -d ' ' -f 1)"; \
+		apt-get install -y -qq --no-install-recommends $$packages $$second >/dev/null \
+			|| echo "QEMU and kernels cannot be installed here (apt-get update may help); the tests are skipped"; fi
+	$(BIN)/python -m pytest -q -rs tests/machines --machines
 
 conformance: setup ## TensorFlow's own multi-worker tests, from CHECKOUT=directory (see docs/internals/conformance)
 	PYTHONPATH=tests $(BIN)/python -m conformance "$(CHECKOUT)"

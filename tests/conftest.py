@@ -84,6 +84,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--engines", action="store_true", help="runs the tests of tests/engines (Slurm, MPI, Ray)"
     )
+    parser.addoption(
+        "--machines", action="store_true", help="runs the tests of tests/machines (QEMU)"
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -161,10 +164,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leaves out what needs more than this package.
 
     The packaging tests are about one wheel; without one there is nothing to test. The engines have
-    to be installed, which `make test-engines` does, and take minutes.
+    to be installed, which `make test-engines` does, and take minutes. So have QEMU and kernels,
+    which `make test-machines` installs.
     """
     if collection_path.name == "packaging" and config.getoption("--wheel") is None:
         return True
-    if collection_path.name == "engines" and not config.getoption("--engines"):
-        return True
+    if collection_path.name in ("engines", "machines"):
+        return None if config.getoption(f"--{collection_path.name}") else True
     return None

@@ -578,6 +578,8 @@ def test_differences_between_ranks_are_problems() -> None:
         "0-1": LinkMeasurement(50.0, 1.0, 200.0),
         "0-2": LinkMeasurement(50.0, 0.1, 0.0),
         "1-2": LinkMeasurement(problem="10.0.0.3:5: No route to host"),
+        "1-3": LinkMeasurement(50.0, 1.0, -1e5),
+        "2-3": LinkMeasurement(50.0, 1.0, 2.2e11),
     }
     problems = problems_of(facts, measured)
     assert problems == [
@@ -585,5 +587,9 @@ def test_differences_between_ranks_are_problems() -> None:
         "versions of keras differ: rank 0 has 3.10, rank 1 has 3.11",
         "the clocks of ranks 0-1 are 200 ms apart: logs and traces will not line up; run an NTP "
         "client",
-        "the link between ranks 0-2 is slow: 0.10 GB/s, where 0.55 GB/s is usual",
+        "the link between ranks 0-2 is slow: 0.10 GB/s, where 1.00 GB/s is usual",
+        "the clocks of ranks 1-3 are -100 s apart: logs and traces will not line up, and "
+        "certificates may count as invalid; run an NTP client",
+        "the clocks of ranks 2-3 are 2,546 days apart: logs and traces will not line up, and "
+        "certificates may count as invalid; run an NTP client",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_a_disk_that_is_full_ends_the_log_and_not_the_training(
         log.write({"number": number})
     log.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "/dev/full cannot be written any more (No space left on device)"
+        f"/dev/full on {socket.gethostname()} cannot be written any more (No space left on device)"
     ]
 
 

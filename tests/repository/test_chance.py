@@ -16,7 +16,7 @@ import pytest
 from support.documents import ROOT
 
 TESTS = ROOT / "tests"
-OTHERS = ("soak", "engines", "conformance")
+OTHERS = ("soak", "engines", "machines", "conformance")
 """Directories whose own tests decide what is chance there: they run for minutes, not in CI."""
 FOR_EVER_S = 60.0
 """Who sleeps for so long hangs until something ends it."""

@@ -38,10 +38,12 @@ class Certificate:
 
 
 class Authority:
-    """Signs certificates into a directory."""
+    """Signs certificates into a directory; they are valid for a while before and after a moment."""
 
-    def __init__(self, directory: Path, name: str = "authority") -> None:
-        self._directory = directory
+    def __init__(
+        self, directory: Path, name: str = "authority", validity: datetime.timedelta = DAY
+    ) -> None:
+        self._directory, self._validity = directory, validity
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.path = directory / f"{name}.pem"
@@ -51,7 +53,7 @@ class Authority:
     def certify(
         self, name: str, *hosts: str, start: datetime.datetime = NOW, trusting: Path | None = None
     ) -> Certificate:
-        """A certificate for names and addresses, valid for a day from ``start``.
+        """A certificate for names and addresses, valid around ``start``.
 
         Its user trusts this authority, or the one in ``trusting``.
         """
@@ -87,8 +89,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(start - DAY)
-            .not_valid_after(start + DAY)
+            .not_valid_before(start - self._validity)
+            .not_valid_after(start + self._validity)
         )
         for one in (extension, *extensions):
             builder = builder.add_extension(one, critical=False)

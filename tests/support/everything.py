@@ -35,6 +35,7 @@ KINDS = (
     Kind("the wheel, under every Python", ("make", "test-wheel", "SLOW_TOO=1")),
     Kind("five programs with packages of others", ("make", "ecosystem", "QUICK=1")),
     Kind("Slurm, MPI and Ray", ("make", "test-engines")),
+    Kind("machines with kernels of their own", ("make", "test-machines")),
     Kind("ten minutes of random work", ("make", "soak")),
     Kind("ten minutes of an elastic job that changes", ("make", "churn")),
 )

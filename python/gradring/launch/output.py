@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections import deque
 from pathlib import Path
 from typing import IO, ClassVar
@@ -302,7 +303,8 @@ class RankOutput:
             log.write(data, self)
         except OSError as error:
             log.close()
-            say(f"{log.path} cannot be written any more ({error.strerror})")
+            path = f"{log.path} on {socket.gethostname()}"
+            say(f"{path} cannot be written any more ({error.strerror})")
 
     def _without_failure(self, lines: list[bytes], file: Path) -> list[bytes]:
         """Returns the rank's own lines; writes a relayed failure to its file."""

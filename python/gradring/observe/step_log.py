@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -43,7 +44,8 @@ class StepLog(RotatingFileHandler):
         self._has_failed = True
         error = sys.exc_info()[1]
         reason = getattr(error, "strerror", None) or error
-        _log.warning("%s cannot be written any more (%s)", self.baseFilename, reason)
+        path, host = self.baseFilename, socket.gethostname()
+        _log.warning("%s on %s cannot be written any more (%s)", path, host, reason)
         # Closing flushes the buffer, which fails too.
         with contextlib.suppress(OSError):
             self.close()

@@ -193,7 +193,8 @@ impl ConnectorState {
 
     fn hello(&self, server: usize, attempt: u64, stream: usize, tcp: &TcpStream) -> Result<Hello> {
         let address = &self.addresses[server];
-        tcp::configure(tcp).map_err(|error| Failure::Unreachable(error).error(address))?;
+        tcp::configure(tcp)
+            .map_err(|error| Failure::Unreachable(error, Vec::new()).error(address))?;
         let purpose = Purpose::Parameters {
             job: self.credentials.job.clone(),
             server,

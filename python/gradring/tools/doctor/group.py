@@ -126,8 +126,8 @@ def link_lines(measured: dict[str, LinkMeasurement]) -> list[str]:
             lines.append(f"{key:<10}{'unreachable':>12}  {link.problem}")
             continue
         gbps = "" if link.bandwidth_gbps is None else f"{link.bandwidth_gbps:.2f} GB/s"
-        offset_ms = round(link.clock_offset_ms, 1) + 0.0  # never -0.0
-        lines.append(f"{key:<10}{link.round_trip_us:>9.0f} us{gbps:>14}{offset_ms:>13.1f} ms")
+        apart = _span(link.clock_offset_ms, digits=1)
+        lines.append(f"{key:<10}{link.round_trip_us:>9.0f} us{gbps:>14}{apart:>16}")
     return lines
 
 
@@ -158,8 +158,18 @@ def problems_of(facts: list[dict[str, Any]], measured: dict[str, LinkMeasurement
                 f"{usual:.2f} GB/s is usual"
             )
         if abs(link.clock_offset_ms) > CLOCK_TOLERANCE_MS:
+            is_far = abs(link.clock_offset_ms) >= 60_000
+            certificates = ", and certificates may count as invalid" if is_far else ""
             problems.append(
-                f"the clocks of ranks {key} are {link.clock_offset_ms:.0f} ms apart: logs and "
-                "traces will not line up; run an NTP client"
+                f"the clocks of ranks {key} are {_span(link.clock_offset_ms)} apart: logs and "
+                f"traces will not line up{certificates}; run an NTP client"
             )
     return problems
+
+
+def _span(milliseconds: float, digits: int = 0) -> str:
+    """Returns a time in the unit in which it is easily read; `digits` of milliseconds."""
+    seconds = milliseconds / 1e3
+    if abs(seconds) < 10:
+        return f"{round(milliseconds, digits) + 0.0:.{digits}f} ms"  # never -0.0
+    return f"{seconds:,.0f} s" if abs(seconds) < 172_800 else f"{seconds / 86_400:,.0f} days"

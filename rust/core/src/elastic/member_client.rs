@@ -45,7 +45,7 @@ impl MemberClient {
         );
         match reply {
             Ok((_, reply)) => Outcome::Reply(reply),
-            Err(Failure::Unreachable(error))
+            Err(Failure::Unreachable(error, _))
                 if error.kind() == io::ErrorKind::ConnectionRefused =>
             {
                 Outcome::Refused

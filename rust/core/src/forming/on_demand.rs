@@ -101,7 +101,7 @@ impl PeerConnector {
     ) -> Result<Vec<Connection>, Trouble> {
         let (config, address) = (&self.config, &self.roster.members()[peer].address);
         let again = |failure: &Failure, elapsed| match failure {
-            Failure::Unreachable(error) => {
+            Failure::Unreachable(error, _) => {
                 let is_refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
                 failure.shortage().is_none() && !(is_refused && elapsed >= REFUSED_AT_MOST)
             }
@@ -209,7 +209,7 @@ fn unreachable(failure: &Failure, address: &str) -> Trouble {
         return Trouble::Own(error);
     }
     match failure {
-        Failure::Unreachable(error) => Trouble::Link(Text::of(format!(
+        Failure::Unreachable(error, _) => Trouble::Link(Text::of(format!(
             "at {address}, where the rank listened as long as it was in the group: {error}"
         ))),
         Failure::Handshake(error) if matches!(error.kind, ErrorKind::Authentication(_)) => {

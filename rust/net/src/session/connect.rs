@@ -45,8 +45,8 @@ impl<F: FnMut() -> Result<()>> Cancellation for F {
 /// Reason for a failed connection attempt.
 #[derive(Debug)]
 pub enum Failure {
-    /// No process accepts connections at the address.
-    Unreachable(io::Error),
+    /// No process accepts connections at the address. With a name, these are its addresses.
+    Unreachable(io::Error, Vec<SocketAddr>),
     /// The peer refused the connection, broke it, or did not reply in time.
     Handshake(Error),
     /// This process cancelled the attempt, or lacks a resource.
@@ -57,7 +57,9 @@ impl Failure {
     /// Returns an error about the missing resource of the system, if that is the reason.
     pub fn shortage(&self) -> Option<Error> {
         match self {
-            Self::Unreachable(error) => Error::out_of_resources(error, "cannot make a connection"),
+            Self::Unreachable(error, _) => {
+                Error::out_of_resources(error, "cannot make a connection")
+            }
             Self::Handshake(error) | Self::Own(error) => {
                 matches!(error.kind, ErrorKind::Exhausted { .. }).then(|| error.clone())
             }
@@ -67,9 +69,9 @@ impl Failure {
     /// Returns the error for callers that know the peer only by `address`.
     pub fn error(&self, address: &str) -> Error {
         match self {
-            Self::Unreachable(error) => {
+            Self::Unreachable(error, known) => {
                 let (address, obstacle) = (address.into(), obstacle(error));
-                let error = Text::of(error);
+                let error = with_addresses(error, known);
                 NotFormed::NobodyThere {
                     address,
                     error,
@@ -91,6 +93,16 @@ impl Failure {
             error.kind,
             ErrorKind::Rendezvous(NotFormed::HandshakeBroke { .. } | NotFormed::Busy)
         )
+    }
+}
+
+/// Writes an error with the addresses of the name, which may have others on other hosts.
+pub fn with_addresses(error: &io::Error, known: &[SocketAddr]) -> Text {
+    let mut known: Vec<_> = known.iter().map(|it| it.ip().to_string()).collect();
+    known.dedup();
+    match known.as_slice() {
+        [] => Text::of(error),
+        known => format!("{error}; here the name stands for {}", known.join(", ")).into(),
     }
 }
 
@@ -194,7 +206,7 @@ impl<'a> Connector<'a> {
             // The caller's error comes first: its reason may also have ended the connection.
             cancellation.check().map_err(Failure::Own)?;
             let bounds_all =
-                matches!(failure, Failure::Unreachable(_)) || retry.conversation.is_none();
+                matches!(failure, Failure::Unreachable(..)) || retry.conversation.is_none();
             if bounds_all && Instant::now() >= retry.deadline {
                 // The deadline cut this attempt short, so the failure before it is more
                 // informative.
@@ -239,12 +251,18 @@ impl<'a> Connector<'a> {
         let deadline = self.retry.deadline;
         let addresses = look_up(self.address, self.resolve, deadline, cancellation)
             .map_err(Failure::Own)?
-            .map_err(Failure::Unreachable)?;
+            .map_err(|error| Failure::Unreachable(error, Vec::new()))?;
+        let is_name = self.address.parse::<SocketAddr>().is_err();
+        let known = if is_name {
+            addresses.clone()
+        } else {
+            Vec::new()
+        };
         let connect = move || connect(&addresses, deadline);
         let late = io::Error::new(io::ErrorKind::TimedOut, "no answer in time");
         in_time(deadline, late, cancellation, connect)
             .map_err(Failure::Own)?
-            .map_err(Failure::Unreachable)
+            .map_err(|error| Failure::Unreachable(error, known))
     }
 }
 
@@ -361,10 +379,25 @@ mod tests {
         let retry = Retry::of_one_that_listens(LIMIT);
         let failure = connect_to(&address, retry, &mut continues).unwrap_err();
         other.join().unwrap();
-        let Failure::Unreachable(error) = failure else {
+        let Failure::Unreachable(error, _) = failure else {
             panic!("{failure:?}");
         };
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn an_unreachable_name_is_shown_with_its_addresses() {
+        let (listener, address) = listener();
+        drop(listener);
+        let named = address.replace("127.0.0.1", "localhost");
+        for (address, is_name) in [(address, false), (named, true)] {
+            let retry = Retry::of_one_that_listens(LIMIT);
+            let failure = connect_to(&address, retry, &mut continues).unwrap_err();
+            let error = failure.error(&address).to_string();
+            let is_shown =
+                error.contains("; here the name stands for ") && error.contains("127.0.0.1");
+            assert_eq!(is_shown, is_name, "{error}");
+        }
     }
 
     #[test]
@@ -373,7 +406,7 @@ mod tests {
         drop(listener);
         let seen = std::cell::Cell::new(0);
         let again = |failure: &Failure, _| {
-            assert!(matches!(failure, Failure::Unreachable(_)), "{failure:?}");
+            assert!(matches!(failure, Failure::Unreachable(..)), "{failure:?}");
             seen.set(seen.get() + 1);
             seen.get() < 4
         };

@@ -346,8 +346,8 @@ facts! {
         Certificate { reason: Text },
         #[error(
             "it does not accept this rank's certificate (alert {alert}); this rank's tls.cert \
-             (GRADRING_TLS_CERT) must be valid now and lead to an authority in the other's tls.ca \
-             (GRADRING_TLS_CA)"
+             (GRADRING_TLS_CERT) must be valid now by the other's clock, and lead to an authority in \
+             the other's tls.ca (GRADRING_TLS_CA)"
         )]
         OwnCertificate { alert: Text },
     }

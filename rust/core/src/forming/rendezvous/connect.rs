@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::Forming;
 use crate::forming::roster::Roster;
 use gradring_net::link::tcp::connection::Connection;
-use gradring_net::session::connect::obstacle;
 pub(super) use gradring_net::session::connect::{Connector, Failure, Retry};
-use gradring_proto::error::{Error, NotFormed, Result, Text};
+use gradring_net::session::connect::{obstacle, with_addresses};
+use gradring_proto::error::{Error, NotFormed, Result};
 use gradring_proto::wire::handshake::{Hello, Purpose};
 
 impl Forming<'_> {
@@ -36,7 +36,7 @@ impl Forming<'_> {
     ) -> Result<Connection> {
         // A silent peer is stopped or cut off; a retry would only delay the error.
         let again = |failure: &Failure, _| match failure {
-            Failure::Unreachable(_) => failure.shortage().is_none(),
+            Failure::Unreachable(..) => failure.shortage().is_none(),
             _ => failure.is_passing(),
         };
         let retry = Retry {
@@ -60,15 +60,17 @@ impl Forming<'_> {
             |failure| match failure {
                 Failure::Own(error) => Err(error),
                 Failure::Handshake(error) => Err(error.blaming(rank, host)),
-                Failure::Unreachable(ref error) => Err(failure.shortage().unwrap_or_else(|| {
-                    let fact = NotFormed::Unreachable {
-                        initiator: self.config.rank,
-                        address: address.into(),
-                        error: Text::of(error),
-                        obstacle: obstacle(error),
-                    };
-                    Error::from(fact).blaming(rank, host)
-                })),
+                Failure::Unreachable(ref error, ref known) => {
+                    Err(failure.shortage().unwrap_or_else(|| {
+                        let fact = NotFormed::Unreachable {
+                            initiator: self.config.rank,
+                            address: address.into(),
+                            error: with_addresses(error, known),
+                            obstacle: obstacle(error),
+                        };
+                        Error::from(fact).blaming(rank, host)
+                    }))
+                }
             },
             |(connection, ())| Ok(connection),
         )

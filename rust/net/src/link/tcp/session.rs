@@ -163,10 +163,59 @@ pub(super) fn refusal(error: &rustls::Error) -> Error {
 
 fn wrong_certificate(reason: &CertificateError) -> NotTrusted {
     use CertificateError as C;
-    match reason {
-        C::UnknownIssuer | C::BadSignature => NotTrusted::UnknownAuthority,
-        reason => NotTrusted::Certificate {
-            reason: Text::of(reason),
-        },
+    let reason = match reason {
+        C::UnknownIssuer | C::BadSignature => return NotTrusted::UnknownAuthority,
+        // A wrong clock is as likely as an old certificate.
+        C::NotValidYetContext { time, not_before } => {
+            let (begin, now) = (utc(not_before.as_secs()), utc(time.as_secs()));
+            format!("not valid yet: it is valid from {begin}, and the clock here shows {now}")
+                .into()
+        }
+        C::ExpiredContext { time, not_after } => {
+            let (end, now) = (utc(not_after.as_secs()), utc(time.as_secs()));
+            format!("expired: it was valid until {end}, and the clock here shows {now}").into()
+        }
+        reason => Text::of(reason),
+    };
+    NotTrusted::Certificate { reason }
+}
+
+/// Writes seconds since 1970 as in `2026-11-30 18:03 UTC`.
+fn utc(seconds: u64) -> String {
+    const DAYS_OF_ERA: u64 = 146_097;
+    let (minute, days) = (seconds / 60 % 1440, seconds / 86_400);
+    // Years begin in March, so that a leap day is the last of its year; eras have 400 years.
+    let days = days + 719_468;
+    let (era, day) = (days / DAYS_OF_ERA, days % DAYS_OF_ERA);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = (era * 400 + year + month / 10, (month + 2) % 12 + 1);
+    format!(
+        "{year:04}-{month:02}-{day:02} {:02}:{:02} UTC",
+        minute / 60,
+        minute % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn times_are_written_as_dates_of_the_calendar() {
+        let expected = [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_577_836_800, "2020-01-01 00:00 UTC"),
+            (1_798_761_599, "2026-12-31 23:59 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ];
+        for (seconds, text) in expected {
+            assert_eq!(utc(seconds), text);
+        }
     }
 }
