@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import bits
 import pytest
 
 from gradring.testing import run_ranks
+from support import bits
 from support.chosen import marked
 from support.pairs import on_threads
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from documents import ROOT
 from machines.machine import Hardware, Laboratory, Machine, kernels, laboratory, why_unavailable
+from support.documents import ROOT
 
 #: What a user's machines may differ in. Under TCG no processor has AVX-512; this host's may.
 UNLIKE = {
@@ -57,7 +57,7 @@ def another_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("python")
     subprocess.run([python, "-m", "venv", place], check=True)
     executable = place / "bin/python"
-    # ml_dtypes has the bfloat16 of `tests/collectives/bits.py`.
+    # ml_dtypes has the bfloat16 of `tests/support/bits.py`.
     install = [executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*map(str, install), "numpy", "ml_dtypes"], check=True)
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.machine import Laboratory
-from waiting import wait_until
+from support.waiting import wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: Limit of a job; the machines compute about 20 times slower than this host.

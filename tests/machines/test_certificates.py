@@ -9,7 +9,7 @@ import pytest
 
 from machines.jobs import JOB_S, PROGRAMS, ended, started
 from machines.machine import HOST, Laboratory, Machine
-from security.certificates import DAY, NOW, Authority, Certificate
+from support.certificates import DAY, NOW, Authority, Certificate
 
 pytestmark = pytest.mark.timeout(4 * JOB_S)
 

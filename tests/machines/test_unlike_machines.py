@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bits
 import pytest
 
 from gradring.testing import run_ranks, simulated_hosts
 from machines.jobs import JOB_S, PROGRAMS, ended
 from machines.machine import HOST, Laboratory, Machine, kernels
+from support import bits
 
 pytestmark = pytest.mark.timeout(4 * JOB_S)
 

@@ -8,11 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "collectives"))
-
-import bits
+sys.path.append(str(Path(__file__).parents[2]))
 
 import gradring
+from support import bits
 
 
 def large_sum(comm: gradring.Communicator) -> str:

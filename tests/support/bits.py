@@ -3,7 +3,7 @@
 The digests say what the results of reductions are to the last bit, so that a change which only
 means to be faster can show that it is nothing else. Where bits are meant to change, record them:
 
-    .venv/bin/python tests/collectives/bits.py
+    .venv/bin/python tests/support/bits.py
 
 and say in the changelog whose results have changed.
 
