@@ -143,6 +143,9 @@ def _conflicts() -> list[tuple[Callable[[Program], bool], tuple[str, ...]]]:
         (lambda p: p["door"] == "horovod" and p["size"] not in ((24, 12), (36, 12)), ("size",)),
         (lambda p: p["door"] in OWN_LOOPS and p["input"] in ("sparse", "ragged", "text"),
          ("input",)),
+        # TensorFlow's Conv3D of no samples has the channels of its input.
+        (lambda p: p["door"] in OWN_LOOPS and p["input"] == "volume"
+         and p["size"][0] % p["size"][1] in (1, 2), ("size",)),
         (lambda p: p["door"] != "strategy", ("rule",)),
         # docs/numerics.md#of-which-gradients: a mean of the program's own is that of a worker.
         (lambda p: p["door"] == "strategy", ("own_loss", "step")),

@@ -407,6 +407,16 @@ def batches_that_nobody_can_divide() -> Any:
 
 
 @program
+def roots_of_means() -> Any:
+    """A subclass of `keras.metrics.Mean` whose result is no mean."""
+    model = functional(keras.Model, dense())
+    model.compile("sgd", "mse", metrics=[keras.metrics.RootMeanSquaredError()])
+    history = model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
+    logs = [model.train_on_batch(X[:13], Y[:13]), model.test_on_batch(X, Y)]
+    return told(model, history, on_batch=logs)
+
+
+@program
 def means_by_a_static_size() -> Any:
     """Activity regularizers divide by a size that the graph has as a constant."""
     model = functional(keras.Model, dense(3, activity_regularizer="l2"), dense())

@@ -542,7 +542,8 @@ def whole_metrics(model: Any) -> Iterator[None]:
 
 
 def _has_other_metrics(model: Any) -> bool:
-    """Returns whether a model has a metric that is no `keras.metrics.Mean`."""
+    """Returns whether a model has a metric whose result is no mean, such as the root of one."""
     keras: Any = sys.modules["keras"]
     metrics = [inner for each in model.metrics for inner in getattr(each, "metrics", [each])]
-    return not all(isinstance(each, keras.metrics.Mean) for each in metrics)
+    mean = keras.metrics.Mean.result
+    return not all(getattr(type(each), "result", None) is mean for each in metrics)
