@@ -180,7 +180,7 @@ fn wrong_certificate(reason: &CertificateError) -> NotTrusted {
     NotTrusted::Certificate { reason }
 }
 
-/// Writes seconds since 1970 as in `2026-11-30 18:03 UTC`.
+/// Writes seconds since 1970 as in `2026-11-30 18:03 UTC`, by Howard Hinnant's `civil_from_days`.
 fn utc(seconds: u64) -> String {
     const DAYS_OF_ERA: u64 = 146_097;
     let (minute, days) = (seconds / 60 % 1440, seconds / 86_400);
