@@ -122,7 +122,8 @@ def test_an_installed_program_reduces_without_a_change(python: Path) -> None:
         f"[{rank}] 0.28.1 2 3.0 ['--tf', 'input.json']" for rank in (0, 1)
     ], done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "is not used" in line]
-    assert line.startswith("[0] horovod is gradring's here (GRADRING_AS_HOROVOD); the Horovod in ")
+    expected = "[0] gradring: horovod is gradring's here (GRADRING_AS_HOROVOD); the Horovod in "
+    assert line.startswith(expected)
     assert "site-packages/horovod/__init__.py" in line
 
 

@@ -124,13 +124,14 @@ def test_a_rank_that_comes_to_join_when_the_others_have_ended_well_ends_so_too(
         tmp_path,
         "import gradring, gradring.elastic\n"
         "own = int(os.environ['GRADRING_RANK'])\n"
-        "if joins and own == 1: wait_for('over')\n"
+        # While it still imports its modules, a process would be ended without a line.
+        "if joins and own == 1: note('here'), wait_for('over')\n"
         "with gradring.init() as comm:\n"
         "    if joins: note('found'), wait_for('over')\n"
         "    @gradring.elastic.run(comm)\n"
         "    def train(state):\n"
         "        if own: wait_for('begun'), die()\n"
-        "        note('begun'), wait_for('found')\n"
+        "        note('begun'), wait_for('found'), wait_for('here')\n"
         "        while comm.world_size > 1: comm.barrier()\n"
         "    train(gradring.elastic.State())\n"
         "    print('trained', flush=True)\n"

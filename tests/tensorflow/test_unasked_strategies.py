@@ -306,8 +306,8 @@ def test_a_script_for_one_machine_trains_on_two_ranks_as_alone(
     for name in alone:
         assert flat(together[name]) == pytest.approx(flat(alone[name]), rel=2e-5, abs=2e-6), name
     assert lines_about(done, "GRADRING_WITH_STRATEGY") == [
-        "[0] models of Keras are trained by 2 ranks together here (GRADRING_WITH_STRATEGY): each "
-        "batch is divided among them"
+        "[0] gradring: models of Keras are trained by 2 ranks together here "
+        "(GRADRING_WITH_STRATEGY): each batch is divided among them"
     ]
 
 
