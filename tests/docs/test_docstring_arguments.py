@@ -7,7 +7,7 @@ from typing import Any
 
 import griffe
 import pytest
-from api_names import CALLED_BY_KERAS, documented
+from api_names import CALLED_BY_KERAS, documented, sections
 
 #: Kinds of a docstring's sections. A dataclass or an exception keeps its arguments as attributes.
 ARGUMENTS = ("parameters", "other parameters")
@@ -63,14 +63,8 @@ def described_at(one: Any) -> set[str]:
 
 def described(one: Any, kinds: tuple[str, ...] = ARGUMENTS + ATTRIBUTES) -> set[str]:
     """Names in the sections of one docstring."""
-    sections = one.docstring.parsed if one.has_docstring else ()
-    return {
-        each.name.lstrip("*")
-        for section in sections
-        if section.kind.value in kinds
-        for each in section.value
-        if each.description.strip()
-    }
+    parts = [part for kind in kinds for part in sections(one, kind)]
+    return {each.name.lstrip("*") for part in parts for each in part if each.description.strip()}
 
 
 def undescribed(entries: dict[str, Any]) -> Iterator[str]:
