@@ -304,6 +304,9 @@ def accumulation(programs: Programs) -> None:
     for graph in (True, False):
         summing = programs.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
         programs.run(programs.model()[0], summing, graph, steps=2)
+        model, _ = programs.model(kernel_constraint=programs.keras.constraints.UnitNorm())
+        summing = programs.keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+        programs.run(model, summing, graph, steps=4)
 
 
 @allowed("in run", "scaled loss")

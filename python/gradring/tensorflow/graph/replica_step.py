@@ -121,8 +121,9 @@ class ReplicaStep:
     is_applying: bool = False
     #: Values that were reduced in this step.
     reductions: Reductions = field(default_factory=Reductions)
-    #: Variables of the strategy that optimizers assigned, each with its optimizer.
-    assigned: list[tuple[Any, Any]] = field(default_factory=list)
+    #: Variables of the strategy that optimizers assigned, each with its optimizer, and with the
+    #: number of the optimizer's updates before, if it accumulates gradients.
+    assigned: list[tuple[Any, Any, int | None]] = field(default_factory=list)
     #: Not empty once Keras has computed a loss in this step.
     keras_losses: list[bool] = field(default_factory=list)
     #: True in layers if the outermost layer got an empty batch; None outside of layers.

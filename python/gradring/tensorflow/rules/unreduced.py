@@ -71,12 +71,25 @@ def check(step: ReplicaStep) -> None:
     Raises:
         gradring.errors.ConfigError: As for `note_update`.
     """
-    for variable, optimizer in step.assigned:
+    for variable, optimizer, updates in step.assigned:
         strategy = variable.distribute_strategy
+        if updates is not None and updates == _updates(optimizer):
+            continue  # The optimizer has only added up gradients.
         if not _is_covered(variable):
-            assigned = [each for each, by in step.assigned if by is optimizer]
+            assigned = [each for each, by, _ in step.assigned if by is optimizer]
             _refuse(strategy, optimizer, [each for each in assigned if not _is_covered(each)])
         _remember(variable)
+
+
+def _updates(optimizer: Any) -> int | None:
+    """Returns how often an eager optimizer that accumulates gradients has updated variables.
+
+    Returns None for other optimizers. Keras applies constraints in all steps, and reduces gradients
+    only in those that update variables.
+    """
+    if not tf.executing_eagerly() or not getattr(optimizer, "gradient_accumulation_steps", None):
+        return None
+    return int(optimizer.iterations.numpy())
 
 
 def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None:
@@ -95,7 +108,7 @@ def _note(strategy: Any, variable: Any, gradients: Sequence[Any] | None) -> None
         return
     if gradients is None and step.is_in_run:
         # Checked at the step's end: the optimizer may assign before it reduces, as for a decay.
-        step.assigned.append((variable, optimizer))
+        step.assigned.append((variable, optimizer, _updates(optimizer)))
     elif _is_reduced(strategy, variable):
         _remember(variable)
     elif not _are_zero(gradients):
