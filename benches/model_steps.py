@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,11 @@ PROGRAMS = ("loop", "fit")
 THREADS = ("default", "1")
 #: Keys of `Communicator.stats`.
 COUNTED = ("count", "waiting_s", "moving_s", "exposed_s")
+#: Fields of `resource.getrusage`: seconds of the process and of the kernel for it, page faults.
+USED = ("ru_utime", "ru_stime", "ru_minflt")
+FIELDS = 1 + len(COUNTED) + len(USED)
+#: Parts of `Row.more` that add up to a step.
+MORE = ("user_ms", "system_ms", "idle_ms")
 #: Between weights of two strategies, which add in different orders.
 CLOSE = 1e-3
 
@@ -123,6 +129,41 @@ def _bert(keras: Any) -> Any:
     return keras.Model(inputs, layers.Dense(CLASSES)(x[:, 0]))
 
 
+def _unet(keras: Any) -> Any:
+    """Three levels, as Keras' example of image segmentation has them, that ends in classes."""
+    layers = keras.layers
+
+    def convolved(x: Any, filters: int) -> Any:
+        for _ in range(2):
+            x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+            x = layers.Activation("relu")(layers.BatchNormalization()(x))
+        return x
+
+    inputs = layers.Input((64, 64, 3))
+    skipped, x = [], inputs
+    for filters in (32, 64, 128):
+        x = convolved(x, filters)
+        skipped.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = convolved(x, 256)
+    for filters, skip in zip((128, 64, 32), reversed(skipped), strict=True):
+        x = layers.Conv2DTranspose(filters, 2, strides=2)(x)
+        x = convolved(layers.Concatenate()([x, skip]), filters)
+    return keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)))
+
+
+def _dlrm(keras: Any) -> Any:
+    """Recommendation by dot products of 26 rows with one another, as DLRM, without dense inputs."""
+    layers, ops = keras.layers, keras.ops
+    inputs = layers.Input((26,), dtype="int32")
+    rows = layers.Embedding(100_000, 32)(inputs)
+    products = layers.Flatten()(layers.Dot(axes=2)([rows, rows]))
+    x = layers.Concatenate()([layers.Flatten()(rows), ops.tanh(products)])
+    for width in (512, 256):
+        x = layers.Dense(width, activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(CLASSES)(x))
+
+
 REAL = {
     "ResNet50": Kind(_application("ResNet50"), 8, side=32),
     "MobileNetV2": Kind(_application("MobileNetV2"), 16, side=64),
@@ -133,6 +174,8 @@ REAL = {
     "LSTM": Kind(_lstm, 32, words=5000, length=64),
     "MLP": Kind(_mlp(1700), 128, side=16),
     "embedding": Kind(_embedding, 256, words=100_000, length=32),
+    "U-Net": Kind(_unet, 4, side=64),
+    "DLRM": Kind(_dlrm, 512, words=100_000, length=26),
 }
 SIMPLE = {
     "mlp-tiny": Kind(_mlp(8), 128, side=16),
@@ -162,6 +205,8 @@ class Row:
     moves_ms: float
     exposed_ms: float
     p99_ms: dict[str, float] = field(default_factory=dict)
+    #: Means of what gradring adds: user_ms, system_ms, idle_ms, faults.
+    more: dict[str, float] = field(default_factory=dict)
 
     @property
     def adds_ms(self) -> float:
@@ -177,6 +222,8 @@ class Row:
         yield f"{self.collectives:.1f}"
         yield f"{self.adds_ms:+.1f} ({self.p50_ms['gradring'] / self.p50_ms['apart'] - 1:+.0%})"
         yield f"{self.waits_ms:.1f} / {self.moves_ms:.1f} / {self.exposed_ms:.1f}"
+        yield " / ".join(f"{self.more[part]:+.1f}" for part in MORE)
+        yield f"{self.more['faults']:+.0f}"
 
 
 def recorded_steps(path: Path) -> list[Row]:
@@ -194,7 +241,7 @@ def recorded_steps(path: Path) -> list[Row]:
 
 HEAD = (
     *("model", "parameters", "program", "threads", *WAYS),
-    *("collectives", "adds", "waits / moves / exposed"),
+    *("collectives", "adds", "waits / moves / exposed", "more: user / system / idle", "faults"),
 )
 
 
@@ -218,13 +265,15 @@ class Training:
             self._step = self._function()
 
     def spent(self, steps: int) -> NDArray[Any]:
-        """In each step, seconds and what the group has counted: `[steps, 1 + len(COUNTED)]`."""
+        """Seconds, `COUNTED` and `USED` in each step, in this order: `[steps, FIELDS]`."""
         ends = self._fit(steps) if self.program == "fit" else self._loop(steps)
         return np.diff(ends, axis=0)
 
     def _now(self) -> list[float]:
         stats = self.comm.stats()
-        return [time.perf_counter(), *(float(stats[key]) for key in COUNTED)]
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        counted = (float(stats[key]) for key in COUNTED)
+        return [time.perf_counter(), *counted, *(getattr(used, name) for name in USED)]
 
     def _function(self) -> Any:
         import tensorflow as tf
@@ -311,7 +360,8 @@ def rank_main(
         _check(comm, trainings, is_simple=name in SIMPLE)
         comm.barrier()
         parameters = trainings["gradring"].model.count_params()
-        return parameters, slower, together["gradring"][:, 1:].mean(axis=0)
+        means = {way: took.mean(axis=0) for way, took in together.items()}
+        return parameters, slower, means["gradring"], means["gradring"] - means["apart"]
 
 
 def _strategies(comm: Any, program: str) -> dict[str, Any]:
@@ -336,7 +386,7 @@ def _strategies(comm: Any, program: str) -> dict[str, Any]:
 
 def _turn(comm: Any, way: str, training: Training, steps: int) -> NDArray[Any]:
     if way in OF_ONE and comm.rank:
-        return np.zeros((steps, 1 + len(COUNTED)))
+        return np.zeros((steps, FIELDS))
     return training.spent(steps)
 
 
@@ -360,15 +410,19 @@ def measure(name: str, program: str, threads: str, options: Any, hosts: Sequence
     rounds, steps = options.rounds, options.steps
     arguments = (name, options.batch, program, threads, rounds, steps)
     ranks = run_ranks(rank_main, RANKS, *arguments, timeout=TIMEOUT_S, hosts=hosts)
-    parameters, times, spent = ranks[0]
+    parameters, times, spent, _ = ranks[0]
+    seconds, *_, user, system, faults = np.mean([more for *_, more in ranks], axis=0).tolist()
+    more = {"user_ms": user, "system_ms": system, "idle_ms": seconds - user - system}
+    more = {part: round(1e3 * each, 3) for part, each in more.items()}
+    more["faults"] = round(faults, 1)
     p50_ms, p90_ms, p99_ms = (
         {way: round(float(1e3 * np.quantile(took, q)), 3) for way, took in times.items()}
         for q in (0.5, 0.9, 0.99)
     )
-    count, waits, moves, exposed = (spent * (1, 1e3, 1e3, 1e3)).round(3).tolist()
+    count, *milliseconds = (spent[1 : 1 + len(COUNTED)] * (1, 1e3, 1e3, 1e3)).round(3).tolist()
     return Row(
         *(name, int(parameters), program, threads, rounds * steps, p50_ms, p90_ms),
-        *(count, waits, moves, exposed, p99_ms if rounds * steps >= P99_ITERATIONS else {}),
+        *(count, *milliseconds, p99_ms if rounds * steps >= P99_ITERATIONS else {}, more),
     )
 
 
