@@ -125,6 +125,13 @@ def gather(of: Worker) -> Any:
     return of.strategy.gather(columns(of), axis=1)
 
 
+@gives([[[0.0], [1.0, 2.0]], [], [[1.0], [1.0, 2.0]], []])
+def gather_of_ragged_rows(of: Worker) -> Any:
+    rows = [[[float(of.comm.rank)], [1.0, 2.0]], []]
+    own = of.tf.ragged.constant(rows, ragged_rank=2)
+    return of.strategy.gather(own, axis=0).to_list()
+
+
 @gives("/job:localhost/replica:0/task:0/device:CPU:0")
 def device_of_a_reduction(of: Worker) -> Any:
     found = []
@@ -351,7 +358,7 @@ REFUSED: dict[str, tuple[Fact, tuple[str, ...]]] = {
     "axis": (lambda of: of.strategy.gather(of.tf.ones([2]), axis=1), ("axis=1", "(2,)")),
     "scalar": (lambda of: of.strategy.gather(of.tf.constant(1.0), axis=0), ("axis=0", "()")),
     "rows": (
-        lambda of: of.strategy.gather(of.tf.ragged.constant([[1.0]]), axis=0),
+        lambda of: of.strategy.gather(of.tf.ragged.constant([[1.0]]), axis=1),
         ("gather", "RaggedTensor"),
     ),
     "graph of TensorFlow 1": (reduced_in_a_graph_of_tensorflow_1, ("inside tf.function",)),

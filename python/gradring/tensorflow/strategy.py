@@ -631,6 +631,12 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: Any, options: Any
     ) -> Any:
+        if isinstance(value, tf.RaggedTensor) and tf.get_static_value(axis) == 0:
+            parts = (value.flat_values, *value.nested_row_lengths())
+            flat, *lengths = (
+                self._gather_to_implementation(part, destinations, axis, options) for part in parts
+            )
+            return tf.RaggedTensor.from_nested_row_lengths(flat, lengths, validate=False)
         if not isinstance(value, compat.DistributedValues):
             value = as_tensor(value, "gather")
         destinations = self._somewhere(destinations)
