@@ -18,13 +18,16 @@ const LARGE: (usize, usize) = (MEASURED_SIZES.1, 4);
 /// Bound on a credible time of one of these reductions, in seconds.
 const LONGEST_S: f64 = 1e9;
 
+/// Sent in place of a time by a rank that has no slots.
+const LACKING: f64 = 1.0;
+
 /// Ordinals that no other collective has. Otherwise a rank that is still calibrating could take a
 /// query about its peers' first collective for one about its own.
 const FIRST_SEQUENCE: u64 = 1_000_000_001;
 
 /// Measures the algorithms, and lets `engine` choose by the times of the slowest rank. All ranks
-/// call it at the same point.
-pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
+/// call it at the same point. From then on they use slots, if all have them.
+pub(crate) fn measure(engine: &Engine, has_slots: bool, interrupt: Interrupt<'_>) -> Result<()> {
     engine.count_from(FIRST_SEQUENCE);
     let policy = engine.policy();
     let algorithms = policy.measurable();
@@ -39,7 +42,9 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
         }
     }
     engine.set_policy(policy.clone());
+    times.push(if has_slots { 0.0 } else { LACKING });
     slowest(engine, &mut times, interrupt)?;
+    let has_slots = times.pop() == Some(0.0);
     let costs = costs(&times).map_err(|error| engine.fail(error))?;
     engine.set_policy(Policy {
         measured: Some(Measured {
@@ -47,6 +52,7 @@ pub(crate) fn measure(engine: &Engine, interrupt: Interrupt<'_>) -> Result<()> {
             two_steps: costs[1],
             star: costs.get(2).copied(),
         }),
+        has_slots,
         ..policy
     });
     engine.count_from(1);

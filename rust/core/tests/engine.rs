@@ -12,7 +12,7 @@ use gradring_net::abort::AbortSwitch;
 use gradring_net::link::memory::MemoryLink;
 use gradring_net::link::mesh::Mesh;
 use gradring_net::link::poll::PollFd;
-use gradring_net::link::{Broken, Direction, Interest, Link, Transport, framing, memory};
+use gradring_net::link::{Broken, Direction, Interest, Link, SlotFile, Transport, framing, memory};
 use gradring_proto::buffer::{Buffer, Slice};
 use gradring_proto::collective::{Collective, Request};
 use gradring_proto::dtype::{DType, ReduceOp};
@@ -203,6 +203,134 @@ fn all_reduce_sums_for_every_algorithm_world_size_count_and_pipe_capacity() {
         for count in [0, 1, 2, 7, 1000] {
             assert_sums(&Topology::one_host(world_size), count);
         }
+    }
+}
+
+/// Links in memory, with slots.
+fn links_with_slots(world_size: usize) -> Vec<Box<dyn Transport>> {
+    let file = SlotFile::create(world_size).unwrap();
+    let links = memory::mesh(world_size, 100_000).into_iter().enumerate();
+    links
+        .map(|(rank, mesh)| Box::new(mesh.with_slots(file.map(rank).ok())) as _)
+        .collect()
+}
+
+/// Runs a group that has slots.
+fn group_with_slots<T: Send + 'static>(
+    algorithm: &str,
+    world_size: usize,
+    timeout: Duration,
+    body: impl Fn(usize, &Engine) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let topology = Topology::one_host(world_size);
+    let links = links_with_slots(world_size);
+    group_over(links, algorithm, &topology, timeout, move |rank, engine| {
+        engine.set_policy(Policy {
+            has_slots: true,
+            ..engine.policy()
+        });
+        body(rank, engine)
+    })
+}
+
+#[test]
+fn all_reduce_sums_through_slots() {
+    for world_size in [2, 3, 5, 8] {
+        for count in [0, 1, 2, 7, 1000, 16 << 10] {
+            for algorithm in ["one_shot", "direct", "auto"] {
+                let body = move |rank, engine: &Engine| {
+                    let mut results = Vec::new();
+                    // A slot is written again after two operations.
+                    for round in 0..3 {
+                        let mut values = contribution(rank + round, count);
+                        let request = request(&mut values, SUM);
+                        engine.run(request, &mut || false).unwrap();
+                        results.push(values);
+                    }
+                    engine.run(Request::barrier(), &mut || false).unwrap();
+                    results
+                };
+                let results = group_with_slots(algorithm, world_size, PATIENT, body);
+                for (round, index) in (0..3).flat_map(|round| (0..count).map(move |i| (round, i))) {
+                    let value = |rank| (index * 16 + rank + round) as f32;
+                    let expected = (0..world_size).map(value).sum::<f32>();
+                    for of_rank in &results {
+                        assert!(
+                            of_rank[round][index] == expected,
+                            "{algorithm} {world_size}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A collective that does not travel through slots.
+fn over_links(rank: usize, engine: &Engine, kind: usize) -> Result<(), Error> {
+    let mut values = contribution(rank, if kind == 0 { 20_000 } else { 10 });
+    let collective = match kind {
+        0 => SUM,
+        1 => Collective::Broadcast { root: 0 },
+        _ => Collective::Reduce {
+            op: ReduceOp::Sum,
+            root: 0,
+        },
+    };
+    engine.run(request(&mut values, collective), &mut || false)
+}
+
+#[test]
+fn ranks_in_slots_and_over_links_notice_that_they_differ() {
+    let world_size = 3;
+    for (kind, other) in (0..3).flat_map(|kind| (0..world_size).map(move |rank| (kind, rank))) {
+        let started = std::time::Instant::now();
+        let body = move |rank, engine: &Engine| {
+            engine.run(Request::barrier(), &mut || false).unwrap();
+            match rank == other {
+                true => over_links(rank, engine, kind),
+                false => {
+                    let mut values = contribution(rank, 10);
+                    engine.run(request(&mut values, SUM), &mut || false)
+                }
+            }
+        };
+        for (rank, result) in group_with_slots("auto", world_size, PATIENT, body)
+            .into_iter()
+            .enumerate()
+        {
+            // A rank that only sends may have ended before.
+            if rank == other && result.is_ok() {
+                continue;
+            }
+            let kind_of = result.unwrap_err().kind;
+            assert!(
+                matches!(kind_of, ErrorKind::Mismatch { .. }),
+                "{kind} {other} {rank} {kind_of:?}"
+            );
+        }
+        assert!(started.elapsed() < PATIENT / 10, "{kind} {other}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_by_those_who_wait_in_slots() {
+    let timeout = Duration::from_millis(300);
+    let body = |rank, engine: &Engine| {
+        let mut values = contribution(rank, 10);
+        match rank {
+            1 => {
+                thread::sleep(Duration::from_millis(900));
+                Ok(())
+            }
+            _ => engine.run(request(&mut values, SUM), &mut || false),
+        }
+    };
+    let results = group_with_slots("auto", 3, timeout, body);
+    for rank in [0, 2] {
+        let error = results[rank].clone().unwrap_err();
+        let blamed = error.blamed.as_ref().map(|blamed| blamed.rank);
+        assert_eq!(blamed, Some(1), "{error}");
     }
 }
 
@@ -851,6 +979,7 @@ impl Transport for WatchedTransport {
 const LONG: SpinPolicy = SpinPolicy {
     spinning: PATIENT.saturating_mul(2),
     yielding: PATIENT.saturating_mul(2),
+    yields_for_slots: 0,
 };
 
 #[test]
@@ -898,6 +1027,7 @@ fn a_rank_that_shares_a_core_with_the_peer_it_waits_for_sleeps_instead_of_spinni
     let policy = SpinPolicy {
         spinning: Duration::from_micros(20),
         yielding: PATIENT,
+        ..SpinPolicy::default()
     };
     let (own, _) = one_of_two(0, own, (PATIENT, PATIENT), policy);
     let (other, _) = one_of_two(1, other, (PATIENT, PATIENT), SpinPolicy::default());

@@ -17,9 +17,11 @@ mod common;
 
 /// More words than a tile holds, and a prime number.
 const WORDS: usize = 40_009;
+/// As many words as a slot holds, and so few that they stand behind the number of the turn.
+const OF_SLOTS: [usize; 2] = [8192, 5];
 
 /// Arbitrary bits. Half of them are those of NaNs, zeros, or extreme floats.
-fn words(rank: usize) -> Vec<u64> {
+fn words(rank: usize, count: usize) -> Vec<u64> {
     let awkward = [
         0x7FC0_0001_FFC0_0002,
         0x7FF8_0000_0000_0001,
@@ -27,7 +29,7 @@ fn words(rank: usize) -> Vec<u64> {
         0x0000_8000_7F80_FF80,
         0x7C00_FC00_7E01_8001,
     ];
-    (0..WORDS)
+    (0..count)
         .map(|index| {
             let mixed = (index * 64 + rank + 1) as u64;
             let mixed = mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -40,8 +42,8 @@ fn words(rank: usize) -> Vec<u64> {
         .collect()
 }
 
-fn all_reduced(group: &Communicator, dtype: DType, op: ReduceOp) -> Vec<u64> {
-    let mut words = words(group.rank);
+fn all_reduced(group: &Communicator, count: usize, dtype: DType, op: ReduceOp) -> Vec<u64> {
+    let mut words = words(group.rank, count);
     let slice = Slice {
         start: words.as_mut_ptr().cast(),
         count: size_of_val(&*words) / dtype.size_bytes(),
@@ -58,11 +60,17 @@ fn all_reduced(group: &Communicator, dtype: DType, op: ReduceOp) -> Vec<u64> {
 }
 
 /// Results of `algorithm` for every dtype and op, by rank.
-fn results(algorithm: Algorithm, world_size: usize) -> Vec<Vec<Vec<u64>>> {
+fn results(
+    algorithm: Algorithm,
+    world_size: usize,
+    count: usize,
+    transport: &str,
+) -> Vec<Vec<Vec<u64>>> {
     let address = &free_address();
     let run = |rank| {
         let settings = Settings {
             algorithm: Rules::always(algorithm),
+            transport: transport.into(),
             ..Settings::default()
         };
         let config = Config {
@@ -70,11 +78,12 @@ fn results(algorithm: Algorithm, world_size: usize) -> Vec<Vec<Vec<u64>>> {
             ..Config::new(rank, world_size, address)
         };
         let group = Communicator::connect(&config, &mut || false).unwrap();
+        assert_eq!(group.engine.policy().has_slots, transport == "shm");
         let calls = DType::ALL
             .into_iter()
             .flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
         calls
-            .map(|(dtype, op)| all_reduced(&group, dtype, op))
+            .map(|(dtype, op)| all_reduced(&group, count, dtype, op))
             .collect()
     };
     thread::scope(|scope| {
@@ -89,12 +98,29 @@ fn results(algorithm: Algorithm, world_size: usize) -> Vec<Vec<Vec<u64>>> {
 #[test]
 fn doubling_has_the_bits_of_halving() {
     for world_size in [2, 3, 4, 6, 8, 13, 16] {
-        let halved = results(Algorithm::Halving, world_size);
+        let halved = results(Algorithm::Halving, world_size, WORDS, "tcp");
         assert!(
             halved.iter().all(|of_rank| *of_rank == halved[0]),
             "ranks differ"
         );
-        let doubled = results(Algorithm::Doubling, world_size);
+        let doubled = results(Algorithm::Doubling, world_size, WORDS, "tcp");
         assert!(halved == doubled, "{world_size} ranks");
+    }
+}
+
+#[test]
+fn slots_have_the_bits_of_links() {
+    for world_size in [2, 3, 5] {
+        for count in OF_SLOTS {
+            let over_links = results(Algorithm::OneShot, world_size, count, "tcp");
+            for algorithm in [Algorithm::OneShot, Algorithm::Direct] {
+                let in_slots = results(algorithm, world_size, count, "shm");
+                assert!(
+                    in_slots.iter().all(|of_rank| *of_rank == over_links[0]),
+                    "{world_size} ranks, {count} words, {}",
+                    algorithm.name()
+                );
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use gradring_net::config::Config;
 use gradring_net::link::Link;
-use gradring_net::link::kind::{Introduction, Kind};
+use gradring_net::link::kind::{GroupSlots, Introduction, Kind};
 use gradring_net::link::negotiation::{best, offered};
 use gradring_net::link::poll::WakeUp;
 use gradring_net::link::tcp::connection::Connection;
@@ -117,6 +117,7 @@ impl Linker {
             initiator,
             doorbell: self.doorbell.as_fd(),
             pairs: theirs.pairs,
+            slots: &mut GroupSlots::default(),
             deadline,
             go_on,
         };

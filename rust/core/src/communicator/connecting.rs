@@ -60,10 +60,11 @@ impl Communicator {
         let tcp_congestion = agreed.mesh.congestion();
         let connector = met.as_ref().map(|met| Arc::new(group.connector(met)));
         let spin_policy = group.spin_policy();
+        let has_slots = agreed.mesh.has_slots();
         let engine = group.engine(agreed.mesh, connector.as_ref(), spin_policy)?;
         let listener = met.map(|met| group.has_formed(met));
         if config.world_size > 1 && engine.policy().is_mesh() {
-            calibration::measure(&engine, interrupt)?;
+            calibration::measure(&engine, has_slots, interrupt)?;
         }
         let recorder = Arc::clone(&group.journal.recorder);
         let communicator = Arc::new(Self {

@@ -18,6 +18,8 @@ pub struct Prepared {
     pub algorithm: Algorithm,
     /// Type in which elements travel, if it is not their own.
     pub wire_dtype: Option<DType>,
+    /// `true` if it travels through the slots of all ranks.
+    pub in_slots: bool,
     signature: Signature,
 }
 
@@ -41,6 +43,7 @@ impl Prepared {
         Ok(Self {
             algorithm,
             wire_dtype: policy.wire_dtype(&call),
+            in_slots: policy.travels_in_slots(&call, algorithm),
             signature: Signature::of(&call, algorithm),
             call: Arc::new(call),
         })

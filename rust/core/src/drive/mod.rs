@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::executor::{Execution, Progress};
+use crate::executor::{Execution, Part, Progress};
 use gradring_net::abort::AbortSwitch;
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_net::link::{Interest, Transport};
@@ -118,12 +118,21 @@ impl<'a> Drive<'a> {
         started: Instant,
     ) -> Result<Self, Error> {
         let Prepared {
-            call, algorithm, ..
+            call,
+            algorithm,
+            in_slots,
+            ..
         } = &launched.prepared;
         let (buffer, scratch) = operand.parts();
-        let place = (context.rank, context.topology);
-        let header = launched.header;
-        let execution = Execution::new(buffer, call, *algorithm, place, header, scratch)?;
+        let part = Part {
+            call,
+            algorithm: *algorithm,
+            in_slots: *in_slots,
+            rank: context.rank,
+            topology: context.topology,
+            header: launched.header,
+        };
+        let execution = Execution::new(buffer, part, scratch)?;
         Ok(Self {
             context,
             launched,
@@ -153,7 +162,7 @@ impl<'a> Drive<'a> {
             Ok(Progress::Done) => Step::Done,
             Ok(Progress::Moved) => {
                 self.moved = true;
-                if self.entered_at.is_none() && self.execution.last_to_enter.is_some() {
+                if self.entered_at.is_none() && self.execution.last_to_enter().is_some() {
                     self.entered_at = Some(clock());
                 }
                 Step::Moved
@@ -177,7 +186,7 @@ impl<'a> Drive<'a> {
 
     /// Does everything due by `now` while nothing can move. Returns the longest wait before the
     /// next step.
-    pub fn poll(&mut self, now: Instant) -> Duration {
+    pub fn poll(&mut self, now: Instant, transport: &mut dyn Transport) -> Duration {
         let idle = self.idle(now);
         if let Some(Investigation { suspicion, until }) = &mut self.investigation {
             let until = *until.get_or_insert(now + INVESTIGATION_LIMIT);
@@ -188,10 +197,10 @@ impl<'a> Drive<'a> {
             }
             return until.saturating_duration_since(now).min(INTERRUPT_INTERVAL);
         }
-        match self
-            .stall
-            .poll(&self.execution, idle, self.context.supervisor)
-        {
+        let elsewhere = self.execution.look_elsewhere(transport);
+        let elsewhere = elsewhere.map_err(|fault| self.stall.suspicion(fault, &self.execution));
+        let (stall, supervisor) = (&mut self.stall, self.context.supervisor);
+        match elsewhere.and_then(|()| stall.poll(&self.execution, idle, supervisor)) {
             Ok(limit) => limit,
             Err(suspicion) => {
                 self.investigate(suspicion);
@@ -216,9 +225,9 @@ impl<'a> Drive<'a> {
         let entered = |peer| (self.entered_at.unwrap_or(ended), peer);
         Measured {
             algorithm: self.launched.prepared.algorithm.name(),
-            bytes_sent: self.execution.bytes_sent,
+            bytes_sent: self.execution.bytes_sent(),
             started: self.started,
-            everyone_entered: self.execution.last_to_enter.map(entered),
+            everyone_entered: self.execution.last_to_enter().map(entered),
             ended,
         }
     }

@@ -118,7 +118,7 @@ fn a_collective_that_moves_is_no_stall_however_long_it_takes() {
                 (_, done[rank]) = go_on(&mut drives[rank], &mut links[rank], now);
             }
             if !done[rank] {
-                drives[rank].poll(now);
+                drives[rank].poll(now, &mut links[rank]);
             }
         }
         now += TIMEOUT / 2;
@@ -143,20 +143,20 @@ fn a_stall_is_suspected_once_and_ends_with_its_cause_or_without_one() {
         while matches!(drive.step(&mut link, || started), Step::Moved) {}
         let peers: Vec<_> = drive.interests().iter().map(|it| it.peer).collect();
         assert_eq!(peers, [1, 1]);
-        drive.poll(started);
+        drive.poll(started, &mut link);
         assert!(waits.now().is_none());
         let early = started + TIMEOUT - Duration::from_millis(1);
-        assert_eq!(drive.poll(early), Duration::from_millis(1));
+        assert_eq!(drive.poll(early, &mut link), Duration::from_millis(1));
         assert!(supervisor.suspicions.borrow().is_empty());
         assert_eq!(waits.now().unwrap().awaited, [1]);
-        drive.poll(started + TIMEOUT);
-        drive.poll(started + TIMEOUT);
+        drive.poll(started + TIMEOUT, &mut link);
+        drive.poll(started + TIMEOUT, &mut link);
         assert_eq!(supervisor.suspicions.borrow().len(), 1);
         assert!(matches!(drive.step(&mut link, || started), Step::Blocked));
         assert!(drive.interests().is_empty());
         match explained {
             true => supervisor.abort(Error::aborted("the cause")),
-            false => drop(drive.poll(started + TIMEOUT + INVESTIGATION_LIMIT)),
+            false => drop(drive.poll(started + TIMEOUT + INVESTIGATION_LIMIT, &mut link)),
         }
         let Step::Failed(cause) = drive.step(&mut link, || started) else {
             panic!("the switch is raised");
@@ -180,13 +180,14 @@ fn people_are_warned_when_twice_as_long_has_gone_by_and_not_when_somebody_is_sus
     let mut memory = Memory::default();
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
+    let mut link = memory::mesh(2, 100).remove(0);
     let started = Instant::now();
     let mut context = context(0, &topology, &supervisor, &waits);
     context.limits.stall_warning = TIMEOUT / 4;
     let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
     let seconds = [7.0, 7.5, 8.0, 16.0, 17.0, 30.0].map(Duration::from_secs_f64);
     for idle in seconds {
-        drive.poll(started + idle);
+        drive.poll(started + idle, &mut link);
     }
     assert_eq!(*supervisor.warnings.borrow(), [seconds[1], seconds[3]]);
     assert_eq!(supervisor.suspicions.borrow().len(), 1);
@@ -199,13 +200,14 @@ fn a_stall_counts_from_when_somebody_has_moved_in_an_earlier_collective() {
     let mut memory = Memory::default();
     let (call, buffer) = all_reduce();
     let mut operand = memory.operand(buffer, &call).unwrap();
+    let mut link = memory::mesh(2, 100).remove(0);
     let started = Instant::now();
     let context = context(0, &topology, &supervisor, &waits);
     let mut drive = Drive::new(context, &call, &mut operand, started).unwrap();
     waits.note_earlier_move(started + TIMEOUT / 3);
-    drive.poll(started + TIMEOUT);
+    drive.poll(started + TIMEOUT, &mut link);
     assert!(supervisor.suspicions.borrow().is_empty());
-    drive.poll(started + TIMEOUT + TIMEOUT / 3);
+    drive.poll(started + TIMEOUT + TIMEOUT / 3, &mut link);
     assert_eq!(supervisor.suspicions.borrow().len(), 1);
 }
 

@@ -206,7 +206,7 @@ impl EngineState {
             let mut spin_policy = self.spin_policy_on(on);
             let mut asked_at = started;
             let mut polls = 0_u32;
-            let mut patience = Patience::default();
+            let mut patience = Patience::new(launched.prepared.in_slots);
             let is_short = call.bytes() <= SHORT_BYTES;
             loop {
                 match drive.step(&mut **transport, Instant::now) {
@@ -243,11 +243,12 @@ impl EngineState {
                         SharedCore::Staying if !is_short || idle >= spin_policy.spinning => {}
                         SharedCore::None | SharedCore::Moving | SharedCore::Staying => {
                             thread::yield_now();
+                            patience.yielded();
                             continue;
                         }
                     }
                 }
-                let limit = drive.poll(now);
+                let limit = drive.poll(now, &mut **transport);
                 transport.wait(drive.interests(), limit);
                 patience.waits(drive.idle(Instant::now()));
                 if asked_at.elapsed() >= INTERRUPT_INTERVAL {

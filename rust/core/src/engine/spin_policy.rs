@@ -10,11 +10,16 @@ pub struct SpinPolicy {
     /// Longer time from the start of a wait during which the caller yields after spinning: all
     /// other threads that want to run on its core go first.
     pub yielding: Duration,
+    /// Number of yields in a wait for slots, where the caller would sleep at once otherwise.
+    pub yields_for_slots: u32,
 }
 
 /// Most ranks per core for which waiting ranks yield to each other. If there are more, a rank with
 /// work gets the core sooner if the others sleep.
 const YIELDING_RANKS_PER_CORE: usize = 2;
+
+/// Longest time for which a rank yields.
+const YIELDING: Duration = Duration::from_micros(300);
 
 impl SpinPolicy {
     /// Policy of a host with this many ranks and cores.
@@ -27,7 +32,8 @@ impl SpinPolicy {
         let (has_core, yields) = (ranks <= cores, ranks <= YIELDING_RANKS_PER_CORE * cores);
         Self {
             spinning: Duration::from_micros(if has_core { 20 } else { 0 }),
-            yielding: Duration::from_micros(if yields { 300 } else { 0 }),
+            yielding: if yields { YIELDING } else { Duration::ZERO },
+            yields_for_slots: YIELDS_FOR_SLOTS,
         }
     }
 }
@@ -38,8 +44,15 @@ const LONG_WAIT: Duration = Duration::from_micros(100);
 /// late rank, and the next waits are short.
 const LONG_WAITS: u32 = 2;
 
+/// Yields of a rank that waits for slots where more ranks share a core than yield otherwise. Until
+/// then, ranks with work have probably had the core.
+const YIELDS_FOR_SLOTS: u32 = 16;
+
 /// Prediction of the next wait from the previous ones in a collective. On a slow network all waits
 /// are long, and yielding then takes the core from other threads for nothing.
+///
+/// A rank that waits for slots yields, however many ranks share its core: those that yield to each
+/// other have all published, so the core soon is with one that has work.
 ///
 /// See A. R. Karlin, K. Li, M. S. Manasse and S. Owicki, "Empirical studies of competitive spinning
 /// for a shared-memory multiprocessor", SOSP 1991.
@@ -49,9 +62,26 @@ pub(super) struct Patience {
     waited: Duration,
     /// Number of consecutive long waits.
     long_waits: u32,
+    /// Number of yields in the present wait.
+    yields: u32,
+    /// `true` if the waits are for slots.
+    for_slots: bool,
 }
 
 impl Patience {
+    /// Patience in a collective that travels through slots or over links.
+    pub(super) fn new(for_slots: bool) -> Self {
+        Self {
+            for_slots,
+            ..Self::default()
+        }
+    }
+
+    /// Records that the caller has yielded.
+    pub(super) const fn yielded(&mut self) {
+        self.yields += 1;
+    }
+
     /// Records that nothing has moved for this long.
     pub(super) const fn waits(&mut self, idle: Duration) {
         self.waited = idle;
@@ -59,6 +89,7 @@ impl Patience {
 
     /// Records a move.
     pub(super) fn moved(&mut self) {
+        self.yields = 0;
         if self.waited.is_zero() {
             return;
         }
@@ -71,7 +102,10 @@ impl Patience {
 
     /// Longest time before the caller sleeps in the present wait.
     pub(super) const fn yielding(&self, policy: SpinPolicy) -> Duration {
-        match self.long_waits < LONG_WAITS {
+        if self.for_slots && self.yields < policy.yields_for_slots {
+            return YIELDING;
+        }
+        match self.for_slots || self.long_waits < LONG_WAITS {
             true => policy.yielding,
             false => policy.spinning,
         }

@@ -25,6 +25,14 @@ pub(super) struct BesideMemory {
     widened: Vec<u64>,
 }
 
+impl BesideMemory {
+    /// Returns memory for the results of a fold, and the memory that `fold` needs.
+    pub(super) fn for_fold(&mut self) -> (&mut Vec<u64>, &mut Vec<u64>) {
+        self.widened.resize(WIDE_BYTES / size_of::<u64>(), 0);
+        (&mut self.beside, &mut self.widened)
+    }
+}
+
 /// The memory of one collective.
 pub(super) struct Operands<'a> {
     buffer: &'a mut Buffer,
@@ -175,7 +183,7 @@ impl<'a> Operands<'a> {
 }
 
 /// Folds `contribution`, elements of `dtype`, into the results from `at` on.
-fn fold(
+pub(super) fn fold(
     turn: Turn,
     op: ReduceOp,
     results: &mut Buffer,

@@ -25,7 +25,7 @@ use gradring_net::abort::{AbortSwitch, Waker};
 use gradring_net::caller::INTERRUPT_INTERVAL;
 use gradring_net::config::Config;
 use gradring_net::link::Link;
-use gradring_net::link::kind::{Introduction, Kind};
+use gradring_net::link::kind::{GroupSlots, Introduction, Kind};
 use gradring_net::link::mesh::LinkConnector;
 use gradring_net::link::negotiation::{best, pairs_of_a_host};
 use gradring_net::link::poll::WakeUp;
@@ -167,6 +167,7 @@ impl PeerConnector {
             initiator,
             doorbell: doorbell.as_fd(),
             pairs: pairs_of_a_host(&self.roster.topology()),
+            slots: &mut GroupSlots::default(),
             deadline: Instant::now() + AGREEMENT_LIMIT,
             go_on: &mut go_on,
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::poll::{self, WakeUp};
-use super::{Broken, Interest, Link, Transport};
+use super::{Broken, Interest, Link, Slots, Transport};
 use crate::abort::Waker;
 use gradring_proto::error::Breakage;
 
@@ -28,6 +28,8 @@ pub struct Mesh {
     wake_up: Arc<WakeUp>,
     /// Rung by peers that share memory.
     doorbell: Arc<WakeUp>,
+    /// Slots of memory that all ranks share.
+    slots: Option<Slots>,
 }
 
 impl Mesh {
@@ -42,7 +44,21 @@ impl Mesh {
             connector: None,
             wake_up,
             doorbell,
+            slots: None,
         })
+    }
+
+    /// Sets the slots of memory that all ranks share.
+    #[must_use]
+    pub fn with_slots(mut self, slots: Option<Slots>) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Returns whether all ranks share memory in which this rank has a slot.
+    #[must_use]
+    pub const fn has_slots(&self) -> bool {
+        self.slots.is_some()
     }
 
     /// Sets the connector for links that are needed later. It gets the waker of this mesh.
@@ -78,6 +94,9 @@ impl Mesh {
 
 impl Transport for Mesh {
     fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        if let Some(slots) = &self.slots {
+            slots.note_core();
+        }
         self.link(peer)?
             .map_or(Ok(None), |link| link.try_send(parts))
     }
@@ -101,12 +120,27 @@ impl Transport for Mesh {
         }
     }
 
+    fn slots(&mut self) -> Option<&mut Slots> {
+        self.slots.as_mut()
+    }
+
     fn core_of_peer(&self, peer: usize) -> Option<usize> {
-        let link = self.links[peer].as_ref();
-        link.and_then(|link| link.core_of_peer())
+        match &self.slots {
+            Some(slots) => slots.core_of(peer),
+            None => self.links[peer].as_ref()?.core_of_peer(),
+        }
     }
 
     fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        if let Some(slots) = self.slots.as_ref().filter(|slots| slots.is_waiting()) {
+            let slept = slots.nap(timeout);
+            for interest in interests {
+                if let Some(link) = &mut self.links[interest.peer] {
+                    link.awake(slept);
+                }
+            }
+            return;
+        }
         let sleeps = interests.iter().all(|interest| {
             let link = self.links[interest.peer].as_mut();
             link.is_none_or(|link| link.may_sleep(interest.direction))

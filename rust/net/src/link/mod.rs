@@ -23,6 +23,7 @@ pub mod tcp;
 
 pub use crate::config::STREAMS_MAX;
 pub use gradring_proto::error::Broken;
+pub use shm::slots::{SlotFile, Slots};
 
 /// Kinds of links, the best first. TCP reaches every peer.
 pub const KINDS: &[kind::Kind] = &[shm::KIND, tcp::KIND];
@@ -110,6 +111,11 @@ pub trait Transport: Send {
 
     /// Marks the first `count` readable bytes as received.
     fn consume(&mut self, _peer: usize, _count: usize) {}
+
+    /// Returns the slots of memory that all ranks share, if there are any.
+    fn slots(&mut self) -> Option<&mut Slots> {
+        None
+    }
 
     /// Returns the CPU core from which `peer` sent last, if it is known and on this host.
     fn core_of_peer(&self, _peer: usize) -> Option<usize> {

@@ -6,12 +6,12 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::kind::{Introduction, Kind};
+use super::kind::{GroupSlots, Introduction, Kind};
 use super::mesh::Mesh;
 use super::poll::WakeUp;
 use super::tcp::connection::Connection;
 use super::tcp::deadline_stream::GoOn;
-use super::{KINDS, Link, framing, tcp};
+use super::{KINDS, Link, framing, shm, tcp};
 use gradring_proto::error::Error;
 use gradring_proto::schedule::partners;
 use gradring_proto::schedule::topology::Topology;
@@ -91,6 +91,7 @@ pub fn agree(
     let pairs = pairs_of_a_host(topology);
     let mut links: Vec<Option<Box<dyn Link>>> = (0..world_size).map(|_| None).collect();
     let (mut used, mut refused) = (vec![false; ours.len()], BTreeMap::new());
+    let mut slots = GroupSlots::of(rank, topology, checked);
     let name = &format!("rank {rank}");
     let mut in_rounds: Vec<usize> = connections.keys().copied().collect();
     in_rounds.sort_unstable_by_key(|peer| (rank + peer) % world_size);
@@ -101,6 +102,7 @@ pub fn agree(
             initiator: rank < peer,
             doorbell: doorbell.as_fd(),
             pairs,
+            slots: &mut slots,
             deadline,
             go_on: &mut *go_on,
         };
@@ -118,8 +120,12 @@ pub fn agree(
     }
     let names = ours.iter().zip(used).filter(|(_, used)| *used);
     let names: Vec<_> = names.map(|(kind, _)| kind.name).collect();
+    // Slots are for groups whose ranks have links through shared memory with all others.
+    let all_share = names == [shm::KIND.name] && refused.is_empty();
+    let slots = slots.own.or(slots.received).filter(|_| all_share);
+    let slots = slots.and_then(|slots| slots.map(rank).ok());
     Ok(Ok(Agreed {
-        mesh: Mesh::new(links, doorbell)?,
+        mesh: Mesh::new(links, doorbell)?.with_slots(slots),
         name: match &*names {
             // A rank that is alone has no links.
             [] => tcp::KIND.name.into(),

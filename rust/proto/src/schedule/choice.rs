@@ -74,6 +74,16 @@ const DOUBLED_SHARED_BYTES_MAX: usize = 4 << 10;
 /// measured, and on a busy machine the measured slope is unreliable.
 pub(super) const MEASURED_BYTES_MAX: usize = 256 << 10;
 
+/// Largest buffer, in bytes, that travels through slots in memory that all ranks share.
+pub const SLOT_BYTES_MAX: usize = 64 << 10;
+
+/// Like `SLOT_BYTES_MAX`, for two ranks. In a link between the two, one sends the first bytes of a
+/// larger buffer while the other receives them.
+const SLOT_BYTES_MAX_OF_TWO: usize = 8 << 10;
+
+/// Most bytes of other ranks' slots that a rank reads to save a turn.
+const SLOTS_READ_BYTES_MAX: usize = 32 << 10;
+
 /// Sizes, in bytes, of the two measured buffers: one of nearly no size, and a larger one.
 pub const MEASURED_SIZES: (usize, usize) = (8, 64 << 10);
 
@@ -152,6 +162,8 @@ pub struct Policy {
     pub measured: Option<Measured>,
     /// True if missing links are made when they are needed.
     pub connects_on_demand: bool,
+    /// True if all ranks share memory in which each of them has a slot.
+    pub has_slots: bool,
 }
 
 /// Reason for a choice.
@@ -175,6 +187,8 @@ pub(super) enum Reason {
     FewHalvings,
     /// Few steps as before, and the buffer is so small that only steps count.
     FewDoublings,
+    /// All ranks share memory, and the buffer fits into their slots.
+    SharedMemory,
     /// Two ranks exchange directly on a ring.
     TwoRanks,
     /// Sums must be folds in the order of ranks.
@@ -199,6 +213,7 @@ impl Policy {
             narrowed_from_bytes: 0,
             measured: None,
             connects_on_demand: true,
+            has_slots: false,
         }
     }
 
@@ -258,6 +273,48 @@ impl Policy {
             .filter(|_| reduces && large && call.dtype == DType::F32)
     }
 
+    /// Returns whether `call` by `algorithm` travels through the slots of all ranks.
+    ///
+    /// Every rank must then see all others in the call, because that frees the memory of the call
+    /// before.
+    #[must_use]
+    pub fn travels_in_slots(&self, call: &Call, algorithm: Algorithm) -> bool {
+        self.has_slots
+            && call.bytes() <= self.slot_bytes_max()
+            && self.wire_dtype(call).is_none()
+            && matches!(algorithm, Algorithm::OneShot | Algorithm::Direct)
+            && matches!(
+                call.collective,
+                Collective::AllReduce { .. } | Collective::Barrier
+            )
+    }
+
+    /// The algorithm for a buffer that travels through slots; `None` if it does not.
+    fn in_slots(&self, bytes: usize) -> Option<Algorithm> {
+        let [one_shot, direct] = self.slot_bounds()?;
+        match bytes {
+            _ if bytes <= one_shot => Some(Algorithm::OneShot),
+            _ if bytes <= direct => Some(Algorithm::Direct),
+            _ => None,
+        }
+    }
+
+    /// Largest buffers, in bytes, that travel through slots in one turn and in two, if there are
+    /// slots.
+    pub(super) fn slot_bounds(&self) -> Option<[usize; 2]> {
+        let all = self.slot_bytes_max();
+        let one_turn = SLOTS_READ_BYTES_MAX / (self.world_size() - 1).max(1);
+        self.has_slots.then_some([one_turn.min(all), all])
+    }
+
+    /// Largest buffer, in bytes, that travels through slots, if there are any.
+    fn slot_bytes_max(&self) -> usize {
+        match self.world_size() {
+            2 => SLOT_BYTES_MAX_OF_TWO,
+            _ => SLOT_BYTES_MAX,
+        }
+    }
+
     /// The algorithm for `call`; all ranks get the same one.
     #[must_use]
     pub fn choose(&self, call: &Call) -> Algorithm {
@@ -285,6 +342,7 @@ impl Policy {
             _ if !self.is_mesh() => self.decide_by_size(call),
             Collective::Broadcast { .. } => (Algorithm::Ring, Reason::NoOther),
             Collective::Barrier if self.doubled().contains(&0) => self.decide_by_size(call),
+            Collective::Barrier if self.has_slots => (Algorithm::OneShot, Reason::SharedMemory),
             Collective::Barrier if self.star_is_fastest(0) => {
                 (Algorithm::Star, Reason::FewerMessages)
             }
@@ -295,6 +353,8 @@ impl Policy {
                 // If these algorithms sum in different orders, a measurement must not decide.
                 if !self.folds(of_several_steps.0, call) {
                     of_several_steps
+                } else if let Some(algorithm) = self.in_slots(call.bytes()) {
+                    (algorithm, Reason::SharedMemory)
                 } else if self.star_is_fastest(call.bytes()) {
                     (Algorithm::Star, Reason::FewerMessages)
                 } else if call.bytes() <= ONE_PACKET_BYTES_MAX {

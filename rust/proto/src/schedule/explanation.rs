@@ -88,6 +88,7 @@ impl Policy {
             .filter(|&limit| limit < usize::MAX)
             .chain(equal.into_iter().flatten())
             .chain([ONE_PACKET_BYTES_MAX, MEASURED_BYTES_MAX])
+            .chain(self.slot_bounds().into_iter().flatten())
             .chain([
                 self.direct_bytes_max(),
                 self.flat_bytes_max(),
@@ -144,6 +145,7 @@ impl Policy {
                 let racks = self.topology.racks().len();
                 format!("hosts in {racks} racks")
             }
+            (Reason::SharedMemory, _) => "all ranks share memory".into(),
             (Reason::TwoRanks, _) => "2 ranks".into(),
             (Reason::Reproducible, _) => "sums in the order of ranks".into(),
             (Reason::FewRanks, _) => format!("at most {DIRECT_RANKS_MAX} ranks"),

@@ -137,6 +137,16 @@ pub fn endpoints(header: &Header) -> (usize, usize) {
     (rank(12), rank(14))
 }
 
+/// Ordinal of a header's collective.
+///
+/// # Panics
+/// Never.
+#[must_use]
+#[inline]
+pub fn sequence(header: &Header) -> u64 {
+    u64::from_le_bytes(header[16..24].try_into().expect("eight bytes"))
+}
+
 /// Returns whether these bytes are a header, and not some other data.
 #[must_use]
 #[inline]

@@ -309,7 +309,7 @@ impl Process {
                 }
                 Step::Blocked => {}
             }
-            let limit = drive.poll(self.clock.instant());
+            let limit = drive.poll(self.clock.instant(), links);
             if let Some(problem) = self.untrue.get() {
                 return wrong(problem);
             }

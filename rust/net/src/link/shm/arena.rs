@@ -40,21 +40,13 @@ impl Arena {
     /// Creates zeroed memory with rings of `capacity` bytes each. Returns it with the file by which
     /// it is shared.
     pub(super) fn create(capacity: usize) -> io::Result<(Self, OwnedFd)> {
-        let file = create_file()?;
-        // Allocates the memory now, while another kind of link is still possible.
-        fallocate(&file, FallocateFlags::empty(), 0, file_bytes(capacity))?;
-        fcntl_add_seals(&file, SEALS)?;
+        let file = sealed_file(file_bytes(capacity))?;
         Ok((Self::map(file.as_fd(), capacity)?, file))
     }
 
     /// Maps the memory in a file that another process created with the same capacity.
     pub(super) fn open(file: OwnedFd, capacity: usize) -> io::Result<Self> {
-        if !fcntl_get_seals(&file)?.contains(SEALS) {
-            return Err(io::Error::other("the memory is not sealed"));
-        }
-        if fstat(&file)?.st_size as u64 != file_bytes(capacity) {
-            return Err(io::Error::other("the memory has another size"));
-        }
+        check_sealed(&file, file_bytes(capacity))?;
         Self::map(file.as_fd(), capacity)
     }
 
@@ -147,6 +139,26 @@ const fn file_bytes(capacity: usize) -> u64 {
 
 const fn mapped_bytes(capacity: usize) -> usize {
     4 * capacity + SHARED_BYTES
+}
+
+/// Creates zeroed memory of a fixed size that other processes can map.
+pub(super) fn sealed_file(bytes: u64) -> io::Result<OwnedFd> {
+    let file = create_file()?;
+    // Allocates the memory now, while another kind of link is still possible.
+    fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    fcntl_add_seals(&file, SEALS)?;
+    Ok(file)
+}
+
+/// Makes sure that another process has created this memory by `sealed_file`.
+pub(super) fn check_sealed(file: &OwnedFd, bytes: u64) -> io::Result<()> {
+    if !fcntl_get_seals(file)?.contains(SEALS) {
+        return Err(io::Error::other("the memory is not sealed"));
+    }
+    if fstat(file)?.st_size as u64 != bytes {
+        return Err(io::Error::other("the memory has another size"));
+    }
+    Ok(())
 }
 
 fn create_file() -> io::Result<OwnedFd> {

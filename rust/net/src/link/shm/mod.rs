@@ -32,6 +32,7 @@ mod arena;
 mod pairing;
 mod passing;
 mod pipe;
+pub(super) mod slots;
 
 use pairing::{Own, pair};
 
@@ -60,11 +61,13 @@ pub const KIND: Kind = Kind {
             name: introduction.name,
             initiator: introduction.initiator,
             doorbell: introduction.doorbell,
+            slots: introduction.slots,
         };
         let ring_bytes = ring_bytes(introduction.pairs);
         let deadline = introduction.deadline;
         let paired = pair(stream, &own, ring_bytes, deadline, &mut *introduction.go_on)?;
-        Ok(paired.map(|memory| {
+        Ok(paired.map(|(memory, slots)| {
+            introduction.slots.take(slots);
             // One TCP connection stays open, because it ends with the peer's process.
             let witness = introduction.connections.swap_remove(0);
             introduction.connections.clear();
@@ -108,7 +111,12 @@ impl Link for WitnessedLink {
     }
 
     fn readable(&mut self) -> Result<Option<&[u8]>, Broken> {
-        self.memory.readable().map(Some)
+        let ended = self.ended;
+        let bytes = self.memory.readable()?;
+        if ended && bytes.is_empty() {
+            return Err(Breakage::ProcessEnded.into());
+        }
+        Ok(Some(bytes))
     }
 
     fn consume(&mut self, count: usize) {

@@ -3,7 +3,7 @@
 //! ```text
 //! initiator -> responder  TCP   name of a Unix socket and a nonce      | why not
 //! responder -> initiator  Unix  the nonce
-//! initiator -> responder  Unix  the memory and its doorbell
+//! initiator -> responder  Unix  the memory and its doorbell, and the group's slots if it has them
 //! responder -> initiator  Unix  its doorbell
 //! responder -> initiator  TCP   it is mapped                           | why not
 //! initiator -> responder  TCP   both use it                            | why not
@@ -27,8 +27,10 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::arena::Arena;
+use super::slots::SlotFile;
 use super::{ShmLink, passing};
 use crate::caller::INTERRUPT_INTERVAL;
+use crate::link::kind::GroupSlots;
 use crate::link::poll;
 use crate::link::tcp::connection::Connection;
 use crate::link::tcp::deadline_stream::{DeadlineStream, GoOn, gave_up};
@@ -55,7 +57,12 @@ pub(super) struct Own<'a> {
     pub(super) initiator: bool,
     /// An eventfd that the other side rings.
     pub(super) doorbell: BorrowedFd<'a>,
+    /// The group's slots, which the initiator passes on if it has them.
+    pub(super) slots: &'a GroupSlots,
 }
+
+/// A link, and the slots of the group if the other side has passed them on.
+pub(super) type Paired = (ShmLink, Option<SlotFile>);
 
 impl Own<'_> {
     /// Returns a message about a resource that this process lacks, if that is the cause. It names
@@ -86,7 +93,7 @@ pub(super) fn pair(
     ring_bytes: usize,
     deadline: Instant,
     go_on: GoOn<'_>,
-) -> io::Result<Result<ShmLink, String>> {
+) -> io::Result<Result<Paired, String>> {
     let mut talk = Talk {
         stream,
         deadline,
@@ -103,15 +110,16 @@ fn initiate(
     talk: &mut Talk<'_>,
     own: &Own<'_>,
     ring_bytes: usize,
-) -> io::Result<Result<ShmLink, String>> {
+) -> io::Result<Result<Paired, String>> {
     let offer = match Offer::new(own, ring_bytes) {
         Ok(offer) => offer,
         Err(reason) => return talk.refuse(reason),
     };
     talk.go_on(&[offer.name, offer.nonce].concat())?;
     let responder = offer.await_responder(talk).and_then(|responder| {
-        let descriptors = [offer.file.as_fd(), own.doorbell];
-        passing::send(&responder, &descriptors)?;
+        let slots = own.slots.own.as_ref().map(SlotFile::as_fd);
+        let descriptors = [offer.file.as_fd(), own.doorbell].into_iter().chain(slots);
+        passing::send(&responder, &descriptors.collect::<Vec<_>>())?;
         Ok(responder)
     });
     // A responder that waits in vain notices the closed listener, and replies.
@@ -129,7 +137,7 @@ fn initiate(
     match other_doorbell {
         Ok(other_doorbell) => {
             talk.go_on(&[])?;
-            Ok(Ok(ShmLink::new(offer.arena, 0, other_doorbell)))
+            Ok(Ok((ShmLink::new(offer.arena, 0, other_doorbell), None)))
         }
         Err(reason) => talk.refuse(reason),
     }
@@ -139,7 +147,7 @@ fn respond(
     talk: &mut Talk<'_>,
     own: &Own<'_>,
     ring_bytes: usize,
-) -> io::Result<Result<ShmLink, String>> {
+) -> io::Result<Result<Paired, String>> {
     let accepted = match talk.receive()? {
         Ok(offer) => {
             let left = talk.deadline.saturating_duration_since(Instant::now());
@@ -155,12 +163,12 @@ fn respond(
 /// Sends the outcome of the offer to the initiator, and receives its final decision.
 fn answer(
     talk: &mut Talk<'_>,
-    accepted: Result<ShmLink, String>,
-) -> io::Result<Result<ShmLink, String>> {
+    accepted: Result<Paired, String>,
+) -> io::Result<Result<Paired, String>> {
     let accepted = match accepted {
-        Ok(link) => {
+        Ok(paired) => {
             talk.go_on(&[])?;
-            Ok(link)
+            Ok(paired)
         }
         Err(reason) => talk.refuse(reason)?,
     };
@@ -242,7 +250,7 @@ fn accept(
     own: &Own<'_>,
     ring_bytes: usize,
     limit: Duration,
-) -> Result<ShmLink, String> {
+) -> Result<Paired, String> {
     let Some((name, nonce)) = offer.split_at_checked(RANDOM_BYTES) else {
         return Err("the offer is too short".into());
     };
@@ -253,11 +261,16 @@ fn accept(
             return Err(io::Error::other("different users"));
         }
         initiator.write_all(nonce)?;
-        let [file, other_doorbell] = despite_signals(limit, || passing::receive(initiator))?;
+        let mut passed = despite_signals(limit, || passing::receive_all(initiator))?;
+        let slots = (passed.len() > 2).then(|| passed.pop()).flatten();
+        let Ok([file, other_doorbell]) = <[OwnedFd; 2]>::try_from(passed) else {
+            return Err(io::Error::other("another number of file descriptors came"));
+        };
         check_doorbell(&other_doorbell)?;
         let arena = Arena::open(file, ring_bytes)?;
+        let slots = slots.map(|file| SlotFile::received(file, own.slots.world_size));
         passing::send(initiator, &[own.doorbell])?;
-        Ok(ShmLink::new(arena, 1, other_doorbell))
+        Ok((ShmLink::new(arena, 1, other_doorbell), slots.transpose()?))
     };
     exchange(&mut initiator).map_err(|error| own.reason("the memory did not get across", &error))
 }
@@ -329,7 +342,7 @@ impl Talk<'_> {
         self.line().write_all(&wire::encode(&Ok(content.to_vec())))
     }
 
-    fn refuse(&mut self, reason: String) -> io::Result<Result<ShmLink, String>> {
+    fn refuse(&mut self, reason: String) -> io::Result<Result<Paired, String>> {
         let reason = wire::cut(reason);
         self.line().write_all(&wire::encode(&Err(reason.clone())))?;
         Ok(Err(reason))

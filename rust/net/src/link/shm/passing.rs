@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 /// Largest number of descriptors in one message.
-const DESCRIPTORS_MAX: usize = 2;
+const DESCRIPTORS_MAX: usize = 3;
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
 /// Sends duplicates of `descriptors` in one message.
@@ -29,6 +29,13 @@ pub(super) fn send(socket: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::R
 /// Receives one message with exactly `N` descriptors; waits at most for the socket's timeout.
 pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedFd; N]> {
     const { assert!(N <= DESCRIPTORS_MAX) };
+    receive_all(socket)?
+        .try_into()
+        .map_err(|_| io::Error::other("another number of file descriptors came"))
+}
+
+/// Receives one message with its descriptors; waits at most for the socket's timeout.
+pub(super) fn receive_all(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut payload = [0];
@@ -48,9 +55,7 @@ pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedF
         // The kernel drops descriptors that exceed the limit of this process.
         return Err(Errno::MFILE.into());
     }
-    descriptors
-        .try_into()
-        .map_err(|_| io::Error::other("another number of file descriptors came"))
+    Ok(descriptors)
 }
 
 /// Returns `true` if the process at the other end runs as the same user.

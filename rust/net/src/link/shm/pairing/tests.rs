@@ -14,7 +14,13 @@ const RING_BYTES: usize = 64 << 10;
 /// Environment variable with the address at which the test's second process reaches the first.
 const ADDRESS_VARIABLE: &str = "GRADRING_TEST_ADDRESS";
 
-type Outcome = io::Result<Result<ShmLink, String>>;
+static NO_SLOTS: GroupSlots = GroupSlots {
+    world_size: 2,
+    own: None,
+    received: None,
+};
+
+type Outcome = io::Result<Result<Paired, String>>;
 
 fn pair_within(
     stream: &mut Connection,
@@ -37,6 +43,7 @@ fn own(initiator: bool, doorbell: &impl AsFd) -> Own<'_> {
         name: if initiator { "rank 0" } else { "rank 1" },
         initiator,
         doorbell: doorbell.as_fd(),
+        slots: &NO_SLOTS,
     }
 }
 
@@ -68,7 +75,7 @@ fn with_initiator(responder: impl FnOnce(Connection) -> Outcome) -> (Outcome, Ou
 /// Runs a responder that takes up the offer by `accept`.
 fn respond_with(
     mut stream: Connection,
-    accept: impl FnOnce(Vec<u8>) -> Result<ShmLink, String>,
+    accept: impl FnOnce(Vec<u8>) -> Result<Paired, String>,
 ) -> Outcome {
     let mut go_on = || true;
     let mut talk = talk(&mut stream, &mut go_on);
@@ -114,9 +121,34 @@ fn two_ranks_of_one_host_pair() {
     let (initiated, responded) =
         with_initiator(|mut stream| pair_within(&mut stream, false, &WakeUp::new()?, PATIENCE));
     assert_connected(
-        &mut initiated.unwrap().unwrap(),
-        &mut responded.unwrap().unwrap(),
+        &mut initiated.unwrap().unwrap().0,
+        &mut responded.unwrap().unwrap().0,
     );
+}
+
+#[test]
+fn the_slots_of_the_group_are_passed_on_with_the_link() {
+    let (mut ours, mut theirs) = connection();
+    let (initiated, responded) = std::thread::scope(|scope| {
+        let initiator = scope.spawn(move || {
+            let slots = GroupSlots {
+                world_size: 2,
+                own: Some(SlotFile::create(2).unwrap()),
+                received: None,
+            };
+            let bell = WakeUp::new()?;
+            let own = Own {
+                slots: &slots,
+                ..own(true, &bell)
+            };
+            let deadline = Instant::now() + PATIENCE;
+            pair(&mut ours, &own, RING_BYTES, deadline, &mut || true)
+        });
+        let responded = pair_within(&mut theirs, false, &WakeUp::new().unwrap(), PATIENCE);
+        (initiator.join().unwrap(), responded)
+    });
+    assert!(initiated.unwrap().unwrap().1.is_none());
+    assert!(responded.unwrap().unwrap().1.is_some());
 }
 
 #[test]
@@ -138,8 +170,8 @@ fn strangers_that_connect_first_are_sent_away() {
         })
     });
     assert_connected(
-        &mut initiated.unwrap().unwrap(),
-        &mut responded.unwrap().unwrap(),
+        &mut initiated.unwrap().unwrap().0,
+        &mut responded.unwrap().unwrap().0,
     );
     for stranger in &strangers {
         assert!(
@@ -278,7 +310,7 @@ fn two_processes_exchange_bytes() {
     let mut child = Ending(child.unwrap());
     let mut stream = Connection::new(listener.accept().unwrap().0).unwrap();
     let bell = WakeUp::new().unwrap();
-    let mut link = pair_within(&mut stream, true, &bell, PATIENCE)
+    let (mut link, _) = pair_within(&mut stream, true, &bell, PATIENCE)
         .unwrap()
         .unwrap();
     let bytes: Vec<u8> = (0..TOTAL).map(|index| ((index * 7) >> 3) as u8).collect();
@@ -308,7 +340,7 @@ fn echo() {
     let tcp = TcpStream::connect(std::env::var(ADDRESS_VARIABLE).unwrap()).unwrap();
     let mut stream = Connection::new(tcp).unwrap();
     let bell = WakeUp::new().unwrap();
-    let mut link = pair_within(&mut stream, false, &bell, PATIENCE)
+    let (mut link, _) = pair_within(&mut stream, false, &bell, PATIENCE)
         .unwrap()
         .unwrap();
     let mut pending = Vec::new();
