@@ -38,7 +38,14 @@ STALL_S = 20.0
 """How long a rank waits for a collective that the others do not begin."""
 FILES = 20
 """How many files share a process: graphs stay in its memory."""
-_PYTEST = ("-q", "--continue-on-collection-errors", "-p", "no:cacheprovider", "--import-mode=importlib", "--tb=native")
+_PYTEST = (
+    "-q",
+    "--continue-on-collection-errors",
+    "-p",
+    "no:cacheprovider",
+    "--import-mode=importlib",
+    "--tb=native",
+)
 _SOURCES = Path("keras/src")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ _reports: list[Any] = []
 _done = 0
 
 
+def identifier(test: str) -> str:
+    """A test's name without addresses of objects, which differ between processes."""
+    return re.sub(r"0x[0-9a-f]{6,}", "0x", test)
+
+
 def pytest_sessionstart(session: Any) -> None:
     """Keeps the session, which a verdict may end."""
     global _session
@@ -51,7 +57,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Leaves the task's tests, in pytest's order."""
     if _task is not None and _task.tests:
         wanted = set(_task.tests)
-        items[:] = [item for item in items if item.nodeid in wanted]
+        items[:] = [item for item in items if identifier(item.nodeid) in wanted]
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -64,7 +70,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     global _done
     if _task is None:
         return
-    verdict = json.dumps({"test": nodeid, **_verdict()})
+    verdict = json.dumps({"test": identifier(nodeid), **_verdict()})
     _reports.clear()
     texts = meet(Path(_task.directory), str(_done), _task.rank, _task.size, verdict)
     _done += 1

@@ -16,8 +16,8 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use rustix::event::Timespec;
@@ -27,6 +27,7 @@ use rustix::thread::futex;
 use super::arena::{check_sealed, sealed_file};
 use gradring_proto::schedule::choice::SLOT_BYTES_MAX;
 use gradring_proto::wire::signature::{self, HEADER_BYTES, Header};
+use turns::AtomicU64;
 
 mod turns;
 

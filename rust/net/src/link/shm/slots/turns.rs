@@ -10,10 +10,14 @@
 //! all have published.
 
 #[cfg(all(test, loom))]
-use loom::sync::atomic::{AtomicU64, fence};
+pub(super) use loom::sync::atomic::AtomicU64;
+#[cfg(all(test, loom))]
+use loom::sync::atomic::fence;
+#[cfg(not(all(test, loom)))]
+pub(super) use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 #[cfg(not(all(test, loom)))]
-use std::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::fence;
 
 /// Publishes this rank's slot for a turn.
 pub(super) fn publish(own: &AtomicU64, turn: u64) {

@@ -77,7 +77,7 @@ fn explore(count: usize, turns: u64, preemptions: usize) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
-        let ranks: Arc<[Rank]> = (0..count).map(|_| rank()).collect::<Vec<_>>().into();
+        let ranks: Arc<Vec<Rank>> = Arc::new((0..count).map(|_| rank()).collect());
         let others: Vec<_> = (1..count)
             .map(|own| {
                 let ranks = Arc::clone(&ranks);
