@@ -98,6 +98,12 @@ COLLECTIVES = [
             "shm::",
         ),
         (
+            "link/shm/slots.rs",
+            "if front.digest.load(Relaxed) != self.digest {",
+            "if false {",
+            "shm::",
+        ),
+        (
             "failure/detector.rs",
             "|diagnosis| diagnosis.sequence <= sequence",
             "|_| true",

@@ -12,7 +12,9 @@ use gradring_net::abort::AbortSwitch;
 use gradring_net::link::memory::MemoryLink;
 use gradring_net::link::mesh::Mesh;
 use gradring_net::link::poll::PollFd;
-use gradring_net::link::{Broken, Direction, Interest, Link, SlotFile, Transport, framing, memory};
+use gradring_net::link::{
+    Broken, Direction, Interest, Link, SlotFile, Slots, Transport, framing, memory,
+};
 use gradring_proto::buffer::{Buffer, Slice};
 use gradring_proto::collective::{Collective, Request};
 use gradring_proto::dtype::{DType, ReduceOp};
@@ -311,6 +313,84 @@ fn ranks_in_slots_and_over_links_notice_that_they_differ() {
         }
         assert!(started.elapsed() < PATIENT / 10, "{kind} {other}");
     }
+}
+
+#[test]
+fn ranks_that_differ_are_told_although_one_before_them_is_missing() {
+    let started = std::time::Instant::now();
+    let body = |rank, engine: &Engine| {
+        if rank == 0 {
+            thread::sleep(PATIENT / 20);
+        }
+        let mut values = contribution(rank, 10 + rank);
+        let result = engine.run(request(&mut values, SUM), &mut || false);
+        (result, std::time::Instant::now())
+    };
+    for (result, at) in group_with_slots("auto", 3, PATIENT, body).drain(1..) {
+        let kind = result.unwrap_err().kind;
+        assert!(matches!(kind, ErrorKind::Mismatch { .. }), "{kind:?}");
+        assert!(at - started < PATIENT / 30);
+    }
+}
+
+/// A transport on which a peer publishes and leaves while this rank looks at its link.
+struct LeavingPeer {
+    inner: Mesh,
+    peer: Option<Mesh>,
+}
+
+impl Transport for LeavingPeer {
+    fn try_send(&mut self, peer: usize, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Broken> {
+        self.inner.try_send(peer, parts)
+    }
+
+    fn try_receive(
+        &mut self,
+        peer: usize,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Broken> {
+        self.inner.try_receive(peer, parts)
+    }
+
+    fn readable(&mut self, _peer: usize) -> Result<Option<&[u8]>, Broken> {
+        if let Some(mut peer) = self.peer.take() {
+            let header = self.inner.slots().unwrap().header_of(0);
+            let slots = peer.slots().unwrap();
+            slots.begin(&header, 0, std::iter::empty());
+            slots.publish();
+        }
+        Err(Broken::closed())
+    }
+
+    fn slots(&mut self) -> Option<&mut Slots> {
+        self.inner.slots()
+    }
+
+    fn wait(&mut self, interests: &[Interest], timeout: Duration) {
+        self.inner.wait(interests, timeout);
+    }
+
+    fn waker(&self) -> Box<dyn Fn() + Send + Sync> {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_after_it_has_published_is_no_loss() {
+    let file = SlotFile::create(2).unwrap();
+    let mut links = memory::mesh(2, 100).into_iter().enumerate();
+    let mut next = || {
+        let (rank, mesh) = links.next().unwrap();
+        mesh.with_slots(file.map(rank).ok())
+    };
+    let (inner, peer) = (next(), Some(next()));
+    let transport = LeavingPeer { inner, peer };
+    let (engine, _) = one_of_two(0, transport, (PATIENT, PATIENT), SpinPolicy::default());
+    engine.set_policy(Policy {
+        has_slots: true,
+        ..engine.policy()
+    });
+    assert_eq!(engine.run(Request::barrier(), &mut || false), Ok(()));
 }
 
 #[test]

@@ -183,7 +183,7 @@ impl<'a> Execution<'a> {
     pub(crate) fn look_elsewhere(&self, transport: &mut dyn Transport) -> Result<(), Fault> {
         match self {
             Self::Piped(piped) => piped.look_into_slots(transport),
-            Self::Slotted(slotted) => slotted.look_into_pipes(transport),
+            Self::Slotted(slotted) => slotted.look_at_all(transport),
         }
     }
 

@@ -201,6 +201,18 @@ pub(super) enum Reason {
     ManyRanks,
 }
 
+/// Returns whether every rank gets something from each other one.
+const fn is_seen_by_all(collective: &Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce { .. }
+            | Collective::ReduceScatter { .. }
+            | Collective::AllGather { .. }
+            | Collective::AllToAll
+            | Collective::Barrier
+    )
+}
+
 impl Policy {
     /// A policy without rules or measurements.
     #[must_use]
@@ -283,10 +295,7 @@ impl Policy {
             && call.bytes() <= self.slot_bytes_max()
             && self.wire_dtype(call).is_none()
             && matches!(algorithm, Algorithm::OneShot | Algorithm::Direct)
-            && matches!(
-                call.collective,
-                Collective::AllReduce { .. } | Collective::Barrier
-            )
+            && is_seen_by_all(&call.collective)
     }
 
     /// The algorithm for a buffer that travels through slots; `None` if it does not.
@@ -365,6 +374,7 @@ impl Policy {
                     of_several_steps
                 }
             }
+            _ if self.in_slots(call.bytes()).is_some() => (Algorithm::Direct, Reason::SharedMemory),
             _ => self.decide_by_size(call),
         }
     }

@@ -438,7 +438,9 @@ fn even_parts(whole: &Range<usize>, parts: usize) -> Vec<Range<usize>> {
     (0..parts).map(part).collect()
 }
 
-fn chunks_of(counts: &[usize]) -> Vec<Range<usize>> {
+/// Chunks of these lengths, one behind the other.
+#[must_use]
+pub fn chunks_of(counts: &[usize]) -> Vec<Range<usize>> {
     counts
         .iter()
         .scan(0, |start, &count| {

@@ -268,9 +268,10 @@ fn accept(
         };
         check_doorbell(&other_doorbell)?;
         let arena = Arena::open(file, ring_bytes)?;
-        let slots = slots.map(|file| SlotFile::received(file, own.slots.world_size));
+        // A group can do without slots.
+        let slots = slots.and_then(|file| SlotFile::received(file, own.slots.world_size).ok());
         passing::send(initiator, &[own.doorbell])?;
-        Ok((ShmLink::new(arena, 1, other_doorbell), slots.transpose()?))
+        Ok((ShmLink::new(arena, 1, other_doorbell), slots))
     };
     exchange(&mut initiator).map_err(|error| own.reason("the memory did not get across", &error))
 }

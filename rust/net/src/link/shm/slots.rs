@@ -117,6 +117,7 @@ impl SlotFile {
             turn: 0,
             digest: 0,
             arrived: self.world_size,
+            has_failed: false,
         })
     }
 }
@@ -134,6 +135,8 @@ pub struct Slots {
     digest: u64,
     /// Number of ranks, counted from rank 0, that are known to have published the turn.
     arrived: usize,
+    /// `true` once a peer has performed another operation. Then this rank waits for nobody here.
+    has_failed: bool,
 }
 
 // SAFETY: the mapping belongs to this value, whichever thread holds it.
@@ -199,7 +202,8 @@ impl Slots {
             if !turns::has_published(front.turn, self.turn) {
                 break;
             }
-            if front.digest.load(Relaxed) != self.digest {
+            if self.differs(self.arrived) {
+                self.has_failed = true;
                 return Err(self.arrived);
             }
             self.arrived += 1;
@@ -211,6 +215,12 @@ impl Slots {
     #[must_use]
     pub fn has_published(&self, rank: usize) -> bool {
         rank < self.arrived || turns::has_published(self.shared(rank).turn, self.turn)
+    }
+
+    /// Returns whether a rank, which has published this rank's turn, performs another operation.
+    #[must_use]
+    pub fn differs(&self, rank: usize) -> bool {
+        self.shared(rank).digest.load(Relaxed) != self.digest
     }
 
     /// Returns a part of a rank's message of `bytes`, which the rank has published.
@@ -253,7 +263,7 @@ impl Slots {
     /// Returns whether this rank waits for others to publish its turn.
     #[must_use]
     pub const fn is_waiting(&self) -> bool {
-        self.arrived < self.world_size
+        self.arrived < self.world_size && !self.has_failed
     }
 
     /// Wakes the ranks that sleep in this turn, which all ranks have published.
