@@ -330,6 +330,10 @@ PROGRAMS: dict[str, tuple[tuple[object, ...], list[str]]] = {
         ("--sizes", "4", "--rounds", 1, "--transport", "tcp"),
         [r"^tcp +4 B +array .* in a graph "],
     ),
+    "local_ranks": (
+        ("--ranks", "2,3", "--rounds", 1, "--calls", 10),
+        [r"^\| 2 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", r"^\| 3 \| "],
+    ),
     "monitor_overhead": ((), ["of a step of 1 ms"]),
     "overlap": (("--batch", 8, "--rounds", 1), [f"hidden_share_of_possible{END}"]),
     "parameter_server_steps": (
@@ -350,7 +354,7 @@ PROGRAMS: dict[str, tuple[tuple[object, ...], list[str]]] = {
     ),
 }
 #: Those that take seconds, and need no TensorFlow.
-QUICK = ("monitor_overhead", "point_to_point", "start_up")
+QUICK = ("local_ranks", "monitor_overhead", "point_to_point", "start_up")
 ON_SIMULATED_HOSTS = ("compressed_updates", "simulated_times")
 
 

@@ -3,7 +3,8 @@
 Timing: all ranks pass a barrier, then rank 0 measures the time of its own call, as nccl-tests does
 for its first rank. The call ends when rank 0 has the whole result. Every rank contributes to the
 result, so the time includes late ranks. The barrier comes before every iteration, so that
-iterations do not overlap. All ranks copy the input and check the result outside of the measured
+iterations do not overlap. It is the system's own if it has one: how far apart the ranks leave it is
+in the time. All ranks copy the input and check the result outside of the measured
 time.
 
 All systems are measured in turns: each round has a share of each system's iterations. So a change
@@ -140,7 +141,8 @@ class _Cell:
     durations_s: list[float] = field(default_factory=list)
 
     def iterate(self, iterations: int, *, timed: bool = True) -> None:
-        samples = self.reduction.iterate(iterations, self.comm.barrier)
+        barrier = self.system.barrier or self.comm.barrier
+        samples = self.reduction.iterate(iterations, barrier)
         self.wrong += samples.wrong
         if timed:
             self.durations_s += samples.durations_s

@@ -27,4 +27,10 @@ def own_system(
     stats = comm.stats()
     chosen = " auto" if automatic else ""
     name = f"gradring{chosen}{'+checksum' if stats['checksum'] else ''}"
-    return System(name, transport or stats["transport"], prepare, lambda: comm.stats()["algorithm"])
+    return System(
+        name,
+        transport or stats["transport"],
+        prepare,
+        algorithm=lambda: comm.stats()["algorithm"],
+        barrier=comm.barrier,
+    )

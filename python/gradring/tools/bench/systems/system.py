@@ -116,12 +116,14 @@ class System:
         prepare: Prepares an all-reduce, perhaps with collectives of its own; returns None if this
             size is not measured.
         algorithm: Returns the algorithm of the last run.
+        barrier: The system's own barrier; None to use that of the group in which all are measured.
     """
 
     name: str
     transport: str
     prepare: Callable[[Problem], Reduction | None]
     algorithm: Callable[[], str] = lambda: "ring"
+    barrier: Callable[[], None] | None = None
 
 
 class Peer(Protocol):
