@@ -59,14 +59,14 @@ COLLECTIVES = [
         SIMULATED,
         ("executor/plan.rs", "if reached < common.end {", "if false {", RUNS),
         (
-            "executor/mod.rs",
+            "executor/piped.rs",
             "&& *header != signature::between(self.header, self.call, self.rank, peer, self.rank)",
             "&& false",
             RUNS,
         ),
-        ("executor/mod.rs", "arrival.carried = held - whole;", "arrival.carried = 0;", RUNS),
+        ("executor/piped.rs", "arrival.carried = held - whole;", "arrival.carried = 0;", RUNS),
         (
-            "executor/mod.rs",
+            "executor/piped.rs",
             "self.wait_for(peer, Direction::Receive);",
             "let _ = peer;",
             RUNS,
@@ -99,7 +99,7 @@ COLLECTIVES = [
         ),
         (
             "link/shm/slots.rs",
-            "if front.digest.load(Relaxed) != self.digest {",
+            "if self.differs(self.arrived) {",
             "if false {",
             "shm::",
         ),

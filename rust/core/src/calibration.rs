@@ -26,7 +26,7 @@ const LACKING: f64 = 1.0;
 const FIRST_SEQUENCE: u64 = 1_000_000_001;
 
 /// Measures the algorithms, and lets `engine` choose by the times of the slowest rank. All ranks
-/// call it at the same point. From then on they use slots, if all have them.
+/// call it at the same point. The ranks use slots afterwards, if all have them.
 pub(crate) fn measure(engine: &Engine, has_slots: bool, interrupt: Interrupt<'_>) -> Result<()> {
     engine.count_from(FIRST_SEQUENCE);
     let policy = engine.policy();

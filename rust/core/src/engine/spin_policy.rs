@@ -44,14 +44,14 @@ const LONG_WAIT: Duration = Duration::from_micros(100);
 /// late rank, and the next waits are short.
 const LONG_WAITS: u32 = 2;
 
-/// Yields of a rank that waits for slots where more ranks share a core than yield otherwise. Until
-/// then, ranks with work have probably had the core.
+/// Yields of a rank that waits for slots where more ranks share a core than yield otherwise. After
+/// as many, ranks with work have probably had the core.
 const YIELDS_FOR_SLOTS: u32 = 16;
 
 /// Prediction of the next wait from the previous ones in a collective. On a slow network all waits
 /// are long, and yielding then takes the core from other threads for nothing.
 ///
-/// A rank that waits for slots yields, however many ranks share its core: those that yield to each
+/// A rank that waits for slots yields, however many ranks share its core. Those that yield to each
 /// other have all published, so the core soon is with one that has work.
 ///
 /// See A. R. Karlin, K. Li, M. S. Manasse and S. Owicki, "Empirical studies of competitive spinning

@@ -67,7 +67,7 @@ enum Stage {
     Entering,
     /// The contribution is published, and those of others are folded.
     Folding,
-    /// All that this rank has for others is published, and what they have is copied.
+    /// All elements for others are published, and theirs are copied.
     Copying,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Slotted<'a> {
                     from: own.clone(),
                     to: count / 2 + chunk.start,
                 });
-                // What this rank has for itself stays where it is.
+                // The chunk of this rank for itself stays where it is.
                 let sent = [0..own.start, own.end..count / 2];
                 (sent, None, to.collect())
             }

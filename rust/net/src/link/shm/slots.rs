@@ -37,7 +37,7 @@ const SHORT_BYTES: usize = 48;
 /// Longest sleep, after which a rank looks whether the others still live.
 const NAP_MAX: Duration = Duration::from_millis(20);
 
-/// What a rank publishes in an operation; all zeros at the start.
+/// Front of a slot, with the number of the turn; all zeros at the start.
 #[repr(C, align(128))]
 struct Front {
     /// Last turn published here.
@@ -61,10 +61,10 @@ struct Presence {
     core: AtomicU32,
 }
 
-/// What the segment has of each rank, besides the copies of its slot.
+/// Entry of a rank in the segment, besides the copies of its slot.
 #[repr(C)]
 struct Entry {
-    /// By operation, in turn.
+    /// Fronts of successive operations, in turn.
     fronts: [Front; COPIES],
     presence: Presence,
 }
@@ -333,8 +333,7 @@ impl Slots {
         self.front_of(rank, self.copy())
     }
 
-    /// The numbers of a front. Of the front itself there are no references, because its bytes may
-    /// change at any time.
+    /// The numbers of a front. Nothing refers to its bytes, which may change at any time.
     fn shared(&self, rank: usize) -> Numbers<'_> {
         let front = self.front(rank).as_ptr();
         // SAFETY: atomics, for which any bits are valid and may change at any time.
