@@ -14,6 +14,7 @@ use gradring_net::config::{Config, Settings};
 use gradring_proto::collective::Request;
 use gradring_proto::dtype::ReduceOp;
 use gradring_proto::error::{Error, ErrorKind};
+use gradring_proto::schedule::choice::SLOT_BYTES_MAX;
 use gradring_proto::wire::state::{self, Phase, State};
 
 use common::free_address;
@@ -120,7 +121,8 @@ fn sixty_four_ranks_of_one_host_share_memory_within_its_bound() {
     });
     let rings = 256 << 20;
     let counters = (world_size * (world_size - 1) / 2) << 12;
-    assert!(shared[0].is_some_and(|bytes| bytes > 0 && bytes <= rings + counters));
+    let slots = world_size * (2 * SLOT_BYTES_MAX) + (64 << 10);
+    assert!(shared[0].is_some_and(|bytes| bytes > slots && bytes <= rings + counters + slots));
 }
 
 /// Bytes that this process has mapped of its links' shared memory; each file counts once.
