@@ -377,20 +377,52 @@ impl Transport for LeavingPeer {
 
 #[test]
 fn a_peer_that_leaves_after_it_has_published_is_no_loss() {
+    let (inner, peer) = two_with_slots();
+    let transport = LeavingPeer {
+        inner,
+        peer: Some(peer),
+    };
+    let (engine, _) = engine_with_slots(transport, (PATIENT, PATIENT));
+    assert_eq!(engine.run(Request::barrier(), &mut || false), Ok(()));
+}
+
+/// The links of two ranks in memory, with slots.
+fn two_with_slots() -> (Mesh, Mesh) {
     let file = SlotFile::create(2).unwrap();
     let mut links = memory::mesh(2, 100).into_iter().enumerate();
     let mut next = || {
         let (rank, mesh) = links.next().unwrap();
         mesh.with_slots(file.map(rank).ok())
     };
-    let (inner, peer) = (next(), Some(next()));
-    let transport = LeavingPeer { inner, peer };
-    let (engine, _) = one_of_two(0, transport, (PATIENT, PATIENT), SpinPolicy::default());
+    (next(), next())
+}
+
+/// Rank 0 of two that have slots.
+fn engine_with_slots(
+    transport: impl Transport + 'static,
+    stall: (Duration, Duration),
+) -> (Engine, Arc<Recording>) {
+    let (engine, supervisor) = one_of_two(0, transport, stall, SpinPolicy::default());
     engine.set_policy(Policy {
         has_slots: true,
         ..engine.policy()
     });
-    assert_eq!(engine.run(Request::barrier(), &mut || false), Ok(()));
+    (engine, supervisor)
+}
+
+#[test]
+fn who_waits_in_slots_is_warned_of_ranks_that_have_not_entered() {
+    for collective in [SUM, Collective::AllGather { counts: vec![3, 3] }] {
+        let (own, _peer) = two_with_slots();
+        let (engine, supervisor) = engine_with_slots(own, (PATIENT / 100, PATIENT / 400));
+        let mut values = contribution(0, 6);
+        let result = engine.run(request(&mut values, collective), &mut || false);
+        assert!(result.is_err(), "rank 1 never comes");
+        let warnings = supervisor.warnings.lock().unwrap();
+        assert!(!warnings.is_empty());
+        let is_right = |(late, entered, _): &(Vec<usize>, bool, u64)| *late == [1] && !entered;
+        assert!(warnings.iter().all(is_right), "{warnings:?}");
+    }
 }
 
 #[test]

@@ -158,7 +158,7 @@ impl<'a> Slotted<'a> {
     }
 
     pub(super) fn late(&self) -> (Vec<usize>, bool) {
-        (self.awaited(), self.stage == Stage::Copying)
+        (self.awaited(), self.last_to_enter.is_some())
     }
 
     /// Returns whether this rank need not publish anything more.
