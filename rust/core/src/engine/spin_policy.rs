@@ -136,6 +136,21 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_slots_yields_some_times_however_many_ranks_share_a_core() {
+        let policy = SpinPolicy::of(64, 2);
+        assert!(Patience::new(false).yielding(policy).is_zero());
+        let mut patience = Patience::new(true);
+        for _ in 0..YIELDS_FOR_SLOTS {
+            assert!(!patience.yielding(policy).is_zero());
+            patience.yielded();
+        }
+        assert!(patience.yielding(policy).is_zero());
+        patience.moved();
+        assert!(!patience.yielding(policy).is_zero());
+        assert!(patience.yielding(SpinPolicy::default()).is_zero());
+    }
+
+    #[test]
     fn the_more_ranks_share_a_core_the_less_they_keep_it() {
         let of = |ranks| SpinPolicy::of(ranks, 2);
         assert!(!of(2).spinning.is_zero());

@@ -36,10 +36,10 @@ impl GroupSlots {
     /// Slots of a group on one host, which `rank` creates if it is the first. Any other group, and
     /// one without memory for them, has none.
     #[must_use]
-    pub fn of(rank: usize, topology: &Topology, checked: bool) -> Self {
+    pub fn of(rank: usize, topology: &Topology, may_share: bool) -> Self {
         let world_size = topology.world_size();
         let may_be = topology.hosts().len() == 1 && (2..=MESH_RANKS_MAX).contains(&world_size);
-        let own = (may_be && !checked && rank == 0).then(|| SlotFile::create(world_size).ok());
+        let own = (may_be && may_share && rank == 0).then(|| SlotFile::create(world_size).ok());
         Self {
             world_size,
             own: own.flatten(),

@@ -91,7 +91,8 @@ pub fn agree(
     let pairs = pairs_of_a_host(topology);
     let mut links: Vec<Option<Box<dyn Link>>> = (0..world_size).map(|_| None).collect();
     let (mut used, mut refused) = (vec![false; ours.len()], BTreeMap::new());
-    let mut slots = GroupSlots::of(rank, topology, checked);
+    let may_share = !checked && ours.iter().any(|kind| kind.name == shm::KIND.name);
+    let mut slots = GroupSlots::of(rank, topology, may_share);
     let name = &format!("rank {rank}");
     let mut in_rounds: Vec<usize> = connections.keys().copied().collect();
     in_rounds.sort_unstable_by_key(|peer| (rank + peer) % world_size);

@@ -263,9 +263,7 @@ fn accept(
         initiator.write_all(nonce)?;
         let mut passed = despite_signals(limit, || passing::receive_all(initiator))?;
         let slots = (passed.len() > 2).then(|| passed.pop()).flatten();
-        let Ok([file, other_doorbell]) = <[OwnedFd; 2]>::try_from(passed) else {
-            return Err(io::Error::other("another number of file descriptors came"));
-        };
+        let [file, other_doorbell] = passing::exactly(passed)?;
         check_doorbell(&other_doorbell)?;
         let arena = Arena::open(file, ring_bytes)?;
         // A group can do without slots.

@@ -29,7 +29,12 @@ pub(super) fn send(socket: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::R
 /// Receives one message with exactly `N` descriptors; waits at most for the socket's timeout.
 pub(super) fn receive<const N: usize>(socket: &UnixStream) -> io::Result<[OwnedFd; N]> {
     const { assert!(N <= DESCRIPTORS_MAX) };
-    receive_all(socket)?
+    exactly(receive_all(socket)?)
+}
+
+/// Makes sure that there are exactly `N` descriptors.
+pub(super) fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> io::Result<[OwnedFd; N]> {
+    descriptors
         .try_into()
         .map_err(|_| io::Error::other("another number of file descriptors came"))
 }
