@@ -1,13 +1,15 @@
 """Time of small all-reduces between ranks of one host: `python -m benches.local_ranks`.
 
 Each rank makes calls in a row, without a barrier in between, as a program does that reduces one
-small array after another. Printed is the mean time of a call, the median of several runs. Time that
-a rank waits for another one is in it. `gradring bench all-reduce` measures single calls.
+small array after another: of `all_reduce`, and of a plan that `prepare` has made, by turns. Printed
+is the mean time of a call, the median of several runs. Time that a rank waits for another one is in
+it. `gradring bench all-reduce` measures single calls.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 
@@ -15,24 +17,32 @@ from benches.harness import Parser, print_surroundings
 from gradring.testing import run_ranks
 
 WARM_UP_CALLS = 50
+#: How often each form has its turn.
+TURNS = 3
 TIMEOUT_S = 600.0
 
 
 def rank_main(sizes: list[int], calls: int) -> list[float]:
-    """Seconds of a call by size."""
+    """Seconds of a call by size: of `all_reduce` and of a plan."""
     import gradring
 
     means = []
     with gradring.init(transport="shm") as comm:
         for size in sizes:
             values = np.ones(size // 4, np.float32)
-            for _ in range(WARM_UP_CALLS):
-                comm.all_reduce(values)
-            comm.barrier()
-            started = time.perf_counter()
-            for _ in range(calls):
-                comm.all_reduce(values)
-            means.append((time.perf_counter() - started) / calls)
+            plan = comm.prepare(values)
+            seconds = np.zeros(2)
+            for _ in range(TURNS):
+                for form, call in enumerate((partial(comm.all_reduce, values), plan)):
+                    for _ in range(WARM_UP_CALLS):
+                        call()
+                    values[:] = 1.0
+                    comm.barrier()
+                    started = time.perf_counter()
+                    for _ in range(calls):
+                        call()
+                    seconds[form] += time.perf_counter() - started
+            means += (seconds / (TURNS * calls)).tolist()
     return means
 
 
@@ -46,8 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse(arguments)
     print_surroundings()
     print(f"# us of a call, mean of {options.calls}, median of {options.rounds} runs")
-    print(f"| ranks | {' | '.join(f'{size} B' for size in options.sizes)} |")
-    print("|---" * (1 + len(options.sizes)) + "|")
+    print(f"| ranks | {' | '.join(f'{size} B: all_reduce | plan' for size in options.sizes)} |")
+    print("|---" * (1 + 2 * len(options.sizes)) + "|")
     for ranks in map(int, options.ranks.split(",")):
         runs = [
             run_ranks(rank_main, ranks, options.sizes, options.calls, timeout=TIMEOUT_S)[0]

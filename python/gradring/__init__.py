@@ -20,7 +20,7 @@ from gradring.config import log_lines
 from gradring.config.values import TlsFiles
 from gradring.errors import GradringError
 from gradring.group.arrays import ReduceOp
-from gradring.group.collectives import Work
+from gradring.group.collectives import Plan, Work
 from gradring.group.communicator import Communicator
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "Communicator",
     "GradringError",
     "Monitor",
+    "Plan",
     "ReduceOp",
     "TlsFiles",
     "Work",

@@ -1,9 +1,21 @@
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, Protocol, TypedDict, final, type_check_only
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    final,
+    type_check_only,
+)
 
 import numpy as np
+from typing_extensions import Self
 
 from gradring.errors import GradringError
 from gradring.stats import RankStats
@@ -18,6 +30,7 @@ __all__ = [
     "ParameterClient",
     "ParameterServer",
     "Participant",
+    "Plan",
     "Work",
     "after_fork",
     "await_others",
@@ -39,6 +52,8 @@ __all__ = [
     "tensorflow_register",
     "time_collective",
 ]
+
+T = TypeVar("T")
 
 @type_check_only
 class BuildInfo(TypedDict):
@@ -170,6 +185,13 @@ class Collective:
     def all_to_all() -> Collective: ...
     @staticmethod
     def all_to_all_v(sent: list[int], received: list[int]) -> Collective: ...
+
+class Plan(Generic[T]):
+    def __new__(cls, communicator: Communicator, arrays: T, op: str, name: str) -> Self: ...
+    @property
+    def arrays(self) -> T: ...
+    def __call__(self) -> T: ...
+    def begin(self) -> Work: ...
 
 @final
 class Work:

@@ -65,6 +65,16 @@ class Counted:
             self.count(f"all_reduce, {name}", partial(self.pair.peer.all_reduce, own))
             other.wait()
 
+    def plan(self) -> None:
+        """A prepared one."""
+        own, theirs = np.ones((2, 1), np.float32)
+        plan = self.pair.peer.prepare(own)
+        for _ in range(ROUNDS):
+            other = self.pair.comm.all_reduce_async(theirs)
+            self.pair.wait_until_rank_0_waits()
+            self.count("plan of an all_reduce, 4 B", plan)
+            other.wait()
+
     def all_reduce_async(self) -> None:
         """A start and a wait, between which the collective ends."""
         own, theirs = np.ones((2, 1), np.float32)
@@ -83,4 +93,5 @@ if __name__ == "__main__":
         counted = Counted(pair)
         counted.all_reduce("4 B", 4)
         counted.all_reduce("64 KiB", 64 << 10)
+        counted.plan()
         counted.all_reduce_async()

@@ -226,7 +226,8 @@ impl Group {
     fn launched(&self, rank: usize, floats: usize, algorithm: Algorithm) -> Launched {
         let mut policy = Policy::new(self.topology.clone());
         policy.rules = Rules::always(algorithm);
-        let prepared = Prepared::new(call(floats), rank, &policy).expect("a call that makes sense");
+        let prepared =
+            Prepared::new(Arc::new(call(floats)), rank, &policy).expect("a call that makes sense");
         prepared.launch(0, 1, 0)
     }
 

@@ -48,6 +48,9 @@ def works_have_the_type_of_what_they_return(comm: gradring.Communicator, x: Floa
     assert_type(comm.all_to_all_async(x).wait(), Float)
     assert_type(comm.all_to_all_async(x, [1, 2]).wait(), tuple[Float, Integer])
     assert_type(comm.barrier_async().wait(), None)
+    assert_type(comm.prepare(x), gradring.Plan[Float])
+    assert_type(comm.prepare([x, x], "mean", name="x")(), list[Float])
+    assert_type(comm.prepare(x).start(), gradring.Work[Float])
 
 
 def a_group_is_there_where_a_color_is(comm: gradring.Communicator, color: int | None) -> None:

@@ -99,6 +99,36 @@ class Collectives:
         """
         return Work(self._native.start(all_reducing(op), x, name), x)
 
+    def prepare(self, x: T, op: ReduceOp = "sum", name: str | None = None) -> Plan[T]:
+        """Prepares an `all_reduce` that is called often: ``x`` is checked once, and not each time.
+
+        Nothing is sent, so a rank can prepare what others do not, and calls of a plan and of
+        `all_reduce` match.
+
+        Args:
+            x: As in `all_reduce`, but not a number, which cannot change in place. The plan keeps
+                it.
+            op: As in `all_reduce`; default "sum".
+            name: As in `all_reduce`; default None, which is empty.
+
+        Returns:
+            The plan.
+
+        Raises:
+            TypeError: As in `all_reduce_async`.
+            ValueError: As in `all_reduce`.
+
+        Examples:
+            >>> x = np.zeros(2, np.float32)
+            >>> plan = comm.prepare(x)
+            >>> for step in range(2):
+            ...     x[:] = rank + step  # the next gradients, in the same memory
+            ...     print(plan())
+            [1. 1.]
+            [3. 3.]
+        """
+        return Plan(self._native, x, op, name or "")
+
     @overload
     def reduce(
         self,
@@ -970,6 +1000,45 @@ class Work(Generic[T]):
         """
         self._native.wait(timeout)
         return self._x
+
+
+class Plan(_native.Plan[T], Generic[T]):
+    """A prepared `all_reduce`, made by `Communicator.prepare`.
+
+    ``plan()`` reduces the arrays in place and returns them, like `Communicator.all_reduce`. It
+    raises ``ValueError`` if an array has changed its memory, size, dtype or flags since, or has
+    been replaced in its list, and `GradringError` if the group failed.
+
+    Examples:
+        >>> gradients = [np.full(3, rank + 1.0, np.float32), np.ones(2, np.float32)]
+        >>> plan = comm.prepare(gradients, op="mean", name="gradients")
+        >>> plan()
+        [array([1.5, 1.5, 1.5], dtype=float32), array([1., 1.], dtype=float32)]
+    """
+
+    def __reduce__(self) -> NoReturn:
+        """A plan cannot be pickled or copied."""
+        raise TypeError("a plan cannot be pickled or copied; prepare one in each process")
+
+    def start(self) -> Work[T]:
+        """Starts the `all_reduce` and returns at once, like `Communicator.all_reduce_async`.
+
+        Returns:
+            The work. Its ``wait()`` returns the arrays; do not use them until then.
+
+        Raises:
+            ValueError: As for a call, or a work of this plan has not ended.
+            GradringError: The group had failed before. ``wait()`` raises later failures.
+
+        Examples:
+            >>> x = np.full(3, rank + 1.0, np.float32)
+            >>> plan = comm.prepare(x)
+            >>> work = plan.start()
+            >>> loss = 0.5 * rank  # meanwhile, this rank computes
+            >>> work.wait()
+            array([3., 3., 3.], dtype=float32)
+        """
+        return Work(self.begin(), self.arrays)
 
 
 def named(communicator: Collectives, rank: int) -> str:

@@ -36,7 +36,7 @@ mod steps;
 pub use crate::drive::{Stall, Supervisor, Suspicion};
 use cores::Cores;
 use driver::{Driver, On};
-use queue::Queue;
+use queue::{Asked, Queue};
 pub use spin_policy::SpinPolicy;
 
 /// Components of an engine.
@@ -127,9 +127,27 @@ impl Engine {
     /// The first cause of failure in the group; `Aborted` when `interrupt` asked to give up;
     /// `Misuse` inside another blocking call of this engine on the same thread.
     pub fn run(&self, request: Request, interrupt: Interrupt<'_>) -> Result<()> {
-        let shared = &*self.shared;
-        // The buffer outlives the lock: dropping it may run code of the program.
         let (call, buffer) = request.into_parts();
+        self.run_over(Asked::New(call), buffer, interrupt)
+    }
+
+    /// Runs a collective that this engine may have run before, over a buffer with the elements of
+    /// the call.
+    ///
+    /// # Errors
+    /// As for `run`.
+    pub fn run_again(
+        &self,
+        call: &Arc<Call>,
+        buffer: Buffer,
+        interrupt: Interrupt<'_>,
+    ) -> Result<()> {
+        self.run_over(Asked::Again(call), buffer, interrupt)
+    }
+
+    // The buffer outlives the lock: dropping it may run code of the program.
+    fn run_over(&self, call: Asked<'_>, buffer: Buffer, interrupt: Interrupt<'_>) -> Result<()> {
+        let shared = &*self.shared;
         let mut queue = shared.in_order(&call)?;
         let started = Instant::now();
         let at_once = queue.is_idle();
@@ -165,6 +183,19 @@ impl Engine {
     /// engine on the same thread.
     pub fn start(&self, request: Request) -> Result<Work> {
         let (call, buffer) = request.into_parts();
+        self.start_over(Asked::New(call), buffer)
+    }
+
+    /// Queues a collective that this engine may have run before, over a buffer with the elements of
+    /// the call.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub fn start_again(&self, call: &Arc<Call>, buffer: Buffer) -> Result<Work> {
+        self.start_over(Asked::Again(call), buffer)
+    }
+
+    fn start_over(&self, call: Asked<'_>, buffer: Buffer) -> Result<Work> {
         let mut queue = self.shared.in_order(&call)?;
         let launched = self
             .shared
@@ -333,7 +364,7 @@ impl EngineState {
     fn launch(
         &self,
         queue: &mut Queue,
-        call: Call,
+        call: Asked<'_>,
         at: Instant,
         at_once: bool,
     ) -> Result<Launched> {

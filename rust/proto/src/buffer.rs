@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::kernel;
 
 /// One contiguous, element-aligned piece of memory.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slice {
     /// First byte.
     pub start: *mut u8,
@@ -27,6 +27,8 @@ struct Placed {
 
 // SAFETY: a Slice is an address and a length; `Buffer::new` makes its caller answer for access.
 unsafe impl Send for Slice {}
+// SAFETY: as above.
+unsafe impl Sync for Slice {}
 
 /// Slices of one element type, with the owner of their memory.
 ///

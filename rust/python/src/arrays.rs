@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use gradring_net::link::forks::PerProcess;
 use gradring_proto::buffer::{Buffer, Slice};
-use gradring_proto::collective::{Collective, Request, push_shape};
+use gradring_proto::collective::{Call, Collective, Request, push_shape};
 use gradring_proto::dtype::DType;
 use numpy::npyffi::flags::NPY_ARRAY_WRITEABLE;
 use numpy::{PyArrayDescr, PyArrayDescrMethods as _, PyUntypedArray, PyUntypedArrayMethods as _};
@@ -176,6 +176,41 @@ impl Bucket {
             ranges,
             writes: self.writes,
         }
+    }
+
+    /// Raises `ValueError` if a collective under way uses the memory.
+    pub(crate) fn check_unclaimed(&self) -> PyResult<()> {
+        check_unclaimed(&self.slices, self.dtype().size_bytes(), self.writes)
+    }
+
+    /// Returns `true` if the other bucket has the same elements at the same addresses.
+    pub(crate) fn is_same_memory(&self, other: &Self) -> bool {
+        self.dtype() == other.dtype() && self.slices == other.slices
+    }
+
+    /// The objects that keep the memory alive, in the order of the arrays.
+    pub(crate) fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
+    /// Returns what ranks compare for a collective over this memory.
+    pub(crate) fn call(&self, collective: Collective, name: &str) -> Call {
+        Call {
+            collective,
+            dtype: self.dtype(),
+            count: self.slices.iter().map(|slice| slice.count).sum(),
+            name: name.into(),
+            shapes: self.shapes.clone(),
+        }
+    }
+
+    /// Returns the memory as a buffer.
+    ///
+    /// # Safety
+    /// As for `into_request`.
+    pub(crate) unsafe fn buffer(&self, keepalive: Box<dyn Any + Send>) -> Buffer {
+        // SAFETY: `parse` saw valid, aligned, writable, disjoint memory; the rest is promised.
+        unsafe { Buffer::new(self.dtype(), self.slices.iter().copied(), keepalive) }
     }
 
     /// Hands over the objects that keep the memory alive; from now on the caller must hold them.

@@ -21,6 +21,7 @@ mod first_process;
 mod interrupts;
 mod listening;
 mod parameters;
+mod plan;
 mod state;
 mod stats;
 mod tensorflow;
@@ -65,6 +66,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<config::Config>()?;
     module.add_class::<listening::Listening>()?;
     module.add_class::<work::Work>()?;
+    module.add_class::<plan::Plan>()?;
     module.add_class::<elastic::Participant>()?;
     module.add_class::<parameters::ParameterServer>()?;
     module.add_class::<parameters::ParameterClient>()?;

@@ -37,7 +37,7 @@ impl Prepared {
     ///
     /// # Errors
     /// `Misuse` for a call that makes no sense.
-    pub fn new(call: Call, rank: usize, policy: &Policy) -> Result<Self> {
+    pub fn new(call: Arc<Call>, rank: usize, policy: &Policy) -> Result<Self> {
         call.validate(rank, policy.topology.world_size(), policy.reaches_all())?;
         let algorithm = policy.choose(&call);
         Ok(Self {
@@ -45,7 +45,7 @@ impl Prepared {
             wire_dtype: policy.wire_dtype(&call),
             in_slots: policy.travels_in_slots(&call, algorithm),
             signature: Signature::of(&call, algorithm),
-            call: Arc::new(call),
+            call,
         })
     }
 

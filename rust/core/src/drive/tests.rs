@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 use super::*;
 use crate::executor::Fault;
@@ -68,7 +69,9 @@ fn launched(rank: usize, collective: Collective, name: &str) -> (Launched, Buffe
     let (call, buffer) = request.into_parts();
     let policy = Policy::new(Topology::one_host(2));
     (
-        Prepared::new(call, rank, &policy).unwrap().launch(0, 1, 0),
+        Prepared::new(Arc::new(call), rank, &policy)
+            .unwrap()
+            .launch(0, 1, 0),
         buffer,
     )
 }

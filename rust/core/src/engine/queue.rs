@@ -1,6 +1,7 @@
 //! Queue of launched collectives in order, and the state that determines the next one.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Driver;
@@ -34,8 +35,48 @@ pub(super) struct Queue {
     pub(super) steps: Steps,
     pub(super) closed: bool,
     pub(super) policy: Policy,
-    /// The last call, reused if the next one is equal.
-    last: Option<Prepared>,
+    /// The last different calls, of which one is reused if the next call is equal to it. The last
+    /// call is the first here.
+    recent: Vec<Prepared>,
+}
+
+/// Number of calls that are kept: more than a step of most programs that send small messages.
+const RECENT: usize = 4;
+
+/// The call of a collective that is to be launched.
+pub(super) enum Asked<'a> {
+    /// A call that may be new.
+    New(Call),
+    /// A call that the program makes again and again.
+    Again(&'a Arc<Call>),
+}
+
+impl Asked<'_> {
+    /// Returns `true` if the prepared call is this one.
+    fn is(&self, known: &Arc<Call>) -> bool {
+        match self {
+            Self::New(call) => **known == *call,
+            Self::Again(call) => Arc::ptr_eq(known, call) || **known == ***call,
+        }
+    }
+
+    fn into_shared(self) -> Arc<Call> {
+        match self {
+            Self::New(call) => Arc::new(call),
+            Self::Again(call) => Arc::clone(call),
+        }
+    }
+}
+
+impl Deref for Asked<'_> {
+    type Target = Call;
+
+    fn deref(&self) -> &Call {
+        match self {
+            Self::New(call) => call,
+            Self::Again(call) => call,
+        }
+    }
 }
 
 thread_local! {
@@ -64,7 +105,7 @@ impl Queue {
             steps: Steps::default(),
             closed: false,
             policy,
-            last: None,
+            recent: Vec::with_capacity(RECENT),
         }
     }
 
@@ -97,24 +138,28 @@ impl Queue {
     /// The present blocking call, and whether this thread makes it.
     pub(super) fn blocking(&self) -> Option<(Arc<Call>, bool)> {
         let own = self.blocked? == Here::now();
-        let call = &self.last.as_ref()?.call;
+        let call = &self.recent.first()?.call;
         Some((Arc::clone(call), own))
     }
 
     /// Changes how collectives launched from now on are performed.
     pub(super) fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
-        self.last = None;
+        self.recent.clear();
     }
 
-    /// Prepares a call, or reuses the last one: preparing slows small messages down, and programs
+    /// Prepares a call, or reuses a recent one: preparing slows small messages down, and programs
     /// that send many repeat them.
-    pub(super) fn prepare(&mut self, rank: usize, call: Call) -> Result<Prepared> {
-        if let Some(last) = self.last.as_ref().filter(|last| *last.call == call) {
-            return Ok(last.clone());
+    pub(super) fn prepare(&mut self, rank: usize, call: Asked<'_>) -> Result<Prepared> {
+        match self.recent.iter().position(|known| call.is(&known.call)) {
+            Some(0) => {}
+            Some(place) => self.recent.swap(0, place),
+            None => {
+                let prepared = Prepared::new(call.into_shared(), rank, &self.policy)?;
+                self.recent.truncate(RECENT - 1);
+                self.recent.insert(0, prepared);
+            }
         }
-        let prepared = Prepared::new(call, rank, &self.policy)?;
-        self.last = Some(prepared.clone());
-        Ok(prepared)
+        Ok(self.recent[0].clone())
     }
 }

@@ -183,8 +183,8 @@ impl Process {
                     return Outcome::Failed(cause);
                 }
                 let policy = &scenario.collectives[number].policy;
-                let prepared =
-                    Prepared::new(call, self.rank, policy).expect("a scenario's calls make sense");
+                let prepared = Prepared::new(Arc::new(call), self.rank, policy)
+                    .expect("a scenario's calls make sense");
                 let (call, sequence) = (Arc::clone(&prepared.call), number as u64 + 1);
                 self.journal.recorder.launched(
                     (sequence, 0),
