@@ -9,7 +9,9 @@ it. `gradring bench all-reduce` measures single calls.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +32,11 @@ def rank_main(sizes: list[int], calls: int) -> list[float]:
     with gradring.init(transport="shm") as comm:
         for size in sizes:
             values = np.ones(size // 4, np.float32)
-            plan = comm.prepare(values)
+            forms: list[Callable[[], Any]] = [partial(comm.all_reduce, values)]
+            forms.append(comm.prepare(values))
             seconds = np.zeros(2)
             for _ in range(TURNS):
-                for form, call in enumerate((partial(comm.all_reduce, values), plan)):
+                for form, call in enumerate(forms):
                     for _ in range(WARM_UP_CALLS):
                         call()
                     values[:] = 1.0

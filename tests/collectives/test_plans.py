@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import copy
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +77,7 @@ def protect(x: np.ndarray[Any, Any]) -> None:
 
 
 def reinterpret(x: np.ndarray[Any, Any]) -> None:
-    x.dtype = np.dtype(np.int32)
+    x.dtype = np.dtype(np.int32)  # type: ignore[misc]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -104,9 +106,10 @@ def test_a_list_whose_arrays_were_replaced_is_refused() -> None:
         bucket = [np.ones(1), np.ones(2)]
         plan = comm.prepare(bucket)
         plan()
+        others = [np.ones(1), np.ones(2)]
         for change in (
-            lambda: bucket.append(np.ones(1)),
-            lambda: bucket.__setitem__(slice(None), [np.ones(1), np.ones(2)]),
+            partial(bucket.append, np.ones(1)),
+            partial(operator.setitem, bucket, slice(None), others),
         ):
             change()
             with pytest.raises(ValueError, match="replaced in its list"):
