@@ -45,7 +45,7 @@ def test_plans_take_turns_with_each_other_and_with_all_reduce() -> None:
 
     def run(comm: gradring.Communicator) -> list[float]:
         arrays = [np.zeros(count) for count in range(1, 9)]
-        plans = [comm.prepare(x, "max", f"number {n}") for n, x in enumerate(arrays)]
+        plans = [comm.prepare(x, "max", name=f"number {n}") for n, x in enumerate(arrays)]
         sums = []
         for step in range(3):
             for n, (x, plan) in enumerate(zip(arrays, plans, strict=True)):

@@ -101,19 +101,18 @@ def failing(module: str, name: str) -> Iterator[list[str]]:
 
 
 def train(strategy: Any, x: Any) -> list[Any]:
-    """The weights of a model with batch normalisation; the last batch has one sample."""
+    """The weights of a model with batch normalisation; the last batch has one sample.
+
+    One of its layers is called twice.
+    """
     import keras
 
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.layers.Dense(3),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(2),
-                keras.layers.Dense(1),
-            ]
-        )
+        inputs, twice = keras.Input((2,)), keras.layers.BatchNormalization()
+        hidden = keras.layers.Dense(3)(twice(keras.layers.Dense(3)(inputs)))
+        hidden = keras.layers.BatchNormalization()(twice(hidden))
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(2)(hidden)))
         model.compile(keras.optimizers.SGD(0.1), "mse")
     model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)
     return [np.array(weight) for weight in model.get_weights()]

@@ -99,7 +99,7 @@ class Collectives:
         """
         return Work(self._native.start(all_reducing(op), x, name), x)
 
-    def prepare(self, x: T, op: ReduceOp = "sum", name: str | None = None) -> Plan[T]:
+    def prepare(self, x: T, op: ReduceOp = "sum", *, name: str | None = None) -> Plan[T]:
         """Prepares an `all_reduce` that is called often: ``x`` is checked once, and not each time.
 
         Nothing is sent, so a rank can prepare what others do not, and calls of a plan and of
@@ -127,7 +127,7 @@ class Collectives:
             [1. 1.]
             [3. 3.]
         """
-        return Plan(self._native, x, op, name or "")
+        return Plan(self, x, op, "" if name is None else name)
 
     @overload
     def reduce(
@@ -1005,9 +1005,9 @@ class Work(Generic[T]):
 class Plan(_native.Plan[T], Generic[T]):
     """A prepared `all_reduce`, made by `Communicator.prepare`.
 
-    ``plan()`` reduces the arrays in place and returns them, like `Communicator.all_reduce`. It
-    raises ``ValueError`` if an array has changed its memory, size, dtype or flags since, or has
-    been replaced in its list, and `GradringError` if the group failed.
+    ``plan()`` reduces the arrays in place and returns them, like `Communicator.all_reduce`, whose
+    errors it raises. Also raises ``ValueError`` if an array has changed its memory, shape, dtype or
+    flags since `prepare`, or has been replaced in its list. The plan keeps its communicator open.
 
     Examples:
         >>> gradients = [np.full(3, rank + 1.0, np.float32), np.ones(2, np.float32)]
@@ -1027,7 +1027,8 @@ class Plan(_native.Plan[T], Generic[T]):
             The work. Its ``wait()`` returns the arrays; do not use them until then.
 
         Raises:
-            ValueError: As for a call, or a work of this plan has not ended.
+            TypeError: As in `all_reduce_async`.
+            ValueError: As for a call.
             GradringError: The group had failed before. ``wait()`` raises later failures.
 
         Examples:
@@ -1038,7 +1039,7 @@ class Plan(_native.Plan[T], Generic[T]):
             >>> work.wait()
             array([3., 3., 3.], dtype=float32)
         """
-        return Work(self.begin(), self.arrays)
+        return Work(self._begin(), self.arrays)
 
 
 def named(communicator: Collectives, rank: int) -> str:

@@ -105,12 +105,26 @@ class Share(NamedTuple):
     has_equal_shapes: bool
 
 
+class Normalised(NamedTuple):
+    """A call of a layer of batch normalisation."""
+
+    #: Whether the batch had no samples.
+    is_empty: bool | tf.Tensor
+    #: Values of the moving statistics before the call; empty if the batch has samples for sure.
+    before: Sequence[tf.Tensor]
+
+
 @dataclass(frozen=True)
 class ReplicaStep:
     """State of the step, or of the part of the step that runs now."""
 
     #: True in a step of `run`; False in the code around the steps.
     is_in_run: bool = False
+    #: The graph in which the step was begun; None outside of graphs.
+    graph: tf.Graph | None = None
+    #: Layers of batch normalisation that the graph calls itself, and their only call. None stands
+    #: for several, which the layer counts.
+    normalised: dict[Any, Normalised | None] = field(default_factory=dict)
     #: Arguments of the enclosing `cross_device_ops.gradients_of`.
     gradients_of: Gradients | None = None
     #: True if reductions return this rank's own sums.
@@ -189,6 +203,8 @@ def beginning() -> Iterator[ReplicaStep]:
     new = replace(
         current(),
         is_in_run=True,
+        graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
+        normalised={},
         reductions=Reductions(),
         assigned=[],
         keras_losses=[],

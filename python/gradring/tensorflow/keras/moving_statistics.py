@@ -6,17 +6,18 @@ the replicas' statistics, for any number of calls. The copies of all layers are 
 first bucket of gradients, if the graph that called the layers also reduces the gradients. Otherwise
 they are reduced at the end of `CustomCollectiveStrategy.run`.
 
-Python code cannot note which layers a step calls, because it runs only while a `tf.function` is
-traced. So every layer counts its calls in a variable of this process. If a graph calls the layer,
-directly or in a function, a branch or a loop, then one of the graph's operations takes the variable
-as an input.
+A step that calls a layer once, outside of functions, branches and loops of its own, knows the call
+while it is traced. Of other calls Python code cannot know whether a step makes them. So they count
+in a variable for each layer. If a graph calls the layer, then one of the graph's operations takes
+the variable as an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
@@ -29,6 +30,7 @@ from gradring.tensorflow.graph.cross_device_ops import (
     gradients_of,
 )
 from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.graph.replica_step import Normalised, current
 from gradring.tensorflow.keras import empty_batches
 from gradring.tensorflow.rules.updates import updates_of
 
@@ -49,7 +51,28 @@ class MovingStatistics:
         #: For each graph and layer, names of the operations whose calls were combined.
         self._combined: WeakKeyDictionary[tf.Graph, dict[Any, set[str]]] = WeakKeyDictionary()
 
-    def note(self, layer: Any, is_empty: bool | tf.Tensor) -> None:
+    def follow(self, layer: Any, is_empty: bool | tf.Tensor, call: Callable[[], Any]) -> Any:
+        """Returns the result of `call`, in which the layer updates its copies, and notes the call.
+
+        Until the copies are combined, those of an empty batch follow its stand-in row.
+        """
+        step = current()
+        is_first = layer not in step.normalised
+        if step.graph is _graph() and is_first and not tf.executing_eagerly():
+            before = [] if is_empty is False else _values(of_layer(layer))
+            step.normalised[layer] = Normalised(is_empty, before)
+            return call()
+        if step.graph is _graph() and (first := step.normalised.get(layer)):
+            # This call builds on the copies of the first.
+            step.normalised[layer] = None
+            for variable, old in zip(of_layer(layer), first.before, strict=False):
+                variable.assign(tf.where(first.is_empty, old, tf.convert_to_tensor(variable)))
+            self._count(layer, first.is_empty)
+        outputs = empty_batches.unless(is_empty, of_layer(layer), call)
+        self._count(layer, is_empty)
+        return outputs
+
+    def _count(self, layer: Any, is_empty: bool | tf.Tensor) -> None:
         """Counts a call of the layer, and whether the call's batch had samples."""
         if layer not in self._calls:
             self._calls[layer] = compat.plain_variable(0, "calls", tf.int64, (2,))
@@ -64,7 +87,7 @@ class MovingStatistics:
             layers: Layers to combine, if they were called; default: all.
         """
         if parts := self._parts(layers):
-            self._forget(parts.layers)
+            self._forget(parts)
             parts.reduce()
 
     def all_reduce(self, ops: RingCrossDeviceOps, reduce_op: Any, value: Any, options: Any) -> Any:
@@ -79,7 +102,7 @@ class MovingStatistics:
             parts = self._parts() if can_join else None
         if not parts or not known:
             return ops._all_reduce(reduce_op, value, 0, options)
-        self._forget(parts.layers)
+        self._forget(parts)
         variables, among = known
         with gradients_of([*variables, *parts.names], among):
             reduced = ops._all_reduce(reduce_op, [*leaves, *parts.tensors], 0, options)
@@ -94,8 +117,12 @@ class MovingStatistics:
 
     def _parts(self, layers: Iterable[Any] | None = None) -> _Parts | None:
         """Returns the copies of the called layers, or None if no layer was called."""
-        called = self._called(layers)
-        return _Parts(called, self._have_samples(called)) if called else None
+        counted = self._called(layers)
+        noted = _noted(layers)
+        if not (counted or noted):
+            return None
+        have_samples = self._have_samples(noted, counted)
+        return _Parts([*noted, *counted], have_samples, noted, counted)
 
     def _called(self, layers: Iterable[Any] | None = None) -> list[Any]:
         """Returns the layers that were called since their copies were combined."""
@@ -125,13 +152,21 @@ class MovingStatistics:
             if leaves and op.name not in combined:
                 yield op.name
 
-    def _have_samples(self, layers: Sequence[Any]) -> tf.Tensor:
+    def _have_samples(self, noted: Mapping[Any, Normalised], counted: Sequence[Any]) -> tf.Tensor:
         """Returns a boolean vector: True for layers with samples since they were combined."""
         with tf.device("/device:CPU:0"):
-            return tf.stack([self._calls[layer].read_value()[1] > 0 for layer in layers])
+            found = [tf.logical_not(call.is_empty) for call in noted.values()]
+            if not counted:
+                return tf.stack(found)
+            counts = tf.stack([self._calls[layer].read_value() for layer in counted])
+            have_samples = counts[:, 1] > 0
+            return tf.concat([tf.stack(found), have_samples], 0) if found else have_samples
 
-    def _forget(self, layers: Sequence[Any]) -> None:
+    def _forget(self, parts: _Parts) -> None:
         """Resets the counts of layers, and notes that their calls so far are combined."""
+        for layer in parts.noted:
+            del current().normalised[layer]
+        layers = parts.counted
         with tf.device("/device:CPU:0"):
             for layer in layers:
                 self._calls[layer].assign([0, 0])
@@ -147,16 +182,47 @@ class MovingStatistics:
                 combined.setdefault(layer, set()).update(users)
 
 
+def _noted(layers: Iterable[Any] | None) -> dict[Any, Normalised]:
+    """Returns the calls of layers that this graph's step has noted; None means all layers."""
+    step = current()
+    if step.graph is not _graph() or tf.executing_eagerly():
+        return {}
+    chosen = list(step.normalised if layers is None else layers)
+    return {layer: call for layer in chosen if (call := step.normalised.get(layer))}
+
+
+class _Copy(NamedTuple):
+    """A variable of a layer."""
+
+    variable: Any
+    #: Index of the layer.
+    place: int
+    #: The value before an update that may be by an empty batch, or None.
+    before: tf.Tensor | None
+
+
 class _Parts:
     """A replica's summands: the copies of its layers in one tensor for each dtype."""
 
-    def __init__(self, layers: Sequence[Any], has_samples: tf.Tensor) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        has_samples: tf.Tensor,
+        noted: Mapping[Any, Normalised],
+        counted: Sequence[Any] = (),
+    ) -> None:
         """Reads the copies; `has_samples` is a boolean for each layer."""
-        self.layers = layers
-        variables = [(v, place) for place, layer in enumerate(layers) for v in of_layer(layer)]
-        variables.sort(key=lambda pair: str(pair[0].dtype))
-        groups = groupby(variables, key=lambda pair: pair[0].dtype)
-        self._groups = [_Group(list(pairs), has_samples) for _, pairs in groups]
+        self.noted, self.counted = list(noted), counted
+        copies = [
+            _Copy(variable, place, before)
+            for place, layer in enumerate(layers)
+            for variable, before in zip_longest(
+                of_layer(layer), noted[layer].before if layer in noted else ()
+            )
+        ]
+        copies.sort(key=lambda copy: str(copy.variable.dtype))
+        groups = groupby(copies, key=lambda copy: copy.variable.dtype)
+        self._groups = [_Group(list(group), has_samples) for _, group in groups]
         self.tensors = [group.tensor for group in self._groups]
         self.names = [f"{len(layers)} moving statistics" for _ in self._groups]
 
@@ -173,16 +239,24 @@ class _Parts:
 class _Group:
     """Variables of one dtype, concatenated in one vector."""
 
-    def __init__(self, pairs: Sequence[tuple[Any, int]], has_samples: tf.Tensor) -> None:
-        """Reads variables; each one's number is the index of its layer in `has_samples`."""
-        self._variables = [variable for variable, _ in pairs]
-        values = [tf.convert_to_tensor(variable) for variable in self._variables]
+    def __init__(self, copies: Sequence[_Copy], has_samples: tf.Tensor) -> None:
+        """Reads variables; the place of each is the index of its layer in `has_samples`."""
+        self._variables = [copy.variable for copy in copies]
+        values = _values(self._variables)
         self._sizes = [value.shape.num_elements() for value in values]
-        self._places = [place for _, place in pairs]
-        self._own = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
-        weights = tf.cast(has_samples, self._own.dtype)
+        self._places = [copy.place for copy in copies]
+        own = _joined(values)
+        are_updated = any(copy.before is not None for copy in copies)
+        pairs = zip(copies, values, strict=True)
+        #: The copies without updates by empty batches.
+        self._kept = (
+            _joined([value if copy.before is None else copy.before for copy, value in pairs])
+            if are_updated
+            else own
+        )
+        weights = tf.cast(has_samples, own.dtype)
         #: The copies times their layers' weights, followed by the weights: 1 with samples, else 0.
-        self.tensor = tf.concat([self._own * self._each(weights), weights], 0)
+        self.tensor = tf.concat([tf.math.multiply_no_nan(own, self._each(weights)), weights], 0)
 
     def _each(self, weights: tf.Tensor) -> tf.Tensor:
         """Repeats the value of each layer for each element of its variables."""
@@ -192,9 +266,17 @@ class _Group:
         sums, counts = tf.split(total, [sum(self._sizes), -1])
         counts = self._each(counts)
         # The copies of layers without samples on any replica stay as they are.
-        means = tf.where(counts > 0, tf.math.divide_no_nan(sums, counts), self._own)
+        means = tf.where(counts > 0, tf.math.divide_no_nan(sums, counts), self._kept)
         for variable, mean in zip(self._variables, tf.split(means, self._sizes), strict=True):
             variable.assign(tf.reshape(mean, variable.shape))
+
+
+def _values(variables: Sequence[Any]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable) for variable in variables]
+
+
+def _joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(value, [-1]) for value in values], 0)
 
 
 def of_layer(layer: Any) -> list[Any]:
@@ -219,16 +301,16 @@ def normalise(
     if not follows or replicas_of(strategy) == 1:
         return original(layer, inputs, *args, **kwargs)
     is_empty = empty_batches.is_empty(inputs)
-    outputs = empty_batches.unless(
-        is_empty, of_layer(layer), lambda: original(layer, inputs, *args, **kwargs)
-    )
-    if updates_of(strategy).are_local:
+    call = functools.partial(original, layer, inputs, *args, **kwargs)
+    is_local = updates_of(strategy).are_local
+    if not (is_local or strategy.extended._use_merge_call()):
+        return statistics.follow(layer, is_empty, call)
+    outputs = empty_batches.unless(is_empty, of_layer(layer), call)
+    if is_local:
         updates_of(strategy).add_statistics(of_layer(layer))
-    elif strategy.extended._use_merge_call():
-        # Replicas of one process share the count of calls.
-        _Parts([layer], tf.stack([tf.logical_not(is_empty)])).reduce()
     else:
-        statistics.note(layer, is_empty)
+        # Replicas of one process share the count of calls.
+        _Parts([layer], tf.stack([tf.logical_not(is_empty)]), {}).reduce()
     return outputs
 
 

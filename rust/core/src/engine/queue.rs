@@ -153,7 +153,7 @@ impl Queue {
     pub(super) fn prepare(&mut self, rank: usize, call: Asked<'_>) -> Result<Prepared> {
         match self.recent.iter().position(|known| call.is(&known.call)) {
             Some(0) => {}
-            Some(place) => self.recent.swap(0, place),
+            Some(place) => self.recent[..=place].rotate_right(1),
             None => {
                 let prepared = Prepared::new(call.into_shared(), rank, &self.policy)?;
                 self.recent.truncate(RECENT - 1);
