@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import array
 import copy
+import gc
 import operator
+import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 
 import gradring
 from gradring.errors import AbortedError, MismatchError
+from gradring.group.communicator import continue_as
 from support.pairs import Pair, on_threads
 
 
@@ -91,7 +95,7 @@ def test_an_array_that_changed_in_place_is_refused(
         change(x)
         for call in (plan, plan.start):
             with pytest.raises(
-                ValueError, match=r"has changed its memory, size.*prepare\(\) again"
+                ValueError, match=r"has changed its memory, shape.*prepare\(\) again"
             ):
                 call()
         # Nothing was sent.
@@ -195,3 +199,89 @@ def test_a_plan_of_a_closed_group_says_so() -> None:
     for call in (plan, plan.start):
         with pytest.raises(AbortedError, match="closed"):
             call()
+
+
+class Items(list[Any]):
+    """A list of a class of its own, as TensorFlow wraps those of modules."""
+
+
+@pytest.mark.parametrize("container", [list, tuple, Items])
+def test_all_arrays_of_a_container_are_watched(container: Callable[[Any], Any]) -> None:
+    with gradring.Communicator(0, 1, "127.0.0.1:0") as comm:
+        arrays = container([np.ones(1), np.ones(2)])
+        plan = comm.prepare(arrays)
+        plan()
+        if container is not tuple:
+            arrays[1] = np.ones(2)
+        else:
+            arrays[1].shape = (2, 1)
+        with pytest.raises(ValueError, match="has changed its memory, shape"):
+            plan()
+
+
+def test_a_dtype_at_the_address_of_a_freed_one_is_no_old_dtype() -> None:
+    with gradring.Communicator(0, 1, "127.0.0.1:0") as comm:
+        x = np.ones(4, np.dtype(np.float32, metadata={"of": "floats"}))
+        plan, address = comm.prepare(x), id(x.dtype)
+        reinterpret(x)
+        others = [np.dtype(np.int32, metadata={"of": "integers"}) for _ in range(1000)]
+        assert address not in map(id, others)
+        with pytest.raises(ValueError, match="dtype"):
+            plan()
+
+
+def test_a_plan_keeps_its_communicator_open_and_goes_with_it() -> None:
+    with Pair() as pair:
+        x, plans = np.ones(1), []
+        for comm in (pair.comm, pair.peer):
+            plans.append(comm.prepare(np.ones(1)))
+        work = plans[0].start()
+        plans[1]()
+        work.wait()
+        # A plan that belongs to its own array can be collected.
+        owner = Lender(x)
+        owner.plan = pair.comm.prepare(owner)  # type: ignore[attr-defined]
+        alive = weakref.ref(owner)
+        del owner
+        gc.collect()
+        assert alive() is None
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_plan_in_a_fork_is_refused_and_the_group_goes_on(transport: str) -> None:
+    with Pair(transport=transport) as pair:
+        x, y = np.full(1, 1.0), np.full(1, 2.0)
+        plans = pair.comm.prepare(x), pair.peer.prepare(y)
+        child = os.fork()
+        if not child:
+            found = 0
+            x[:] = y[:] = 1000.0
+            for call in (plans[0], plans[1].start, lambda: pair.comm.prepare(x)):
+                try:
+                    call()
+                except gradring.GradringError as error:
+                    found += "process" in str(error)
+            os._exit(found)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        work = plans[0].start()
+        plans[1]()
+        work.wait()
+        assert x.tolist() == y.tolist() == [3.0]
+
+
+def test_only_a_communicator_makes_plans() -> None:
+    for wrong in (None, object(), "comm"):
+        with pytest.raises(TypeError, match=r"Communicator\.prepare makes plans"):
+            gradring.Plan(wrong, np.ones(1), "sum", "")
+
+
+def test_a_plan_goes_on_in_a_group_that_has_formed_again() -> None:
+    x = np.ones(2)
+    with gradring.Communicator(0, 1, "127.0.0.1:0") as comm:
+        plan = comm.prepare(x)
+        again = gradring.Communicator(0, 1, "127.0.0.1:0")
+        comm._native.close()
+        with pytest.raises(AbortedError, match="closed"):
+            plan()
+        continue_as(comm, again._native, "")
+        assert plan() is x and plan.start().wait() is x

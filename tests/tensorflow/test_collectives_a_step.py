@@ -415,6 +415,48 @@ def test_a_layer_that_normalises_by_its_statistics_has_those_of_all_ranks(found:
         np.testing.assert_allclose(seen, after, TOLERANCE, TOLERANCE)
 
 
+def ops_of_a_layer(strategy: Any) -> float:
+    """The ops that each layer of batch normalisation adds to the graph of a training step."""
+    import keras
+    import tensorflow as tf
+
+    def count(layers: int) -> int:
+        with strategy.scope():
+            normalised = [keras.layers.BatchNormalization() for _ in range(layers)]
+            model = keras.Sequential([keras.layers.Input((3,)), *normalised])
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build(model.trainable_variables)
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x, training=True))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        function = tf.function(lambda x: strategy.run(step, (x,)))
+        graph = function.get_concrete_function(tf.TensorSpec((None, 3))).graph
+        return len(graph.get_operations())
+
+    return (count(6) - count(2)) / 4
+
+
+def count_ops_of_a_layer() -> tuple[float, float]:
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with gradring.init() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        return ops_of_a_layer(tf.distribute.get_strategy()), ops_of_a_layer(strategy)
+
+
+def test_a_layer_of_batch_normalisation_costs_few_ops() -> None:
+    """Hundreds of layers are a quarter of the time that a strategy adds to a step."""
+    for plain, ours in run_ranks(count_ops_of_a_layer, RANKS):
+        assert plain > 20.0
+        assert ours < plain + 25.0
+
+
 @needs_fit
 @pytest.mark.parametrize("case", marked(IN_FIT, QUICK_IN_FIT))
 def test_fit_has_the_statistics_of_a_loop(found: Any, case: str) -> None:
