@@ -415,6 +415,99 @@ def test_a_layer_that_normalises_by_its_statistics_has_those_of_all_ranks(found:
         np.testing.assert_allclose(seen, after, TOLERANCE, TOLERANCE)
 
 
+def calls_of_layers() -> list[tuple[str, Any, Any]]:
+    """What a moving mean is after a step with calls of several kinds, and what it should be.
+
+    The ranks' batches have the means 1 and 11, and the momentum is a half.
+    """
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with gradring.init() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        rank = comm.rank
+        x = tf.fill((2, 3), 1.0 + 10.0 * rank)
+
+        def train(layer: Any, rows: Any = x) -> Any:
+            return tf.reduce_sum(layer(rows, training=True))
+
+        def unless_of(empty: Any) -> Any:
+            return tf.ensure_shape(x[: tf.where(empty, 0, 2)], (None, 3))
+
+        def branch(layer: Any, is_taken: Any) -> None:
+            tf.cond(is_taken, lambda: train(layer), lambda: 0.0)
+
+        def direct_and_branch(layer: Any, step: Any) -> None:
+            train(layer)
+            branch(layer, step > 9)
+
+        def branch_and_direct(layer: Any, step: Any) -> None:
+            branch(layer, step > 9)
+            train(layer)
+
+        def branch_of_one_rank(layer: Any, step: Any) -> None:
+            train(layer)
+            branch(layer, tf.equal(step, rank))
+
+        def empty_and_function(layer: Any, step: Any) -> None:
+            train(layer, unless_of(tf.equal(step + 1, rank)))
+            tf.function(lambda: train(layer))()
+
+        def all_empty(layer: Any, step: Any) -> None:
+            train(layer, unless_of(step < 9))
+
+        def empty_and_read(layer: Any, step: Any) -> None:
+            train(layer, unless_of(tf.equal(step + 1, rank)))
+            tf.function(lambda: layer(x, training=False))()
+
+        inner = tf.function(train)
+
+        def function_of_some_steps(layer: Any, step: Any) -> None:
+            train(layer)
+            tf.cond(step > 9, lambda: inner(layer), lambda: 0.0)
+
+        kinds = (
+            (direct_and_branch, 3.0),
+            (branch_and_direct, 3.0),
+            (branch_of_one_rank, 3.125),
+            (empty_and_function, 3.125),
+            (all_empty, 0.0),
+            (empty_and_read, 0.5),
+            (function_of_some_steps, 3.0),
+        )
+        found = []
+        for call, right in kinds:
+            with strategy.scope():
+                layer = keras.layers.BatchNormalization(momentum=0.5)
+                layer.build((None, 3))
+            for _ in range(2):  # the second function may find inner ones that are traced already
+                layer.moving_mean.assign(tf.zeros(3))
+                tf.function(lambda of=layer, do=call: strategy.run(do, (of, tf.constant(0))))()
+                found.append((call.__name__, layer.moving_mean.numpy().tolist(), [right] * 3))
+
+        def other_lengths(layers: Any, step: Any) -> None:
+            for _ in range(1 + 2 * rank):
+                train(layers[0])
+            train(layers[1], x + 100.0)
+
+        with strategy.scope():
+            layers = [keras.layers.BatchNormalization(momentum=0.5) for _ in range(2)]
+            for layer in layers:
+                layer.build((None, 3))
+        tf.function(lambda: strategy.run(other_lengths, (layers, 0)))()
+        for layer, right in zip(layers, (5.0625, 53.0), strict=True):
+            found.append(("other_lengths", layer.moving_mean.numpy().tolist(), [right] * 3))
+        return found
+
+
+def test_calls_of_all_kinds_count() -> None:
+    for results in run_ranks(calls_of_layers, RANKS, timeout=300):
+        for name, mean, right in results:
+            assert mean == right, name
+
+
 def ops_of_a_layer(strategy: Any) -> float:
     """The ops that each layer of batch normalisation adds to the graph of a training step."""
     import keras

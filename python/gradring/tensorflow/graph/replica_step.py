@@ -122,9 +122,8 @@ class ReplicaStep:
     is_in_run: bool = False
     #: The graph in which the step was begun; None outside of graphs.
     graph: tf.Graph | None = None
-    #: Layers of batch normalisation that the graph calls itself, and their only call. None stands
-    #: for several, which the layer counts.
-    normalised: dict[Any, Normalised | None] = field(default_factory=dict)
+    #: Layers of batch normalisation, each with its only call, which is in that graph.
+    normalised: dict[Any, Normalised] = field(default_factory=dict)
     #: Arguments of the enclosing `cross_device_ops.gradients_of`.
     gradients_of: Gradients | None = None
     #: True if reductions return this rank's own sums.

@@ -15,8 +15,8 @@ the variable as an input.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -48,6 +48,9 @@ class MovingStatistics:
         self._join_gradients = join_gradients
         #: int64 of shape `[2]`: calls since the copies were combined, and calls with samples.
         self._calls: WeakKeyDictionary[Any, tf.Variable] = WeakKeyDictionary()
+        #: Numbers of the layers by their first call. Ranks may call layers in other ways later.
+        self._order: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._numbers = itertools.count()
         #: For each graph and layer, names of the operations whose calls were combined.
         self._combined: WeakKeyDictionary[tf.Graph, dict[Any, set[str]]] = WeakKeyDictionary()
 
@@ -56,21 +59,29 @@ class MovingStatistics:
 
         Until the copies are combined, those of an empty batch follow its stand-in row.
         """
+        self._order.setdefault(layer, next(self._numbers))
         step = current()
-        is_first = layer not in step.normalised
-        if step.graph is _graph() and is_first and not tf.executing_eagerly():
+        is_direct = step.graph is _graph() and not tf.executing_eagerly()
+        if is_direct and layer not in self._calls and layer not in step.normalised:
             before = [] if is_empty is False else _values(of_layer(layer))
             step.normalised[layer] = Normalised(is_empty, before)
             return call()
-        if step.graph is _graph() and (first := step.normalised.get(layer)):
-            # This call builds on the copies of the first.
-            step.normalised[layer] = None
-            for variable, old in zip(of_layer(layer), first.before, strict=False):
-                variable.assign(tf.where(first.is_empty, old, tf.convert_to_tensor(variable)))
-            self._count(layer, first.is_empty)
+        self._count_noted(layer)
         outputs = empty_batches.unless(is_empty, of_layer(layer), call)
         self._count(layer, is_empty)
         return outputs
+
+    def _count_noted(self, layer: Any) -> None:
+        """Counts a noted call of the layer, before another call builds on the copies."""
+        step = current()
+        noted = step.normalised.pop(layer, None)
+        if noted is None or step.graph is None:
+            return
+        # A branch or a loop that is traced now gets its op in that graph later.
+        with step.graph.as_default():
+            for variable, old in zip(of_layer(layer), noted.before, strict=False):
+                variable.assign(tf.where(noted.is_empty, old, tf.convert_to_tensor(variable)))
+            self._count(layer, noted.is_empty)
 
     def _count(self, layer: Any, is_empty: bool | tf.Tensor) -> None:
         """Counts a call of the layer, and whether the call's batch had samples."""
@@ -86,6 +97,9 @@ class MovingStatistics:
         Args:
             layers: Layers to combine, if they were called; default: all.
         """
+        if layers is not None and current().graph is not _graph():
+            for layer in layers:
+                self._count_noted(layer)
         if parts := self._parts(layers):
             self._forget(parts)
             parts.reduce()
@@ -117,12 +131,9 @@ class MovingStatistics:
 
     def _parts(self, layers: Iterable[Any] | None = None) -> _Parts | None:
         """Returns the copies of the called layers, or None if no layer was called."""
-        counted = self._called(layers)
         noted = _noted(layers)
-        if not (counted or noted):
-            return None
-        have_samples = self._have_samples(noted, counted)
-        return _Parts([*noted, *counted], have_samples, noted, counted)
+        called = sorted([*self._called(layers), *noted], key=self._order.__getitem__)
+        return _Parts(called, self._have_samples(called, noted), noted) if called else None
 
     def _called(self, layers: Iterable[Any] | None = None) -> list[Any]:
         """Returns the layers that were called since their copies were combined."""
@@ -152,21 +163,23 @@ class MovingStatistics:
             if leaves and op.name not in combined:
                 yield op.name
 
-    def _have_samples(self, noted: Mapping[Any, Normalised], counted: Sequence[Any]) -> tf.Tensor:
+    def _have_samples(self, layers: Sequence[Any], noted: Mapping[Any, Normalised]) -> tf.Tensor:
         """Returns a boolean vector: True for layers with samples since they were combined."""
         with tf.device("/device:CPU:0"):
-            found = [tf.logical_not(call.is_empty) for call in noted.values()]
-            if not counted:
-                return tf.stack(found)
-            counts = tf.stack([self._calls[layer].read_value() for layer in counted])
-            have_samples = counts[:, 1] > 0
-            return tf.concat([tf.stack(found), have_samples], 0) if found else have_samples
+            return tf.stack(
+                [
+                    tf.logical_not(noted[layer].is_empty)
+                    if layer in noted
+                    else self._calls[layer].read_value()[1] > 0
+                    for layer in layers
+                ]
+            )
 
     def _forget(self, parts: _Parts) -> None:
         """Resets the counts of layers, and notes that their calls so far are combined."""
         for layer in parts.noted:
             del current().normalised[layer]
-        layers = parts.counted
+        layers = [layer for layer in parts.layers if layer not in parts.noted]
         with tf.device("/device:CPU:0"):
             for layer in layers:
                 self._calls[layer].assign([0, 0])
@@ -188,7 +201,7 @@ def _noted(layers: Iterable[Any] | None) -> dict[Any, Normalised]:
     if step.graph is not _graph() or tf.executing_eagerly():
         return {}
     chosen = list(step.normalised if layers is None else layers)
-    return {layer: call for layer in chosen if (call := step.normalised.get(layer))}
+    return {layer: step.normalised[layer] for layer in chosen if layer in step.normalised}
 
 
 class _Copy(NamedTuple):
@@ -209,19 +222,18 @@ class _Parts:
         layers: Sequence[Any],
         has_samples: tf.Tensor,
         noted: Mapping[Any, Normalised],
-        counted: Sequence[Any] = (),
     ) -> None:
         """Reads the copies; `has_samples` is a boolean for each layer."""
-        self.noted, self.counted = list(noted), counted
+        self.layers, self.noted = layers, noted
         copies = [
             _Copy(variable, place, before)
             for place, layer in enumerate(layers)
-            for variable, before in zip_longest(
+            for variable, before in itertools.zip_longest(
                 of_layer(layer), noted[layer].before if layer in noted else ()
             )
         ]
         copies.sort(key=lambda copy: str(copy.variable.dtype))
-        groups = groupby(copies, key=lambda copy: copy.variable.dtype)
+        groups = itertools.groupby(copies, key=lambda copy: copy.variable.dtype)
         self._groups = [_Group(list(group), has_samples) for _, group in groups]
         self.tensors = [group.tensor for group in self._groups]
         self.names = [f"{len(layers)} moving statistics" for _ in self._groups]
