@@ -85,7 +85,9 @@ def _documented_at(module: str) -> Iterator[tuple[str, Any]]:
             inherited = one.inherited_members if options.get("inherited_members") else {}
             for member, each in {**inherited, **one.members}.items():
                 each = _target(each)
-                if (each.has_docstring and not member.startswith("_")) or member == "__call__":
+                is_public = each.has_docstring and not member.startswith("_")
+                # A native class has no docstrings: that of the class describes its call.
+                if is_public or (member == "__call__" and member in one.members):
                     yield f"{module}.{name}.{member}", each
 
 

@@ -146,7 +146,6 @@ impl Engine {
     }
 
     // The buffer outlives the lock: dropping it may run code of the program.
-    #[inline]
     fn run_over(&self, call: Asked<'_>, buffer: Buffer, interrupt: Interrupt<'_>) -> Result<()> {
         let shared = &*self.shared;
         let mut queue = shared.in_order(&call)?;
@@ -196,7 +195,6 @@ impl Engine {
         self.start_over(Asked::Again(call), buffer)
     }
 
-    #[inline]
     fn start_over(&self, call: Asked<'_>, buffer: Buffer) -> Result<Work> {
         let mut queue = self.shared.in_order(&call)?;
         let launched = self

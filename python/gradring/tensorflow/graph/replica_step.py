@@ -108,7 +108,7 @@ class Share(NamedTuple):
 class Normalised(NamedTuple):
     """A call of a layer of batch normalisation."""
 
-    #: Whether the batch had no samples.
+    #: True if the batch had no samples.
     is_empty: bool | tf.Tensor
     #: Values of the moving statistics before the call; empty if the batch has samples for sure.
     before: Sequence[tf.Tensor]

@@ -6,10 +6,10 @@ the replicas' statistics, for any number of calls. The copies of all layers are 
 first bucket of gradients, if the graph that called the layers also reduces the gradients. Otherwise
 they are reduced at the end of `CustomCollectiveStrategy.run`.
 
-A step that calls a layer once, outside of functions, branches and loops of its own, knows the call
-while it is traced. Of other calls Python code cannot know whether a step makes them. So they count
-in a variable for each layer. If a graph calls the layer, then one of the graph's operations takes
-the variable as an input.
+The only call of a layer that a step makes itself is noted while the step is traced. A call in a
+function, a branch or a loop is not known then, and a second call depends on the first. So these
+calls count in a variable of the layer. If a graph calls the layer, then one of the graph's
+operations takes the variable as an input.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MovingStatistics:
     def follow(self, layer: Any, is_empty: bool | tf.Tensor, call: Callable[[], Any]) -> Any:
         """Returns the result of `call`, in which the layer updates its copies, and notes the call.
 
-        Until the copies are combined, those of an empty batch follow its stand-in row.
+        An empty batch changes the copies too, by its stand-in row, until they are combined.
         """
         self._order.setdefault(layer, next(self._numbers))
         step = current()

@@ -53,7 +53,6 @@ pub(super) enum Asked<'a> {
 
 impl Asked<'_> {
     /// Returns `true` if the prepared call is this one.
-    #[inline]
     fn is(&self, known: &Arc<Call>) -> bool {
         match self {
             Self::New(call) => **known == *call,
@@ -72,7 +71,6 @@ impl Asked<'_> {
 impl Deref for Asked<'_> {
     type Target = Call;
 
-    #[inline]
     fn deref(&self) -> &Call {
         match self {
             Self::New(call) => call,
@@ -152,7 +150,6 @@ impl Queue {
 
     /// Prepares a call, or reuses a recent one: preparing slows small messages down, and programs
     /// that send many repeat them.
-    #[inline]
     pub(super) fn prepare(&mut self, rank: usize, call: Asked<'_>) -> Result<Prepared> {
         match self.recent.iter().position(|known| call.is(&known.call)) {
             Some(0) => {}
