@@ -15,7 +15,7 @@ from typing import (
 )
 
 import numpy as np
-from typing_extensions import Self
+from typing_extensions import Never, Self, disjoint_base
 
 from gradring.errors import GradringError
 from gradring.stats import RankStats
@@ -186,11 +186,13 @@ class Collective:
     @staticmethod
     def all_to_all_v(sent: list[int], received: list[int]) -> Collective: ...
 
+@disjoint_base
 class Plan(Generic[_T]):
     def __new__(cls, communicator: object, arrays: _T, op: str, name: str) -> Self: ...
     @property
     def arrays(self) -> _T: ...
-    def __call__(self) -> _T: ...
+    def __class_getitem__(cls, _arrays: Any) -> type[Any]: ...
+    def __call__(self, *args: Never, **kwargs: Never) -> _T: ...
     def _begin(self) -> Work: ...
 
 @final
