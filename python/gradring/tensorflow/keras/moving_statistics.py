@@ -61,7 +61,7 @@ class MovingStatistics:
         """
         self._order.setdefault(layer, next(self._numbers))
         step = current()
-        is_direct = step.graph is _graph() and not tf.executing_eagerly()
+        is_direct = step.graph is _graph()
         if is_direct and layer not in self._calls and layer not in step.normalised:
             before = [] if is_empty is False else _values(of_layer(layer))
             step.normalised[layer] = Normalised(is_empty, before)
@@ -198,7 +198,7 @@ class MovingStatistics:
 def _noted(layers: Iterable[Any] | None) -> dict[Any, Normalised]:
     """Returns the calls of layers that this graph's step has noted; None means all layers."""
     step = current()
-    if step.graph is not _graph() or tf.executing_eagerly():
+    if step.graph is not _graph():
         return {}
     chosen = list(step.normalised if layers is None else layers)
     return {layer: step.normalised[layer] for layer in chosen if layer in step.normalised}
