@@ -3,6 +3,7 @@
 ====================  ===========================================================================
 `AllReduce`           each step applies the sum of all ranks' gradients, on every rank.
 `Primary`             the chief applies this sum alone, and sends its variables to all.
+`Sharded`             each rank applies it to its part of the variables; all gather them.
 `LocalSGD`            ranks train alone for some steps, and then average their variables.
 `ParameterServer`     servers keep the variables; workers push gradients and pull variables.
 `Nesterov`            for `LocalSGD`: an optimizer applies the average, as in DiLoCo.
@@ -22,6 +23,7 @@ from gradring.updates.rules import (
     ParameterServer,
     Primary,
     Rule,
+    Sharded,
     agree,
 )
 
@@ -36,6 +38,7 @@ __all__ = [
     "PowerSGD",
     "Primary",
     "Rule",
+    "Sharded",
     "TopK",
     "agree",
 ]

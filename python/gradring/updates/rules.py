@@ -90,6 +90,52 @@ class Primary:
 
 
 @dataclass(frozen=True)
+class Sharded:
+    """Each rank updates its part of the variables, and all ranks gather the variables.
+
+    A rank holds the optimizer's state for its part only, and updates only this part. So with N
+    ranks, state takes 1/N of the memory, and the update 1/N of the time. A reduce-scatter and an
+    all-gather send as many bytes as the all-reduce of `AllReduce`. Ranks have the same variables
+    after each step.
+
+    The optimizer must be one of Keras 3 that updates each element by itself: SGD, RMSprop, Adam,
+    AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl or Lion, or a class that inherits `update_step`
+    from one of them. Clipping, weight decay, averages of weights, loss scaling and accumulation
+    have the effect that they have in one process.
+
+    Files have the whole state, so any number of ranks, and one process, can restore them. All ranks
+    must save together, such as by `gradring.tensorflow.save`. After a save, each rank holds the
+    whole state until the next step.
+
+    See S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+    Models", SC 2020, stage 1.
+
+    Attributes:
+        sync_every: As for `AllReduce`.
+
+    Raises:
+        gradring.errors.ConfigError: `sync_every` is below 1. Another optimizer is noticed when it
+            is built.
+
+    Examples:
+        >>> rule = gradring.updates.Sharded()
+        >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(update=rule)
+        >>> with strategy.scope():
+        ...     weight, optimizer = tf.Variable(tf.zeros([32])), keras.optimizers.SGD(1.0, 0.5)
+        >>> def replica_step(gradient):
+        ...     optimizer.apply_gradients([(gradient, weight)])
+        >>> strategy.run(replica_step, args=(tf.fill([32], 1.0 + rank),))
+        >>> weight[0].numpy().item(), optimizer.momentums[0].numpy().shape
+        (-3.0, (16,))
+    """
+
+    sync_every: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count(self, "sync_every")
+
+
+@dataclass(frozen=True)
 class Nesterov:
     """An outer step: the mean movement of all ranks is taken as a gradient (DiLoCo).
 
@@ -289,7 +335,7 @@ class ParameterServer:
         return {**texts, "combine": "sum" if self.is_sum else "mean"}
 
 
-Rule: TypeAlias = AllReduce | Primary | LocalSGD | ParameterServer
+Rule: TypeAlias = AllReduce | Primary | Sharded | LocalSGD | ParameterServer
 """An update rule, a strategy's argument `update`, for annotations and `isinstance`.
 
 Examples:

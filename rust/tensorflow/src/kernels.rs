@@ -22,7 +22,9 @@ use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
 use crate::inflight::{self, Origin};
-use crate::ops::{ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, START, WAIT, accepted, attr};
+use crate::ops::{
+    ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, REDUCE_SCATTER_V_START, START, WAIT, accepted, attr,
+};
 use crate::status::{Code, Failure, Status};
 use crate::tensor::{Tensor, dtype};
 
@@ -30,6 +32,7 @@ use crate::tensor::{Tensor, dtype};
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     register_kernel::<Start>(api, START)?;
     register_kernel::<AllGatherStart>(api, ALL_GATHER_START)?;
+    register_kernel::<ReduceScatterVStart>(api, REDUCE_SCATTER_V_START)?;
     register_kernel::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
     register_kernel::<Wait>(api, WAIT)?;
     register_kernel::<Gate>(api, GATE)
@@ -147,6 +150,59 @@ impl Kernel for Start {
         self.bucket
             .launch(context, &communicator, collective, tensors, count)
     }
+}
+
+/// Starts a reduce-scatter of a bucket, with a number of elements for each rank.
+struct ReduceScatterVStart {
+    op: ReduceOp,
+    bucket: Bucket,
+}
+
+impl Kernel for ReduceScatterVStart {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        Ok(Self {
+            op: reduce_op(node)?,
+            bucket: Bucket::of(node)?,
+        })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let communicator = self.bucket.communicator.open()?;
+        let counts = context.input(1)?.read_i64()?;
+        // Input 0 is the token, and input 1 the counts.
+        let count = context.num_inputs() - 2;
+        let tensors = (0..count)
+            .map(|index| context.take_over(index + 2, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.bucket.check_values(&communicator, &tensors);
+        let total = tensors.iter().map(Tensor::size_bytes).sum::<usize>();
+        let total = total / self.bucket.dtype.size_bytes();
+        let counts = scattered(&counts, total, communicator.world_size()).map_err(|problem| {
+            let text = format!("reduce_scatter '{}': {problem}", self.bucket.name);
+            Failure::new(Code::InvalidArgument, text)
+        })?;
+        let collective = Collective::ReduceScatter {
+            op: self.op,
+            counts,
+        };
+        self.bucket
+            .launch(context, &communicator, collective, tensors, count)
+    }
+}
+
+/// Returns the counts as numbers of elements, or the problem with them.
+fn scattered(counts: &[i64], total: usize, world_size: usize) -> Result<Vec<usize>, String> {
+    let found: Option<Vec<_>> = counts.iter().map(|it| usize::try_from(*it).ok()).collect();
+    let found = found.filter(|found| {
+        let sum = found.iter().copied().fold(0, usize::saturating_add);
+        sum == total && found.len() == world_size
+    });
+    found.ok_or_else(|| {
+        format!(
+            "counts {counts:?} do not divide {total} elements among {world_size} ranks; pass \
+             every rank's number"
+        )
+    })
 }
 
 /// Returns the number of elements for each rank if rows are divided among the ranks.
@@ -413,25 +469,20 @@ impl Origin {
 
 fn collective(node: &Construction) -> Result<Collective, Failure> {
     let invalid = |text| Failure::new(Code::InvalidArgument, text);
-    let op = || {
-        let name = node.string(attr::REDUCE_OP)?;
-        ReduceOp::from_name(&name).ok_or_else(|| {
-            let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
-            invalid(format!("'{name}' is no reduce op; use one of {known}"))
-        })
-    };
     let root = || {
         let root = node.int(attr::ROOT)?;
         usize::try_from(root).map_err(|_| invalid(format!("{root} is no rank; pass a root >= 0")))
     };
     match node.string(attr::COLLECTIVE)?.as_str() {
-        "all_reduce" => Ok(Collective::AllReduce { op: op()? }),
+        "all_reduce" => Ok(Collective::AllReduce {
+            op: reduce_op(node)?,
+        }),
         "reduce_scatter" => Ok(Collective::ReduceScatter {
-            op: op()?,
+            op: reduce_op(node)?,
             counts: Vec::new(),
         }),
         "reduce" => Ok(Collective::Reduce {
-            op: op()?,
+            op: reduce_op(node)?,
             root: root()?,
         }),
         "broadcast" => Ok(Collective::Broadcast { root: root()? }),
@@ -440,6 +491,15 @@ fn collective(node: &Construction) -> Result<Collective, Failure> {
             "'{other}' is no collective of GradringStart"
         ))),
     }
+}
+
+fn reduce_op(node: &Construction) -> Result<ReduceOp, Failure> {
+    let name = node.string(attr::REDUCE_OP)?;
+    ReduceOp::from_name(&name).ok_or_else(|| {
+        let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
+        let text = format!("'{name}' is no reduce op; use one of {known}");
+        Failure::new(Code::InvalidArgument, text)
+    })
 }
 
 fn register_kernel<K: Kernel>(api: &'static Api, op: &CStr) -> Result<(), RegisterError> {
@@ -537,6 +597,15 @@ mod tests {
         assert!(row(&[2, 1], &[7, 2], &[3]).is_err());
         assert!(row(&[4, -1], &[7, -1], &[3]).is_err());
         assert!(row(&[i64::MAX, i64::MAX], &[0, i64::MAX], &[3]).is_err());
+    }
+
+    #[test]
+    fn counts_that_do_not_divide_the_bucket_are_refused() {
+        assert_eq!(scattered(&[2, 0, 3], 5, 3), Ok(vec![2, 0, 3]));
+        assert!(scattered(&[2, 3], 5, 3).is_err());
+        assert!(scattered(&[2, 0, 2], 5, 3).is_err());
+        assert!(scattered(&[-1, 3, 3], 5, 3).is_err());
+        assert!(scattered(&[i64::MAX, i64::MAX, 5], 5, 3).is_err());
     }
 
     #[test]

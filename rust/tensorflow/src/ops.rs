@@ -1,9 +1,9 @@
 //! Names, attributes and shapes of the ops.
 //!
-//! `GradringStart`, `GradringAllGatherStart` and `GradringAllToAllVStart` hand tensors to the
-//! engine and return at once; `GradringWait` blocks until the engine has finished with them. The
-//! `token` is a scalar resource variable. TensorFlow takes every Start for a write to it, which
-//! keeps Starts in program order even across `tf.cond` and `tf.while_loop`. The tensors named
+//! `GradringStart`, and the Starts with counts, hand tensors to the engine and return at once;
+//! `GradringWait` blocks until the engine has finished with them. The `token` is a scalar resource
+//! variable. TensorFlow takes every Start for a write to it, which keeps Starts in program order
+//! even across `tf.cond` and `tf.while_loop`. The tensors named
 //! `inflight` carry shapes and gradients through the graph. Their contents are undefined while the
 //! engine works on them, and a Wait returns the memory that `inflight.rs` keeps, not its input
 //! tensors. `GradringGate` passes a tensor on once a Start has run, so that ops which read its
@@ -16,6 +16,7 @@ use crate::status::{Code, Failure, Status, set};
 
 pub(crate) const START: &CStr = c"GradringStart";
 pub(crate) const ALL_GATHER_START: &CStr = c"GradringAllGatherStart";
+pub(crate) const REDUCE_SCATTER_V_START: &CStr = c"GradringReduceScatterVStart";
 pub(crate) const ALL_TO_ALL_V_START: &CStr = c"GradringAllToAllVStart";
 pub(crate) const WAIT: &CStr = c"GradringWait";
 pub(crate) const GATE: &CStr = c"GradringGate";
@@ -85,6 +86,15 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         attrs: &START_ATTRS,
         is_stateful: true,
         shapes: unknown_shapes,
+    }
+    .register(api)?;
+    Op {
+        name: REDUCE_SCATTER_V_START,
+        inputs: &[c"token: resource", c"counts: int64", c"tensors: N * T"],
+        outputs: &[c"inflight: N * T", c"handle: int64"],
+        attrs: &[&[LENGTH, c"reduce_op: string"][..], &START_ATTRS].concat(),
+        is_stateful: true,
+        shapes: start_with_counts_shapes,
     }
     .register(api)?;
     Op {
@@ -171,15 +181,13 @@ pub(crate) fn accepted(status: &Status, part: &str, op: &CStr) -> Result<(), Reg
 /// Outputs have the shapes of the inputs after the token; the handle is a scalar.
 unsafe extern "C" fn start_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
     // SAFETY: TensorFlow passes live objects.
-    unsafe {
-        infer(context, status, |shapes| {
-            let tensors = shapes.num_inputs() - 1;
-            for index in 0..tensors {
-                shapes.copy(index + 1, index)?;
-            }
-            shapes.set_scalar(tensors)
-        });
-    }
+    unsafe { infer(context, status, |shapes| shapes.copy_from(1)) };
+}
+
+/// Outputs have the shapes of the inputs after the token and the counts; the handle is a scalar.
+unsafe extern "C" fn start_with_counts_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe { infer(context, status, |shapes| shapes.copy_from(2)) };
 }
 
 /// Outputs have the shapes of the inputs; the last input is the handle.
@@ -240,6 +248,15 @@ impl Shapes {
         // SAFETY: the context is alive during `infer`.
         let count = unsafe { (self.api.shape_num_inputs)(self.raw) };
         c_int::try_from(count).unwrap_or(c_int::MAX)
+    }
+
+    /// Outputs have the shapes of the inputs from `first` on; the last output is a scalar.
+    fn copy_from(&self, first: c_int) -> Result<(), Failure> {
+        let tensors = self.num_inputs() - first;
+        for index in 0..tensors {
+            self.copy(first + index, index)?;
+        }
+        self.set_scalar(tensors)
     }
 
     /// Output `output` has the shape of input `input`.

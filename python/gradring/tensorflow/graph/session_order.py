@@ -40,7 +40,11 @@ from gradring.group.communicator import Communicator, core_of, open_groups
 from gradring.tensorflow.graph import compat, failures, sessions
 
 _WAIT = "GradringWait"
-_KINDS = {"GradringAllGatherStart": "all_gather", "GradringAllToAllVStart": "all_to_all"}
+_KINDS = {
+    "GradringAllGatherStart": "all_gather",
+    "GradringAllToAllVStart": "all_to_all",
+    "GradringReduceScatterVStart": "reduce_scatter",
+}
 
 _STARTS = {"GradringStart", *_KINDS}
 

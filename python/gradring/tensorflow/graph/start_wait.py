@@ -92,6 +92,25 @@ def start_reduce_scatter(tensor: tf.Tensor, collective: Collective) -> list[tf.T
     return _start("reduce_scatter", [tensor], collective, collective.op)
 
 
+def start_reduce_scatter_v(
+    tensors: list[tf.Tensor], counts: tf.Tensor, collective: Collective
+) -> list[tf.Tensor]:
+    """Starts a reduce-scatter of a bucket, with a number of elements for each rank.
+
+    Args:
+        tensors: A bucket of tensors of one dtype that the engine takes.
+        counts: int64 of shape `[world_size]`: every rank's number of consecutive elements of the
+            bucket.
+        collective: Group, label, op and check.
+
+    Returns:
+        The tensors in flight, and the handle. Only this rank's elements are a result.
+    """
+    inputs = {"counts": counts, "tensors": tensors}
+    attributes: dict[str, str | int] = {"reduce_op": collective.op}
+    return _run_start("GradringReduceScatterVStart", inputs, tensors, collective, attributes)
+
+
 def row_counts(tensor: tf.Tensor, world_size: int) -> tf.Tensor:
     """Returns each rank's number of rows of a tensor divided as by ``numpy.array_split``."""
     rows = tf.shape(tensor, tf.int64)[0]

@@ -49,6 +49,7 @@ from gradring.tensorflow.keras import (
 from gradring.tensorflow.keras.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.rules import updates
+from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import updates_of
 from gradring.tensorflow.seams import keras_names as names
 from gradring.tensorflow.seams.table import (
@@ -140,6 +141,9 @@ def _replacements() -> Iterator[Replacement]:
     yield _traced(names.MAKE_FUNCTION, sample_shares.make_function, _is_ours)
     yield _plain(names.COMPILE, _compile, _is_ours)
     yield _traced(names.BUILD_OPTIMIZER, _build, _always)
+    yield _traced(names.ADD_VARIABLE, _add_variable, _always)
+    yield _plain(names.FINALIZE, _finalize, _always)
+    yield _plain(names.SAVE_OPTIMIZER, _save_optimizer, _always)
     yield _plain(names.FIT, fit_callbacks.fit, _is_ours)
     for seam in (names.EVALUATE, names.PREDICT):
         yield _plain(seam, keras_loops.with_equal_replicas, _is_ours)
@@ -160,8 +164,8 @@ def _replacements() -> Iterator[Replacement]:
         yield _plain(seam, whole_files.save, _always)
     yield _traced(names.CHECKPOINT, fit_callbacks.checkpoint, _trains_under_ours)
     yield _traced(names.BACKUP_BEGIN, fit_callbacks.restore, _trains_under_ours)
-    for seam in (names.BACKUP_SAVE, names.BACKUP_END):
-        yield _traced(seam, fit_callbacks.on_chief, _trains_under_ours)
+    yield _traced(names.BACKUP_SAVE, fit_callbacks.backup, _trains_under_ours)
+    yield _traced(names.BACKUP_END, fit_callbacks.on_chief, _trains_under_ours)
     in_fit: dict[Seam, Callable[..., Any]] = {
         names.TRAIN_BEGIN: fit_callbacks.begin,
         names.BATCH_END: fit_callbacks.end_batch,
@@ -366,7 +370,8 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, grads: Any) ->
     gradient_norm.note_reduced(optimizer, sums)
     reduced = iter(sums)
     complete = [None if gradient is None else next(reduced) for gradient in grads]
-    return _Reduced(original(optimizer, complete))
+    rule = updates_of(tf.distribute.get_strategy())
+    return _Reduced(rule.clip(functools.partial(original, optimizer), optimizer, complete))
 
 
 def _clips(optimizer: Any) -> bool:
@@ -511,6 +516,36 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None
         adopt(optimizer.variables, strategy)
     updates_of(strategy).build(optimizer, variables)
     original(optimizer, variables)
+
+
+def _add_variable(
+    original: Callable[..., Any],
+    optimizer: Any,
+    reference_variable: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Makes a variable of an optimizer's state by the update rule."""
+
+    def make() -> Any:
+        return original(optimizer, reference_variable, *args, **kwargs)
+
+    rule = updates_of(strategy_of([reference_variable]))
+    return rule.add_variable(make, optimizer, reference_variable)
+
+
+def _finalize(original: Callable[..., Any], optimizer: Any, var_list: Any) -> None:
+    """Gives variables their averages at the end of `fit`, if the optimizer has `use_ema`."""
+    if optimizer.use_ema:
+        rule_of(list(var_list)).sync(var_list)
+    original(optimizer, var_list)
+
+
+def _save_optimizer(original: Callable[..., Any], optimizer: Any, store: Any) -> None:
+    """Saves the state of an optimizer, after its rule has prepared it."""
+    trained = names.TRAINED.of(optimizer, ())
+    rule_of(trained).before_saving(trained)
+    original(optimizer, store)
 
 
 def _attributes_of_all(original: Callable[..., Any], kind: str) -> Any:

@@ -34,6 +34,11 @@ from gradring.tensorflow.seams import keras_names
 _log = logging.getLogger("gradring")
 
 CHIEF = 0
+#: Callbacks of Keras that do not save a model.
+_SAVE_NOTHING = (
+    *("CSVLogger", "EarlyStopping", "History", "LearningRateScheduler", "ProgbarLogger"),
+    *("ReduceLROnPlateau", "TerminateOnNaN"),
+)
 #: Number of variables that a warning names.
 NAMES_SHOWN = 8
 #: The kinds of differences that `unlike` finds, in its order, each with cause and remedy.
@@ -69,6 +74,8 @@ class _Fit:
     unsaved: Exception | None = None
     #: Error of the chief's restore, kept until the next collective sends it to all ranks.
     unrestored: Exception | None = None
+    #: True if a callback of a rank may save.
+    saves: bool = True
     #: False once differing variables were reported; the ranks then compare no more.
     compares: bool = True
 
@@ -104,6 +111,12 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
     saves = bool(those(keras.callbacks.ModelCheckpoint))
     fit.chief_saves = bool(_from_chief(fit.model, saves, "ModelCheckpoint"))
     backups = those(keras.callbacks.BackupAndRestore)
+    if updates_of(fit.model.distribute_strategy).holds_parts:
+        silent = tuple(getattr(keras.callbacks, name) for name in _SAVE_NOTHING)
+        may_save = not all(type(callback) in silent for callback in callbacks.callbacks)
+        found = np.array([may_save], np.int64)
+        fit.model.distribute_strategy.communicator.all_reduce(found, "max", name="fit: saves")
+        fit.saves = bool(found[0])
     _restored(fit.model, backups, lambda: original(callbacks, logs))
 
 
@@ -137,8 +150,10 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
     """
     model = _fit.get().model
     # Rank 0 may be the only one that saves, so its weights must be those of all ranks.
-    sync_model(model)
+    if _fit.get().saves:
+        sync_model(model)
     original(callbacks, epoch, logs)
+    updates_of(model.distribute_strategy).after_saving(model.trainable_variables)
     communicator = model.distribute_strategy.communicator
     rate = _learning_rate(model)
     has_failed = _fit.get().unsaved is not None
@@ -196,7 +211,13 @@ def _warn_of_unlike_variables(epoch: int) -> None:
 
 
 def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
-    """Stands in for `CallbackList.on_train_end`; waits until the chief has saved."""
+    """Stands in for `CallbackList.on_train_end`; waits until the chief has saved.
+
+    After `fit`, one rank alone can save the whole state.
+    """
+    model = _fit.get().model
+    if updates_of(model.distribute_strategy).holds_parts:
+        sync_model(model)
     original(callbacks, logs)
     _raise_unsaved()
 
@@ -231,10 +252,23 @@ def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs
 
     Programs may give the callback to all ranks, to the chief alone, or to one rank of each host.
     """
+    before_saving(callback)
     if is_in_fit(callback) and not _fit.get().chief_saves:
         _saving(original, callback, *args, **kwargs)
     else:
         on_chief(original, callback, *args, **kwargs)
+
+
+def backup(original: Callable[..., Any], callback: Any) -> None:
+    """Saves a backup on the chief."""
+    before_saving(callback)
+    on_chief(original, callback)
+
+
+def before_saving(callback: Any) -> None:
+    """Prepares a save by one rank; every rank that has the callback calls it."""
+    model = callback.model
+    updates_of(model.distribute_strategy).before_saving(model.trainable_variables)
 
 
 def on_chief(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.sparse import with_each_index_once
-from gradring.tensorflow.rules.updates import Gradient
+from gradring.tensorflow.rules.updates import Gradient, updates_of
 from gradring.tensorflow.seams import keras_names
 
 
@@ -54,7 +54,8 @@ def watch(model: tf.keras.Model) -> Norms:
 def note_reduced(optimizer: Any, gradients: Sequence[Gradient]) -> None:
     """Stores the norm of the gradients' sum over all replicas, if `watch` asked for it."""
     if optimizer in _watched:
-        _watched[optimizer].reduced.assign(_norm(gradients))
+        rule = updates_of(tf.distribute.get_strategy())
+        _watched[optimizer].reduced.assign(rule.norm(_norm(gradients)))
 
 
 def note_own(optimizer: Any, gradients: Sequence[Gradient]) -> None:

@@ -8,7 +8,7 @@ only in every k-th step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -63,6 +63,8 @@ class AccumulatedUpdates(UpdatesInRounds):
         super().__init__()
         self._steps = steps
         self._inner = inner
+        self.applies_inside = inner.applies_inside
+        self.holds_parts = inner.holds_parts
 
     def begin(self, optimizer: Any) -> RoundOfParts[_Sum]:
         """Begins a round without sums."""
@@ -71,6 +73,28 @@ class AccumulatedUpdates(UpdatesInRounds):
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Prepares the optimizer for `inner`."""
         self._inner.build(optimizer, variables)
+
+    def add_variable(self, make: Callable[[], Any], optimizer: Any, reference: Any) -> Any:
+        """Makes a variable of the optimizer's state as `inner` does."""
+        return self._inner.add_variable(make, optimizer, reference)
+
+    def clip(
+        self, clip: Callable[[Sequence[Gradient]], Any], optimizer: Any, gradients: Sequence[Any]
+    ) -> Any:
+        """Clips as `inner` does."""
+        return self._inner.clip(clip, optimizer, gradients)
+
+    def norm(self, own_norm: tf.Tensor) -> tf.Tensor:
+        """Returns the norm as `inner` does."""
+        return self._inner.norm(own_norm)
+
+    def before_saving(self, variables: Iterable[Any]) -> None:
+        """Prepares a file as `inner` does."""
+        self._inner.before_saving(variables)
+
+    def after_saving(self, variables: Iterable[Any]) -> None:
+        """Frees memory as `inner` does."""
+        self._inner.after_saving(variables)
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]

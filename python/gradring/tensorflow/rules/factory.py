@@ -13,6 +13,7 @@ from gradring.tensorflow.rules.compression.compressed import CompressedUpdates
 from gradring.tensorflow.rules.local import LocalUpdates
 from gradring.tensorflow.rules.parameter_server import PushedUpdates
 from gradring.tensorflow.rules.primary import PrimaryUpdates
+from gradring.tensorflow.rules.sharded import ShardedUpdates
 from gradring.tensorflow.rules.updates import Updates
 
 
@@ -63,7 +64,14 @@ def make(
         return PushedUpdates(rule, served)
     if isinstance(rule, updates.LocalSGD):
         return LocalUpdates(rule, communicator, bucket_bytes)
-    inner = Updates() if isinstance(rule, updates.AllReduce) else PrimaryUpdates(communicator)
+    inner: Updates
+    match rule:
+        case updates.AllReduce():
+            inner = Updates()
+        case updates.Primary():
+            inner = PrimaryUpdates(communicator)
+        case updates.Sharded():
+            inner = ShardedUpdates(communicator, bucket_bytes, check_gradients, embeddings)
     if isinstance(rule, updates.AllReduce) and rule.compression is not None:
         if check_gradients is not None:
             raise ConfigError(

@@ -19,8 +19,9 @@ from gradring.tensorflow.seams import keras_names
 
 #: Gradient of a variable; None if the loss does not depend on the variable.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
-#: The optimizer's own `apply`, as a function of gradients.
-Apply: TypeAlias = Callable[[Sequence[Gradient]], None]
+#: The optimizer's own `apply`, as a function of gradients, and of variables if others than those of
+#: the call are to be updated.
+Apply: TypeAlias = Callable[..., None]
 
 
 class Updates:
@@ -35,9 +36,23 @@ class Updates:
     replaces_step = False
     #: True if all ranks have the same weights after `sync` of the same step.
     ends_equal = True
+    #: True if each rank holds a part of the optimizer's state.
+    holds_parts = False
+    #: True if a `LossScaleOptimizer` runs plainly, and the rule applies to the optimizer inside.
+    applies_inside = False
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Prepares an optimizer that is built for these variables in the strategy's scope."""
+
+    def add_variable(self, make: Callable[[], Any], optimizer: Any, reference: Any) -> Any:
+        """Returns a variable of the optimizer's state that `make` makes.
+
+        Args:
+            make: Makes a variable of the shape of `reference`.
+            optimizer: The optimizer that is being built.
+            reference: The variable that it trains.
+        """
+        return make()
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
@@ -71,6 +86,22 @@ class Updates:
         """
         step(gradients, variables, learning_rate)
 
+    def clip(
+        self, clip: Callable[[Sequence[Gradient]], Any], optimizer: Any, gradients: Sequence[Any]
+    ) -> Any:
+        """Clips sums of gradients.
+
+        Args:
+            clip: The optimizer's own clipping.
+            optimizer: The optimizer.
+            gradients: The sums that this rank applies.
+        """
+        return clip(gradients)
+
+    def norm(self, own_norm: tf.Tensor) -> tf.Tensor:
+        """Returns the norm of all sums of gradients from that of the sums that this rank applies."""
+        return own_norm
+
     def stats(self) -> dict[str, Any]:
         """Returns the rule's counters."""
         return {}
@@ -83,6 +114,12 @@ class Updates:
 
     def sync(self, variables: Iterable[Any]) -> None:
         """Makes the replicas of these variables equal, if the rule lets them differ."""
+
+    def before_saving(self, variables: Iterable[Any]) -> None:
+        """Prepares a file that one rank writes; called on all ranks whose callbacks save."""
+
+    def after_saving(self, variables: Iterable[Any]) -> None:
+        """Frees the memory that `before_saving` took."""
 
     def forget(self, variables: Iterable[Any]) -> None:
         """Drops unfinished rounds, because all ranks have given these variables equal values."""
@@ -112,6 +149,7 @@ def apply(
         or replica_step.current().is_applying
         or not gradients
         or not knows_variables
+        or (updates.applies_inside and hasattr(optimizer, "inner_optimizer"))
     ):
         original(optimizer, gradients, variables)
         return
@@ -121,7 +159,7 @@ def apply(
     with replica_step.holding(is_applying=True):
         updates.apply(
             optimizer,
-            lambda changed: original(optimizer, changed, variables),
+            lambda changed, others=variables: original(optimizer, changed, others),
             with_known_shapes(list(gradients), variables),
             variables,
         )

@@ -64,8 +64,14 @@ BUILD_OPTIMIZER = Seam(
 ADD_VARIABLE = Seam(
     _OPTIMIZER,
     "add_variable_from_reference",
-    "makes variables of an optimizer in a step of a program that knows of no replicas",
+    "makes variables of an optimizer's state by the update rule",
     "reference_variable",
+)
+FINALIZE = Seam(
+    _OPTIMIZER, "finalize_variable_values", "averages whole variables at the end", "var_list"
+)
+SAVE_OPTIMIZER = Seam(
+    _OPTIMIZER, "save_own_variables", "gathers the state that is in a file", "store"
 )
 DISTRIBUTION_STRATEGY = _attribute(
     _OPTIMIZER, "_distribution_strategy", "the strategy of an optimizer that was made elsewhere"

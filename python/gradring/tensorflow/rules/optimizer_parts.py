@@ -1,0 +1,289 @@
+"""Variables of an optimizer that each rank holds in part.
+
+A rank holds its part of each variable of the optimizer's state. Before a file is written, the ranks
+gather the whole values, so files look as without parts. The next step cuts them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.errors import ConfigError
+from gradring.gradients.buckets import Entry, pack
+from gradring.gradients.names import Label, name_of, without_counters
+from gradring.gradients.parts import Division, divide
+from gradring.gradients.reduction import Collective
+from gradring.group.communicator import Communicator
+from gradring.tensorflow.graph import compat, replica_step
+from gradring.tensorflow.graph.replica_step import id_of
+from gradring.tensorflow.graph.start_wait import start_all_gather, wait
+from gradring.tensorflow.rules.updates import own, when
+
+#: Stages of an optimizer's state: all variables are cut; a program has assigned some, which may be
+#: whole; all are whole and equal on all ranks.
+_CUT, _ASSIGNED, _WHOLE = range(3)
+
+
+class Parts:
+    """The parts of one optimizer's variables, and of the variables that it trains."""
+
+    def __init__(
+        self, communicator: Communicator, trained: Sequence[Any], bucket_bytes: int
+    ) -> None:
+        """Divides the trained variables; nothing is sent.
+
+        Args:
+            communicator: The strategy's group.
+            trained: The variables that the optimizer trains.
+            bucket_bytes: Limit of the variables that travel together, in bytes.
+        """
+        self.communicator = communicator
+        self.trained = list(trained)
+        self.positions = {id_of(variable): i for i, variable in enumerate(self.trained)}
+        self.states: list[StateVariable] = []
+        self._stage = compat.plain_variable(_CUT, "stage_of_parts", tf.int64)
+        # A backward pass produces the gradients of the last variables first.
+        order = list(reversed(range(len(self.trained))))
+        dtypes = [tf.as_dtype(variable.dtype) for variable in self.trained]
+        sizes = [_elements(self.trained[i]) * dtypes[i].size for i in order]
+        entries = [Entry(dtypes[i].name, size) for i, size in zip(order, sizes, strict=True)]
+        #: Positions of the trained variables that travel together.
+        self.buckets = [
+            [order[index] for index in bucket.indices] for bucket in pack(entries, bucket_bytes)
+        ]
+        self._divisions: dict[int, list[Division]] = {}
+        self._weights: dict[tuple[int, int], list[WeightPart]] = {}
+        self._place = self.place
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and world size."""
+        return self.communicator.rank, self.communicator.world_size
+
+    def division(self, position: int) -> Division:
+        """Returns the division of a trained variable in the current group."""
+        size = self.communicator.world_size
+        if size not in self._divisions:
+            found: list[Any] = [None] * len(self.trained)
+            for bucket in self.buckets:
+                shapes = [tf.TensorShape(self.trained[i].shape).as_list() for i in bucket]
+                for i, division in zip(bucket, divide(shapes, size), strict=True):
+                    found[i] = division
+            self._divisions[size] = found
+        return self._divisions[size][position]
+
+    def counts(self, positions: Iterable[int]) -> list[int]:
+        """Returns the number of elements of each rank in these variables together."""
+        divisions = [self.division(position) for position in positions]
+        ranks = range(self.communicator.world_size)
+        return [sum(division.count(rank) for division in divisions) for rank in ranks]
+
+    def part_of(self, position: int, value: tf.Tensor) -> tf.Tensor:
+        """Returns this rank's part of a value of the variable's shape."""
+        division, rank = self.division(position), self.communicator.rank
+        units = division.units(rank)
+        flat = value if division.is_by_rows else tf.reshape(value, [-1])
+        return tf.reshape(flat[units.start : units.stop], division.part_shape(rank))
+
+    def weights(self) -> list[WeightPart]:
+        """Returns variables for this rank's parts of all trained variables."""
+        if self.place not in self._weights:
+            self._weights[self.place] = [
+                WeightPart(variable, self.division(position).part_shape(self.communicator.rank))
+                for position, variable in enumerate(self.trained)
+            ]
+        return self._weights[self.place]
+
+    def add_state(self, make: Callable[[], Any], reference: Any) -> Any:
+        """Returns the optimizer's variable that `make` makes, after it was cut.
+
+        Args:
+            make: Makes a variable of Keras with the shape of `reference`.
+            reference: A trained variable.
+        """
+        position = self.positions[id_of(reference)]
+
+        def create(_: Any, **kwargs: Any) -> StateVariable:
+            state = StateVariable(self, position, kwargs)
+            self.states.append(state)
+            return state
+
+        with tf.variable_creator_scope(create):
+            made = make()
+        # The shape that Keras knows is that of the whole value.
+        made.assign = self.states[-1].assign
+        return made
+
+    def check_place(self, optimizer: Any) -> None:
+        """Refuses parts that were cut for another place in the group.
+
+        Raises:
+            gradring.errors.ConfigError: The group has formed again, and the program has not given
+                the optimizer its whole state.
+        """
+        if self._place == self.place:
+            return
+        with tf.init_scope():
+            are_whole = all(state.is_whole() for state in self.states)
+        if not are_whole:
+            raise ConfigError(
+                f"rank {self.communicator.rank} of {self.communicator.host}: a new group of "
+                f"{self.communicator.world_size} ranks has formed, and the state of "
+                f"{optimizer.name} is divided as in the former one; restore it from a "
+                "gradring.tensorflow.elastic.State or a checkpoint before the next step"
+            )
+        self._place = self.place
+
+    def cut(self) -> None:
+        """Cuts the states that are not; runs in each step, in which there is rarely anything."""
+
+        def cutting() -> None:
+            for state in self.states:
+                state.hold(state.own_part())
+            self._stage.assign(_CUT)
+
+        when(self._stage > _CUT, cutting)
+
+    def make_whole(self) -> None:
+        """Gives all ranks the whole state; every rank calls it, eagerly."""
+        if self.are_whole():
+            return
+        for state in self.states:
+            state.hold(state.gathered())
+        self._stage.assign(_WHOLE)
+
+    def are_whole(self) -> bool:
+        """Returns whether all ranks have the whole state."""
+        with tf.init_scope():
+            return int(self._stage.numpy()) == _WHOLE
+
+    def note_assigned(self) -> None:
+        """Notes that a program has assigned a state, and so may have made it whole."""
+        self._stage.assign(tf.maximum(self._stage, _ASSIGNED))
+
+    def has_any(self, ids: Iterable[int]) -> bool:
+        """Returns whether one of the ids is that of a trained variable or a state."""
+        ids = set(ids)
+        known = ids & self.positions.keys()
+        return bool(known) or any(id_of(state) in ids for state in self.states)
+
+
+class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
+    """A variable of an optimizer's state, of which this rank holds its part, or all of it."""
+
+    def __init__(self, parts: Parts, position: int, arguments: dict[str, Any]) -> None:
+        """Makes the variable with this rank's part of its initial value.
+
+        Args:
+            parts: The optimizer's parts.
+            position: Position of the trained variable that it belongs to.
+            arguments: Arguments of `tf.Variable`.
+        """
+        self._parts, self._position = parts, position
+        self._whole = tf.TensorShape(parts.trained[position].shape)
+        rank = self._whole.rank
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            value = arguments["initial_value"]
+            value = value() if callable(value) else value
+            if isinstance(value, compat.CheckpointInitialValue):
+                value = value.wrapped_value
+            value = tf.convert_to_tensor(value, arguments.get("dtype"))
+            super().__init__(
+                parts.part_of(position, value),
+                trainable=False,
+                dtype=value.dtype,
+                name=arguments.get("name"),
+                shape=tf.TensorShape([None] * rank if rank else None),
+            )
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the whole value."""
+        return self._whole
+
+    def is_whole(self) -> bool:
+        """Returns whether this rank holds all of the value; called eagerly."""
+        return bool(tf.shape(self.read_value()).numpy().tolist() == self._whole.as_list())
+
+    def own_part(self) -> tf.Tensor:
+        """Returns this rank's part of the value."""
+        value = self.read_value()
+        division, rank = self._parts.division(self._position), self._parts.communicator.rank
+        shape = division.part_shape(rank)
+        return tf.cond(
+            tf.equal(tf.size(value), self._whole.num_elements()),
+            lambda: self._parts.part_of(self._position, tf.reshape(value, self._whole)),
+            lambda: tf.reshape(value, shape),
+        )
+
+    def gathered(self) -> tf.Tensor:
+        """Returns the whole value; every rank calls it."""
+        parts = self._parts
+        label = f"Sharded: whole state {name_of(self)}"
+        (compared,) = without_counters([label])
+        collective = Collective(parts.communicator, Label(label, compared))
+        counts = tf.constant(parts.counts([self._position]), tf.int64)
+        flat = tf.reshape(self.own_part(), [-1])
+        ((whole,),) = wait([start_all_gather(flat, counts, collective)])
+        return tf.reshape(whole, self._whole)
+
+    def hold(self, value: tf.Tensor) -> None:
+        """Holds a part, or the whole value."""
+        super().assign(value)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """See `tf.Variable.assign`; takes a whole value, or in a step of the optimizer a part."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not replica_step.current().is_applying:
+            self._parts.note_assigned()
+        elif value.shape.rank is not None and value.shape == self._whole:
+            value = self._parts.part_of(self._position, value)
+        return super().assign(value, *args, **kwargs)
+
+    def read_value_no_copy(self) -> tf.Tensor:
+        """Returns the whole value, for files; every rank calls it, unless all have it."""
+        return self.read_value() if self._parts.are_whole() else self.gathered()
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        (value,) = restored_tensors.values()
+        return self.assign(tf.ensure_shape(value, self._whole))
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        if self not in object_map:
+            object_map[self] = compat.ResourceVariable(
+                tf.zeros(self._whole, self.dtype), trainable=False, name=self.name.split(":")[0]
+            )
+        object_map[self].assign(self.gathered())
+
+
+class WeightPart(compat.ResourceVariable):  # type: ignore[misc]
+    """This rank's part of a trained variable, which stands for the variable in a step."""
+
+    def __init__(self, variable: Any, shape: Sequence[int]) -> None:
+        """Makes a part of zeros.
+
+        Args:
+            variable: The trained variable.
+            shape: Shape of the part.
+        """
+        self._variable = own(variable)
+        with tf.init_scope(), tf.device("/device:CPU:0"), tf.name_scope("gradring/"):
+            zeros = tf.zeros(shape, self._variable.dtype)
+            super().__init__(zeros, trainable=False, name="part")
+
+    @property
+    def name(self) -> str:
+        """Name of the whole variable, by which a program can leave it out of weight decay."""
+        return str(self._variable.name)
+
+    def _distributed_container(self) -> Any:
+        """Returns the variable by which optimizers know this part."""
+        container = getattr(self._variable, "_distributed_container", None)
+        return self._variable if container is None else container()
+
+
+def _elements(variable: Any) -> int:
+    return int(tf.TensorShape(variable.shape).num_elements())

@@ -1,0 +1,353 @@
+"""`gradring.updates.Sharded`: each rank updates its part of the variables, and all gather them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from gradring.errors import ConfigError
+from gradring.gradients.checks import CheckGradients, Embeddings
+from gradring.gradients.names import Names, name_of
+from gradring.gradients.reduction import Reduction
+from gradring.group.communicator import Communicator
+from gradring.tensorflow.graph.backward_order import start_as_soon_as_ready
+from gradring.tensorflow.graph.cross_device_ops import alone
+from gradring.tensorflow.graph.dtypes import map_values
+from gradring.tensorflow.graph.reduction import reduce_leaves
+from gradring.tensorflow.graph.replica_step import id_of
+from gradring.tensorflow.graph.start_wait import start_all_gather, start_reduce_scatter_v, wait
+from gradring.tensorflow.rules.optimizer_parts import Parts
+from gradring.tensorflow.rules.updates import Apply, Gradient, Updates, own, when
+from gradring.tensorflow.seams import keras_names
+
+#: Optimizers of Keras that update each element by itself.
+ELEMENTWISE = (
+    *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
+)
+
+
+class ShardedUpdates(Updates):
+    """Scatters the sums of gradients, updates own parts, and gathers the variables."""
+
+    applies_inside = True
+    holds_parts = True
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        bucket_bytes: int,
+        check_gradients: CheckGradients | None,
+        embeddings: Embeddings,
+    ) -> None:
+        """Takes the arguments of the strategy."""
+        self._communicator = communicator
+        self._bucket_bytes = bucket_bytes
+        self._check_gradients: CheckGradients | None = check_gradients
+        self._embeddings: Embeddings = embeddings
+        self._parts: WeakKeyDictionary[Any, Parts] = WeakKeyDictionary()
+        #: Positions of the variables of the call that is being traced, and those of own gradients.
+        self._call: tuple[Sequence[int], Sequence[int]] = ((), ())
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Divides the variables of an optimizer.
+
+        Raises:
+            gradring.errors.ConfigError: The optimizer does not update each element by itself, or a
+                variable is assigned by its gradient.
+        """
+        if hasattr(optimizer, "inner_optimizer"):
+            return
+        self._check(optimizer, variables)
+        self._parts[optimizer] = Parts(self._communicator, variables, self._bucket_bytes)
+
+    def add_variable(self, make: Callable[[], Any], optimizer: Any, reference: Any) -> Any:
+        """Makes a variable of the optimizer's state that holds this rank's part."""
+        parts = self._parts.get(optimizer)
+        if parts is None or id_of(reference) not in parts.positions:
+            return make()
+        return parts.add_state(make, reference)
+
+    def apply(
+        self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
+    ) -> None:
+        """Applies the sums of gradients to this rank's parts, and gathers the variables."""
+        parts = self._parts_of(optimizer)
+        positions = [parts.positions[id_of(variable)] for variable in variables]
+        given = {
+            position: gradient
+            for position, gradient in zip(positions, gradients, strict=True)
+            if gradient is not None
+        }
+        if not given:
+            apply(gradients)
+            return
+        sums = self._sums(parts, given)
+        parts.cut()
+        weights = parts.weights()
+        touched = sorted(range(len(weights)) if optimizer.use_ema else given)
+        for position in touched:
+            whole = tf.convert_to_tensor(own(parts.trained[position]))
+            weights[position].assign(parts.part_of(position, whole))
+        rank = self._communicator.rank
+        owned = [position for position in sums if parts.division(position).count(rank)]
+        # The optimizer counts its steps, even if this rank has no part.
+        applied = owned or list(sums)[:1]
+        self._call = (list(sums), applied)
+        with alone(), _standing_in(optimizer, weights):
+            apply([sums[position] for position in applied], [weights[i] for i in applied])
+
+        def gather() -> None:
+            self._gather(parts, touched)
+            _constrain([parts.trained[position] for position in given])
+
+        if optimizer.gradient_accumulation_steps:
+            # `iterations` counts updates, and this one calls.
+            calls = own(keras_names.ITERATIONS.of(optimizer, optimizer.iterations))
+            when(tf.equal(calls % optimizer.gradient_accumulation_steps, 0), gather)
+        else:
+            gather()
+
+    def clip(
+        self, clip: Callable[[Sequence[Gradient]], Any], optimizer: Any, gradients: Sequence[Any]
+    ) -> Any:
+        """Clips by the norms of whole gradients; each rank has parts of them.
+
+        The formulas are those of Keras and of `tf.clip_by_norm`.
+        """
+        each, all_together = optimizer.clipnorm, optimizer.global_clipnorm
+        if not each and not all_together:
+            return clip(gradients)
+        positions, applied = self._call
+        squares = self._squares(gradients)
+        if not each:
+            norm = tf.sqrt(tf.reduce_sum(squares))
+            limit = tf.cast(all_together, norm.dtype)
+            scale = limit * tf.minimum(1.0 / norm, 1.0 / limit)
+            # The scale is NaN if the norm is infinite or NaN.
+            scale += norm - norm
+            # As in Keras, the product of `tf.IndexedSlices` is dense.
+            return [gradient * scale for gradient in gradients]
+        norms = tf.unstack(tf.sqrt(squares), len(positions))
+        order = {position: index for index, position in enumerate(positions)}
+        limit = tf.cast(each, squares.dtype)
+        return [
+            _times(_times(gradient, limit), 1 / tf.maximum(norms[order[position]], limit))
+            for gradient, position in zip(gradients, applied, strict=True)
+        ]
+
+    def norm(self, own_norm: tf.Tensor) -> tf.Tensor:
+        """Returns the norm of whole gradients from that of this rank's parts."""
+        return tf.sqrt(self._all_reduce("squares of gradients", own_norm * own_norm))
+
+    def sync(self, variables: Iterable[Any]) -> None:
+        """Gives all ranks the whole state of the variables' optimizers, until the next step."""
+        for parts in self._about(variables):
+            parts.make_whole()
+
+    def before_saving(self, variables: Iterable[Any]) -> None:
+        """Gathers whole states, which one rank alone is about to save."""
+        self.sync(variables)
+
+    def after_saving(self, variables: Iterable[Any]) -> None:
+        """Cuts the states again."""
+        for parts in self._about(variables):
+            parts.cut()
+
+    def _about(self, variables: Iterable[Any]) -> list[Parts]:
+        ids = {id_of(variable) for variable in variables}
+        return [parts for parts in self._parts.values() if parts.has_any(ids)]
+
+    def _check(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        kinds = {getattr(sys.modules["keras"].optimizers, name, None) for name in ELEMENTWISE}
+        definer = next(kind for kind in type(optimizer).__mro__ if "update_step" in vars(kind))
+        rank, host = self._communicator.rank, self._communicator.host
+        if definer not in kinds:
+            raise ConfigError(
+                f"update=Sharded() on rank {rank} of {host}: {type(optimizer).__name__} may use "
+                "more than one element of a variable to update another, and each rank has a part; "
+                f"use one of {', '.join(ELEMENTWISE)}, or AllReduce()",
+                rank=rank,
+                host=host,
+            )
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise ConfigError(
+                    f"update=Sharded() on rank {rank} of {host}: {name_of(variable)} is "
+                    "overwritten by its gradient, which is not divided; use AllReduce()",
+                    rank=rank,
+                    host=host,
+                )
+
+    def _parts_of(self, optimizer: Any) -> Parts:
+        parts = self._parts.get(optimizer)
+        if parts is None:
+            raise ConfigError(
+                f"update=Sharded() on rank {self._communicator.rank} of {self._communicator.host}: "
+                f"{optimizer.name} was built before the strategy's variables; make it and call its "
+                "build(model.trainable_variables) inside of strategy.scope()"
+            )
+        parts.check_place(optimizer)
+        return parts
+
+    def _sums(self, parts: Parts, gradients: dict[int, Any]) -> dict[int, Any]:
+        """Returns this rank's parts of the sums of gradients, by position, in a fixed order."""
+        rows = {p: g for p, g in gradients.items() if isinstance(g, tf.IndexedSlices)}
+        sums = self._scattered(parts, {p: g for p, g in gradients.items() if p not in rows})
+        for position, total in zip(rows, self._with_all_rows(parts, rows), strict=True):
+            sums[position] = _own_rows(parts, position, total)
+        return {position: sums[position] for position in sorted(sums)}
+
+    def _scattered(self, parts: Parts, gradients: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        dtypes = {position: parts.trained[position].dtype for position in gradients}
+        dense = {p: tf.cast(gradient, dtypes[p]) for p, gradient in gradients.items()}
+        reduction = self._reduction("sum", parts, list(dense))
+        places = {position: index for index, position in enumerate(dense)}
+        buckets = [[i for i in bucket if i in dense] for bucket in parts.buckets]
+        buckets = [bucket for bucket in buckets if bucket]
+        tensors = [[dense[position] for position in bucket] for bucket in buckets]
+        started = [
+            start_reduce_scatter_v(
+                bucket,
+                tf.constant(parts.counts(members), tf.int64),
+                reduction.of([places[position] for position in members], number),
+            )
+            for number, (bucket, members) in enumerate(zip(tensors, buckets, strict=True))
+        ]
+        start_as_soon_as_ready(tensors, [handle for *_, handle in started])
+        found = {}
+        for members, results in zip(buckets, wait(started), strict=True):
+            for position, result in zip(members, results, strict=True):
+                found[position] = parts.part_of(position, result)
+        return found
+
+    def _with_all_rows(self, parts: Parts, gradients: dict[int, Any]) -> Sequence[Any]:
+        if not gradients:
+            return ()
+        positions = list(gradients)
+        return reduce_leaves(list(gradients.values()), self._reduction("rows", parts, positions))
+
+    def _gather(self, parts: Parts, positions: Sequence[int]) -> None:
+        """Assigns the trained variables the values of all ranks' parts."""
+        weights, wanted = parts.weights(), set(positions)
+        buckets = [[i for i in bucket if i in wanted] for bucket in parts.buckets]
+        buckets = [bucket for bucket in buckets if bucket]
+        order = [position for bucket in buckets for position in bucket]
+        names = Names.of_variables("Sharded: variables", order, [parts.trained[i] for i in order])
+        reduction = Reduction(self._communicator, names)
+        started, ahead = [], 0
+        for number, bucket in enumerate(buckets):
+            flat = tf.concat([tf.reshape(weights[i], [-1]) for i in bucket], 0)
+            counts = tf.constant(parts.counts(bucket), tf.int64)
+            collective = reduction.of(range(ahead, ahead + len(bucket)), number)
+            started.append(start_all_gather(flat, counts, collective))
+            ahead += len(bucket)
+        for bucket, (gathered,) in zip(buckets, wait(started), strict=True):
+            start = 0
+            for position in bucket:
+                part = own(parts.trained[position])
+                end = start + part.shape.num_elements()
+                part.assign(tf.reshape(gathered[start:end], part.shape))
+                start = end
+
+    def _squares(self, gradients: Sequence[Any]) -> tf.Tensor:
+        """Returns the sums of squares of the whole gradients of the current call."""
+        positions, applied = self._call
+        values = [getattr(gradient, "values", gradient) for gradient in gradients]
+        dtype = tf.float64 if any(it.dtype == tf.float64 for it in values) else tf.float32
+        parts = [tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]
+        known = dict(zip(applied, parts, strict=True))
+        zero = tf.zeros([], dtype)
+        return self._all_reduce(
+            "squares of gradients", tf.stack([known.get(position, zero) for position in positions])
+        )
+
+    def _all_reduce(self, label: str, value: tf.Tensor) -> tf.Tensor:
+        names = Names.of_variables(f"Sharded: {label}", [value], None)
+        (total,) = reduce_leaves([value], Reduction(self._communicator, names))
+        return total
+
+    def _reduction(self, label: str, parts: Parts, positions: Sequence[int]) -> Reduction:
+        variables = [parts.trained[position] for position in positions]
+        names = Names.of_variables(f"Sharded: {label}", positions, variables, parts.trained)
+        return Reduction(
+            self._communicator,
+            names,
+            "sum",
+            self._bucket_bytes,
+            self._check_gradients,
+            self._embeddings,
+        )
+
+
+def _own_rows(parts: Parts, position: int, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns the rows of a gradient that are in this rank's part of a variable.
+
+    If the variable is divided between elements, each element counts as a row.
+    """
+    division, rank = parts.division(position), parts.communicator.rank
+    if division.has_all(rank):
+        return gradient
+    values, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
+    shape = division.part_shape(rank)
+    if not division.is_by_rows:
+        size = values.shape[1:].num_elements()
+        indices = tf.reshape(indices[:, None] * size + tf.range(size, dtype=tf.int64), [-1])
+        values = tf.reshape(values, [-1, *shape[1:]])
+    units = division.units(rank)
+    is_own = tf.logical_and(indices >= units.start, indices < units.stop)
+    return tf.IndexedSlices(
+        tf.boolean_mask(values, is_own),
+        tf.boolean_mask(indices, is_own) - units.start,
+        tf.constant(shape, tf.int64),
+    )
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
+
+
+def _constrain(variables: Sequence[Any]) -> None:
+    """Applies the constraints of variables, as Keras does after an update."""
+    for variable in variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
+class _Here:
+    """Stands in for a strategy in an optimizer that updates this rank's parts only."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    @property
+    def extended(self) -> _Here:
+        return self
+
+    def update(
+        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        """See `tf.distribute.StrategyExtended.update`."""
+        return fn(var, *args, **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy.extended, name)
+
+
+@contextlib.contextmanager
+def _standing_in(optimizer: Any, weights: Sequence[Any]) -> Iterator[None]:
+    """Has an optimizer take parts for its variables, while the block runs."""
+    # Keras would track what is set as an attribute, and save it.
+    attributes = vars(optimizer)
+    strategy = keras_names.DISTRIBUTION_STRATEGY
+    before = {seam.name: seam.of(optimizer) for seam in (keras_names.TRAINED, strategy)}
+    attributes[keras_names.TRAINED.name] = list(weights)
+    attributes[strategy.name] = _Here(before[strategy.name])
+    try:
+        yield
+    finally:
+        attributes.update(before)

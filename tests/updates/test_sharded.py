@@ -1,0 +1,427 @@
+"""`updates.Sharded`: jobs of two and three ranks, compared with `AllReduce` and with one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradring import updates
+from gradring.gradients.parts import GRAIN, divide
+from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.tf_worker import join, refusal
+
+pytestmark = needs_fit
+
+STEPS = 4
+BATCH = 24
+#: Optimizers whose updates have the bits of `AllReduce`.
+SAME_BITS = {
+    **{
+        name: f"{name}(0.01)"
+        for name in ("RMSprop", "Adam", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion")
+    },
+    "momentum": "SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.1)",
+    "amsgrad": "Adam(0.01, amsgrad=True)",
+    "centered": "RMSprop(0.01, momentum=0.5, centered=True)",
+    "clipvalue": "Adam(0.01, clipvalue=0.01)",
+    "decay": "AdamW(0.01, weight_decay=0.1)",
+    "averages": "Adam(0.01, use_ema=True, ema_momentum=0.5)",
+    "overwrites": "Adam(0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)",
+    "loss scale": "LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=8.0)",
+}
+#: Optimizers that add up values of several elements, in another order than `AllReduce`.
+ROUNDED = {
+    "clipnorm": "Adam(0.01, clipnorm=0.01)",
+    "global_clipnorm": "Adam(0.01, global_clipnorm=0.01)",
+    "clips sums": "SGD(0.01, clipnorm=0.1)",
+    "accumulates": "SGD(0.01, momentum=0.9, gradient_accumulation_steps=2)",
+    "accumulates, clips": "Adam(0.01, gradient_accumulation_steps=2, global_clipnorm=0.1)",
+}
+
+
+def optimizer_of(text: str, excluded: bool = False) -> Any:
+    import keras
+
+    made = eval(f"keras.optimizers.{text}", {"keras": keras})
+    if excluded:
+        made.exclude_from_weight_decay(var_names=["bias"])
+    return made
+
+
+def make_model(rows: int = 300) -> Any:
+    """A model with rows, whole kernels, a constraint, and parts of every kind."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    words = keras.Input([4], dtype="int32")
+    x = keras.layers.Flatten()(keras.layers.Embedding(rows, 8)(words))
+    x = keras.layers.Dense(
+        200, activation="relu", kernel_constraint=keras.constraints.MaxNorm(0.9)
+    )(x)
+    x = keras.layers.Reshape([7, 11, 1])(keras.layers.Dense(77)(x))
+    x = keras.layers.Flatten()(keras.layers.Conv2D(5, 3)(x))
+    return keras.Model(words, keras.layers.Dense(1)(x))
+
+
+def samples() -> tuple[Any, Any]:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 300, size=[STEPS * BATCH, 4])
+    return x, (x.sum(1, keepdims=True) / 100).astype(np.float32)
+
+
+def dataset() -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(samples()).batch(BATCH)
+
+
+def strategy_of(comm: Any, rule: updates.Rule) -> Any:
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    return CustomCollectiveStrategy(communicator=comm, update=rule)
+
+
+def elements(optimizer: Any) -> int:
+    """Numbers that this rank holds of an optimizer's state."""
+    held = [variable.value for variable in optimizer.variables]
+    return sum(int(np.size(variable.numpy())) for variable in held)
+
+
+def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    from gradring.tensorflow import check_replicas
+
+    held = elements(optimizer)
+    check_replicas(tf.train.Checkpoint(model=model, optimizer=optimizer))
+    weights = [variable.numpy() for variable in model.variables]
+    state = [
+        variable.numpy()
+        for variable in optimizer.variables
+        if not variable.path.endswith("_gradient_accumulator")
+    ]
+    return {"weights": weights, "state": state, "held": held}
+
+
+def by_loop(
+    comm: Any, rule: updates.Rule, text: str, eager: bool = False, rows: int = 300
+) -> dict[str, Any]:
+    """Trains by a custom loop."""
+    import tensorflow as tf
+
+    strategy = strategy_of(comm, rule)
+    with strategy.scope():
+        model, optimizer = make_model(rows), optimizer_of(text, excluded=text.startswith("AdamW"))
+
+    def replica_step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x) - y) ** 2) / BATCH
+            loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    def step(x: Any, y: Any) -> None:
+        strategy.run(replica_step, args=(x, y))
+
+    run = step if eager else tf.function(step)
+    x, y = samples()
+    for number in range(STEPS):
+        own = slice(number * BATCH + comm.rank, (number + 1) * BATCH, comm.world_size)
+        run(tf.constant(x[own] % rows), tf.constant(y[own]))
+    return state_of(model, optimizer)
+
+
+def compiled(comm: Any, rule: updates.Rule, text: str = "Adam(0.01)") -> tuple[Any, Any]:
+    strategy = strategy_of(comm, rule)
+    with strategy.scope():
+        model = make_model()
+        model.compile(optimizer_of(text), "mse", metrics=["mae"])
+    return strategy, model
+
+
+def by_fit(comm: Any, rule: updates.Rule, text: str) -> dict[str, Any]:
+    _, model = compiled(comm, rule, text)
+    logs = model.fit(dataset(), epochs=2, verbose=0).history
+    return {**state_of(model, model.optimizer), "logs": logs}
+
+
+def both(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    comm, *rest = args
+    return [run(comm, rule, *rest, **options) for rule in (updates.AllReduce(), updates.Sharded())]
+
+
+def two_ranks(directory: str) -> dict[str, Any]:
+    with join(reproducible=True) as comm:
+        found: dict[str, Any] = {
+            name: both(by_loop, comm, text) for name, text in (SAME_BITS | ROUNDED).items()
+        }
+        found["eager"] = both(by_loop, comm, "Adam(0.01)", eager=True)
+        found["few rows"] = both(by_loop, comm, "Adam(0.01)", rows=20)
+        found["fit"] = both(by_fit, comm, "Adam(0.01)")
+        found["fit, averages"] = both(by_fit, comm, SAME_BITS["averages"])
+        found["sums"] = [
+            by_loop(comm, rule(sync_every=2), "Adam(0.01, clipnorm=0.1)")
+            for rule in (updates.AllReduce, updates.Sharded)
+        ]
+        found["norms"] = [norms(comm, rule) for rule in (updates.AllReduce(), updates.Sharded())]
+        found["files"] = files(comm, directory)
+        found["refused"] = refusals(comm)
+        found["places"] = another_place(comm)
+        return found
+
+
+def norms(comm: Any, rule: updates.Rule) -> list[float]:
+    """Norms of gradients as a monitor of `fit` shows them."""
+    from gradring.tensorflow.keras import gradient_norm
+
+    _, model = compiled(comm, rule, "SGD(0.01)")
+    watched = gradient_norm.watch(model)
+    model.fit(dataset().take(1), verbose=0)
+    return [float(watched.reduced.numpy()), float(watched.own.numpy())]
+
+
+def files(comm: Any, directory: str) -> dict[str, Any]:
+    """Saves in all ways, with the state in parts."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import save
+
+    held: dict[str, int] = {}
+    _, model = compiled(comm, updates.Sharded())
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    class Held(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            held[f"batch {batch}"] = elements(self.model.optimizer)
+
+    path = os.path.join(directory, "of_{0}.keras").format
+    model.fit(
+        dataset(),
+        verbose=0,
+        callbacks=[
+            Held("loss"),
+            keras.callbacks.ModelCheckpoint(path("epochs")),
+            keras.callbacks.ModelCheckpoint(path("batches"), save_freq=3),
+            keras.callbacks.BackupAndRestore(
+                os.path.join(directory, "backup"), save_freq=3, delete_checkpoint=False
+            ),
+        ],
+    )
+    if comm.rank == 0:
+        model.save(path("the_chief_alone"))
+    model.fit(dataset().take(1), verbose=0, callbacks=[])
+    model.optimizer.learning_rate = 0.0
+    model.train_on_batch(*next(iter(dataset())))
+    held["after a batch"] = elements(model.optimizer)
+    checkpoint.write(os.path.join(directory, f"direct-{comm.rank}"))
+    model.save(path(f"rank_{comm.rank}"))
+    save(checkpoint, os.path.join(directory, "saved"))
+    model.summary(print_fn=lambda *_, **__: None)
+    return {**state_of(model, model.optimizer), "in fit": held}
+
+
+def refusals(comm: Any) -> dict[str, str]:
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.optimizers.SGD):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * gradient)
+
+    strategy = strategy_of(comm, updates.Sharded())
+    with strategy.scope():
+        weight = tf.Variable(tf.zeros([4]))
+
+        def build(optimizer: Any) -> str:
+            return refusal(lambda: optimizer.build([weight]))
+
+        return {
+            "lamb": build(keras.optimizers.Lamb(0.1)),
+            "adafactor": build(keras.optimizers.Adafactor(0.1)),
+            "own": build(Own(0.1)),
+        }
+
+
+def another_place(comm: Any) -> dict[str, Any]:
+    """A step after the group has formed again, with the state as it was divided before."""
+    import tensorflow as tf
+
+    strategy = strategy_of(comm, updates.Sharded())
+    with strategy.scope():
+        weight, optimizer = tf.Variable(tf.zeros([64])), optimizer_of("SGD(1.0, momentum=0.5)")
+
+    def step() -> None:
+        strategy.run(lambda: optimizer.apply_gradients([(tf.ones([64]), weight)]))
+
+    step()
+    (parts,) = strategy.extended.updates._parts.values()
+    parts._place = (7, 9)
+    found = {"in parts": refusal(step)}
+    optimizer.momentums[0].assign(tf.fill([64], -2.0))
+    step()
+    # The second step takes the momentum that was assigned: 0.5 * -2 - 2.
+    return {**found, "weight": weight.numpy()}
+
+
+def restored(directory: str, rule: updates.Rule) -> dict[str, Any]:
+    """Restores the files of `two_ranks` in all ways, and trains a step."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import restore
+
+    with join(reproducible=True) as comm:
+        path = os.path.join(directory, "of_{0}.keras").format
+
+        def checkpoint(model: Any) -> Any:
+            return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+        def read(model: Any) -> None:
+            checkpoint(model).read(os.path.join(directory, "direct-1")).assert_consumed()
+
+        ways: dict[str, Callable[[Any], object]] = {
+            "weights": lambda model: model.load_weights(path("rank_0")),
+            "read": read,
+            "restore": lambda model: restore(model, path("rank_1")),
+            "restore saved": lambda model: restore(
+                checkpoint(model), os.path.join(directory, "saved")
+            ),
+        }
+        found = {}
+        for name, load in ways.items():
+            strategy, model = compiled(comm, rule)
+            model.fit(dataset().take(1), verbose=0)
+            load(model)
+            found[name] = after_a_step(comm, model)
+        strategy, model = compiled(comm, rule)
+        checkpoint(model).read(os.path.join(directory, "direct-0"))
+        found["before it is built"] = after_a_step(comm, model)
+        for name in ("rank_0", "the_chief_alone", "epochs", "batches"):
+            with strategy.scope():
+                model = keras.models.load_model(path(name))
+            found[f"load {name}"] = after_a_step(comm, model)
+        return found
+
+
+def after_a_step(comm: Any, model: Any) -> Any:
+    model.optimizer.learning_rate = 0.01
+    model.fit(dataset().take(1), verbose=0)
+    return state_of(model, model.optimizer)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield str(tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.fixture(scope="module")
+def ranks(directory: str) -> list[Any]:
+    return run_ranks(two_ranks, 2, directory, timeout=600)
+
+
+def assert_equal(first: Any, second: Any, tolerance: float = 0.0) -> None:
+    for kind in ("weights", "state"):
+        assert [it.shape for it in first[kind]] == [it.shape for it in second[kind]]
+        for one, other in zip(first[kind], second[kind], strict=True):
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_all_parts_of_a_bucket_are_of_about_equal_size() -> None:
+    shapes = [(), (5,), (3, 3, 64, 64), (1000, 30), (0, 7), (64,)]
+    for world_size in (1, 2, 3, 7, 64):
+        divisions = divide(shapes, world_size)
+        counts = [sum(each.count(rank) for each in divisions) for rank in range(world_size)]
+        total = sum(int(np.prod(shape)) for shape in shapes)
+        assert sum(counts) == total
+        assert max(counts) - total / world_size <= GRAIN * 30
+        for shape, each in zip(shapes, divisions, strict=True):
+            assert each.bounds[0] == 0
+            assert list(each.bounds) == sorted(each.bounds)
+            assert each.bounds[-1] * each.unit == np.prod(shape)
+            for rank in range(world_size):
+                assert np.prod(each.part_shape(rank)) == each.count(rank)
+
+
+def test_the_parts_of_a_bucket_follow_one_another() -> None:
+    for world_size in (2, 3, 5):
+        owners = [
+            rank
+            for each in divide([(40,), (7, 3), (900, 4), (33,)], world_size)
+            for rank in range(world_size)
+            for _ in range(each.count(rank))
+        ]
+        assert owners == sorted(owners)
+
+
+@pytest.mark.parametrize("name", [*SAME_BITS, "eager", "few rows", "fit", "fit, averages"])
+def test_updates_have_the_bits_of_all_reduce(ranks: list[Any], name: str) -> None:
+    plain, sharded = ranks[0][name]
+    assert_equal(plain, sharded)
+    assert_equal(sharded, ranks[1][name][1])
+    assert plain.get("logs") == sharded.get("logs")
+
+
+@pytest.mark.parametrize("name", [*ROUNDED, "sums"])
+def test_norms_and_sums_are_those_of_whole_gradients(ranks: list[Any], name: str) -> None:
+    plain, sharded = ranks[0][name]
+    assert_equal(plain, sharded, 2e-5)
+    assert_equal(sharded, ranks[1][name][1])
+
+
+def test_each_rank_holds_half_of_the_state(ranks: list[Any]) -> None:
+    for name in ("Adam", "momentum", "averages", "accumulates"):
+        whole = ranks[0][name][0]["held"]
+        parts = [rank[name][1]["held"] for rank in ranks]
+        assert max(parts) < 0.54 * whole
+        assert sum(parts) < whole + 10
+
+
+def test_a_monitor_shows_the_norm_of_whole_gradients(ranks: list[Any]) -> None:
+    for rank in ranks:
+        plain, sharded = rank["norms"]
+        np.testing.assert_allclose(plain, sharded, rtol=1e-5)
+
+
+def test_the_state_is_in_parts_in_fit_and_after_files(ranks: list[Any]) -> None:
+    for rank in ranks:
+        whole = rank["Adam"][0]["held"]
+        held = rank["files"]["in fit"]
+        assert len(held) > STEPS
+        assert all(0.4 * whole < count < 0.6 * whole for count in held.values()), held
+
+
+def test_other_optimizers_are_refused(ranks: list[Any]) -> None:
+    for rank in ranks:
+        for name, kind in (("lamb", "Lamb"), ("adafactor", "Adafactor"), ("own", "Own")):
+            assert rank["refused"][name].startswith("ConfigError: update=Sharded() on rank")
+            assert f": {kind} may use" in rank["refused"][name]
+
+
+def test_parts_of_a_former_group_are_refused(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert "the state of sgd is divided as in the former one" in rank["places"]["in parts"]
+        np.testing.assert_array_equal(rank["places"]["weight"], np.full([64], -5.0, np.float32))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_files_are_restored_by_other_numbers_of_ranks(
+    ranks: list[Any], directory: str, world_size: int
+) -> None:
+    expected = run_ranks(restored, 1, directory, updates.AllReduce(), timeout=300)[0]
+    found = run_ranks(restored, world_size, directory, updates.Sharded(), timeout=300)
+    of_the_end = [name for name in expected if name not in EARLIER]
+    for rank in found:
+        for name in expected:
+            assert_equal(expected[name], rank[name], 2e-6)
+    for name in of_the_end:
+        assert_equal(expected[name], expected["weights"])
+
+
+#: Files from before the end of the training.
+EARLIER = ("load the_chief_alone", "load epochs", "load batches")
