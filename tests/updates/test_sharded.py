@@ -1,4 +1,4 @@
-"""`updates.Sharded`: jobs of two and three ranks, compared with `AllReduce` and with one process."""
+"""`updates.Sharded` on two and three ranks, compared with `AllReduce` and with one process."""
 
 from __future__ import annotations
 

@@ -93,6 +93,9 @@ class State(elastic.State):
             f"variable {index}: {variable.dtype}{list(variable.shape)}"
             for index, variable in enumerate(map(of_tensorflow, self._variables))
         ]
+        rule = rule_of(self._variables)
+        if rule.holds_parts:
+            rule.sync(self._variables)
         super().__init__(**values)
 
     def commit(self) -> None:

@@ -57,6 +57,8 @@ class Parts:
         self._divisions: dict[int, list[Division]] = {}
         self._weights: dict[tuple[int, int], list[WeightPart]] = {}
         self._place = self.place
+        #: True once states may have other values than their initial ones.
+        self.has_begun = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -138,21 +140,25 @@ class Parts:
         self._place = self.place
 
     def cut(self) -> None:
-        """Cuts the states that are not; runs in each step, in which there is rarely anything."""
+        """Cuts the states that are whole, in a step or after a file was written."""
+        self.has_begun = True
 
         def cutting() -> None:
             for state in self.states:
-                state.hold(state.own_part())
+                state.hold(_copied(state.own_part()))
             self._stage.assign(_CUT)
 
         when(self._stage > _CUT, cutting)
 
     def make_whole(self) -> None:
-        """Gives all ranks the whole state; every rank calls it, eagerly."""
+        """Gives all ranks the whole state; every rank calls it, eagerly.
+
+        Before the first step, a rank needs no other: all have the initial values.
+        """
         if self.are_whole():
             return
         for state in self.states:
-            state.hold(state.gathered())
+            state.hold(state.gathered() if self.has_begun else state.initial())
         self._stage.assign(_WHOLE)
 
     def are_whole(self) -> bool:
@@ -162,6 +168,7 @@ class Parts:
 
     def note_assigned(self) -> None:
         """Notes that a program has assigned a state, and so may have made it whole."""
+        self.has_begun = True
         self._stage.assign(tf.maximum(self._stage, _ASSIGNED))
 
     def has_any(self, ids: Iterable[int]) -> bool:
@@ -184,15 +191,12 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         """
         self._parts, self._position = parts, position
         self._whole = tf.TensorShape(parts.trained[position].shape)
+        self._arguments = arguments
         rank = self._whole.rank
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            value = arguments["initial_value"]
-            value = value() if callable(value) else value
-            if isinstance(value, compat.CheckpointInitialValue):
-                value = value.wrapped_value
-            value = tf.convert_to_tensor(value, arguments.get("dtype"))
+            value = self.initial()
             super().__init__(
-                parts.part_of(position, value),
+                _copied(parts.part_of(position, value)),
                 trainable=False,
                 dtype=value.dtype,
                 name=arguments.get("name"),
@@ -204,20 +208,31 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         """Shape of the whole value."""
         return self._whole
 
+    def initial(self) -> tf.Tensor:
+        """Returns the whole initial value, which is the same on all ranks."""
+        value = self._arguments["initial_value"]
+        value = value() if callable(value) else value
+        if isinstance(value, compat.CheckpointInitialValue):
+            value = value.wrapped_value
+        return tf.convert_to_tensor(value, self._arguments.get("dtype"))
+
     def is_whole(self) -> bool:
         """Returns whether this rank holds all of the value; called eagerly."""
         return bool(tf.shape(self.read_value()).numpy().tolist() == self._whole.as_list())
 
     def own_part(self) -> tf.Tensor:
-        """Returns this rank's part of the value."""
-        value = self.read_value()
+        """Returns this rank's part of the value.
+
+        Ops with a static shape in a conditional would mislead TensorFlow's optimizer about the
+        shape of the value, so a part that is held is taken from 0 on.
+        """
+        flat = tf.reshape(self.read_value(), [-1])
         division, rank = self._parts.division(self._position), self._parts.communicator.rank
-        shape = division.part_shape(rank)
-        return tf.cond(
-            tf.equal(tf.size(value), self._whole.num_elements()),
-            lambda: self._parts.part_of(self._position, tf.reshape(value, self._whole)),
-            lambda: tf.reshape(value, shape),
-        )
+        first = division.units(rank).start * division.unit
+        is_whole = tf.equal(tf.size(flat, tf.int64), self._whole.num_elements())
+        first = tf.where(is_whole, tf.constant(first, tf.int64), 0)
+        part = tf.slice(flat, [first], [division.count(rank)])
+        return tf.reshape(part, division.part_shape(rank))
 
     def gathered(self) -> tf.Tensor:
         """Returns the whole value; every rank calls it."""
@@ -283,6 +298,14 @@ class WeightPart(compat.ResourceVariable):  # type: ignore[misc]
         """Returns the variable by which optimizers know this part."""
         container = getattr(self._variable, "_distributed_container", None)
         return self._variable if container is None else container()
+
+
+def _copied(part: tf.Tensor) -> tf.Tensor:
+    """Returns a copy of a part, which could be a view that keeps the memory of the whole.
+
+    TensorFlow also takes the assignment of a variable's own first elements for one of all of them.
+    """
+    return tf.raw_ops.DeepCopy(x=part)
 
 
 def _elements(variable: Any) -> int:

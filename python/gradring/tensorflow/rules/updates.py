@@ -99,7 +99,7 @@ class Updates:
         return clip(gradients)
 
     def norm(self, own_norm: tf.Tensor) -> tf.Tensor:
-        """Returns the norm of all sums of gradients from that of the sums that this rank applies."""
+        """Returns the norm of all sums of gradients from that of the sums that this rank has."""
         return own_norm
 
     def stats(self) -> dict[str, Any]:
