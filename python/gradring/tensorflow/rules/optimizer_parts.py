@@ -223,11 +223,13 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
     def own_part(self) -> tf.Tensor:
         """Returns this rank's part of the value.
 
-        Ops with a static shape in a conditional would mislead TensorFlow's optimizer about the
-        shape of the value, so a part that is held is taken from 0 on.
+        TensorFlow's optimizer of graphs confuses shapes where a conditional, or an empty slice,
+        decides them. So a part that is held is taken from 0 on.
         """
-        flat = tf.reshape(self.read_value(), [-1])
         division, rank = self._parts.division(self._position), self._parts.communicator.rank
+        if not division.count(rank):
+            return tf.zeros(division.part_shape(rank), self.dtype)
+        flat = tf.reshape(self.read_value(), [-1])
         first = division.units(rank).start * division.unit
         is_whole = tf.equal(tf.size(flat, tf.int64), self._whole.num_elements())
         first = tf.where(is_whole, tf.constant(first, tf.int64), 0)
