@@ -172,6 +172,7 @@ def two_ranks(directory: str) -> dict[str, Any]:
         found["files"] = files(comm, directory)
         found["refused"] = refusals(comm)
         found["places"] = another_place(comm)
+        found["shapes"] = shapes_of_parts(comm)
         return found
 
 
@@ -246,6 +247,28 @@ def refusals(comm: Any) -> dict[str, str]:
             "adafactor": build(keras.optimizers.Adafactor(0.1)),
             "own": build(Own(0.1)),
         }
+
+
+def shapes_of_parts(comm: Any) -> list[Any]:
+    """Whole states and parts of variables of all kinds, cut eagerly and in a graph."""
+    import tensorflow as tf
+
+    shapes = [(), (5,), (1,), (3, 3, 8, 8), (400, 3), (0, 7), (64,), (17, 2), (200,), (2, 2)]
+    strategy = strategy_of(comm, updates.Sharded())
+    with strategy.scope():
+        optimizer = optimizer_of("Adam(0.01, use_ema=True)")
+        optimizer.build([tf.Variable(tf.ones(shape)) for shape in shapes])
+    (parts,) = strategy.extended.updates._parts.values()
+    own = [parts.division(state._position).part_shape(comm.rank) for state in parts.states]
+    found = []
+    graph = tf.function(parts.cut)
+    for cut in (parts.cut, graph, graph):
+        parts.make_whole()
+        whole = [tuple(state.read_value().shape) for state in parts.states]
+        cut()
+        cut_to = [tuple(state.read_value().shape) for state in parts.states]
+        found.append((whole == [tuple(state.shape) for state in parts.states], cut_to == own))
+    return found
 
 
 def another_place(comm: Any) -> dict[str, Any]:
@@ -380,6 +403,11 @@ def test_each_rank_holds_half_of_the_state(ranks: list[Any]) -> None:
         parts = [rank[name][1]["held"] for rank in ranks]
         assert max(parts) < 0.54 * whole
         assert sum(parts) < whole + 10
+
+
+def test_parts_have_their_shapes_however_they_are_cut(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["shapes"] == [(True, True)] * 3
 
 
 def test_a_monitor_shows_the_norm_of_whole_gradients(ranks: list[Any]) -> None:
