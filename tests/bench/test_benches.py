@@ -325,6 +325,7 @@ END = r".*\n\Z"
 #: Those that have no test of their own, at their smallest, with what they print.
 PROGRAMS: dict[str, tuple[tuple[object, ...], list[str]]] = {
     "compressed_updates": (("--size", "4MiB", "--rounds", 1), [f"PowerSGD{END}"]),
+    "sharded_updates": (("--size", "4MiB", "--rounds", 1), [f"Sharded{END}"]),
     "gradient_check": (("--width", 64, "--layers", 2), [f"ratio{END}"]),
     "graph_reductions": (
         ("--sizes", "4", "--rounds", 1, "--transport", "tcp"),

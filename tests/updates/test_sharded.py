@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -433,7 +436,7 @@ def test_other_optimizers_are_refused(ranks: list[Any]) -> None:
 
 def test_parts_of_a_former_group_are_refused(ranks: list[Any]) -> None:
     for rank in ranks:
-        assert "the state of sgd is divided as in the former one" in rank["places"]["in parts"]
+        assert "is divided as in the former one; restore it" in rank["places"]["in parts"]
         np.testing.assert_array_equal(rank["places"]["weight"], np.full([64], -5.0, np.float32))
 
 
@@ -449,6 +452,27 @@ def test_files_are_restored_by_other_numbers_of_ranks(
             assert_equal(expected[name], rank[name], 2e-6)
     for name in of_the_end:
         assert_equal(expected[name], expected["weights"])
+
+
+def test_an_elastic_job_divides_the_state_anew(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    program = [sys.executable, Path(__file__).with_name("sharded_job.py"), killed]
+    launch = [sys.executable, "-m", "gradring", "run", "-np", "3", "--min-np", "2", "--"]
+
+    def sums(command: list[Any]) -> list[Any]:
+        env = {name: value for name, value in os.environ.items() if "GRADRING" not in name}
+        output = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=240, check=True
+        ).stdout
+        ends = [line.partition("END ")[2] for line in output.splitlines() if "END " in line]
+        return [np.array(end.split(), float) for end in ends]
+
+    (alone,) = sums(program)
+    ends = sums([*launch, *program])
+    assert killed.exists()
+    assert len(ends) >= 2
+    for end in ends:
+        np.testing.assert_allclose(end, alone, rtol=1e-4)
 
 
 #: Files from before the end of the training.

@@ -22,6 +22,7 @@ RULES: dict[str, updates.Rule] = {
     "top-k": updates.AllReduce(compression=updates.TopK(0.05)),
     "power-sgd": updates.AllReduce(compression=updates.PowerSGD(rank=4)),
     "primary": updates.Primary(),
+    "sharded": updates.Sharded(),
     "local-sgd": updates.LocalSGD(every=16),
     "diloco": updates.LocalSGD(every=16, outer=updates.Nesterov()),
     "parameter-server": updates.ParameterServer(),
