@@ -176,6 +176,11 @@ def two_ranks(directory: str) -> dict[str, Any]:
         found["refused"] = refusals(comm)
         found["places"] = another_place(comm)
         found["shapes"] = shapes_of_parts(comm)
+        found["looked at"] = looked_at(comm)
+        found["backup"] = from_a_backup(comm, directory)
+        found["outside"] = both(made_outside, comm)
+        found["halves"] = both(by_halves, comm)
+        found["misused"] = misused(comm)
         return found
 
 
@@ -274,6 +279,118 @@ def shapes_of_parts(comm: Any) -> list[Any]:
     return found
 
 
+def looked_at(comm: Any) -> dict[str, Any]:
+    """The momentum in the middle of a training, as others see it."""
+    import tensorflow as tf
+
+    from gradring.tensorflow import broadcast_variables, sync_replicas
+
+    def run(look: Callable[[Any, Any], object]) -> Any:
+        strategy = strategy_of(comm, updates.Sharded())
+        with strategy.scope():
+            weight, optimizer = tf.Variable(tf.zeros([128])), optimizer_of("SGD(1.0, momentum=0.5)")
+        gradient = tf.range(128.0)
+
+        def step() -> None:
+            strategy.run(lambda: optimizer.apply_gradients([(gradient, weight)]))
+
+        step()
+        look(weight, optimizer)
+        look(weight, optimizer)
+        step()
+        sync_replicas(tf.train.Checkpoint(optimizer=optimizer, weight=weight))
+        return optimizer.momentums[0].numpy(), weight.numpy()
+
+    def in_a_graph(weight: Any, optimizer: Any) -> None:
+        tf.function(lambda: sync_replicas(tf.train.Checkpoint(optimizer=optimizer)))()
+
+    return {
+        "not": run(lambda *_: None),
+        "broadcast": run(lambda _, optimizer: broadcast_variables(optimizer.variables)),
+        "broadcast momenta": run(lambda _, optimizer: broadcast_variables(optimizer.momentums)),
+        "in a graph": run(in_a_graph),
+    }
+
+
+def from_a_backup(comm: Any, directory: str) -> Any:
+    """Resumes from a backup within an epoch, with the state in parts."""
+    import keras
+
+    path = os.path.join(directory, "resumed")
+    found = []
+    for _ in range(2):
+        _, model = compiled(comm, updates.Sharded())
+        backup = keras.callbacks.BackupAndRestore(path, save_freq=3, delete_checkpoint=False)
+        swap = keras.callbacks.LambdaCallback()
+        model.fit(
+            dataset(), epochs=2, verbose=0, callbacks=[backup, swap], validation_data=dataset()
+        )
+        found.append(state_of(model, model.optimizer))
+    model.save(os.path.join(directory, f"older-{comm.rank}.h5"))
+    return found
+
+
+def made_outside(comm: Any, rule: updates.Rule) -> Any:
+    """An optimizer around another one, both made outside of the scope."""
+    optimizer = optimizer_of("LossScaleOptimizer(keras.optimizers.SGD(0.01, momentum=0.5))")
+    strategy = strategy_of(comm, rule)
+    with strategy.scope():
+        model = make_model()
+        model.compile(optimizer, "mse")
+    model.fit(dataset(), verbose=0)
+    return state_of(model, model.optimizer)
+
+
+def by_halves(comm: Any, rule: updates.Rule) -> Any:
+    """float16 variables with clipping; averages that overwrite within a round."""
+    import tensorflow as tf
+
+    strategy = strategy_of(comm, rule)
+    with strategy.scope():
+        weight = tf.Variable(tf.zeros([256], tf.float16))
+        clipped = optimizer_of("SGD(0.5, global_clipnorm=1.0)")
+        averaged = tf.Variable(tf.zeros([256]))
+        averaging = optimizer_of(
+            "SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2, "
+            "gradient_accumulation_steps=2)"
+        )
+    gradient = tf.range(256.0) / 256
+
+    def replica_step() -> None:
+        clipped.apply_gradients([(tf.cast(gradient, tf.float16), weight)])
+        averaging.apply_gradients([(gradient, averaged)])
+
+    seen = []
+    for _ in range(7):
+        strategy.run(replica_step)
+        seen.append(averaged.numpy())
+    return {"weights": [weight.numpy(), *seen], "state": []}
+
+
+def misused(comm: Any) -> dict[str, str]:
+    import tensorflow as tf
+
+    from gradring.tensorflow import sync_replicas
+
+    strategy = strategy_of(comm, updates.Sharded())
+    with strategy.scope():
+        weight, other = tf.Variable(tf.zeros([64])), tf.Variable(tf.zeros([64]))
+        optimizer = optimizer_of("SGD(1.0, momentum=0.5)")
+        optimizer.build([weight])
+    one = tf.ones([64])
+
+    def apply(*pairs: Any) -> None:
+        strategy.run(lambda: optimizer.apply_gradients(pairs))
+
+    apply((one, weight))
+    unknown = refusal(lambda: apply((one, other)))
+    twice = refusal(lambda: apply((one, weight), (one, weight)))
+    if comm.rank == 0:
+        optimizer.momentums[0].assign(one)
+    checkpoint = tf.train.Checkpoint(optimizer=optimizer)
+    return {"unknown": unknown, "twice": twice, "alone": refusal(lambda: sync_replicas(checkpoint))}
+
+
 def another_place(comm: Any) -> dict[str, Any]:
     """A step after the group has formed again, with the state as it was divided before."""
     import tensorflow as tf
@@ -287,7 +404,7 @@ def another_place(comm: Any) -> dict[str, Any]:
 
     step()
     (parts,) = strategy.extended.updates._parts.values()
-    parts._place = (7, 9)
+    parts._cut_for.assign((7, 9))
     found = {"in parts": refusal(step)}
     optimizer.momentums[0].assign(tf.fill([64], -2.0))
     step()
@@ -375,17 +492,26 @@ def test_all_parts_of_a_bucket_are_of_about_equal_size() -> None:
 
 
 def test_the_parts_of_a_bucket_follow_one_another() -> None:
-    for world_size in (2, 3, 5):
-        owners = [
-            rank
-            for each in divide([(40,), (7, 3), (900, 4), (33,)], world_size)
-            for rank in range(world_size)
-            for _ in range(each.count(rank))
-        ]
-        assert owners == sorted(owners)
+    draw = np.random.default_rng(0)
+    buckets: list[list[tuple[int, ...]]] = [[(40,), (7, 3), (900, 4)], [(993, 30), (29900,)]]
+    for _ in range(2000):
+        rows, width = draw.integers(1, 1200, size=2)
+        buckets.append([(int(rows), int(width) % 40), (int(draw.integers(1, 40000)),), (5,)])
+    for shapes in buckets:
+        for world_size in (2, 3, 5):
+            divisions = divide(shapes, world_size)
+            for rank in range(world_size):
+                has_ended = False
+                # Ranks up to this one own the first elements, and none behind others' elements.
+                for each in divisions:
+                    until = each.bounds[rank + 1]
+                    assert not (has_ended and until)
+                    has_ended = has_ended or until < each.bounds[-1]
 
 
-@pytest.mark.parametrize("name", [*SAME_BITS, "eager", "few rows", "fit", "fit, averages"])
+@pytest.mark.parametrize(
+    "name", [*SAME_BITS, "eager", "few rows", "fit", "fit, averages", "outside", "halves"]
+)
 def test_updates_have_the_bits_of_all_reduce(ranks: list[Any], name: str) -> None:
     plain, sharded = ranks[0][name]
     assert_equal(plain, sharded)
@@ -411,6 +537,41 @@ def test_each_rank_holds_half_of_the_state(ranks: list[Any]) -> None:
 def test_parts_have_their_shapes_however_they_are_cut(ranks: list[Any]) -> None:
     for rank in ranks:
         assert rank["shapes"] == [(True, True)] * 3
+
+
+@pytest.mark.parametrize("look", ["broadcast", "broadcast momenta", "in a graph"])
+def test_who_looks_at_the_state_changes_nothing(ranks: list[Any], look: str) -> None:
+    for rank in ranks:
+        for found, expected in zip(rank["looked at"][look], rank["looked at"]["not"], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_backup_has_the_whole_state(ranks: list[Any]) -> None:
+    for rank in ranks:
+        first, resumed = rank["backup"]
+        assert_equal(first, resumed)
+
+
+def test_an_older_file_has_the_whole_state(ranks: list[Any], directory: str) -> None:
+    import h5py  # type: ignore[import-untyped]
+
+    shapes: list[Any] = []
+
+    def note(_: str, item: Any) -> None:
+        shapes.append(getattr(item, "shape", None))
+
+    for rank in range(2):
+        with h5py.File(os.path.join(directory, f"older-{rank}.h5")) as file:
+            file["optimizer_weights"].visititems(note)
+    # Two moments on each rank.
+    assert shapes.count((200, 77)) == 4
+
+
+def test_misuse_is_refused(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert "was not built for the variable" in rank["misused"]["unknown"]
+        assert "gets two gradients of" in rank["misused"]["twice"]
+        assert "some ranks have assigned the state" in rank["misused"]["alone"]
 
 
 def test_a_monitor_shows_the_norm_of_whole_gradients(ranks: list[Any]) -> None:

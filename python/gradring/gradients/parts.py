@@ -89,6 +89,12 @@ def divide(shapes: Iterable[Sequence[int]], world_size: int) -> list[Division]:
 
 
 def _nearest(element: int, count: int, unit: int) -> int:
-    """Returns the place nearest to an element at which a part may begin, in units."""
+    """Returns the place nearest to an element at which a part may begin, in units.
+
+    A part that begins outside of the variable leaves it whole, so the parts of a bucket follow one
+    another.
+    """
+    if not 0 < element < count:
+        return 0 if element <= 0 else count // unit
     grain = GRAIN * unit
-    return min(max(0, element + grain // 2) // grain * GRAIN, count // unit)
+    return min((element + grain // 2) // grain * GRAIN, count // unit)

@@ -98,10 +98,10 @@ class Sharded:
     all-gather send as many bytes as the all-reduce of `AllReduce`. Ranks have the same variables
     after each step.
 
-    The optimizer must be one of Keras 3 that updates each element by itself: SGD, RMSprop, Adam,
-    AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl or Lion, or a class that inherits `update_step`
-    from one of them. Clipping, weight decay, averages of weights, loss scaling and accumulation
-    have the effect that they have in one process.
+    The optimizer must be one of Keras 3 that updates each element by itself. These are SGD,
+    RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl and Lion, and classes that inherit
+    `update_step` from one of them. Clipping, weight decay, averages of weights, loss scaling and
+    accumulation have the effect that they have in one process.
 
     Files have the whole state, so any number of ranks, and one process, can restore them. All ranks
     must save together, such as by `gradring.tensorflow.save`. After a save, each rank holds the

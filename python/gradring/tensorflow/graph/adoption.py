@@ -71,7 +71,8 @@ def adopt(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
     for variable in variables:
         # A Keras variable wraps no TensorFlow variable before it is built.
         plain = keras_names.VALUE.of(variable, None)
-        if plain is None or isinstance(plain, compat.DistributedValues):
+        is_of_this = getattr(plain, "distribute_strategy", None) is strategy
+        if plain is None or is_of_this or isinstance(plain, compat.DistributedValues):
             continue
         with tf.init_scope(), scope_of(strategy):
             keras_names.INITIALIZE.of(variable)(plain.numpy())

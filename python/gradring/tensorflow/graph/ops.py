@@ -19,7 +19,7 @@ from gradring.gradients.reduction import Collective, Reduction
 from gradring.group.arrays import ReduceOp, check_root
 from gradring.group.communicator import Communicator, open_groups
 from gradring.tensorflow.graph import own_draws, replica_step
-from gradring.tensorflow.graph.adoption import communicator_of
+from gradring.tensorflow.graph.adoption import communicator_of, of_tensorflow
 from gradring.tensorflow.graph.dtypes import as_native, as_native_bits, as_tensor, with_dtype
 from gradring.tensorflow.graph.reduction import Variable, reduce_leaves
 from gradring.tensorflow.graph.rows import checked_splits, exchange_rows, gather_rows, row_counts
@@ -176,6 +176,10 @@ def broadcast_variables(
                 f"broadcast_variables: a {type(variable).__name__} is no variable; "
                 "pass a list of tf.Variable or Keras variables"
             )
+    # Under some update rules, ranks hold parts of an optimizer's variables.
+    for variable in map(of_tensorflow, variables):
+        if hasattr(variable, "make_whole"):
+            variable.make_whole()
     compared = without_counters([name_of(variable) for variable in variables])
     for index, variable in enumerate(variables):
         value = tf.convert_to_tensor(variable)

@@ -162,6 +162,7 @@ def _replacements() -> Iterator[Replacement]:
         yield _traced(seam, _attributes_of_all, _in_our_scope)
     for seam in (names.SAVE_MODEL, names.SAVE_WEIGHTS, names.SAVE_HDF5):
         yield _plain(seam, whole_files.save, _always)
+    yield _plain(names.SAVE_HDF5, _save_hdf5, _always)
     yield _traced(names.CHECKPOINT, fit_callbacks.checkpoint, _trains_under_ours)
     yield _traced(names.BACKUP_BEGIN, fit_callbacks.restore, _trains_under_ours)
     yield _traced(names.BACKUP_SAVE, fit_callbacks.backup, _trains_under_ours)
@@ -546,6 +547,13 @@ def _save_optimizer(original: Callable[..., Any], optimizer: Any, store: Any) ->
     trained = names.TRAINED.of(optimizer, ())
     rule_of(trained).before_saving(trained)
     original(optimizer, store)
+
+
+def _save_hdf5(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Saves in the older format, which reads the optimizer's variables themselves."""
+    if communicator_of(model.distribute_strategy) is not None:
+        updates_of(model.distribute_strategy).before_saving(model.trainable_variables)
+    return original(model, *args, **kwargs)
 
 
 def _attributes_of_all(original: Callable[..., Any], kind: str) -> Any:

@@ -153,7 +153,6 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
     if _fit.get().saves:
         sync_model(model)
     original(callbacks, epoch, logs)
-    updates_of(model.distribute_strategy).after_saving(model.trainable_variables)
     communicator = model.distribute_strategy.communicator
     rate = _learning_rate(model)
     has_failed = _fit.get().unsaved is not None
@@ -309,6 +308,8 @@ def _restored(model: Any, backups: Sequence[Any], restore: Callable[[], None]) -
     is_there = _from_chief(model, any(map(_has_backup, backups)), "BackupAndRestore")
     if is_there and model.optimizer is not None:
         build(model.optimizer, model)
+    if is_there and updates_of(model.distribute_strategy).holds_parts:
+        sync_model(model)
     restore()
     if is_there:
         with agreed(communicator, "restore", "a backup of fit", RestoreError):

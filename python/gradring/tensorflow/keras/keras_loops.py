@@ -163,7 +163,11 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
 
     The models may differ between synchronisations of some update rules.
     """
-    sync_model(model)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    needs_state = not updates_of(model.distribute_strategy).holds_parts
+    # `SwapEMAWeights` takes the averages from the state.
+    if needs_state or getattr(optimizer, "use_ema", False):
+        sync_model(model)
     # A validation of `fit` reuses an iterator over data that has already been divided.
     if kwargs.get(keras_names.CACHED_EVALUATION.name):
         return original(model, *args, **kwargs)

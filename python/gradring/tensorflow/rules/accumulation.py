@@ -92,10 +92,6 @@ class AccumulatedUpdates(UpdatesInRounds):
         """Prepares a file as `inner` does."""
         self._inner.before_saving(variables)
 
-    def after_saving(self, variables: Iterable[Any]) -> None:
-        """Frees memory as `inner` does."""
-        self._inner.after_saving(variables)
-
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.errors import ConfigError
@@ -18,6 +19,7 @@ from gradring.gradients.parts import Division, divide
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import compat, replica_step
+from gradring.tensorflow.graph.adoption import strategy_of
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.start_wait import start_all_gather, wait
 from gradring.tensorflow.rules.updates import own, when
@@ -31,15 +33,17 @@ class Parts:
     """The parts of one optimizer's variables, and of the variables that it trains."""
 
     def __init__(
-        self, communicator: Communicator, trained: Sequence[Any], bucket_bytes: int
+        self, name: str, communicator: Communicator, trained: Sequence[Any], bucket_bytes: int
     ) -> None:
         """Divides the trained variables; nothing is sent.
 
         Args:
+            name: Name of the optimizer.
             communicator: The strategy's group.
             trained: The variables that the optimizer trains.
             bucket_bytes: Limit of the variables that travel together, in bytes.
         """
+        self.name = name
         self.communicator = communicator
         self.trained = list(trained)
         self.positions = {id_of(variable): i for i, variable in enumerate(self.trained)}
@@ -56,7 +60,10 @@ class Parts:
         ]
         self._divisions: dict[int, list[Division]] = {}
         self._weights: dict[tuple[int, int], list[WeightPart]] = {}
-        self._place = self.place
+        #: Rank and world size for which the states are cut.
+        self._cut_for = compat.plain_variable(0, "place_of_parts", tf.int64, (2,))
+        with tf.init_scope():
+            self._cut_for.assign(self.place)
         #: True once states may have other values than their initial ones.
         self.has_begun = False
 
@@ -119,25 +126,23 @@ class Parts:
         made.assign = self.states[-1].assign
         return made
 
-    def check_place(self, optimizer: Any) -> None:
+    def check_place(self) -> None:
         """Refuses parts that were cut for another place in the group.
 
         Raises:
             gradring.errors.ConfigError: The group has formed again, and the program has not given
                 the optimizer its whole state.
         """
-        if self._place == self.place:
-            return
         with tf.init_scope():
-            are_whole = all(state.is_whole() for state in self.states)
-        if not are_whole:
+            is_cut_for_it = tuple(self._cut_for.numpy()) == self.place
+            fits = is_cut_for_it or all(state.is_whole() for state in self.states)
+        if not fits:
             raise ConfigError(
                 f"rank {self.communicator.rank} of {self.communicator.host}: a new group of "
                 f"{self.communicator.world_size} ranks has formed, and the state of "
-                f"{optimizer.name} is divided as in the former one; restore it from a "
-                "gradring.tensorflow.elastic.State or a checkpoint before the next step"
+                f"{self.name} is divided as in the former one; restore it from a "
+                "gradring.tensorflow.elastic.State or a checkpoint before it is used"
             )
-        self._place = self.place
 
     def cut(self) -> None:
         """Cuts the states that are whole, in a step or after a file was written."""
@@ -146,6 +151,7 @@ class Parts:
         def cutting() -> None:
             for state in self.states:
                 state.hold(_copied(state.own_part()))
+            self._cut_for.assign(self.place)
             self._stage.assign(_CUT)
 
         when(self._stage > _CUT, cutting)
@@ -154,12 +160,34 @@ class Parts:
         """Gives all ranks the whole state; every rank calls it, eagerly.
 
         Before the first step, a rank needs no other: all have the initial values.
+
+        Raises:
+            gradring.errors.ConfigError: Only some ranks have loaded a state. Or the state is
+                divided as in a former group.
         """
-        if self.are_whole():
-            return
+        if tf.executing_eagerly():
+            if self.are_whole():
+                return
+            if self.has_begun:
+                self._compare_stages()
+        is_initial = tf.executing_eagerly() and not self.has_begun
+        if not is_initial:
+            self.check_place()
+        self.note_assigned()
         for state in self.states:
-            state.hold(state.gathered() if self.has_begun else state.initial())
+            state.hold(state.initial() if is_initial else state.gathered())
         self._stage.assign(_WHOLE)
+
+    def _compare_stages(self) -> None:
+        stage = int(self._stage.numpy())
+        found = np.array([stage, -stage])
+        self.communicator.all_reduce(found, "max", name=f"Sharded: stage of {self.name}")
+        if found[0] != -found[1]:
+            raise ConfigError(
+                f"rank {self.communicator.rank} of {self.communicator.host}: some ranks have "
+                f"assigned the state of {self.name}, such as by load_weights, and others have not; "
+                "load it on all ranks, or by gradring.tensorflow.restore"
+            )
 
     def are_whole(self) -> bool:
         """Returns whether all ranks have the whole state."""
@@ -215,6 +243,15 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         if isinstance(value, compat.CheckpointInitialValue):
             value = value.wrapped_value
         return tf.convert_to_tensor(value, self._arguments.get("dtype"))
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy of the trained variable."""
+        return strategy_of([self._parts.trained[self._position]])
+
+    def make_whole(self) -> None:
+        """Gives all ranks the whole state of the optimizer; every rank calls it."""
+        self._parts.make_whole()
 
     def is_whole(self) -> bool:
         """Returns whether this rank holds all of the value; called eagerly."""
@@ -273,7 +310,7 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
             object_map[self] = compat.ResourceVariable(
                 tf.zeros(self._whole, self.dtype), trainable=False, name=self.name.split(":")[0]
             )
-        object_map[self].assign(self.gathered())
+        object_map[self].assign(self.read_value_no_copy())
 
 
 class WeightPart(compat.ResourceVariable):  # type: ignore[misc]

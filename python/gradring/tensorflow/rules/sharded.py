@@ -63,7 +63,9 @@ class ShardedUpdates(Updates):
         if hasattr(optimizer, "inner_optimizer"):
             return
         self._check(optimizer, variables)
-        self._parts[optimizer] = Parts(self._communicator, variables, self._bucket_bytes)
+        self._parts[optimizer] = Parts(
+            optimizer.name, self._communicator, variables, self._bucket_bytes
+        )
 
     def add_variable(self, make: Callable[[], Any], optimizer: Any, reference: Any) -> Any:
         """Makes a variable of the optimizer's state that holds this rank's part."""
@@ -77,7 +79,7 @@ class ShardedUpdates(Updates):
     ) -> None:
         """Applies the sums of gradients to this rank's parts, and gathers the variables."""
         parts = self._parts_of(optimizer)
-        positions = [parts.positions[id_of(variable)] for variable in variables]
+        positions = self._positions(parts, optimizer, variables)
         given = {
             position: gradient
             for position, gradient in zip(positions, gradients, strict=True)
@@ -105,7 +107,9 @@ class ShardedUpdates(Updates):
             self._gather(parts, touched)
             _constrain([parts.trained[position] for position in given])
 
-        if optimizer.gradient_accumulation_steps:
+        # Averages may overwrite the variables in any call.
+        overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency
+        if optimizer.gradient_accumulation_steps and not overwrites:
             # `iterations` counts updates, and this one calls.
             calls = own(keras_names.ITERATIONS.of(optimizer, optimizer.iterations))
             when(tf.equal(calls % optimizer.gradient_accumulation_steps, 0), gather)
@@ -131,7 +135,8 @@ class ShardedUpdates(Updates):
             # The scale is NaN if the norm is infinite or NaN.
             scale += norm - norm
             # As in Keras, the product of `tf.IndexedSlices` is dense.
-            return [gradient * scale for gradient in gradients]
+            dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+            return [_times(gradient, scale) for gradient in dense]
         norms = tf.unstack(tf.sqrt(squares), len(positions))
         order = {position: index for index, position in enumerate(positions)}
         limit = tf.cast(each, squares.dtype)
@@ -153,11 +158,6 @@ class ShardedUpdates(Updates):
         """Gathers whole states, which one rank alone is about to save."""
         self.sync(variables)
 
-    def after_saving(self, variables: Iterable[Any]) -> None:
-        """Cuts the states again."""
-        for parts in self._about(variables):
-            parts.cut()
-
     def _about(self, variables: Iterable[Any]) -> list[Parts]:
         ids = {id_of(variable) for variable in variables}
         return [parts for parts in self._parts.values() if parts.has_any(ids)]
@@ -165,34 +165,54 @@ class ShardedUpdates(Updates):
     def _check(self, optimizer: Any, variables: Sequence[Any]) -> None:
         kinds = {getattr(sys.modules["keras"].optimizers, name, None) for name in ELEMENTWISE}
         definer = next(kind for kind in type(optimizer).__mro__ if "update_step" in vars(kind))
-        rank, host = self._communicator.rank, self._communicator.host
         if definer not in kinds:
-            raise ConfigError(
-                f"update=Sharded() on rank {rank} of {host}: {type(optimizer).__name__} may use "
-                "more than one element of a variable to update another, and each rank has a part; "
-                f"use one of {', '.join(ELEMENTWISE)}, or AllReduce()",
-                rank=rank,
-                host=host,
+            raise self._refusal(
+                f"{type(optimizer).__name__} may use more than one element of a variable to update "
+                f"another, and each rank has a part; use one of {', '.join(ELEMENTWISE)}, or "
+                "AllReduce()"
             )
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
-                raise ConfigError(
-                    f"update=Sharded() on rank {rank} of {host}: {name_of(variable)} is "
-                    "overwritten by its gradient, which is not divided; use AllReduce()",
-                    rank=rank,
-                    host=host,
+                raise self._refusal(
+                    f"{name_of(variable)} is overwritten by its gradient, which is not divided; "
+                    "use AllReduce()"
                 )
 
     def _parts_of(self, optimizer: Any) -> Parts:
         parts = self._parts.get(optimizer)
         if parts is None:
-            raise ConfigError(
-                f"update=Sharded() on rank {self._communicator.rank} of {self._communicator.host}: "
-                f"{optimizer.name} was built before the strategy's variables; make it and call its "
+            raise self._refusal(
+                f"{optimizer.name} was not built under this strategy; make it and call its "
                 "build(model.trainable_variables) inside of strategy.scope()"
             )
-        parts.check_place(optimizer)
+        parts.check_place()
         return parts
+
+    def _positions(self, parts: Parts, optimizer: Any, variables: Sequence[Any]) -> list[int]:
+        """Returns the positions of variables.
+
+        Raises:
+            gradring.errors.ConfigError: The optimizer was not built for a variable, or a variable
+                is given twice.
+        """
+        positions = [parts.positions.get(id_of(variable)) for variable in variables]
+        for place, (position, variable) in enumerate(zip(positions, variables, strict=True)):
+            if position is None:
+                raise self._refusal(
+                    f"{optimizer.name} was not built for the variable {name_of(variable)}; make a "
+                    "new optimizer when you change what is trained, or call its build before the "
+                    "first step"
+                )
+            if position in positions[:place]:
+                raise self._refusal(
+                    f"{optimizer.name} gets two gradients of {name_of(variable)}; add them up"
+                )
+        return [position for position in positions if position is not None]
+
+    def _refusal(self, problem: str) -> ConfigError:
+        rank, host = self._communicator.rank, self._communicator.host
+        text = f"update=Sharded() on rank {rank} of {host}: {problem}"
+        return ConfigError(text, rank=rank, host=host)
 
     def _sums(self, parts: Parts, gradients: dict[int, Any]) -> dict[int, Any]:
         """Returns this rank's parts of the sums of gradients, by position, in a fixed order."""

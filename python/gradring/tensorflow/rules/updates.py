@@ -118,9 +118,6 @@ class Updates:
     def before_saving(self, variables: Iterable[Any]) -> None:
         """Prepares a file that one rank writes; called on all ranks whose callbacks save."""
 
-    def after_saving(self, variables: Iterable[Any]) -> None:
-        """Frees the memory that `before_saving` took."""
-
     def forget(self, variables: Iterable[Any]) -> None:
         """Drops unfinished rounds, because all ranks have given these variables equal values."""
 
