@@ -150,7 +150,7 @@ class Parts:
 
         def cutting() -> None:
             for state in self.states:
-                state.hold(_copied(state.own_part()))
+                state.hold(_copied(state.own_part()), is_whole=False)
             self._cut_for.assign(self.place)
             self._stage.assign(_CUT)
 
@@ -175,7 +175,8 @@ class Parts:
             self.check_place()
         self.note_assigned()
         for state in self.states:
-            state.hold(state.initial() if is_initial else state.gathered())
+            value = state.initial() if is_initial else state.gathered()
+            state.hold(value, is_whole=True)
         self._stage.assign(_WHOLE)
 
     def _compare_stages(self) -> None:
@@ -220,6 +221,7 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         self._parts, self._position = parts, position
         self._whole = tf.TensorShape(parts.trained[position].shape)
         self._arguments = arguments
+        self._is_whole = compat.plain_variable(False, "is_whole", tf.bool)
         rank = self._whole.rank
         with tf.init_scope(), tf.device("/device:CPU:0"):
             value = self.initial()
@@ -255,21 +257,19 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
 
     def is_whole(self) -> bool:
         """Returns whether this rank holds all of the value; called eagerly."""
-        return bool(tf.shape(self.read_value()).numpy().tolist() == self._whole.as_list())
+        return bool(self._is_whole.numpy())
 
     def own_part(self) -> tf.Tensor:
         """Returns this rank's part of the value.
 
-        TensorFlow's optimizer of graphs confuses shapes where a conditional, or an empty slice,
-        decides them. So a part that is held is taken from 0 on.
+        A part that is held is taken from 0 on. A flag tells it, since TensorFlow's optimizer of
+        graphs would take the size of the value from what the graph assigns later.
         """
         division, rank = self._parts.division(self._position), self._parts.communicator.rank
         if not division.count(rank):
             return tf.zeros(division.part_shape(rank), self.dtype)
         flat = tf.reshape(self.read_value(), [-1])
-        first = division.units(rank).start * division.unit
-        is_whole = tf.equal(tf.size(flat, tf.int64), self._whole.num_elements())
-        first = tf.where(is_whole, tf.constant(first, tf.int64), 0)
+        first = tf.where(self._is_whole, division.units(rank).start * division.unit, 0)
         part = tf.slice(flat, [first], [division.count(rank)])
         return tf.reshape(part, division.part_shape(rank))
 
@@ -284,15 +284,17 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         ((whole,),) = wait([start_all_gather(flat, counts, collective)])
         return tf.reshape(whole, self._whole)
 
-    def hold(self, value: tf.Tensor) -> None:
+    def hold(self, value: tf.Tensor, *, is_whole: bool) -> None:
         """Holds a part, or the whole value."""
         super().assign(value)
+        self._is_whole.assign(is_whole)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """See `tf.Variable.assign`; takes a whole value, or in a step of the optimizer a part."""
         value = tf.convert_to_tensor(value, self.dtype)
         if not replica_step.current().is_applying:
             self._parts.note_assigned()
+            self._is_whole.assign(True)
         elif value.shape.rank is not None and value.shape == self._whole:
             value = self._parts.part_of(self._position, value)
         return super().assign(value, *args, **kwargs)
