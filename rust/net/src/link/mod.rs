@@ -23,6 +23,7 @@ pub mod tcp;
 
 pub use crate::config::STREAMS_MAX;
 pub use gradring_proto::error::Broken;
+pub use shm::heap::{Block, Heap};
 pub use shm::slots::{SlotFile, Slots};
 
 /// Kinds of links, the best first. TCP reaches every peer.

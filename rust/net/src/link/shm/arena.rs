@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
-    memfd_create,
+    ftruncate, memfd_create,
 };
+use rustix::io::pwrite;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::pipe::ControlBlock;
@@ -143,9 +144,18 @@ const fn mapped_bytes(capacity: usize) -> usize {
 
 /// Creates zeroed memory of a fixed size that other processes can map.
 pub(super) fn sealed_file(bytes: u64) -> io::Result<OwnedFd> {
+    sealed_file_with(bytes, bytes, &[])
+}
+
+/// Creates memory that begins with `content`, and is allocated up to `allocated` of its `bytes`.
+pub(super) fn sealed_file_with(allocated: u64, bytes: u64, content: &[u8]) -> io::Result<OwnedFd> {
     let file = create_file()?;
     // Allocates the memory now, while another kind of link is still possible.
-    fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    fallocate(&file, FallocateFlags::empty(), 0, allocated)?;
+    if bytes > allocated {
+        ftruncate(&file, bytes)?;
+    }
+    pwrite(&file, content, 0)?;
     fcntl_add_seals(&file, SEALS)?;
     Ok(file)
 }
@@ -161,7 +171,7 @@ pub(super) fn check_sealed(file: &OwnedFd, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-fn create_file() -> io::Result<OwnedFd> {
+pub(super) fn create_file() -> io::Result<OwnedFd> {
     let create = |flags| memfd_create("gradring", flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Kernels before 6.3 do not know the last flag; later ones may insist on it.

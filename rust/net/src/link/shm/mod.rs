@@ -29,6 +29,7 @@ use pipe::{BATCH_BYTES, Side};
 use rustix::event::PollFd;
 
 mod arena;
+pub(super) mod heap;
 mod pairing;
 mod passing;
 mod pipe;

@@ -12,19 +12,26 @@
 //! for one line. The idea is that of small messages in Open MPI's component `xhc`; G. Katevenis,
 //! M. Ploumidis and M. Marazakis, "A Framework for Hierarchical Single-copy MPI Collectives on
 //! Multicore Nodes", IEEE CLUSTER 2022.
+//!
+//! Behind the slots are the heaps of all ranks (`heap.rs`), if the system lets them be. A message
+//! about an array there says where the array begins.
 
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rustix::event::Timespec;
+use rustix::io::{Errno, pread};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::futex;
 
-use super::arena::{check_sealed, sealed_file};
+use super::arena::{check_sealed, sealed_file_with};
+use super::heap::{self, HUGE_PAGE_BYTES, Heap, Heaps};
 use gradring_proto::schedule::choice::SLOT_BYTES_MAX;
 use gradring_proto::wire::signature::{self, HEADER_BYTES, Header};
 use turns::AtomicU64;
@@ -48,9 +55,20 @@ struct Front {
     header: Header,
 }
 
+/// The beginning of the segment.
+#[repr(C)]
+struct Head {
+    gate: Gate,
+    /// Size of each heap, which the creator of the segment has chosen.
+    heap_bytes: HeapBytes,
+}
+
 /// The futex of all who sleep, in a line of its own. It changes before they are woken.
 #[repr(C, align(128))]
 struct Gate(AtomicU32);
+
+#[repr(C, align(128))]
+struct HeapBytes([u8; size_of::<u64>()]);
 
 /// State of a rank besides its operations, in a line of its own, because it changes rarely.
 #[repr(C, align(128))]
@@ -76,6 +94,8 @@ const COPIES: usize = 2;
 pub struct SlotFile {
     file: OwnedFd,
     world_size: usize,
+    /// Size of each heap; 0 if there are none.
+    heap_bytes: usize,
 }
 
 impl SlotFile {
@@ -84,14 +104,32 @@ impl SlotFile {
     /// # Errors
     /// When the system has no memory or file descriptor left.
     pub fn create(world_size: usize) -> io::Result<Self> {
-        let file = sealed_file(segment_bytes(world_size) as u64)?;
-        Ok(Self { file, world_size })
+        let heap_bytes = heap::bytes_of_each(world_size, heaps_start(world_size));
+        let mut head = [0; offset_of!(Head, heap_bytes) + size_of::<u64>()];
+        head[offset_of!(Head, heap_bytes)..].copy_from_slice(&(heap_bytes as u64).to_ne_bytes());
+        let bytes = file_bytes(world_size, heap_bytes as u64).ok_or(Errno::FBIG)?;
+        let file = sealed_file_with(segment_bytes(world_size) as u64, bytes, &head)?;
+        Ok(Self {
+            file,
+            world_size,
+            heap_bytes,
+        })
     }
 
     /// The segment of a group, which another rank has created.
     pub(super) fn received(file: OwnedFd, world_size: usize) -> io::Result<Self> {
-        check_sealed(&file, segment_bytes(world_size) as u64)?;
-        Ok(Self { file, world_size })
+        let mut heap_bytes = [0; size_of::<u64>()];
+        pread(&file, &mut heap_bytes, offset_of!(Head, heap_bytes) as u64)?;
+        let heap_bytes = u64::from_ne_bytes(heap_bytes);
+        check_sealed(
+            &file,
+            file_bytes(world_size, heap_bytes).ok_or(Errno::FBIG)?,
+        )?;
+        Ok(Self {
+            file,
+            world_size,
+            heap_bytes: heap_bytes as usize,
+        })
     }
 
     pub(super) fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
@@ -109,6 +147,7 @@ impl SlotFile {
         let length = segment_bytes(self.world_size);
         // SAFETY: a new mapping at an address of the system's choice.
         let base = unsafe { mmap(std::ptr::null_mut(), length, access, flags, &self.file, 0)? };
+        let (heap, heaps) = self.map_heaps(rank).unzip();
         Ok(Slots {
             base: NonNull::new(base.cast()).expect("the system maps nothing at zero"),
             world_size: self.world_size,
@@ -118,7 +157,18 @@ impl SlotFile {
             digest: 0,
             arrived: self.world_size,
             has_failed: false,
+            heap,
+            heaps,
         })
+    }
+
+    /// Maps the heap of a rank, and those of all for reading. A group can do without them.
+    fn map_heaps(&self, rank: usize) -> Option<(Arc<Heap>, Heaps)> {
+        let (file, bytes) = (self.file.as_fd(), self.heap_bytes);
+        let first = heaps_start(self.world_size);
+        let own = (bytes > 0).then(|| Heap::map(file, first + rank * bytes, bytes));
+        let all = Heaps::map(file, first, bytes, self.world_size);
+        own?.ok().zip(all.ok())
     }
 }
 
@@ -137,6 +187,10 @@ pub struct Slots {
     arrived: usize,
     /// `true` once a peer has performed another operation. Then this rank waits for nobody here.
     has_failed: bool,
+    /// The heap of this rank. Blocks of it may outlive the slots.
+    heap: Option<Arc<Heap>>,
+    /// The heaps of all ranks.
+    heaps: Option<Heaps>,
 }
 
 // SAFETY: the mapping belongs to this value, whichever thread holds it.
@@ -236,6 +290,29 @@ impl Slots {
         unsafe { std::slice::from_raw_parts(start.as_ptr().add(part.start), part.len()) }
     }
 
+    /// Returns the heap of this rank, if there is one.
+    #[must_use]
+    pub const fn heap(&self) -> Option<&Arc<Heap>> {
+        self.heap.as_ref()
+    }
+
+    /// Returns whether `bytes` from this offset on lie in a heap.
+    #[must_use]
+    pub fn heap_holds(&self, offset: usize, bytes: usize) -> bool {
+        let heaps = self.heaps.as_ref();
+        heaps.is_some_and(|heaps| heaps.holds(offset, bytes))
+    }
+
+    /// Returns a part of a rank's heap. The ranks agree by turns when none of them writes there.
+    ///
+    /// # Panics
+    /// When the part does not lie in the heap.
+    #[must_use]
+    pub fn read_heap(&self, rank: usize, part: std::ops::Range<usize>) -> &[u8] {
+        let heaps = self.heaps.as_ref().expect("the group agreed on heaps");
+        heaps.read(rank, part)
+    }
+
     /// Returns the header of the operation that a peer has published last here.
     #[must_use]
     pub fn header_of(&self, rank: usize) -> Header {
@@ -310,13 +387,13 @@ impl Slots {
 
     fn gate(&self) -> &AtomicU32 {
         // SAFETY: the mapping begins with it. Any bits are valid, and may change at any time.
-        unsafe { &self.base.cast::<Gate>().as_ref().0 }
+        unsafe { &(*self.base.cast::<Head>().as_ptr()).gate.0 }
     }
 
     fn entry(&self, rank: usize) -> NonNull<Entry> {
         assert!(rank < self.world_size);
         // SAFETY: inside of the mapping, behind the gate.
-        unsafe { self.base.add(size_of::<Gate>()).cast::<Entry>().add(rank) }
+        unsafe { self.base.add(size_of::<Head>()).cast::<Entry>().add(rank) }
     }
 
     fn front_of(&self, rank: usize, copy: usize) -> NonNull<Front> {
@@ -383,11 +460,23 @@ impl Drop for Slots {
 
 /// Bytes of all entries, in whole pages of any kernel that we know.
 const fn entries_bytes(world_size: usize) -> usize {
-    (size_of::<Gate>() + world_size * size_of::<Entry>()).next_multiple_of(64 << 10)
+    (size_of::<Head>() + world_size * size_of::<Entry>()).next_multiple_of(64 << 10)
 }
 
+/// Bytes that all ranks map besides the heaps.
 const fn segment_bytes(world_size: usize) -> usize {
     entries_bytes(world_size) + world_size * COPIES * SLOT_BYTES_MAX
+}
+
+/// Place of the first heap.
+const fn heaps_start(world_size: usize) -> usize {
+    segment_bytes(world_size).next_multiple_of(HUGE_PAGE_BYTES)
+}
+
+/// Bytes of the segment with heaps of this size; `None` if they are too many.
+fn file_bytes(world_size: usize, heap_bytes: u64) -> Option<u64> {
+    let heaps = heap_bytes.checked_mul(world_size as u64)?;
+    heaps.checked_add(heaps_start(world_size) as u64)
 }
 
 /// A digest of a header that differs for different headers, except by a chance of one in 2^64.

@@ -136,7 +136,7 @@ fn memory_of_another_size_or_without_seals_is_refused() {
     assert!(SlotFile::received(file(3), 2).is_err());
     assert!(SlotFile::received(file(2), 2).is_ok());
     let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&plain, segment_bytes(2) as u64).unwrap();
+    rustix::fs::ftruncate(&plain, heaps_start(2) as u64).unwrap();
     assert!(SlotFile::received(plain, 2).is_err());
 }
 
