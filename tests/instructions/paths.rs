@@ -71,6 +71,7 @@ fn call(count: usize) -> Call {
         count,
         name: "gradients".into(),
         shapes: format!("[{count}]"),
+        is_mapped: false,
     }
 }
 

@@ -18,16 +18,23 @@ const LARGE: (usize, usize) = (MEASURED_SIZES.1, 4);
 /// Bound on a credible time of one of these reductions, in seconds.
 const LONGEST_S: f64 = 1e9;
 
-/// Sent in place of a time by a rank that has no slots.
+/// Sent in place of a time by a rank that has no slots, or no heap.
 const LACKING: f64 = 1.0;
+
+/// Memory of a rank that others map, besides links.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared {
+    pub(crate) has_slots: bool,
+    pub(crate) has_heap: bool,
+}
 
 /// Ordinals that no other collective has. Otherwise a rank that is still calibrating could take a
 /// query about its peers' first collective for one about its own.
 const FIRST_SEQUENCE: u64 = 1_000_000_001;
 
 /// Measures the algorithms, and lets `engine` choose by the times of the slowest rank. All ranks
-/// call it at the same point. The ranks use slots afterwards, if all have them.
-pub(crate) fn measure(engine: &Engine, has_slots: bool, interrupt: Interrupt<'_>) -> Result<()> {
+/// call it at the same point. The ranks use slots and heaps afterwards, if all have them.
+pub(crate) fn measure(engine: &Engine, shared: Shared, interrupt: Interrupt<'_>) -> Result<()> {
     engine.count_from(FIRST_SEQUENCE);
     let policy = engine.policy();
     let algorithms = policy.measurable();
@@ -42,8 +49,10 @@ pub(crate) fn measure(engine: &Engine, has_slots: bool, interrupt: Interrupt<'_>
         }
     }
     engine.set_policy(policy.clone());
-    times.push(if has_slots { 0.0 } else { LACKING });
+    let lacking = |has| if has { 0.0 } else { LACKING };
+    times.extend([shared.has_slots, shared.has_heap].map(lacking));
     slowest(engine, &mut times, interrupt)?;
+    let has_heaps = times.pop() == Some(0.0);
     let has_slots = times.pop() == Some(0.0);
     let costs = costs(&times).map_err(|error| engine.fail(error))?;
     engine.set_policy(Policy {
@@ -53,6 +62,7 @@ pub(crate) fn measure(engine: &Engine, has_slots: bool, interrupt: Interrupt<'_>
             star: costs.get(2).copied(),
         }),
         has_slots,
+        has_heaps,
         ..policy
     });
     engine.count_from(1);

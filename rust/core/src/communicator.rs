@@ -19,6 +19,7 @@ use gradring_net::caller::Interrupt;
 use gradring_net::config::Config;
 use gradring_net::link::forks::PerProcess;
 use gradring_net::link::negotiation;
+use gradring_net::link::{Block, Heap};
 use gradring_net::session::listener::bind_beside;
 use gradring_proto::collective::Request;
 use gradring_proto::error::{self, Abort, Error, Lost, NotFormed, Result, Text, shortened};
@@ -65,6 +66,8 @@ pub struct Communicator {
     abort: Arc<AbortSwitch>,
     /// Start of the running trace, if there is one.
     traced_since_ns: Mutex<Option<u64>>,
+    /// Memory for arrays of the program, until the group is left.
+    heap: Mutex<Option<Arc<Heap>>>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -140,6 +143,26 @@ impl Communicator {
             None => self.engine.start(request),
             Some(_) => self.channels.of(&request)?.start(request),
         }
+    }
+
+    /// Allocates a block of zeros in the heap of this rank; `None` if not all ranks have heaps.
+    ///
+    /// # Errors
+    /// `Exhausted` when there is no memory for it; `Aborted` if the communicator is closed.
+    pub fn allocate(&self, bytes: usize) -> Result<Option<Block>> {
+        if self.engine.is_closed() {
+            return Err(Abort::Closed.into());
+        }
+        let heap = lock(&self.heap).clone();
+        let Some(heap) = heap.filter(|_| self.engine.policy().has_heaps) else {
+            return Ok(None);
+        };
+        let block = heap.allocate(bytes);
+        let exhausted = || {
+            let error = Error::no_memory(bytes, "an array of Communicator.empty");
+            error.blaming(self.rank, self.roster.host(self.rank))
+        };
+        block.ok_or_else(exhausted).map(Some)
     }
 
     /// Counters of everything done so far, by all ranks and by pairs of ranks.
@@ -246,6 +269,7 @@ impl Communicator {
         self.channels.close();
         self.abort.forget_wakers();
         drop(lock::take(&self.listener));
+        drop(lock::take(&self.heap));
         // A program may keep a closed communicator. It keeps the counters, but not megabytes of
         // records.
         self.journal.recorder.keep(1);

@@ -7,6 +7,7 @@
 //! kept. No lock is held while the program's signal handlers and finalizers run, so they may close
 //! the communicator. They must not launch a collective in the middle of another one.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ use gradring_proto::buffer::Buffer;
 use gradring_proto::collective::{Call, Request};
 use gradring_proto::error::{Abort, Disorder, Error, Result, Text, shortened};
 use gradring_proto::lock::{self, lock};
-use gradring_proto::schedule::choice::Policy;
+use gradring_proto::schedule::choice::{MAPPED_ABOVE_BYTES, Policy};
 use gradring_proto::schedule::topology::Topology;
 
 mod cores;
@@ -72,6 +73,8 @@ struct EngineState {
     topology: Arc<Topology>,
     limits: Limits,
     spin_policy: SpinPolicy,
+    /// Addresses of the heap of this rank; empty if there is none.
+    heap: Range<usize>,
     supervisor: Arc<dyn Supervisor + Send + Sync>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
@@ -86,8 +89,10 @@ impl Engine {
     ///
     /// # Errors
     /// `Exhausted` when the system has no thread left.
-    pub fn new(parts: Parts) -> Result<Self> {
+    pub fn new(mut parts: Parts) -> Result<Self> {
         parts.abort.wake_with(parts.transport.waker());
+        let heap = parts.transport.slots().and_then(|slots| slots.heap());
+        let heap = heap.map_or(0..0, |heap| heap.addresses());
         let driver = Box::new(Driver {
             transport: parts.transport,
             memory: Memory::default(),
@@ -101,6 +106,7 @@ impl Engine {
                 stall_warning: parts.stall_warning,
             },
             spin_policy: parts.spin_policy,
+            heap,
             supervisor: parts.supervisor,
             abort: parts.abort,
             recorder: parts.recorder,
@@ -146,9 +152,15 @@ impl Engine {
     }
 
     // The buffer outlives the lock: dropping it may run code of the program.
-    fn run_over(&self, call: Asked<'_>, buffer: Buffer, interrupt: Interrupt<'_>) -> Result<()> {
+    fn run_over(
+        &self,
+        mut call: Asked<'_>,
+        buffer: Buffer,
+        interrupt: Interrupt<'_>,
+    ) -> Result<()> {
         let shared = &*self.shared;
         let mut queue = shared.in_order(&call)?;
+        shared.look_for_heap(&queue.policy, &mut call, &buffer);
         let started = Instant::now();
         let at_once = queue.is_idle();
         let launched = shared.launch(&mut queue, call, started, at_once)?;
@@ -195,8 +207,9 @@ impl Engine {
         self.start_over(Asked::Again(call), buffer)
     }
 
-    fn start_over(&self, call: Asked<'_>, buffer: Buffer) -> Result<Work> {
+    fn start_over(&self, mut call: Asked<'_>, buffer: Buffer) -> Result<Work> {
         let mut queue = self.shared.in_order(&call)?;
+        self.shared.look_for_heap(&queue.policy, &mut call, &buffer);
         let launched = self
             .shared
             .launch(&mut queue, call, Instant::now(), false)?;
@@ -222,6 +235,12 @@ impl Engine {
     /// Fails every pending and later work of every rank, because this rank was interrupted.
     pub fn interrupt(&self) {
         self.shared.supervisor.abort(self.shared.interrupted());
+    }
+
+    /// Returns `true` once `close` was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        lock(&self.shared.queue).closed
     }
 
     /// Number of collectives launched so far.
@@ -358,6 +377,14 @@ impl EngineState {
         };
         drop(queue);
         Err(self.fail(fact.into()))
+    }
+
+    /// Marks a call that all ranks perform where their buffers are, if this one is in the heap.
+    #[inline]
+    fn look_for_heap(&self, policy: &Policy, call: &mut Asked<'_>, buffer: &Buffer) {
+        if call.bytes() > MAPPED_ABOVE_BYTES && policy.maps(call) && buffer.lies_in(&self.heap) {
+            call.mark_mapped();
+        }
     }
 
     /// Gives a call its place in the order; `at_once` if it starts immediately.

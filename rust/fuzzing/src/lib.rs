@@ -218,6 +218,7 @@ fn own_header() -> Header {
         count: 98,
         name: "dense/kernel".into(),
         shapes: "[98]".into(),
+        is_mapped: false,
     };
     Signature::of(&call, Algorithm::Ring).header(0, 1, 2)
 }

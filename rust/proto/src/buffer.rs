@@ -276,8 +276,23 @@ impl Buffer {
         assert_eq!(done, range.len(), "finished past the end of a buffer");
     }
 
+    /// Returns whether the buffer is one piece of memory, within these addresses.
+    #[must_use]
+    pub fn lies_in(&self, addresses: &Range<usize>) -> bool {
+        let [Placed { slice, .. }] = &*self.slices else {
+            return false;
+        };
+        let start = slice.start.addr();
+        let end = start + slice.count * self.dtype.size_bytes();
+        addresses.start <= start && end <= addresses.end
+    }
+
     /// First byte of a buffer with one slice.
-    fn start(&self) -> *mut u8 {
+    ///
+    /// # Panics
+    /// When it has no slice.
+    #[must_use]
+    pub fn start(&self) -> *mut u8 {
         self.slices[0].slice.start
     }
 

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::buffer::Buffer;
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result, Text, Unusable};
+use crate::error::{Error, MAPPED, Result, Text, Unusable};
 
 /// The collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -225,6 +225,7 @@ impl Request {
             count: self.buffer.count(),
             name: self.name,
             shapes: self.shapes,
+            is_mapped: false,
         };
         (call, self.buffer)
     }
@@ -256,6 +257,8 @@ pub struct Call {
     pub name: Name,
     /// Shapes of the tensors in the bucket.
     pub shapes: String,
+    /// `true` if all ranks read each other's buffers where they are, in the heaps of the group.
+    pub is_mapped: bool,
 }
 
 impl Call {
@@ -268,6 +271,7 @@ impl Call {
             count: bytes / DType::F32.size_bytes(),
             name: Name::default(),
             shapes: String::new(),
+            is_mapped: false,
         }
     }
 
@@ -404,7 +408,8 @@ impl fmt::Display for Call {
         if let Collective::AllToAllV { .. } = self.collective {
             f.write_str(" rows of")?;
         }
-        write!(f, " {}{}", self.dtype.name(), self.shapes)
+        write!(f, " {}{}", self.dtype.name(), self.shapes)?;
+        f.write_str(if self.is_mapped { MAPPED } else { "" })
     }
 }
 

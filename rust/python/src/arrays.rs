@@ -201,6 +201,7 @@ impl Bucket {
             count: self.slices.iter().map(|slice| slice.count).sum(),
             name: name.into(),
             shapes: self.shapes.clone(),
+            is_mapped: false,
         }
     }
 

@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::arrays::Bucket;
+use crate::block::Block;
 use crate::caller::guarded;
 use crate::collective::{Collective, reduce_op};
 use crate::config::Config;
@@ -198,6 +199,13 @@ impl Communicator {
             let request = unsafe { bucket.into_request(collective.0.clone(), name, keepalive) };
             self.start_request(py, request)
         })
+    }
+
+    /// Returns memory for an array that all ranks read; None if not all ranks have heaps.
+    fn allocate(&self, py: Python<'_>, bytes: usize) -> PyResult<Option<Block>> {
+        let allocated = self.outside(py, |inner| inner.allocate(bytes))?;
+        let block = allocated.map_err(|error| to_python(py, &error))?;
+        Ok(block.map(Block))
     }
 
     fn start_barrier(&self, py: Python<'_>) -> PyResult<Work> {

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 mod arrays;
+mod block;
 mod caller;
 mod collective;
 mod communicator;
@@ -62,6 +63,7 @@ fn after_fork() {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
+    module.add_class::<block::Block>()?;
     module.add_class::<collective::Collective>()?;
     module.add_class::<config::Config>()?;
     module.add_class::<listening::Listening>()?;

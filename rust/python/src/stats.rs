@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
+use gradring_core::drive::MAPPED;
 use gradring_core::observe::stats::{Lateness, Stats, Totals};
 use gradring_proto::schedule::Algorithm;
 use pyo3::prelude::*;
@@ -58,9 +59,10 @@ fn algorithms<'py>(
     let policy = communicator.engine.policy();
     let explained = policy.explain();
     let result = PyDict::new(py);
-    for algorithm in Algorithm::ALL {
-        let name = algorithm.name();
-        let (used, cost) = (stats.algorithms.get(name), policy.measured(algorithm));
+    let named = Algorithm::ALL.map(|algorithm| (algorithm.name(), Some(algorithm)));
+    for (name, algorithm) in named.into_iter().chain([(MAPPED, None)]) {
+        let used = stats.algorithms.get(name);
+        let cost = algorithm.and_then(|algorithm| policy.measured(algorithm));
         let chosen = explained.get(name);
         if used.is_none() && cost.is_none() && chosen.is_none() {
             continue;

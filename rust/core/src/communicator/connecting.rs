@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::channels::Channels;
 use super::{Communicator, NEXT_ID, OPEN};
-use crate::calibration;
+use crate::calibration::{self, Shared};
 use crate::engine::{Engine, Parts, SpinPolicy};
 use crate::failure::Monitor;
 use crate::forming::listener::GroupListener;
@@ -60,11 +60,15 @@ impl Communicator {
         let tcp_congestion = agreed.mesh.congestion();
         let connector = met.as_ref().map(|met| Arc::new(group.connector(met)));
         let spin_policy = group.spin_policy();
-        let has_slots = agreed.mesh.has_slots();
+        let heap = agreed.mesh.heap().map(Arc::clone);
+        let shared = Shared {
+            has_slots: agreed.mesh.has_slots(),
+            has_heap: heap.is_some(),
+        };
         let engine = group.engine(agreed.mesh, connector.as_ref(), spin_policy)?;
         let listener = met.map(|met| group.has_formed(met));
         if config.world_size > 1 && engine.policy().is_mesh() {
-            calibration::measure(&engine, has_slots, interrupt)?;
+            calibration::measure(&engine, shared, interrupt)?;
         }
         let recorder = Arc::clone(&group.journal.recorder);
         let communicator = Arc::new(Self {
@@ -86,6 +90,7 @@ impl Communicator {
             journal: group.journal,
             abort: group.abort,
             traced_since_ns: Mutex::default(),
+            heap: Mutex::new(heap),
         });
         OPEN.lock()
             .insert(communicator.id, Arc::downgrade(&communicator));

@@ -23,6 +23,18 @@ pub struct Prepared {
     signature: Signature,
 }
 
+/// Name in statistics and records of the algorithm that reads buffers where they are.
+pub const MAPPED: &str = "mapped";
+
+/// Name of the algorithm of a call.
+#[must_use]
+pub fn algorithm_name(call: &Call, algorithm: Algorithm) -> &'static str {
+    match call.is_mapped {
+        true => MAPPED,
+        false => algorithm.name(),
+    }
+}
+
 /// A collective with its place in the order.
 pub struct Launched {
     /// The call and its execution parameters.
@@ -47,6 +59,12 @@ impl Prepared {
             signature: Signature::of(&call, algorithm),
             call,
         })
+    }
+
+    /// Name of the algorithm, for statistics and records.
+    #[must_use]
+    pub fn algorithm_name(&self) -> &'static str {
+        algorithm_name(&self.call, self.algorithm)
     }
 
     /// Adds the group's generation, the collective's ordinal, and the step of the program.

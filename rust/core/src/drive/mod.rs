@@ -23,7 +23,7 @@ mod stall_detector;
 mod suspicion;
 mod waits;
 
-pub use launched::{Launched, Prepared};
+pub use launched::{Launched, MAPPED, Prepared, algorithm_name};
 pub use memory::{Memory, Operand};
 pub use stall_detector::Limits;
 use stall_detector::StallDetector;
@@ -224,7 +224,7 @@ impl<'a> Drive<'a> {
     pub fn measured(&self, ended: Instant) -> Measured {
         let entered = |peer| (self.entered_at.unwrap_or(ended), peer);
         Measured {
-            algorithm: self.launched.prepared.algorithm.name(),
+            algorithm: self.launched.prepared.algorithm_name(),
             bytes_sent: self.execution.bytes_sent(),
             started: self.started,
             everyone_entered: self.execution.last_to_enter().map(entered),

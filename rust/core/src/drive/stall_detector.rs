@@ -124,6 +124,10 @@ impl<'a> StallDetector<'a> {
                 sequence,
             },
             Fault::Link { peer, broken } => Suspicion::LinkBroken { peer, broken },
+            Fault::OutsideHeap { peer } => Suspicion::Garbled {
+                peer,
+                how: Garbled::OutsideHeap,
+            },
             Fault::Header { peer, received, .. } if !signature::is_header(&received) => {
                 let how = Garbled::NotAHeader;
                 Suspicion::Garbled { peer, how }

@@ -206,7 +206,7 @@ impl EngineState {
             let mut spin_policy = self.spin_policy_on(on);
             let mut asked_at = started;
             let mut polls = 0_u32;
-            let mut patience = Patience::new(launched.prepared.in_slots);
+            let mut patience = Patience::new(launched.prepared.in_slots || call.is_mapped);
             let is_short = call.bytes() <= SHORT_BYTES;
             loop {
                 match drive.step(&mut **transport, Instant::now) {

@@ -60,6 +60,15 @@ impl Asked<'_> {
         }
     }
 
+    /// Marks the call as one that all ranks perform where their buffers are.
+    pub(super) fn mark_mapped(&mut self) {
+        let call = Call::clone(self);
+        *self = Self::New(Call {
+            is_mapped: true,
+            ..call
+        });
+    }
+
     fn into_shared(self) -> Arc<Call> {
         match self {
             Self::New(call) => Arc::new(call),

@@ -1,5 +1,6 @@
 //! The executor performs one collective on this rank. Only here do bytes move between buffers and
-//! other ranks: over links (`piped`), or through slots in memory that all ranks share (`slotted`).
+//! other ranks: over links (`piped`), or in memory that all ranks share: through slots (`slotted`),
+//! or from heap to heap (`mapped`).
 
 use gradring_net::link::{Broken, Interest, Transport};
 use gradring_proto::buffer::Buffer;
@@ -10,12 +11,15 @@ use gradring_proto::schedule::topology::Topology;
 use gradring_proto::wire::signature::Header;
 
 mod conflicts;
+mod mapped;
+mod meeting;
 mod operands;
 mod outline;
 mod piped;
 mod plan;
 mod slotted;
 
+use mapped::Mapped;
 use operands::BesideMemory;
 pub use outline::{Outline, Way, Work};
 use piped::{Arrival, Piped, TILE_BYTES};
@@ -30,6 +34,8 @@ pub(crate) struct Scratch {
     headers_sent: Vec<usize>,
     arrivals: Vec<Arrival>,
     interests: Vec<Interest>,
+    /// Places of all ranks' buffers in their heaps.
+    offsets: Vec<usize>,
 }
 
 impl Default for Scratch {
@@ -41,6 +47,7 @@ impl Default for Scratch {
             headers_sent: Vec::new(),
             arrivals: Vec::new(),
             interests: Vec::new(),
+            offsets: Vec::new(),
         }
     }
 }
@@ -61,6 +68,8 @@ pub(crate) enum Fault {
         received: Box<Header>,
         text: Vec<u8>,
     },
+    /// A peer's array is said to lie where no array can be.
+    OutsideHeap { peer: usize },
 }
 
 /// Outcome of one attempt to advance.
@@ -80,6 +89,8 @@ pub(crate) enum Execution<'a> {
     Piped(Piped<'a>),
     /// It travels through slots of all ranks.
     Slotted(Slotted<'a>),
+    /// All ranks read each other's buffers.
+    Mapped(Mapped<'a>),
 }
 
 /// A call, and how a rank performs it.
@@ -107,6 +118,7 @@ impl<'a> Execution<'a> {
     ) -> Result<Self, Error> {
         Ok(match part.in_slots {
             true => Self::Slotted(Slotted::new(buffer, part, scratch)?),
+            false if part.call.is_mapped => Self::Mapped(Mapped::new(buffer, part, scratch)?),
             false => Self::Piped(Piped::new(buffer, part, scratch)?),
         })
     }
@@ -115,7 +127,8 @@ impl<'a> Execution<'a> {
     pub(crate) const fn rank(&self) -> usize {
         match self {
             Self::Piped(piped) => piped.rank(),
-            Self::Slotted(slotted) => slotted.rank(),
+            Self::Slotted(slotted) => slotted.meeting.rank,
+            Self::Mapped(mapped) => mapped.meeting.rank,
         }
     }
 
@@ -123,7 +136,7 @@ impl<'a> Execution<'a> {
     pub(crate) fn text(&self) -> &[u8] {
         match self {
             Self::Piped(piped) => piped.text(),
-            Self::Slotted(_) => &[],
+            Self::Slotted(_) | Self::Mapped(_) => &[],
         }
     }
 
@@ -131,7 +144,8 @@ impl<'a> Execution<'a> {
     pub(crate) fn interests(&self) -> &[Interest] {
         match self {
             Self::Piped(piped) => piped.interests(),
-            Self::Slotted(slotted) => slotted.interests(),
+            Self::Slotted(slotted) => slotted.meeting.interests(),
+            Self::Mapped(mapped) => mapped.meeting.interests(),
         }
     }
 
@@ -140,7 +154,8 @@ impl<'a> Execution<'a> {
     pub(crate) fn awaited(&self) -> Vec<usize> {
         match self {
             Self::Piped(piped) => piped.awaited(),
-            Self::Slotted(slotted) => slotted.awaited(),
+            Self::Slotted(slotted) => slotted.meeting.awaited(),
+            Self::Mapped(mapped) => mapped.meeting.awaited(),
         }
     }
 
@@ -149,7 +164,8 @@ impl<'a> Execution<'a> {
     pub(crate) fn late(&self) -> (Vec<usize>, bool) {
         match self {
             Self::Piped(piped) => piped.late(),
-            Self::Slotted(slotted) => slotted.late(),
+            Self::Slotted(slotted) => slotted.meeting.late(),
+            Self::Mapped(mapped) => mapped.meeting.late(),
         }
     }
 
@@ -157,7 +173,8 @@ impl<'a> Execution<'a> {
     pub(crate) const fn last_to_enter(&self) -> Option<usize> {
         match self {
             Self::Piped(piped) => piped.last_to_enter,
-            Self::Slotted(slotted) => slotted.last_to_enter,
+            Self::Slotted(slotted) => slotted.meeting.last_to_enter,
+            Self::Mapped(mapped) => mapped.meeting.last_to_enter,
         }
     }
 
@@ -166,6 +183,7 @@ impl<'a> Execution<'a> {
         match self {
             Self::Piped(piped) => piped.bytes_sent,
             Self::Slotted(slotted) => slotted.bytes_sent,
+            Self::Mapped(mapped) => mapped.bytes_sent,
         }
     }
 
@@ -175,6 +193,7 @@ impl<'a> Execution<'a> {
         match self {
             Self::Piped(piped) => piped.advance(transport),
             Self::Slotted(slotted) => slotted.advance(transport),
+            Self::Mapped(mapped) => mapped.advance(transport),
         }
     }
 
@@ -184,6 +203,7 @@ impl<'a> Execution<'a> {
         match self {
             Self::Piped(piped) => piped.look_into_slots(transport),
             Self::Slotted(slotted) => slotted.look_at_all(transport),
+            Self::Mapped(mapped) => mapped.look_at_all(transport),
         }
     }
 
@@ -206,6 +226,7 @@ impl<'a> Execution<'a> {
         match self {
             Self::Piped(piped) => piped.has_sent_all(),
             Self::Slotted(slotted) => slotted.has_sent_all(),
+            Self::Mapped(mapped) => mapped.has_sent_all(),
         }
     }
 }

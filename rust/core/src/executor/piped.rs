@@ -120,6 +120,7 @@ impl<'a> Piped<'a> {
             headers_sent,
             arrivals,
             interests,
+            ..
         } = scratch;
         let plan = plans.get(call, buffer.dtype(), algorithm, rank, topology);
         let texts = Texts::of(call);

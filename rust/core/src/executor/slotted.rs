@@ -4,28 +4,23 @@
 //! contributions of all ranks in the order of ranks: all elements (one-shot), or those of its own
 //! chunk (direct). In an all-reduce by chunks, it publishes its chunk in a second turn, and copies
 //! those of the others. So the results have the bits of these algorithms over links.
-//!
-//! A rank that waits here does not see what others send over links, and those do not see its slot.
-//! So a rank that waits long looks there, and finds peers that perform another collective.
 
 use std::ops::Range;
 
+use super::meeting::{Meeting, slots_of};
 use super::operands::{BesideMemory, fold};
 use super::{Fault, Part, Progress, Scratch};
-use gradring_net::link::{Direction, Interest, Slots, Transport};
+use gradring_net::link::{Slots, Transport};
 use gradring_proto::buffer::{Buffer, reserve};
 use gradring_proto::collective::Collective;
 use gradring_proto::dtype::ReduceOp;
 use gradring_proto::error::Error;
 use gradring_proto::schedule::{Algorithm, Turn, chunk, chunks_of};
-use gradring_proto::wire::signature::{self, HEADER_BYTES, Header};
 
 /// One collective under way.
 pub(crate) struct Slotted<'a> {
     buffer: &'a mut Buffer,
-    rank: usize,
-    world_size: usize,
-    header: Header,
+    pub(super) meeting: Meeting<'a>,
     /// Elements that this rank publishes first; they keep their places in its message.
     sent: [Range<usize>; 2],
     /// The fold, if this is a reduction.
@@ -35,11 +30,6 @@ pub(crate) struct Slotted<'a> {
     stage: Stage,
     /// Ranks whose slots this rank has read in this stage.
     read: usize,
-    /// First rank that has not published, when this rank last looked.
-    awaited: Option<usize>,
-    interests: &'a mut Vec<Interest>,
-    /// Peer that entered last, once all have entered.
-    pub(super) last_to_enter: Option<usize>,
     /// Bytes of payload published so far.
     pub(super) bytes_sent: u64,
 }
@@ -124,41 +114,16 @@ impl<'a> Slotted<'a> {
             Some((op, range)) => Some(Folding::new(buffer, op, range, &mut scratch.beside)?),
             None => None,
         };
-        scratch.interests.clear();
         Ok(Self {
             buffer,
-            rank,
-            world_size,
-            header: part.header,
+            meeting: Meeting::new(&part, &mut scratch.interests),
             sent,
             fold,
             copied,
             stage: Stage::Entering,
             read: 0,
-            awaited: None,
-            interests: &mut scratch.interests,
-            last_to_enter: None,
             bytes_sent: 0,
         })
-    }
-
-    pub(super) const fn rank(&self) -> usize {
-        self.rank
-    }
-
-    pub(super) fn interests(&self) -> &[Interest] {
-        self.interests
-    }
-
-    pub(super) fn awaited(&self) -> Vec<usize> {
-        self.interests
-            .iter()
-            .map(|interest| interest.peer)
-            .collect()
-    }
-
-    pub(super) fn late(&self) -> (Vec<usize>, bool) {
-        (self.awaited(), self.last_to_enter.is_some())
     }
 
     /// Returns whether this rank need not publish anything more.
@@ -177,16 +142,10 @@ impl<'a> Slotted<'a> {
             self.enter(slots_of(transport));
         }
         let before = self.read;
-        let arrived = slots_of(transport).poll().map_err(|peer| {
-            let received = slots_of(transport).header_of(peer);
-            self.fault(peer, received)
-        })?;
-        if arrived == self.world_size {
-            slots_of(transport).wake_sleepers();
-        }
+        let arrived = self.meeting.poll(slots_of(transport))?;
         self.read_slots(slots_of(transport), arrived);
-        if arrived < self.world_size {
-            self.wait_for(arrived, slots_of(transport));
+        if arrived < self.meeting.world_size {
+            self.meeting.wait_for(arrived, slots_of(transport));
             let moved = enters || self.read > before;
             return Ok(if moved {
                 Progress::Moved
@@ -194,13 +153,11 @@ impl<'a> Slotted<'a> {
                 Progress::Blocked
             });
         }
-        if self.last_to_enter.is_none() {
-            self.last_to_enter = self.awaited.or(Some(self.any_peer()));
-        }
+        self.meeting.all_have_entered();
         if self.stage == Stage::Folding
             && let Some(fold) = &self.fold
         {
-            fold.finish(self.buffer, self.world_size);
+            fold.finish(self.buffer, self.meeting.world_size);
         }
         if self.has_sent_all() {
             return Ok(Progress::Done);
@@ -209,31 +166,9 @@ impl<'a> Slotted<'a> {
         Ok(Progress::Moved)
     }
 
-    /// Looks whether a peer that `advance` does not see yet performs another collective: a peer
-    /// behind the first that is missing, or one that sends something over its link.
+    /// Looks whether a peer that `advance` does not see yet performs another collective.
     pub(super) fn look_at_all(&self, transport: &mut dyn Transport) -> Result<(), Fault> {
-        for peer in (self.read..self.world_size).filter(|&peer| peer != self.rank) {
-            let found = match transport.readable(peer) {
-                Ok(bytes) => {
-                    Ok(bytes.and_then(|bytes| bytes.first_chunk::<HEADER_BYTES>().copied()))
-                }
-                Err(broken) => Err(Fault::Link { peer, broken }),
-            };
-            // A peer publishes before it goes on, which may be the end of its link.
-            let slots = slots_of(transport);
-            if slots.has_published(peer) {
-                if slots.differs(peer) {
-                    return Err(self.fault(peer, slots.header_of(peer)));
-                }
-            } else if let Some(received) = found? {
-                return Err(Fault::Header {
-                    peer,
-                    received: Box::new(received),
-                    text: Vec::new(),
-                });
-            }
-        }
-        Ok(())
+        self.meeting.look_at_all(self.read, transport)
     }
 
     /// Publishes what this rank has at the start.
@@ -242,7 +177,7 @@ impl<'a> Slotted<'a> {
         self.bytes_sent += (self.sent.iter().map(Range::len).sum::<usize>() * element) as u64;
         let sent = self.sent.iter().cloned();
         let parts = sent.flat_map(|range| placed(self.buffer, range));
-        slots.begin(&self.header, self.buffer.count() * element, parts);
+        slots.begin(&self.meeting.header, self.buffer.count() * element, parts);
         slots.publish();
         self.stage = match self.fold {
             Some(_) => Stage::Folding,
@@ -253,7 +188,7 @@ impl<'a> Slotted<'a> {
     /// Publishes this rank's finished chunk.
     fn publish_results(&mut self, slots: &mut Slots) {
         let element = self.buffer.dtype().size_bytes();
-        let own = self.copied[self.rank].from.clone();
+        let own = self.copied[self.meeting.rank].from.clone();
         self.bytes_sent += (own.len() * element) as u64;
         for (at, part) in placed(self.buffer, own) {
             slots.write(self.buffer.count() * element, at, part);
@@ -272,10 +207,14 @@ impl<'a> Slotted<'a> {
             match &mut self.fold {
                 Some(fold) if self.stage == Stage::Folding => {
                     let source = slots.read(rank, whole, bytes(&fold.range));
-                    fold.add(self.buffer, (rank, self.rank, self.world_size), source);
+                    fold.add(
+                        self.buffer,
+                        (rank, self.meeting.rank, self.meeting.world_size),
+                        source,
+                    );
                 }
                 // This rank has its own elements.
-                _ if rank == self.rank => {}
+                _ if rank == self.meeting.rank => {}
                 _ => {
                     let Copied { from, to } = &self.copied[rank];
                     let source = slots.read(rank, whole, bytes(from));
@@ -284,31 +223,6 @@ impl<'a> Slotted<'a> {
             }
         }
         self.read = self.read.max(arrived);
-    }
-
-    fn wait_for(&mut self, first: usize, slots: &Slots) {
-        self.awaited = Some(first);
-        self.interests.clear();
-        let missing = (first..self.world_size).filter(|&rank| !slots.has_published(rank));
-        self.interests.extend(missing.map(|peer| Interest {
-            peer,
-            direction: Direction::Receive,
-        }));
-    }
-
-    const fn any_peer(&self) -> usize {
-        match self.rank + 1 == self.world_size {
-            true => self.rank - 1,
-            false => self.world_size - 1,
-        }
-    }
-
-    fn fault(&self, peer: usize, received: Header) -> Fault {
-        Fault::Header {
-            peer,
-            received: Box::new(signature::with_endpoints(received, peer, self.rank)),
-            text: Vec::new(),
-        }
     }
 }
 
@@ -365,10 +279,6 @@ impl<'a> Folding<'a> {
         let wide = self.wide.as_ref().map(|wide| (wide, 0));
         buffer.finish_from(wide, self.op, world_size, self.range.clone());
     }
-}
-
-fn slots_of(transport: &mut dyn Transport) -> &mut Slots {
-    transport.slots().expect("the group agreed on slots")
 }
 
 /// The memory of a range of elements, piece by piece, each with its first byte in the buffer.

@@ -367,6 +367,7 @@ mod tests {
             count: 1,
             name: Name::default(),
             shapes: String::new(),
+            is_mapped: false,
         })
     }
 

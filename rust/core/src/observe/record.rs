@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::drive::algorithm_name;
 use crate::observe::clock;
 use crate::observe::flight_recorder::Entry;
 use crate::observe::journal::{Journal, path_in};
@@ -83,7 +84,7 @@ impl From<&Entry> for Line {
                 .take(CALL_CHARS_MAX)
                 .collect(),
             bytes: entry.call.bytes(),
-            algorithm: entry.algorithm.name(),
+            algorithm: algorithm_name(&entry.call, entry.algorithm),
             state: entry.state.name(),
             last: entry.last,
             launched_ns: clock::unix_ns(entry.launched),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::poll::{self, WakeUp};
-use super::{Broken, Interest, Link, Slots, Transport};
+use super::{Broken, Heap, Interest, Link, Slots, Transport};
 use crate::abort::Waker;
 use gradring_proto::error::Breakage;
 
@@ -59,6 +59,12 @@ impl Mesh {
     #[must_use]
     pub const fn has_slots(&self) -> bool {
         self.slots.is_some()
+    }
+
+    /// Returns the heap of this rank, if all ranks share memory with heaps.
+    #[must_use]
+    pub fn heap(&self) -> Option<&Arc<Heap>> {
+        self.slots.as_ref()?.heap()
     }
 
     /// Sets the connector for links that are needed later. It gets the waker of this mesh.

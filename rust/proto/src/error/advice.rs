@@ -1,8 +1,8 @@
 //! Advice: the end of an error's message, with the user's next step.
 
 use super::{
-    Error, ErrorKind, Lost, NotAgreed, NotFormed, NotServed, NotTrusted, Obstacle, Shortage,
-    Unusable,
+    Error, ErrorKind, Lost, MAPPED, NotAgreed, NotFormed, NotServed, NotTrusted, Obstacle,
+    Shortage, Unusable,
 };
 
 /// Advice for ranks that miss each other at the rendezvous.
@@ -19,6 +19,11 @@ impl Error {
             ErrorKind::Config(fact) => fact.advice(),
             ErrorKind::Rendezvous(fact) => fact.advice(),
             ErrorKind::Authentication(fact) => fact.advice(),
+            ErrorKind::Mismatch { theirs, others }
+                if theirs.contains(MAPPED) != others.contains(MAPPED) =>
+            {
+                "in one call, pass arrays of Communicator.empty on every rank or on none"
+            }
             ErrorKind::Mismatch { .. } => {
                 "make every rank call the same collectives, with the same shapes, in the same order"
             }

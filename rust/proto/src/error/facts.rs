@@ -406,6 +406,8 @@ facts! {
         NotAHeader,
         #[error("its connection to rank {rank} carries what rank {from} sent to rank {to}")]
         OtherWay { rank: usize, from: usize, to: usize },
+        #[error("published an array that does not lie in its heap")]
+        OutsideHeap,
     }
 
     /// A problem that a rank noticed and cannot explain alone.
@@ -574,6 +576,9 @@ impl NotServed {
         }
     }
 }
+
+/// End of the text of a call whose buffer all ranks read where it is, in the heap of its rank.
+pub const MAPPED: &str = " in memory of Communicator.empty";
 
 /// The end of a pipe that carries nothing more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

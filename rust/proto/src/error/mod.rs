@@ -13,8 +13,8 @@ mod facts;
 
 pub use facts::{
     Abort, BadRules, BadSegment, Breach, Breakage, Broken, Damage, Disorder, Garbled, Late, Lost,
-    Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Obstacle, Shortage, Suspicion, Text,
-    Unusable, listed_ranks, ranks,
+    MAPPED, Missing, NotAgreed, NotFormed, NotServed, NotTrusted, Obstacle, Shortage, Suspicion,
+    Text, Unusable, listed_ranks, ranks,
 };
 
 /// Result of anything that can fail in this crate.

@@ -81,6 +81,9 @@ pub const SLOT_BYTES_MAX: usize = 64 << 10;
 /// larger buffer while the other receives them.
 const SLOT_BYTES_MAX_OF_TWO: usize = 8 << 10;
 
+/// Largest all-reduce, in bytes, that does not look whether the buffer is in a heap.
+pub const MAPPED_ABOVE_BYTES: usize = SLOT_BYTES_MAX;
+
 /// Most bytes of other ranks' slots that a rank reads to save a turn.
 const SLOTS_READ_BYTES_MAX: usize = 32 << 10;
 
@@ -164,6 +167,8 @@ pub struct Policy {
     pub connects_on_demand: bool,
     /// True if all ranks share memory in which each of them has a slot.
     pub has_slots: bool,
+    /// True if that memory has a heap of each rank, which all others read.
+    pub has_heaps: bool,
 }
 
 /// Reason for a choice.
@@ -226,6 +231,7 @@ impl Policy {
             measured: None,
             connects_on_demand: true,
             has_slots: false,
+            has_heaps: false,
         }
     }
 
@@ -298,6 +304,18 @@ impl Policy {
             && is_seen_by_all(&call.collective)
     }
 
+    /// Returns whether the ranks read each other's buffers in `call`, if these are in heaps. The
+    /// result has the bits of `Direct`.
+    #[must_use]
+    pub fn maps(&self, call: &Call) -> bool {
+        self.has_heaps
+            && call.bytes() > MAPPED_ABOVE_BYTES
+            && matches!(call.collective, Collective::AllReduce { .. })
+            && self.wire_dtype(call).is_none()
+            && (self.rules.choose(call, &self.topology))
+                .is_none_or(|ruled| ruled == Algorithm::Direct)
+    }
+
     /// The algorithm for a buffer that travels through slots; `None` if it does not.
     fn in_slots(&self, bytes: usize) -> Option<Algorithm> {
         let [one_shot, direct] = self.slot_bounds()?;
@@ -342,6 +360,7 @@ impl Policy {
             return (chosen, Reason::Rule);
         }
         match call.collective {
+            _ if call.is_mapped => (Algorithm::Direct, Reason::SharedMemory),
             Collective::AllToAll
             | Collective::AllToAllV { .. }
             | Collective::Gather { .. }
@@ -543,6 +562,7 @@ mod tests {
             count,
             name: "w".into(),
             shapes: String::new(),
+            is_mapped: false,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Layout, little-endian, 64 bytes:
 //!
 //! ```text
-//! magic u32, kind u8, dtype u8, op u8, zero u8, generation u32, sender u16, receiver u16,
+//! magic u32, kind u8, dtype u8, op u8, mapped u8, generation u32, sender u16, receiver u16,
 //! sequence u64, count u64, name hash u64, schedule hash u64, root u64, step u64
 //! ```
 //!
@@ -17,6 +17,7 @@
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
+use crate::error::MAPPED;
 use crate::schedule::Algorithm;
 
 /// Length of an encoded header in bytes.
@@ -74,7 +75,7 @@ impl Signature {
 
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4..7].copy_from_slice(&[kind, call.dtype as u8, op]);
+        bytes[4..8].copy_from_slice(&[kind, call.dtype as u8, op, call.is_mapped.into()]);
         let words = [
             0, // generation
             0, // sequence
@@ -191,6 +192,9 @@ fn describe_difference(theirs: &Header, own: &Header) -> String {
         .map_or("an unknown type", DType::name);
     let mut text = format!("{} elements of {dtype}", word(theirs, 24));
     let differ = |at| word(theirs, at) != word(own, at);
+    if theirs[7] != 0 {
+        text.push_str(MAPPED);
+    }
     if differ(32) {
         text.push_str(" under another name");
     } else if differ(40) && !differ(24) {
@@ -226,6 +230,7 @@ mod tests {
             count: 6,
             name: "w".into(),
             shapes: "[6]".into(),
+            is_mapped: false,
         };
         change(&mut call);
         Signature::of(&call, Algorithm::Ring).header(0, 1, 0)
@@ -260,6 +265,7 @@ mod tests {
             changed(|call| call.dtype = DType::I32),
             changed(|call| call.name = "v".into()),
             changed(|call| call.shapes = "[2,3]".into()),
+            changed(|call| call.is_mapped = true),
         ];
         let call = Signature(base);
         assert_eq!(base, call.header(0, 1, 0));
@@ -361,6 +367,10 @@ mod tests {
         assert_eq!(
             described(|call| call.shapes = "[2,3]".into()),
             "6 elements of float32 in another shape"
+        );
+        assert_eq!(
+            described(|call| call.is_mapped = true),
+            "6 elements of float32 in memory of Communicator.empty"
         );
     }
 }

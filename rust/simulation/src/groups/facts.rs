@@ -469,6 +469,7 @@ impl Cell {
                     count,
                     name: "x".into(),
                     shapes: format!("[{count}]"),
+                    is_mapped: false,
                 },
                 policy: Policy {
                     topology: Arc::clone(&policy.topology),

@@ -65,6 +65,7 @@ impl Difference {
                     count: 1,
                     name: call.name.clone(),
                     shapes: String::new(),
+                    is_mapped: false,
                 };
             }
             _ => call.name = "y".into(),

@@ -322,6 +322,7 @@ pub(super) fn random_call(random: &mut Random, world_size: usize, large: bool) -
         collective,
         dtype,
         name: "x".into(),
+        is_mapped: false,
     }
 }
 

@@ -14,6 +14,7 @@ fn all_reduce(dtype: DType, count: usize) -> Call {
         count,
         name: "x".into(),
         shapes: String::new(),
+        is_mapped: false,
     }
 }
 

@@ -86,7 +86,9 @@ mod tests {
             let mut list = FreeList::new(bytes);
             let mut state = seed;
             let mut below = |bound: usize| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
                 (state >> 33) as usize % bound
             };
             let mut taken: Vec<Range<usize>> = Vec::new();
