@@ -23,6 +23,7 @@ from gradring.stats import RankStats
 __all__ = [
     "ALGORITHMS",
     "SURVIVABLE",
+    "Block",
     "Collective",
     "Communicator",
     "Config",
@@ -278,6 +279,11 @@ class Participant:
     def leave(self, tells: bool) -> None: ...
 
 @final
+class Block:
+    @property
+    def address(self) -> int: ...
+
+@final
 class Listening:
     @property
     def address(self) -> str: ...
@@ -318,6 +324,7 @@ class Communicator:
     def transport(self) -> str: ...
     @property
     def memory_not_shared(self) -> dict[int, str]: ...
+    def allocate(self, bytes: int) -> Block | None: ...
     def all_reduce(self, arrays: object, op: str, name: str) -> None: ...
     def run(
         self,

@@ -41,6 +41,8 @@ class CollectiveStats(TypedDict):
 class AlgorithmStats(TypedDict):
     """One algorithm that was used, measured, chosen or configured.
 
+    ``mapped`` stands for the direct algorithm over arrays of `Communicator.empty`.
+
     Attributes:
         count: Number of collectives that used it.
         bytes: Of their buffers.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from gradring import _native
 from gradring.config.words import counted
@@ -415,6 +417,42 @@ def row_size(array: NDArray[Any]) -> int:
     return int(np.prod(array.shape[1:], dtype=np.int64))
 
 
+def empty(
+    group: _native.Communicator, shape: int | Sequence[int], dtype: DTypeLike
+) -> NDArray[Any]:
+    """Returns the array of `Communicator.empty`."""
+    of = _dtype(dtype)
+    _native.check_dtype(of)
+    lengths = _lengths(shape)
+    size = math.prod(lengths) * of.itemsize
+    block = group.allocate(min(size, sys.maxsize))
+    if block is None:
+        return np.zeros(lengths, of)
+    interface = {"version": 3, "shape": lengths, "data": (block.address, False)}
+    return _shown(block, of.name, interface)
+
+
+def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Returns numpy's dtype, also for the name "bfloat16", which numpy does not know."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return _bfloat16("an array")
+    return np.dtype(dtype)
+
+
+def _lengths(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Returns the lengths of all axes.
+
+    Raises:
+        TypeError: One is not a whole number.
+        ValueError: One is negative.
+    """
+    several = shape if isinstance(shape, Iterable) else (shape,)
+    lengths = tuple(map(operator.index, several))
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"empty: shape={shape!r} has a negative length")
+    return lengths
+
+
 class _Memory:
     """Borrowed memory in numpy's array interface; keeps its lender alive."""
 
@@ -425,16 +463,25 @@ class _Memory:
 
 def _shown(lender: object, dtype_name: str, interface: dict[str, Any]) -> NDArray[Any]:
     """Returns borrowed memory as a numpy array; bfloat16 needs the package ml_dtypes."""
-    name = dtype_name
-    if dtype_name == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise TypeError(
-                "numpy has no bfloat16 for the result; pip install ml_dtypes, or use a collective "
-                "that works in place"
-            ) from None
-        name = "uint16"
+    is_known = dtype_name != "bfloat16"
+    name = dtype_name if is_known else "uint16"
+    dtype = np.dtype(name) if is_known else _bfloat16("the result")
     memory = _Memory(lender, {**interface, "typestr": np.dtype(name).str})
     shown: NDArray[Any] = np.asarray(memory)
-    return shown if name == dtype_name else shown.view(ml_dtypes.bfloat16)
+    return shown if is_known else shown.view(dtype)
+
+
+def _bfloat16(what: str) -> np.dtype[Any]:
+    """Returns the dtype of ml_dtypes.
+
+    Raises:
+        TypeError: That package is missing.
+    """
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(
+            f"numpy has no bfloat16 for {what}; pip install ml_dtypes, or use a collective "
+            "that works in place"
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)

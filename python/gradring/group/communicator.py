@@ -35,6 +35,7 @@ from gradring.records import lateness
 from gradring.stats import SlowestRank, Stats
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Unpack
 
     from gradring._native import Options
@@ -354,6 +355,45 @@ class Communicator(Collectives):
     def _world_ranks(self) -> Sequence[int]:
         """Rank of each member in the group of all ranks, indexed by its rank in this group."""
         return range(self.world_size) if self._part is None else self._part[1]
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float32") -> NDArray[Any]:
+        """Returns a new array for `all_reduce`, in memory that all ranks of this host read.
+
+        An `all_reduce` of more than 64 KiB of such an array makes no copies for the other ranks: each
+        reads the arrays of its peers where they are. The array must be contiguous, and may be a view
+        of one from here. All ranks pass such an array in that call, or none does; else all get a
+        `MismatchError`. The order of its sums is that of ``reproducible=True``.
+
+        Everything else treats the array as any other one. So does an `all_reduce` that a list of
+        arrays, ``wire_dtype`` or an ``algorithm`` other than ``direct`` makes impossible, and every
+        other group, as one from `split` or after a restart of an elastic job. If the ranks do not
+        all share memory, if ``checksum`` is set, or if an address space or a file has a limit
+        (``ulimit -v``, ``ulimit -f``), the memory is ordinary on all ranks.
+
+        Nothing is sent. The memory is free again once no array needs it, which may be after `close`.
+        A forked process shares it with this one: what one of them writes, both see.
+
+        Args:
+            shape: As in ``numpy.empty``.
+            dtype: One of those that `all_reduce` takes; default "float32". "bfloat16" needs the package
+                ml_dtypes.
+
+        Returns:
+            A writable, C-contiguous array of zeros.
+
+        Raises:
+            TypeError: The dtype is not supported, or ``shape`` is not made of whole numbers.
+            ValueError: A length is negative.
+            ConfigError: There is no memory for the array.
+            AbortedError: This communicator is closed.
+
+        Examples:
+            >>> gradients = comm.empty(100_000)
+            >>> gradients[:] = rank
+            >>> comm.all_reduce(gradients)
+            array([1., 1., 1., ..., 1., 1., 1.], dtype=float32)
+        """
+        return arrays.empty(self._native, shape, dtype)
 
     def step(self, *, abort_on_exception: bool = True) -> Step:
         """Returns a context manager; its body is one step of the program.

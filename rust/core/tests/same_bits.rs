@@ -4,6 +4,7 @@
 use std::thread;
 
 use gradring_core::communicator::Communicator;
+use gradring_core::drive::MAPPED;
 use gradring_net::config::{Config, Settings};
 use gradring_proto::buffer::{Buffer, Slice};
 use gradring_proto::collective::{Collective, Request};
@@ -17,6 +18,8 @@ mod common;
 
 /// More words than a tile holds, and a prime number.
 const WORDS: usize = 40_009;
+/// More words than a section of three ranks, and the least that are read in heaps by more than two.
+const OF_HEAPS: [usize; 2] = [200_003, 8193];
 /// As many words as a slot holds, and so few that they stand behind the number of the turn.
 const OF_SLOTS: [usize; 2] = [8192, 5];
 
@@ -44,20 +47,42 @@ fn words(rank: usize, count: usize) -> Vec<u64> {
 
 fn all_reduced(group: &Communicator, count: usize, dtype: DType, op: ReduceOp) -> Vec<u64> {
     let mut words = words(group.rank, count);
+    let start = words.as_mut_ptr();
+    reduce(group, start, count, dtype, op);
+    words
+}
+
+/// Like `all_reduced`, in the heap of the rank.
+fn mapped(group: &Communicator, count: usize, dtype: DType, op: ReduceOp) -> Vec<u64> {
+    let words = words(group.rank, count);
+    let bytes = size_of_val(&*words);
+    let block = group.allocate(bytes).unwrap().expect("the group has heaps");
+    let start = block.start().as_ptr().cast::<u64>();
+    // SAFETY: the block has as many bytes, and nothing else refers to them.
+    unsafe { start.copy_from_nonoverlapping(words.as_ptr(), count) };
+    reduce(group, start, count, dtype, op);
+    assert_eq!(group.stats().all.algorithm, MAPPED);
+    // SAFETY: as above.
+    unsafe { std::slice::from_raw_parts(start, count) }.to_vec()
+}
+
+fn reduce(group: &Communicator, start: *mut u64, words: usize, dtype: DType, op: ReduceOp) {
     let slice = Slice {
-        start: words.as_mut_ptr().cast(),
-        count: size_of_val(&*words) / dtype.size_bytes(),
+        start: start.cast(),
+        count: words * size_of::<u64>() / dtype.size_bytes(),
     };
     let request = Request {
         collective: Collective::AllReduce { op },
-        // SAFETY: `run` ends before `words` is used again.
+        // SAFETY: `run` ends before the words are used again.
         buffer: unsafe { Buffer::new(dtype, [slice], Box::new(())) },
         name: "x".into(),
         shapes: "[]".into(),
     };
     group.engine.run(request, &mut || false).unwrap();
-    words
 }
+
+/// Reduces words of a rank in its own way, and returns the result.
+type Way = fn(&Communicator, usize, DType, ReduceOp) -> Vec<u64>;
 
 /// Results of `algorithm` for every dtype and op, by rank.
 fn results(
@@ -65,6 +90,7 @@ fn results(
     world_size: usize,
     count: usize,
     transport: &str,
+    way: Way,
 ) -> Vec<Vec<Vec<u64>>> {
     let address = &free_address();
     let run = |rank| {
@@ -83,7 +109,7 @@ fn results(
             .into_iter()
             .flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)));
         calls
-            .map(|(dtype, op)| all_reduced(&group, count, dtype, op))
+            .map(|(dtype, op)| way(&group, count, dtype, op))
             .collect()
     };
     thread::scope(|scope| {
@@ -98,12 +124,12 @@ fn results(
 #[test]
 fn doubling_has_the_bits_of_halving() {
     for world_size in [2, 3, 4, 6, 8, 13, 16] {
-        let halved = results(Algorithm::Halving, world_size, WORDS, "tcp");
+        let halved = results(Algorithm::Halving, world_size, WORDS, "tcp", all_reduced);
         assert!(
             halved.iter().all(|of_rank| *of_rank == halved[0]),
             "ranks differ"
         );
-        let doubled = results(Algorithm::Doubling, world_size, WORDS, "tcp");
+        let doubled = results(Algorithm::Doubling, world_size, WORDS, "tcp", all_reduced);
         assert!(halved == doubled, "{world_size} ranks");
     }
 }
@@ -112,15 +138,33 @@ fn doubling_has_the_bits_of_halving() {
 fn slots_have_the_bits_of_links() {
     for world_size in [2, 3, 5] {
         for count in OF_SLOTS {
-            let over_links = results(Algorithm::OneShot, world_size, count, "tcp");
+            let over_links = results(Algorithm::OneShot, world_size, count, "tcp", all_reduced);
             for algorithm in [Algorithm::OneShot, Algorithm::Direct] {
-                let in_slots = results(algorithm, world_size, count, "shm");
+                let in_slots = results(algorithm, world_size, count, "shm", all_reduced);
                 assert!(
                     in_slots.iter().all(|of_rank| *of_rank == over_links[0]),
                     "{world_size} ranks, {count} words, {}",
                     algorithm.name()
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn heaps_have_the_bits_of_links() {
+    for world_size in [2, 3, 4, 8] {
+        for count in OF_HEAPS {
+            if count < OF_HEAPS[0] && world_size == 2 {
+                continue;
+            }
+            let direct = Algorithm::Direct;
+            let over_links = results(direct, world_size, count, "tcp", all_reduced);
+            let in_heaps = results(direct, world_size, count, "shm", mapped);
+            assert!(
+                in_heaps.iter().all(|of_rank| *of_rank == over_links[0]),
+                "{world_size} ranks, {count} words"
+            );
         }
     }
 }

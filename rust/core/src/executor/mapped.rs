@@ -1,10 +1,11 @@
 //! An all-reduce of buffers that lie in the heaps of their ranks (`gradring_net::link::Heap`), where
 //! all ranks read them. No bytes travel.
 //!
-//! In the first turn of the slots, each rank publishes where its buffer begins. When all have done
-//! so, each rank folds its own chunk over all buffers, in the order of ranks, into its own buffer.
-//! It publishes the second turn, and copies the chunks of the others as they publish theirs. After
-//! the third turn no rank reads any more, so all may write into their buffers again.
+//! In the first turn of the slots, each rank publishes where its buffer begins. Each following turn
+//! is one section of the buffers: a rank folds its own chunk of the section over all ranks, in
+//! their order, into its own buffer. It publishes the turn, and copies the chunks of the others as
+//! they publish theirs. A section is so short that these are still in a cache. After the last turn
+//! no rank reads any more, so all may write into their buffers again.
 //!
 //! The results have the bits of the direct algorithm. A rank writes only into its own memory, so
 //! one that comes late, after the group has failed, changes nothing of another.
@@ -21,10 +22,13 @@ use gradring_proto::error::Error;
 use gradring_proto::schedule::{Turn, chunk};
 
 /// Bytes of the accumulator: it stays in L1 cache, with what is folded into it.
-const BLOCK_BYTES: usize = 8 << 10;
+const BLOCK_BYTES: usize = 16 << 10;
 
 /// Bytes that a rank folds or copies at a time, before it looks whether the group has failed.
 const SLICE_BYTES: usize = 256 << 10;
+
+/// Bytes that each rank folds in a section: more than a turn costs, and less than a cache holds.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// Bytes of a message: the offset of a buffer in its heap.
 const MESSAGE_BYTES: usize = size_of::<u64>();
@@ -41,7 +45,9 @@ pub(crate) struct Mapped<'a> {
     /// Offset of each rank's buffer in its heap. A copy, because peers might change the original
     /// after the check.
     offsets: &'a mut Vec<usize>,
-    /// Elements that are still to be folded, or copied from the rank whose turn it is.
+    /// Elements of the section.
+    section: Range<usize>,
+    /// Elements of it that are still to be folded, or copied from the rank whose turn it is.
     left: Range<usize>,
     /// Number of ranks that had published the turn, when this rank last looked.
     arrived: usize,
@@ -56,9 +62,9 @@ enum Stage {
     Entering,
     /// The place of the buffer is published.
     Meeting,
-    /// All places are known, and the chunk of this rank is folded.
+    /// All places are known, and this rank folds its chunk of the section.
     Folding,
-    /// The chunk is published, and the chunk of this rank is copied.
+    /// The chunk is published, and this rank copies the chunk of another one.
     Copying(usize),
     /// This rank reads nothing any more.
     Leaving,
@@ -84,7 +90,8 @@ impl<'a> Mapped<'a> {
         let block = unsafe { Buffer::contiguous(dtype, start, BLOCK_BYTES / dtype.size_bytes()) };
         let meeting = Meeting::new(&part, &mut scratch.interests);
         Ok(Self {
-            left: chunk(buffer.count(), meeting.world_size, meeting.rank),
+            section: 0..0,
+            left: 0..0,
             buffer,
             meeting,
             op,
@@ -172,8 +179,17 @@ impl<'a> Mapped<'a> {
             self.offsets.push(offset);
         }
         self.meeting.all_have_entered();
-        self.stage = Stage::Folding;
+        self.begin_section();
         Ok(())
+    }
+
+    /// Begins the fold of the section that follows.
+    fn begin_section(&mut self) {
+        let most = self.meeting.world_size * CHUNK_BYTES / self.buffer.dtype().size_bytes();
+        let start = self.section.end;
+        self.section = start..self.buffer.count().min(start + most);
+        self.left = self.chunk_of(self.meeting.rank);
+        self.stage = Stage::Folding;
     }
 
     /// Folds a slice of this rank's chunk, and publishes the chunk when it is complete.
@@ -241,7 +257,8 @@ impl<'a> Mapped<'a> {
         }
     }
 
-    /// Copies a slice of a rank's chunk. After the last chunk, tells that this rank reads no more.
+    /// Copies a slice of a rank's chunk. After the last chunk, turns to the next section, or tells
+    /// that this rank reads no more.
     fn copy_slice(&mut self, rank: usize, slots: &mut Slots) {
         let slice = self.next_slice();
         if rank != self.meeting.rank {
@@ -252,13 +269,13 @@ impl<'a> Mapped<'a> {
         if !self.left.is_empty() && rank != self.meeting.rank {
             return;
         }
-        match rank + 1 < self.meeting.world_size {
-            true => {
-                self.left = self.chunk_of(rank + 1);
-                self.stage = Stage::Copying(rank + 1);
-            }
-            // All have published the turn, since this rank has read a chunk of each.
-            false => self.publish(slots, Stage::Leaving),
+        if rank + 1 < self.meeting.world_size {
+            self.left = self.chunk_of(rank + 1);
+            self.stage = Stage::Copying(rank + 1);
+        } else if self.section.end < self.buffer.count() {
+            self.begin_section();
+        } else {
+            self.publish(slots, Stage::Leaving);
         }
     }
 
@@ -271,8 +288,11 @@ impl<'a> Mapped<'a> {
         first..end
     }
 
+    /// The chunk of a rank in the section.
     fn chunk_of(&self, rank: usize) -> Range<usize> {
-        chunk(self.buffer.count(), self.meeting.world_size, rank)
+        let start = self.section.start;
+        let chunk = chunk(self.section.len(), self.meeting.world_size, rank);
+        start + chunk.start..start + chunk.end
     }
 
     const fn bytes(&self, elements: usize) -> usize {

@@ -81,8 +81,12 @@ pub const SLOT_BYTES_MAX: usize = 64 << 10;
 /// larger buffer while the other receives them.
 const SLOT_BYTES_MAX_OF_TWO: usize = 8 << 10;
 
-/// Largest all-reduce, in bytes, that does not look whether the buffer is in a heap.
+/// Largest all-reduce, in bytes, that is performed in the same way wherever the buffer is.
 pub const MAPPED_ABOVE_BYTES: usize = SLOT_BYTES_MAX;
+
+/// Like `MAPPED_ABOVE_BYTES`, for two ranks. Up to this size, three turns take as long as the rings
+/// of a link, through which one sends while the other receives.
+const MAPPED_ABOVE_BYTES_OF_TWO: usize = 256 << 10;
 
 /// Most bytes of other ranks' slots that a rank reads to save a turn.
 const SLOTS_READ_BYTES_MAX: usize = 32 << 10;
@@ -309,11 +313,19 @@ impl Policy {
     #[must_use]
     pub fn maps(&self, call: &Call) -> bool {
         self.has_heaps
-            && call.bytes() > MAPPED_ABOVE_BYTES
+            && call.bytes() > self.mapped_above()
             && matches!(call.collective, Collective::AllReduce { .. })
             && self.wire_dtype(call).is_none()
             && (self.rules.choose(call, &self.topology))
                 .is_none_or(|ruled| ruled == Algorithm::Direct)
+    }
+
+    /// Largest all-reduce, in bytes, that is performed in the same way wherever the buffer is.
+    fn mapped_above(&self) -> usize {
+        match self.world_size() {
+            2 => MAPPED_ABOVE_BYTES_OF_TWO,
+            _ => MAPPED_ABOVE_BYTES,
+        }
     }
 
     /// The algorithm for a buffer that travels through slots; `None` if it does not.
