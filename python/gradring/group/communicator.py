@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, cast, overload
 
 import numpy as np
 
@@ -359,30 +359,31 @@ class Communicator(Collectives):
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float32") -> NDArray[Any]:
         """Returns a new array for `all_reduce`, in memory that all ranks of this host read.
 
-        An `all_reduce` of more than 64 KiB of such an array makes no copies for the other ranks: each
-        reads the arrays of its peers where they are. The array must be contiguous, and may be a view
-        of one from here. All ranks pass such an array in that call, or none does; else all get a
-        `MismatchError`. The order of its sums is that of ``reproducible=True``.
+        An `all_reduce` of such an array makes no copies for the other ranks, if it is larger than
+        64 KiB, or 256 KiB in a world of two. Each rank reads the arrays of its peers where they
+        are. A contiguous view counts as such an array. Either all ranks pass one in a call, or none
+        does; otherwise all ranks get a `MismatchError`. The sums are those of
+        ``reproducible=True``.
 
-        Everything else treats the array as any other one. So does an `all_reduce` that a list of
-        arrays, ``wire_dtype`` or an ``algorithm`` other than ``direct`` makes impossible, and every
-        other group, as one from `split` or after a restart of an elastic job. If the ranks do not
-        all share memory, if ``checksum`` is set, or if an address space or a file has a limit
-        (``ulimit -v``, ``ulimit -f``), the memory is ordinary on all ranks.
+        For everything else the array is an ordinary one: for other collectives, other groups and
+        lists of arrays, and with a ``wire_dtype`` or an ``algorithm`` other than ``direct``. An
+        elastic job that forms its group again must make new arrays to have the advantage. The
+        memory is ordinary on all ranks if they do not all share memory, with ``checksum``, and
+        under a limit on addresses or files (``ulimit -v``, ``ulimit -f``).
 
-        Nothing is sent. The memory is free again once no array needs it, which may be after `close`.
-        A forked process shares it with this one: what one of them writes, both see.
+        Nothing is sent. The memory is free again once no array needs it, even after `close`. A
+        forked process shares it: each of the two processes sees what the other one writes.
 
         Args:
             shape: As in ``numpy.empty``.
-            dtype: One of those that `all_reduce` takes; default "float32". "bfloat16" needs the package
+            dtype: One of those of `all_reduce`; default "float32". "bfloat16" needs the package
                 ml_dtypes.
 
         Returns:
             A writable, C-contiguous array of zeros.
 
         Raises:
-            TypeError: The dtype is not supported, or ``shape`` is not made of whole numbers.
+            TypeError: The dtype is not supported, or a length is not a whole number.
             ValueError: A length is negative.
             ConfigError: There is no memory for the array.
             AbortedError: This communicator is closed.
@@ -390,8 +391,10 @@ class Communicator(Collectives):
         Examples:
             >>> gradients = comm.empty(100_000)
             >>> gradients[:] = rank
-            >>> comm.all_reduce(gradients)
-            array([1., 1., 1., ..., 1., 1., 1.], dtype=float32)
+            >>> comm.all_reduce(gradients)[:3]
+            array([1., 1., 1.], dtype=float32)
+            >>> comm.stats()["collectives"]["all_reduce"]["algorithm"]
+            'mapped'
         """
         return arrays.empty(self._native, shape, dtype)
 

@@ -14,7 +14,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munlock, munmap,
+};
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 
@@ -202,24 +204,20 @@ impl Mapping {
             return Err(Errno::NOMEM.into());
         }
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let (any, none) = (std::ptr::null_mut(), ProtFlags::empty());
         // SAFETY: a new mapping at an address of the system's choice.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                bytes,
-                access,
-                flags,
-                file,
-                offset as u64,
-            )?
-        };
+        let base = unsafe { mmap(any, bytes, none, flags, file, offset as u64)? };
         let mapping = Self {
             base: NonNull::new(base.cast()).expect("the system maps nothing at zero"),
             bytes,
         };
-        // A core dump would allocate every page of a sparse mapping.
-        // SAFETY: neither advice changes what the memory holds.
+        let access = MprotectFlags::from_bits_retain(access.bits());
+        // SAFETY: nothing refers to this mapping yet, and no advice changes what the memory holds.
         unsafe {
+            // After `mlockall`, the system would allocate every page of an accessible mapping. A
+            // core dump would do so, too.
+            munlock(base, bytes)?;
+            mprotect(base, bytes, access)?;
             madvise(base, bytes, Advice::LinuxDontDump)?;
             // Systems without huge pages for shared memory refuse this.
             let _ = madvise(base, bytes, Advice::LinuxHugepage);
