@@ -339,10 +339,11 @@ fn ranks_that_differ_are_told_although_one_before_them_is_missing() {
     }
 }
 
-/// A transport on which a peer publishes and leaves while this rank looks at its link.
+/// A transport on which a peer publishes a message and leaves while this rank looks at its link.
 struct LeavingPeer {
     inner: Mesh,
     peer: Option<Mesh>,
+    message: Vec<u8>,
 }
 
 impl Transport for LeavingPeer {
@@ -362,7 +363,8 @@ impl Transport for LeavingPeer {
         if let Some(mut peer) = self.peer.take() {
             let header = self.inner.slots().unwrap().header_of(0);
             let slots = peer.slots().unwrap();
-            slots.begin(&header, 0, std::iter::empty());
+            let parts = [(0, &*self.message)].into_iter();
+            slots.begin(&header, self.message.len(), parts);
             slots.publish();
         }
         Err(Broken::closed())
@@ -387,9 +389,43 @@ fn a_peer_that_leaves_after_it_has_published_is_no_loss() {
     let transport = LeavingPeer {
         inner: meshes.next().unwrap(),
         peer: meshes.next(),
+        message: Vec::new(),
     };
     let (engine, _) = engine_with_slots(transport, (PATIENT, PATIENT));
     assert_eq!(engine.run(Request::barrier(), &mut || false), Ok(()));
+}
+
+#[test]
+fn a_peer_whose_array_lies_in_no_heap_is_blamed_before_anything_is_read() {
+    let count = 100_000;
+    for offset in [u64::MAX, 2, 1 << 62] {
+        let mut meshes = meshes_with_slots(2);
+        let transport = LeavingPeer {
+            inner: meshes.next().unwrap(),
+            peer: meshes.next(),
+            message: offset.to_ne_bytes().to_vec(),
+        };
+        let block = transport.inner.heap().unwrap().allocate(4 * count).unwrap();
+        let (engine, _) = engine_with_slots(transport, (PATIENT, PATIENT));
+        engine.set_policy(Policy {
+            has_heaps: true,
+            ..engine.policy()
+        });
+        // SAFETY: the block outlives the call, and nothing else refers to it.
+        let buffer =
+            unsafe { Buffer::contiguous(DType::F32, block.start().as_ptr().cast(), count) };
+        let request = Request {
+            collective: SUM,
+            buffer,
+            name: "x".into(),
+            shapes: "[]".into(),
+        };
+        let kind = engine.run(request, &mut || false).unwrap_err().kind;
+        assert!(
+            matches!(kind, ErrorKind::Protocol(Breach::Garbled { .. })),
+            "{offset} {kind:?}"
+        );
+    }
 }
 
 /// Rank 0 of two that have slots.

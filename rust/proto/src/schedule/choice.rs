@@ -1063,6 +1063,40 @@ mod tests {
     }
 
     #[test]
+    fn large_all_reduces_of_heaps_are_mapped_unless_something_else_is_asked_for() {
+        let maps = |policy: &Policy, bytes| policy.maps(&Call::float_sum(bytes));
+        let with_heaps = |world_size, rules| Policy {
+            has_heaps: true,
+            ..policy(world_size, rules)
+        };
+        assert!(!maps(&policy(4, "auto"), 1 << 20), "no heaps");
+        for (world_size, above) in [(2, 256 << 10), (3, 64 << 10), (64, 64 << 10)] {
+            let policy = with_heaps(world_size, "auto");
+            assert!(!maps(&policy, above) && maps(&policy, above + 4));
+            let call = Call {
+                is_mapped: true,
+                ..Call::float_sum(above + 4)
+            };
+            assert_eq!(policy.choose(&call), Algorithm::Direct);
+        }
+        assert!(maps(&with_heaps(4, "direct"), 1 << 20));
+        assert!(!maps(&with_heaps(4, "ring"), 1 << 20));
+        let narrow = Policy {
+            wire_dtype: Some(DType::Bf16),
+            ..with_heaps(4, "auto")
+        };
+        assert!(!maps(&narrow, 1 << 20));
+        let reduce = Call {
+            collective: Collective::Reduce {
+                op: ReduceOp::Sum,
+                root: 0,
+            },
+            ..Call::float_sum(1 << 20)
+        };
+        assert!(!with_heaps(4, "auto").maps(&reduce));
+    }
+
+    #[test]
     fn users_choose_by_size() {
         let policy = policy(4, "one_shot:4KiB,direct:8MiB,ring");
         let chosen = |bytes| policy.choose(&call(DType::U8, bytes));
