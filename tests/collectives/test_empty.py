@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -31,7 +32,7 @@ def reduced_by_each_form(comm: gradring.Communicator) -> list[str]:
     start = np.arange(LARGE, dtype=np.float32) % 1000 + comm.rank
     expected = start * comm.world_size + sum(range(comm.world_size)) - comm.rank * comm.world_size
     plan = comm.prepare(x)
-    forms = [
+    forms: list[Callable[[], Any]] = [
         lambda: comm.all_reduce(x),
         lambda: comm.all_reduce_async(x).wait(),
         plan,
@@ -92,12 +93,14 @@ def test_arrays_are_what_was_asked_for() -> None:
                 assert (x == dtype.type(3)).all()
         assert comm.empty(2).dtype == np.float32
         assert comm.empty(2, "bfloat16").dtype == ml_dtypes.bfloat16
-        for wrong in ("complex64", ">f4", "int16", object):
+        unsupported: list[Any] = ["complex64", ">f4", "int16", object]
+        for dtype in unsupported:
             with pytest.raises(TypeError, match=r"not supported|dtype"):
-                comm.empty(2, wrong)
-        for wrong in (1.5, "2", (2, None)):
+                comm.empty(2, dtype)
+        lengths: list[Any] = [1.5, "2", (2, None)]
+        for shape in lengths:
             with pytest.raises(TypeError):
-                comm.empty(wrong)  # type: ignore[arg-type]
+                comm.empty(shape)
         with pytest.raises(ValueError, match="negative"):
             comm.empty((2, -1))
 

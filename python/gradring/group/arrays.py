@@ -484,4 +484,5 @@ def _bfloat16(what: str) -> np.dtype[Any]:
             f"numpy has no bfloat16 for {what}; pip install ml_dtypes, or use a collective "
             "that works in place"
         ) from None
-    return np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
