@@ -269,7 +269,9 @@ impl Communicator {
         self.channels.close();
         self.abort.forget_wakers();
         drop(lock::take(&self.listener));
-        drop(lock::take(&self.heap));
+        if let Some(heap) = lock::take(&self.heap) {
+            heap.close();
+        }
         // A program may keep a closed communicator. It keeps the counters, but not megabytes of
         // records.
         self.journal.recorder.keep(1);

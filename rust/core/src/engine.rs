@@ -7,8 +7,7 @@
 //! kept. No lock is held while the program's signal handlers and finalizers run, so they may close
 //! the communicator. They must not launch a collective in the middle of another one.
 
-use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,8 +18,8 @@ use crate::work::{WaitOutcome, Work};
 use gradring_net::abort::AbortSwitch;
 use gradring_net::caller::Interrupt;
 use gradring_net::host::host_name;
-use gradring_net::link::Transport;
 use gradring_net::link::forks::Process;
+use gradring_net::link::{Heap, Transport};
 use gradring_proto::buffer::Buffer;
 use gradring_proto::collective::{Call, Request};
 use gradring_proto::error::{Abort, Disorder, Error, Result, Text, shortened};
@@ -73,8 +72,8 @@ struct EngineState {
     topology: Arc<Topology>,
     limits: Limits,
     spin_policy: SpinPolicy,
-    /// Addresses of the heap of this rank; empty if there is none.
-    heap: Range<usize>,
+    /// The heap of this rank, if there is one.
+    heap: Weak<Heap>,
     supervisor: Arc<dyn Supervisor + Send + Sync>,
     abort: Arc<AbortSwitch>,
     recorder: Arc<FlightRecorder>,
@@ -92,7 +91,7 @@ impl Engine {
     pub fn new(mut parts: Parts) -> Result<Self> {
         parts.abort.wake_with(parts.transport.waker());
         let heap = parts.transport.slots().and_then(|slots| slots.heap());
-        let heap = heap.map_or(0..0, |heap| heap.addresses());
+        let heap = heap.map_or_else(Weak::new, Arc::downgrade);
         let driver = Box::new(Driver {
             transport: parts.transport,
             memory: Memory::default(),
@@ -382,7 +381,11 @@ impl EngineState {
     /// Marks a call that all ranks perform where their buffers are, if this one is in the heap.
     #[inline]
     fn look_for_heap(&self, policy: &Policy, call: &mut Asked<'_>, buffer: &Buffer) {
-        if call.bytes() > MAPPED_ABOVE_BYTES && policy.maps(call) && buffer.lies_in(&self.heap) {
+        if call.bytes() > MAPPED_ABOVE_BYTES
+            && policy.maps(call)
+            && let Some(heap) = self.heap.upgrade()
+            && buffer.lies_in(&heap.addresses())
+        {
             call.mark_mapped();
         }
     }

@@ -60,7 +60,7 @@ impl Communicator {
         let tcp_congestion = agreed.mesh.congestion();
         let connector = met.as_ref().map(|met| Arc::new(group.connector(met)));
         let spin_policy = group.spin_policy();
-        let heap = agreed.mesh.heap().map(Arc::clone);
+        let mut heap = agreed.mesh.heap().map(Arc::clone);
         let shared = Shared {
             has_slots: agreed.mesh.has_slots(),
             has_heap: heap.is_some(),
@@ -69,6 +69,9 @@ impl Communicator {
         let listener = met.map(|met| group.has_formed(met));
         if config.world_size > 1 && engine.policy().is_mesh() {
             calibration::measure(&engine, shared, interrupt)?;
+        }
+        if let Some(heap) = heap.take_if(|_| !engine.policy().has_heaps) {
+            heap.close();
         }
         let recorder = Arc::clone(&group.journal.recorder);
         let communicator = Arc::new(Self {

@@ -31,7 +31,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::futex;
 
 use super::arena::{check_sealed, sealed_file_with};
-use super::heap::{self, HUGE_PAGE_BYTES, Heap, Heaps};
+use super::heap::{self, HUGE_PAGE_BYTES, Heap, Layout};
 use gradring_proto::schedule::choice::SLOT_BYTES_MAX;
 use gradring_proto::wire::signature::{self, HEADER_BYTES, Header};
 use turns::AtomicU64;
@@ -77,6 +77,8 @@ struct Presence {
     asleep: AtomicU64,
     /// CPU core from which the rank published last, plus one; zero before that.
     core: AtomicU32,
+    /// Last operation that has failed on the rank, whose memory may change since then; or 0.
+    abandoned: AtomicU64,
 }
 
 /// Entry of a rank in the segment, besides the copies of its slot.
@@ -105,6 +107,18 @@ impl SlotFile {
     /// When the system has no memory or file descriptor left.
     pub fn create(world_size: usize) -> io::Result<Self> {
         let heap_bytes = heap::bytes_of_each(world_size, heaps_start(world_size));
+        Self::create_with(world_size, heap_bytes)
+    }
+
+    /// Creates a segment with heaps of this size, or without heaps if the system refuses them.
+    fn create_with(world_size: usize, heap_bytes: usize) -> io::Result<Self> {
+        match Self::create_exactly(world_size, heap_bytes) {
+            Err(_) if heap_bytes > 0 => Self::create_exactly(world_size, 0),
+            outcome => outcome,
+        }
+    }
+
+    fn create_exactly(world_size: usize, heap_bytes: usize) -> io::Result<Self> {
         let mut head = [0; offset_of!(Head, heap_bytes) + size_of::<u64>()];
         head[offset_of!(Head, heap_bytes)..].copy_from_slice(&(heap_bytes as u64).to_ne_bytes());
         let bytes = file_bytes(world_size, heap_bytes as u64).ok_or(Errno::FBIG)?;
@@ -147,7 +161,11 @@ impl SlotFile {
         let length = segment_bytes(self.world_size);
         // SAFETY: a new mapping at an address of the system's choice.
         let base = unsafe { mmap(std::ptr::null_mut(), length, access, flags, &self.file, 0)? };
-        let (heap, heaps) = self.map_heaps(rank).unzip();
+        let layout = Layout {
+            start: heaps_start(self.world_size),
+            bytes_of_each: self.heap_bytes,
+            world_size: self.world_size,
+        };
         Ok(Slots {
             base: NonNull::new(base.cast()).expect("the system maps nothing at zero"),
             world_size: self.world_size,
@@ -157,18 +175,9 @@ impl SlotFile {
             digest: 0,
             arrived: self.world_size,
             has_failed: false,
-            heap,
-            heaps,
+            // A group can do without it.
+            heap: Heap::new(self.file.as_fd(), layout, rank),
         })
-    }
-
-    /// Maps the heap of a rank, and those of all for reading. A group can do without them.
-    fn map_heaps(&self, rank: usize) -> Option<(Arc<Heap>, Heaps)> {
-        let (file, bytes) = (self.file.as_fd(), self.heap_bytes);
-        let first = heaps_start(self.world_size);
-        let own = (bytes > 0).then(|| Heap::map(file, first + rank * bytes, bytes));
-        let all = Heaps::map(file, first, bytes, self.world_size);
-        own?.ok().zip(all.ok())
     }
 }
 
@@ -189,8 +198,6 @@ pub struct Slots {
     has_failed: bool,
     /// The heap of this rank. Blocks of it may outlive the slots.
     heap: Option<Arc<Heap>>,
-    /// The heaps of all ranks.
-    heaps: Option<Heaps>,
 }
 
 // SAFETY: the mapping belongs to this value, whichever thread holds it.
@@ -299,8 +306,8 @@ impl Slots {
     /// Returns whether `bytes` from this offset on lie in a heap.
     #[must_use]
     pub fn heap_holds(&self, offset: usize, bytes: usize) -> bool {
-        let heaps = self.heaps.as_ref();
-        heaps.is_some_and(|heaps| heaps.holds(offset, bytes))
+        let heap = self.heap.as_ref();
+        heap.is_some_and(|heap| heap.holds(offset, bytes))
     }
 
     /// Returns a part of a rank's heap. The ranks agree by turns when none of them writes there.
@@ -309,8 +316,24 @@ impl Slots {
     /// When the part does not lie in the heap.
     #[must_use]
     pub fn read_heap(&self, rank: usize, part: std::ops::Range<usize>) -> &[u8] {
-        let heaps = self.heaps.as_ref().expect("the group agreed on heaps");
-        heaps.read(rank, part)
+        let heap = self.heap.as_ref().expect("the group agreed on heaps");
+        heap.read(rank, part)
+    }
+
+    /// Tells the others that the operation has failed here, and that this rank's memory may change
+    /// from now on.
+    pub fn abandon(&self) {
+        turns::abandon(&self.presence(self.rank).abandoned, self.operation);
+    }
+
+    /// Returns a rank that had abandoned the operation before this rank read its memory, or while
+    /// it did.
+    #[must_use]
+    pub fn abandoned_by(&self) -> Option<usize> {
+        turns::has_read();
+        let has_abandoned =
+            |rank| turns::has_abandoned(&self.presence(rank).abandoned, self.operation);
+        (0..self.world_size).find(|&rank| has_abandoned(rank))
     }
 
     /// Returns the header of the operation that a peer has published last here.

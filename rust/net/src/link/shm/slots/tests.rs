@@ -141,6 +141,33 @@ fn memory_of_another_size_or_without_seals_is_refused() {
 }
 
 #[test]
+fn a_group_does_without_heaps_that_the_system_refuses() {
+    for bytes in [1 << 62, usize::MAX] {
+        let file = SlotFile::create_with(2, bytes).unwrap();
+        assert_eq!(file.heap_bytes, 0);
+        assert!(file.map(0).unwrap().heap().is_none());
+    }
+    let group = group(2);
+    let heap = group[0].heap().expect("this machine has heaps");
+    assert!(heap.addresses().is_empty(), "nobody has asked for a block");
+}
+
+#[test]
+fn a_rank_that_abandons_an_operation_is_known_in_this_operation() {
+    let mut group = group(3);
+    for sequence in 1..4 {
+        for slots in &mut group {
+            begin(slots, sequence, b"abcd");
+        }
+        assert!(group.iter().all(|slots| slots.abandoned_by().is_none()));
+        if sequence == 2 {
+            group[1].abandon();
+            assert!(group.iter().all(|slots| slots.abandoned_by() == Some(1)));
+        }
+    }
+}
+
+#[test]
 fn headers_that_differ_in_a_bit_have_other_digests() {
     let own = header(3, 4);
     for place in 0..8 * HEADER_BYTES {

@@ -8,6 +8,10 @@
 //! turn. Fences between the two steps on both sides order them. So the last rank to publish sees
 //! every announcement of a rank that has missed it, and no wake-up is lost. No rank is woken before
 //! all have published.
+//!
+//! A rank whose memory others read says so before it lets the program change this memory after a
+//! failure. A reader looks after it has read. Fences order both: one that has read a change sees
+//! that the rank has abandoned the operation.
 
 #[cfg(all(test, loom))]
 pub(super) use loom::sync::atomic::AtomicU64;
@@ -50,6 +54,23 @@ pub(super) fn awake(own: &AtomicU64) {
 /// ask wakes it.
 pub(super) fn takes_sleeper(other: &AtomicU64, turn: u64) -> bool {
     other.load(Relaxed) == turn && other.compare_exchange(turn, 0, Relaxed, Relaxed).is_ok()
+}
+
+/// Tells that an operation has failed on this rank. Its memory may change afterwards.
+pub(super) fn abandon(own: &AtomicU64, operation: u64) {
+    own.store(operation, Relaxed);
+    fence(SeqCst);
+}
+
+/// Ends the reading of others' memory. `has_abandoned` then tells whether it may have changed.
+pub(super) fn has_read() {
+    // Pairs with `abandon`.
+    fence(SeqCst);
+}
+
+/// Returns whether a rank has abandoned an operation.
+pub(super) fn has_abandoned(other: &AtomicU64, operation: u64) -> bool {
+    other.load(Relaxed) == operation
 }
 
 #[cfg(all(test, loom))]
