@@ -150,12 +150,12 @@ impl<'a> Drive<'a> {
     #[inline]
     pub fn step(&mut self, transport: &mut dyn Transport, clock: impl FnOnce() -> Instant) -> Step {
         if self.investigation.is_some() {
-            return self.answer();
+            return self.answer(transport);
         }
         if let Some(cause) = self.context.abort.cause() {
             return match self.execution.ends_all_the_same(transport) {
                 true => Step::Done,
-                false => Step::Failed(cause),
+                false => self.failed(cause, transport),
             };
         }
         match self.execution.advance(transport) {
@@ -170,7 +170,7 @@ impl<'a> Drive<'a> {
             Ok(Progress::Blocked) => Step::Blocked,
             Err(fault) => {
                 self.investigate(self.stall.suspicion(fault, &self.execution));
-                self.answer()
+                self.answer(transport)
             }
         }
     }
@@ -233,9 +233,15 @@ impl<'a> Drive<'a> {
     }
 
     /// Fails with the supervisor's cause, once there is one.
-    fn answer(&self) -> Step {
+    fn answer(&self, transport: &mut dyn Transport) -> Step {
         let cause = self.context.abort.cause();
-        cause.map_or(Step::Blocked, Step::Failed)
+        cause.map_or(Step::Blocked, |cause| self.failed(cause, transport))
+    }
+
+    /// Fails. The buffer may change afterwards.
+    fn failed(&self, cause: Error, transport: &mut dyn Transport) -> Step {
+        self.execution.abandon(transport);
+        Step::Failed(cause)
     }
 
     /// Reports a suspicion; afterwards only the supervisor's cause counts.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::*;
 use crate::executor::Fault;
-use gradring_net::link::memory;
+use gradring_net::link::mesh::Mesh;
+use gradring_net::link::{SlotFile, memory};
 use gradring_proto::buffer::Buffer;
-use gradring_proto::collective::{Collective, Request};
+use gradring_proto::collective::{Call, Collective, Request};
 use gradring_proto::dtype::{DType, ReduceOp};
-use gradring_proto::error::{BadSegment, Breakage, Garbled, Text};
+use gradring_proto::error::{Abort, BadSegment, Breakage, Garbled, Text};
 use gradring_proto::schedule::choice::Policy;
 use gradring_proto::wire::signature::{self, HEADER_BYTES};
 
@@ -363,5 +364,67 @@ fn what_each_of_two_ranks_has_called_follows_its_header_in_whatever_pieces() {
                 .zip(&right)
                 .all(|(found, right)| found.is_none() || found == right)
         );
+    }
+}
+
+#[test]
+fn who_may_have_read_changes_after_a_failure_does_not_end() {
+    const COUNT: usize = 100_000;
+    let topology = Topology::one_host(2);
+    let policy = Policy {
+        has_heaps: true,
+        ..Policy::new(topology.clone())
+    };
+    for fails in [false, true] {
+        let file = SlotFile::create(2).unwrap();
+        let mut meshes: Vec<Mesh> = (memory::mesh(2, 1000).into_iter().enumerate())
+            .map(|(rank, mesh)| mesh.with_slots(file.map(rank).ok()))
+            .collect();
+        let blocks: Vec<_> = (meshes.iter())
+            .map(|mesh| mesh.heap().unwrap().allocate(4 * COUNT).unwrap())
+            .collect();
+        let call = Call {
+            is_mapped: true,
+            ..Call::float_sum(4 * COUNT)
+        };
+        let prepared = Prepared::new(Arc::new(call), 0, &policy).unwrap();
+        let launched = prepared.launch(0, 1, 0);
+        let mut memories = [Memory::default(), Memory::default()];
+        let mut operands: Vec<_> = (memories.iter_mut().zip(&blocks))
+            .map(|(memory, block)| {
+                let start = block.start().as_ptr().cast();
+                // SAFETY: the block outlives the call, and nothing else refers to it.
+                let buffer = unsafe { Buffer::contiguous(DType::F32, start, COUNT) };
+                memory.operand(buffer, &launched).unwrap()
+            })
+            .collect();
+        let supervisors = [Clueless::default(), Clueless::default()];
+        let waits = [WaitRecord::default(), WaitRecord::default()];
+        let now = Instant::now();
+        let mut drives = operands.iter_mut().enumerate().map(|(rank, operand)| {
+            let context = context(rank, &topology, &supervisors[rank], &waits[rank]);
+            Drive::new(context, &launched, operand, now).unwrap()
+        });
+        let (mut late, mut early) = (drives.next().unwrap(), drives.next().unwrap());
+        let [to_early, to_late] = &mut meshes[..] else {
+            panic!("two ranks")
+        };
+        // Rank 0 enters, sees rank 1, and folds its chunk. It stops before it copies that of rank 1.
+        assert_eq!(go_on(&mut early, to_late, now), (true, false));
+        for _ in 0..3 {
+            assert!(matches!(late.step(to_early, || now), Step::Moved));
+        }
+        assert_eq!(go_on(&mut early, to_late, now), (true, false));
+        if fails {
+            supervisors[1].abort(Abort::Closed.into());
+            assert!(matches!(early.step(to_late, || now), Step::Failed(_)));
+            assert_eq!(go_on(&mut late, to_early, now), (true, false));
+            assert_eq!(late.interests().len(), 1);
+            supervisors[0].abort(Abort::Closed.into());
+            assert!(matches!(late.step(to_early, || now), Step::Failed(_)));
+        } else {
+            assert_eq!(go_on(&mut late, to_early, now), (true, true));
+            assert_eq!(go_on(&mut early, to_late, now), (true, true));
+        }
     }
 }

@@ -8,7 +8,9 @@
 //! no rank reads any more, so all may write into their buffers again.
 //!
 //! The results have the bits of the direct algorithm. A rank writes only into its own memory, so
-//! one that comes late, after the group has failed, changes nothing of another.
+//! one that comes late, after the group has failed, changes nothing of another. It may read what a
+//! program has written after the failure. So a rank that fails says so first, and one that has read
+//! all looks for that before it ends.
 
 use std::ops::Range;
 
@@ -109,6 +111,13 @@ impl<'a> Mapped<'a> {
         self.stage == Stage::Leaving
     }
 
+    /// Tells the others, after a failure, that the buffer may change from now on.
+    pub(super) fn abandon(&self, transport: &mut dyn Transport) {
+        if self.stage != Stage::Entering {
+            slots_of(transport).abandon();
+        }
+    }
+
     /// Looks whether a peer that `advance` does not see yet performs another collective.
     pub(super) fn look_at_all(&self, transport: &mut dyn Transport) -> Result<(), Fault> {
         self.meeting.look_at_all(self.arrived, transport)
@@ -136,7 +145,16 @@ impl<'a> Mapped<'a> {
         self.arrived = self.meeting.poll(slots)?;
         let all = self.arrived == self.meeting.world_size;
         match self.stage {
-            Stage::Leaving if all => return Ok(Progress::Done),
+            Stage::Leaving if all => {
+                return Ok(match slots.abandoned_by() {
+                    None => Progress::Done,
+                    // What this rank has read may be wrong. The peer knows why the group has failed.
+                    Some(peer) => {
+                        self.meeting.wait_for_news_of(peer);
+                        Progress::Blocked
+                    }
+                });
+            }
             Stage::Meeting if all => self.begin_fold(slots)?,
             Stage::Copying(_) if self.arrived > before => {}
             _ => {

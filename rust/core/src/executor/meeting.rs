@@ -72,6 +72,15 @@ impl<'a> Meeting<'a> {
         }));
     }
 
+    /// Waits for the end of the group, which has failed at a peer.
+    pub(super) fn wait_for_news_of(&mut self, peer: usize) {
+        self.interests.clear();
+        self.interests.push(Interest {
+            peer,
+            direction: Direction::Receive,
+        });
+    }
+
     /// Records that all ranks have published the turn.
     #[inline]
     pub(super) fn all_have_entered(&mut self) {

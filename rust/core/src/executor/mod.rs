@@ -222,6 +222,15 @@ impl<'a> Execution<'a> {
         false
     }
 
+    /// Tells other ranks, after a failure, that the buffer may change from now on.
+    pub(crate) fn abandon(&self, transport: &mut dyn Transport) {
+        match self {
+            // What peers read of these is a copy.
+            Self::Piped(_) | Self::Slotted(_) => {}
+            Self::Mapped(mapped) => mapped.abandon(transport),
+        }
+    }
+
     fn has_sent_all(&self) -> bool {
         match self {
             Self::Piped(piped) => piped.has_sent_all(),
