@@ -123,6 +123,38 @@ def test_an_array_that_is_too_large_is_an_error_and_no_ordinary_one() -> None:
     on_threads(2, run, transport="shm")
 
 
+def test_an_ordinary_array_that_is_too_large_is_the_same_error() -> None:
+    with gradring.Communicator(0, 1, "127.0.0.1:0") as alone:
+        for elements in (1 << 60, 1 << 61, 1 << 80):
+            with pytest.raises(ConfigError, match=r"no memory for .* of Communicator\.empty"):
+                alone.empty(elements)
+        assert alone.empty((0, 1 << 40)).size == 0
+
+
+def closed_without_arrays(comm: gradring.Communicator) -> tuple[int, int, int]:
+    before = virtual_bytes()
+    x = comm.empty(LARGE)
+    mapped = virtual_bytes()
+    comm.barrier()
+    del x
+    comm.close()
+    return before, mapped, virtual_bytes()
+
+
+def test_heaps_take_addresses_from_the_first_array_on() -> None:
+    for before, mapped, after in run_ranks(with_communicator, 2, closed_without_arrays):
+        # Not so much in a small container, but more than what else a process maps meanwhile.
+        heaps = mapped - before
+        assert heaps > 256 << 20
+        assert after <= mapped - heaps / 2
+
+
+def virtual_bytes() -> int:
+    """Bytes of addresses that this process has mapped."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_an_array_from_elsewhere_on_one_rank_is_an_error_on_all(odd: int) -> None:
     def run(comm: gradring.Communicator) -> str:

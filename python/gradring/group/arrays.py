@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -15,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gradring import _native
 from gradring.config.words import counted
+from gradring.errors import ConfigError
 
 T = TypeVar("T")
 ReduceOp: TypeAlias = Literal["sum", "mean", "min", "max", "product"]
@@ -427,9 +429,24 @@ def empty(
     size = math.prod(lengths) * of.itemsize
     block = group.allocate(min(size, sys.maxsize))
     if block is None:
-        return np.zeros(lengths, of)
+        return _zeros(lengths, of, size)
     interface = {"version": 3, "shape": lengths, "data": (block.address, False)}
     return _shown(block, of.name, interface)
+
+
+def _zeros(lengths: tuple[int, ...], of: np.dtype[Any], size: int) -> NDArray[Any]:
+    """Returns an ordinary array of `size` bytes in place of one in memory that all ranks read.
+
+    Raises:
+        ConfigError: There is no memory for it.
+    """
+    if size <= sys.maxsize:
+        with contextlib.suppress(MemoryError):
+            return np.zeros(lengths, of)
+    raise ConfigError(
+        f"this rank has no memory for {size} bytes of an array of Communicator.empty: make smaller "
+        "arrays, or give its process more (ulimit -v, or the limit of its container)"
+    )
 
 
 def _dtype(dtype: DTypeLike) -> np.dtype[Any]:
