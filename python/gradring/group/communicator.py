@@ -371,8 +371,10 @@ class Communicator(Collectives):
         memory is ordinary on all ranks if they do not all share memory, with ``checksum``, and
         under a limit on addresses or files (``ulimit -v``, ``ulimit -f``).
 
-        Nothing is sent. The memory is free again once no array needs it, even after `close`. A
-        forked process shares it: each of the two processes sees what the other one writes.
+        Nothing is sent. Each array takes at least 64 KiB. The memory is free again once no array
+        needs it, even after `close`. A forked process shares it: each of the two processes sees
+        what the other one writes. Once the parent has no array there any more, the values are lost
+        for the fork too, so it must copy what it keeps.
 
         Args:
             shape: As in ``numpy.empty``.
