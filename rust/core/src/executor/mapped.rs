@@ -148,7 +148,7 @@ impl<'a> Mapped<'a> {
             Stage::Leaving if all => {
                 return Ok(match slots.abandoned_by() {
                     None => Progress::Done,
-                    // What this rank has read may be wrong. The peer knows why the group has failed.
+                    // The values that this rank has read may be wrong. The peer knows why the group has failed.
                     Some(peer) => {
                         self.meeting.wait_for_news_of(peer);
                         Progress::Blocked

@@ -1,5 +1,5 @@
-//! The meeting of all ranks in a collective by slots: for whom a rank waits there, and who performs
-//! another collective.
+//! The meeting of all ranks in a collective by slots. It tells the ranks that are missing, and those
+//! that perform another collective.
 //!
 //! A rank that waits here does not see what others send over links, and those do not see its slot.
 //! So a rank that waits long looks there, and finds peers that perform another collective.

@@ -225,7 +225,7 @@ impl<'a> Execution<'a> {
     /// Tells other ranks, after a failure, that the buffer may change from now on.
     pub(crate) fn abandon(&self, transport: &mut dyn Transport) {
         match self {
-            // What peers read of these is a copy.
+            // Peers read a copy of these buffers.
             Self::Piped(_) | Self::Slotted(_) => {}
             Self::Mapped(mapped) => mapped.abandon(transport),
         }

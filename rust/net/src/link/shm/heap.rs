@@ -91,7 +91,7 @@ fn addresses_are_unlimited() -> bool {
     getrlimit(Resource::As).current.is_none()
 }
 
-/// Where the heaps of a group are.
+/// Position of a group's heaps in the segment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     /// Place of the first heap in the segment.
