@@ -84,6 +84,12 @@ class Parts:
             self._divisions[size] = found
         return self._divisions[size][position]
 
+    def buckets_of(self, positions: Iterable[int]) -> list[list[int]]:
+        """Returns the buckets without other trained variables than these."""
+        wanted = set(positions)
+        buckets = ([i for i in bucket if i in wanted] for bucket in self.buckets)
+        return [bucket for bucket in buckets if bucket]
+
     def counts(self, positions: Iterable[int]) -> list[int]:
         """Returns the number of elements of each rank in these variables together."""
         divisions = [self.division(position) for position in positions]
@@ -145,7 +151,7 @@ class Parts:
             )
 
     def cut(self) -> None:
-        """Cuts the states that are whole, in a step or after a file was written."""
+        """Cuts the states that are whole, in each step."""
         self.has_begun = True
 
         def cutting() -> None:
@@ -342,10 +348,7 @@ class WeightPart(compat.ResourceVariable):  # type: ignore[misc]
 
 
 def _copied(part: tf.Tensor) -> tf.Tensor:
-    """Returns a copy of a part, which could be a view that keeps the memory of the whole.
-
-    TensorFlow also takes the assignment of a variable's own first elements for one of all of them.
-    """
+    """Returns a copy of a part, which could be a view that keeps the memory of the whole."""
     return tf.raw_ops.DeepCopy(x=part)
 
 

@@ -227,8 +227,7 @@ class ShardedUpdates(Updates):
         dense = {p: tf.cast(gradient, dtypes[p]) for p, gradient in gradients.items()}
         reduction = self._reduction("sum", parts, list(dense))
         places = {position: index for index, position in enumerate(dense)}
-        buckets = [[i for i in bucket if i in dense] for bucket in parts.buckets]
-        buckets = [bucket for bucket in buckets if bucket]
+        buckets = parts.buckets_of(dense)
         tensors = [[dense[position] for position in bucket] for bucket in buckets]
         started = [
             start_reduce_scatter_v(
@@ -253,9 +252,7 @@ class ShardedUpdates(Updates):
 
     def _gather(self, parts: Parts, positions: Sequence[int]) -> None:
         """Assigns the trained variables the values of all ranks' parts."""
-        weights, wanted = parts.weights(), set(positions)
-        buckets = [[i for i in bucket if i in wanted] for bucket in parts.buckets]
-        buckets = [bucket for bucket in buckets if bucket]
+        weights, buckets = parts.weights(), parts.buckets_of(positions)
         order = [position for bucket in buckets for position in bucket]
         names = Names.of_variables("Sharded: variables", order, [parts.trained[i] for i in order])
         reduction = Reduction(self._communicator, names)
