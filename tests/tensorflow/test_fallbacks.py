@@ -16,6 +16,7 @@ import pytest
 
 from gradring.errors import ConfigError, MismatchError
 from gradring.testing import run_ranks
+from support.chosen import chosen, marked
 from support.keras_models import needs_fit
 from support.tf_worker import join
 
@@ -118,8 +119,8 @@ def train(strategy: Any, x: Any) -> list[Any]:
     return [np.array(weight) for weight in model.get_weights()]
 
 
-def train_with_each_failure() -> list[tuple[str, str, list[str], bool, float]]:
-    """For each step that fails: its name, the lines in the log, and how far the weights are off."""
+def train_with_failures(failures: list[tuple[str, str]]) -> list[tuple[list[str], bool, float]]:
+    """For each step that fails: the lines in the log, and how far the weights are off."""
     from gradring.tensorflow import CustomCollectiveStrategy
     from gradring.tensorflow.graph import fallback
 
@@ -132,25 +133,42 @@ def train_with_each_failure() -> list[tuple[str, str, list[str], bool, float]]:
     with join() as comm:
         strategy = CustomCollectiveStrategy(communicator=comm, bucket_bytes=1)
         right = train(strategy, x)
-        for piece, (module, names) in PIECES.items():
-            for name in names.split():
-                fallback._named.clear()
-                lines.clear()
-                with failing(module, name) as failed:
-                    weights = train(strategy, x)
-                off = max(float(np.abs(a - b).max()) for a, b in zip(right, weights, strict=True))
-                results.append((piece, name, lines[:], bool(failed), off))
+        for piece, name in failures:
+            fallback._named.clear()
+            lines.clear()
+            with failing(PIECES[piece][0], name) as failed:
+                weights = train(strategy, x)
+            off = max(float(np.abs(a - b).max()) for a, b in zip(right, weights, strict=True))
+            results.append((lines[:], bool(failed), off))
     return results
 
 
+#: What fails, by piece and name.
+FAILURES = [(piece, name) for piece, (_, names) in PIECES.items() for name in names.split()]
+#: The first step of each piece.
+QUICK = [(piece, names.split()[0]) for piece, (_, names) in PIECES.items()]
+
+
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Any]]:
+    """By failure, the results of both ranks."""
+    failures = chosen(request, "failure")
+    by_rank = run_ranks(train_with_failures, 2, failures, timeout=850)
+    return dict(zip(failures, zip(*by_rank, strict=True), strict=True))
+
+
 @needs_fit
-def test_training_goes_on_where_a_piece_fails() -> None:
-    for results in run_ranks(train_with_each_failure, 2, timeout=900):
-        for piece, name, lines, failed, off in results:
-            assert failed, f"{piece}: {name} was not called"
-            assert off < 1e-6, (piece, name, off)
-            (line,) = [line for line in lines if line.startswith(piece)]
-            assert "LookupError" in line, (piece, name)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("failure", marked(FAILURES, QUICK), ids=" ".join)
+def test_training_goes_on_where_a_piece_fails(
+    trained: dict[tuple[str, str], list[Any]], failure: tuple[str, str]
+) -> None:
+    piece, name = failure
+    for lines, failed, off in trained[failure]:
+        assert failed, f"{piece}: {name} was not called"
+        assert off < 1e-6, off
+        (line,) = [line for line in lines if line.startswith(piece)]
+        assert "LookupError" in line
 
 
 def fit_where_the_row_cannot_be_cut_off(rows: int) -> str:
