@@ -492,6 +492,9 @@ class ParameterClient:
     def __new__(
         cls, *, worker: int, addresses: Sequence[str], config: Config
     ) -> ParameterClient: ...
+    @property
+    def id(self) -> int:
+        """Number of this client in the process, by which TensorFlow's ops find it."""
     def begin(
         self,
         variables: Sequence[tuple[str, Sequence[int], str, bool]],

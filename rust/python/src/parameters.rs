@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradring_proto::error::Result;
@@ -31,7 +32,7 @@ pub(crate) struct ParameterServer {
 /// Connections of one worker to all servers.
 #[pyclass(frozen, module = "gradring._native")]
 pub(crate) struct ParameterClient {
-    inner: Worker,
+    inner: Arc<Worker>,
 }
 
 #[pymethods]
@@ -123,6 +124,11 @@ impl ParameterClient {
             let inner = made.map_err(|error| to_python(py, &error))?;
             Ok(Self { inner })
         })
+    }
+
+    #[getter]
+    fn id(&self) -> u64 {
+        self.inner.id
     }
 
     #[pyo3(signature = (variables, optimizer, placement=None))]
@@ -231,7 +237,7 @@ impl ParameterClient {
 }
 
 impl ParameterClient {
-    fn model(&self, py: Python<'_>) -> PyResult<std::sync::Arc<Model>> {
+    fn model(&self, py: Python<'_>) -> PyResult<Arc<Model>> {
         let model = self.inner.begun();
         model.map_err(|error| to_python(py, &error))
     }

@@ -1,8 +1,10 @@
 //! A worker's process: the program pushes and pulls, and a thread exchanges messages with the
 //! servers.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::iter::zip;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,7 @@ use gradring_core::forming::rendezvous::check_loopback;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
 use gradring_net::host::host_name;
-use gradring_net::link::forks::Process;
+use gradring_net::link::forks::{PerProcess, Process};
 use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Abort, Breach, Error, NotServed, Result, message_of};
@@ -28,6 +30,13 @@ use gradring_proto::parameters::rules::Timing;
 use gradring_proto::parameters::shard::Payload;
 use gradring_proto::parameters::worker::{Event, Worker as Protocol};
 use gradring_proto::wire::handshake::{ClientKind, random};
+
+/// First values of each variable that are compared to detect that a program has set it. To compare
+/// all of them would read all weights twice in each step.
+const SHOWN_VALUES: usize = 256;
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+static OPEN: PerProcess<HashMap<u64, Weak<Worker>>> = PerProcess::new();
 
 /// The call that the program has to make next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +78,8 @@ pub struct Stats {
 
 /// A worker with its connections to all servers.
 pub struct Worker {
+    /// Number of this worker among all of the process; ops of a graph find it by this number.
+    pub id: u64,
     me: u32,
     addresses: Vec<String>,
     credentials: Arc<Credentials>,
@@ -95,6 +106,8 @@ struct State {
     closing: bool,
     leaving: bool,
     has_left: bool,
+    /// First values of each variable in the last pull.
+    shown: Vec<Vec<f32>>,
     stats: Stats,
 }
 
@@ -103,7 +116,7 @@ impl Worker {
     ///
     /// # Errors
     /// `Config` for unusable settings; `Rendezvous` for addresses that no network interface has.
-    pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Self> {
+    pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Arc<Self>> {
         addresses.iter().try_for_each(|at| check_loopback(at))?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let state = State {
@@ -115,9 +128,11 @@ impl Worker {
             closing: false,
             leaving: false,
             has_left: false,
+            shown: Vec::new(),
             stats: Stats::default(),
         };
-        Ok(Self {
+        let worker = Arc::new(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             me: me as u32,
             credentials: Credentials::of(config)?,
             config: config.clone(),
@@ -129,7 +144,18 @@ impl Worker {
             }),
             thread: Mutex::default(),
             process: Process::this(),
-        })
+        });
+        OPEN.lock().insert(worker.id, Arc::downgrade(&worker));
+        Ok(worker)
+    }
+
+    /// Returns the worker of this process with this number.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn by_id(id: u64) -> Result<Arc<Self>> {
+        let found = OPEN.lock().get(&id).and_then(Weak::upgrade);
+        found.ok_or_else(closed)
     }
 
     /// Number of servers.
@@ -259,7 +285,10 @@ impl Worker {
                     let wanted = "the weights of this model".into();
                     return Err(Breach::Unexpected { wanted }.into());
                 }
+                let first = |it: &&mut [f32]| it[..it.len().min(SHOWN_VALUES)].to_vec();
+                let shown = into.iter().map(first).collect();
                 state = self.state()?;
+                state.shown = shown;
                 (Turn::Push, oldest)
             }
         };
@@ -267,6 +296,25 @@ impl Worker {
         state.stats.pulls += 1;
         state.stats.version = result.unwrap_or(state.stats.version);
         Ok(result)
+    }
+
+    /// Checks that the program has not set a variable since the last pull. `found` has the present
+    /// values of each variable, or as many of the first as are compared.
+    ///
+    /// # Errors
+    /// `WasSet` with the name of the first variable that the program has set.
+    pub fn check_unset(&self, found: &[&[f32]]) -> Result<()> {
+        let state = self.state()?;
+        let is_same = |(now, then): (&f32, &f32)| now == then || now.is_nan() && then.is_nan();
+        for (index, (found, shown)) in zip(found, &state.shown).enumerate() {
+            if !zip(*found, shown).all(is_same) {
+                let model = state.model.as_ref();
+                let variable = model.map_or("", |model| &model.variables()[index].name);
+                let (worker, variable) = (self.me as usize, variable.into());
+                return Err(NotServed::WasSet { worker, variable }.into());
+            }
+        }
+        Ok(())
     }
 
     /// Takes the initial weights, one array for each variable. Returns `false` if they surely do
@@ -454,6 +502,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if self.process.is_this() {
+            OPEN.lock().remove(&self.id);
             self.close();
         } else {
             // A fork has neither the thread nor its lock, so it must not drop the shared state.

@@ -23,8 +23,10 @@ use crate::context::{Construction, Context};
 use crate::counters;
 use crate::inflight::{self, Origin};
 use crate::ops::{
-    ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, REDUCE_SCATTER_V_START, START, WAIT, accepted, attr,
+    ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, PULL, PUSH, REDUCE_SCATTER_V_START, START, WAIT,
+    accepted, attr,
 };
+use crate::served::{Pull, Push};
 use crate::status::{Code, Failure, Status};
 use crate::tensor::{Tensor, dtype};
 
@@ -35,11 +37,13 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     register_kernel::<ReduceScatterVStart>(api, REDUCE_SCATTER_V_START)?;
     register_kernel::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
     register_kernel::<Wait>(api, WAIT)?;
-    register_kernel::<Gate>(api, GATE)
+    register_kernel::<Gate>(api, GATE)?;
+    register_kernel::<Push>(api, PUSH)?;
+    register_kernel::<Pull>(api, PULL)
 }
 
 /// A node of a graph, or a cached eager op.
-trait Kernel: Sized {
+pub(crate) trait Kernel: Sized {
     /// Reads the attributes.
     fn create(node: &Construction) -> Result<Self, Failure>;
     /// Runs the node once; several threads may call it at the same time.

@@ -10,6 +10,7 @@
 //! | `status`, `tensor`, `context` | safe owners and views of TensorFlow's objects |
 //! | `ops` | names, attributes and shapes of the ops |
 //! | `kernels` | code of the ops |
+//! | `served` | code of the ops that exchange with parameter servers |
 //! | `check` | the search for gradients that are not finite |
 //! | `inflight` | collectives between a Start and its Wait |
 //! | `interrupts` | Ctrl-C while an op waits |
@@ -26,6 +27,7 @@ mod inflight;
 pub mod interrupts;
 mod kernels;
 mod ops;
+mod served;
 mod status;
 mod tensor;
 

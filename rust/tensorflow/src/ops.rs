@@ -8,6 +8,9 @@
 //! engine works on them, and a Wait returns the memory that `inflight.rs` keeps, not its input
 //! tensors. `GradringGate` passes a tensor on once a Start has run, so that ops which read its
 //! output run later.
+//!
+//! `GradringPush` hands a step's gradients to the thread that exchanges with parameter servers, and
+//! `GradringPull` waits for the variables.
 
 use std::ffi::{CStr, c_int};
 
@@ -20,6 +23,8 @@ pub(crate) const REDUCE_SCATTER_V_START: &CStr = c"GradringReduceScatterVStart";
 pub(crate) const ALL_TO_ALL_V_START: &CStr = c"GradringAllToAllVStart";
 pub(crate) const WAIT: &CStr = c"GradringWait";
 pub(crate) const GATE: &CStr = c"GradringGate";
+pub(crate) const PUSH: &CStr = c"GradringPush";
+pub(crate) const PULL: &CStr = c"GradringPull";
 
 /// Attributes, by the names used in graphs.
 pub(crate) mod attr {
@@ -44,6 +49,10 @@ pub(crate) mod attr {
     pub(crate) const VARIABLES: &CStr = c"variables";
     /// Origin of the op's execution: see [`crate::inflight::Origin`].
     pub(crate) const ORIGIN: &CStr = c"origin";
+    /// `Worker::id` of the worker of servers.
+    pub(crate) const CLIENT: &CStr = c"client";
+    /// Form of each variable's gradient, a letter each: `d` for dense, `r` for rows, `-` for none.
+    pub(crate) const FORMS: &CStr = c"forms";
     /// Element type of all tensors.
     pub(crate) const T: &CStr = c"T";
 }
@@ -128,6 +137,38 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         is_stateful: false,
         shapes: passed_on_shapes,
     }
+    .register(api)?;
+    Op {
+        name: PUSH,
+        inputs: &[
+            c"token: resource",
+            c"learning_rate: float",
+            c"weight_decay: float",
+            c"found: V * float",
+            c"dense: D * float",
+            c"indices: R * int64",
+            c"values: R * float",
+        ],
+        outputs: &[c"handle: int64"],
+        attrs: &[
+            c"V: int >= 1",
+            c"D: int >= 0",
+            c"R: int >= 0",
+            c"forms: string",
+            c"client: int",
+        ],
+        is_stateful: true,
+        shapes: scalar_shape,
+    }
+    .register(api)?;
+    Op {
+        name: PULL,
+        inputs: &[c"handle: int64", c"present: N * float"],
+        outputs: &[c"pulled: N * float"],
+        attrs: &[LENGTH, c"client: int"],
+        is_stateful: true,
+        shapes: following_shapes,
+    }
     .register(api)
 }
 
@@ -197,6 +238,25 @@ unsafe extern "C" fn passed_on_shapes(context: *mut ShapeContext, status: *mut R
         infer(context, status, |shapes| {
             for index in 0..shapes.num_inputs() - 1 {
                 shapes.copy(index, index)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The only output is a scalar.
+unsafe extern "C" fn scalar_shape(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe { infer(context, status, |shapes| shapes.set_scalar(0)) };
+}
+
+/// Outputs have the shapes of the inputs after the first.
+unsafe extern "C" fn following_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe {
+        infer(context, status, |shapes| {
+            for index in 1..shapes.num_inputs() {
+                shapes.copy(index, index - 1)?;
             }
             Ok(())
         });

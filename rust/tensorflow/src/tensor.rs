@@ -12,15 +12,17 @@ use crate::status::{Code, Failure};
 
 /// TensorFlow's number and gradring's type of every element type of the ops.
 const TYPES: [(DataType, DType); 7] = [
-    (1, DType::F32),
+    (FLOAT32, DType::F32),
     (2, DType::F64),
     (3, DType::I32),
     (4, DType::U8),
-    (9, DType::I64),
+    (INT64, DType::I64),
     (14, DType::Bf16),
     (19, DType::F16),
 ];
 
+/// TensorFlow's number for float32.
+pub(crate) const FLOAT32: DataType = 1;
 /// TensorFlow's number for int64.
 pub(crate) const INT64: DataType = 9;
 
@@ -137,6 +139,37 @@ impl Tensor {
             // SAFETY: the memory holds `count` values; their alignment is not relied on.
             .map(|index| unsafe { start.add(index).read_unaligned() })
             .collect())
+    }
+
+    /// Returns the values of a float32 tensor.
+    pub(crate) fn floats(&self) -> Result<&[f32], Failure> {
+        if self.data_type() != FLOAT32 {
+            return Err(Failure::new(Code::Internal, "expected a float32 tensor"));
+        }
+        // SAFETY: the memory holds the values, aligned as floats at least, and TensorFlow changes
+        // no memory to which others refer.
+        Ok(unsafe {
+            std::slice::from_raw_parts(self.start(), self.size_bytes() / size_of::<f32>())
+        })
+    }
+
+    /// Returns the values of a float32 tensor, to be filled.
+    ///
+    /// # Safety
+    /// The tensor must be a fresh output of float32, and this the only reference to its memory.
+    #[expect(clippy::mut_from_ref, reason = "the memory is TensorFlow's")]
+    pub(crate) unsafe fn floats_mut(&self) -> &mut [f32] {
+        let count = self.size_bytes() / size_of::<f32>();
+        // SAFETY: the memory holds the values, and the caller promises that it is this op's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), count) }
+    }
+
+    /// Address of the first float, also of an empty tensor.
+    fn start(&self) -> *mut f32 {
+        match self.size_bytes() {
+            0 => NonNull::dangling().as_ptr(),
+            _ => self.data().cast(),
+        }
     }
 
     /// Copies `source`'s bytes into this tensor, from byte `offset` on.

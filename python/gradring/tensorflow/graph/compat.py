@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -327,10 +328,11 @@ def inside_called_graphs(op: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]
 def run_op(
     op: str,
     inputs: dict[str, tf.Tensor | list[tf.Tensor]],
-    dtype: tf.DType,
     attrs: dict[str, str | int],
     output_count: int,
     *,
+    dtype: tf.DType | None = None,
+    lengths: Mapping[str, str] = MappingProxyType({}),
     unseen: bool = False,
 ) -> list[tf.Tensor]:
     """Runs an op at once when executing eagerly, or else adds it to the graph.
@@ -338,9 +340,10 @@ def run_op(
     Args:
         op: Registered name of the op.
         inputs: A tensor, or a list of tensors, for each input, in the op's order.
-        dtype: Value of the op's type attribute `T`.
         attrs: Value of each attribute that the inputs do not imply.
         output_count: Number of output tensors.
+        dtype: Value of the op's type attribute `T`, if it has one.
+        lengths: By input that is a list, the attribute of its length; by default `N`.
         unseen: Whether to hide the op's outputs from `tf.debugging`.
 
     Returns:
@@ -352,10 +355,10 @@ def run_op(
         for name, value in attrs.items()
     }
     flat: list[Any] = []
-    named: dict[str, Any] = {"T": dtype.as_datatype_enum}
-    for value in inputs.values():
+    named: dict[str, Any] = {} if dtype is None else {"T": dtype.as_datatype_enum}
+    for name, value in inputs.items():
         if isinstance(value, list):
-            named["N"] = len(value)
+            named[lengths.get(name, "N")] = len(value)
             flat.extend(value)
         else:
             flat.append(value)

@@ -166,7 +166,7 @@ def _run_start(
     def run() -> list[tf.Tensor]:
         dtype, count = tensors[0].dtype, len(tensors) + 1
         with tf.device("/device:CPU:0"):
-            return compat.run_op(name, inputs, dtype, attributes | common, count, unseen=True)
+            return compat.run_op(name, inputs, attributes | common, count, dtype=dtype, unseen=True)
 
     return run() if order is None else session_order.make(order, run)
 
@@ -183,9 +183,9 @@ def wait(started: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
             compat.run_op(
                 "GradringWait",
                 {"inflight": inflight, "handle": handle},
-                inflight[0].dtype,
                 {},
                 len(inflight),
+                dtype=inflight[0].dtype,
             )
             for *inflight, handle in started
         ]
@@ -250,11 +250,15 @@ def _token(communicator: Communicator, order: session_order.Order | None) -> tf.
         return handle if graph is handle.graph else _capture(handle, graph)
     if communicator not in _tokens:
         _prepare(communicator)
-        _tokens[communicator] = _ordering_token()
-    handle = _tokens[communicator].handle
+        _tokens[communicator] = ordering_token()
+    return captured(_tokens[communicator])
+
+
+def captured(token: Any) -> tf.Tensor:
+    """Returns the handle of an ordering token, for an op that is created now."""
     if tf.executing_eagerly():
-        return handle
-    return _capture(handle, tf.compat.v1.get_default_graph())
+        return token.handle
+    return _capture(token.handle, tf.compat.v1.get_default_graph())
 
 
 def _capture(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
@@ -517,7 +521,7 @@ def _text(attr: bytes | str) -> str:
     return attr.decode() if isinstance(attr, bytes) else attr
 
 
-def _ordering_token() -> tf.Variable:
+def ordering_token() -> tf.Variable:
     """Makes a scalar resource variable outside every graph, strategy and distribution scope.
 
     Ops that take its handle keep their program order, also across `tf.cond` and `tf.while_loop`.

@@ -28,10 +28,11 @@ from gradring.group.communicator import program_error
 from gradring.tensorflow.cluster.placement import server_of
 from gradring.tensorflow.cluster.serving import config_of
 from gradring.tensorflow.cluster.tasks import Served
-from gradring.tensorflow.graph import failures
+from gradring.tensorflow.graph import compat, failures
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.sparse import summed
+from gradring.tensorflow.graph.start_wait import captured, ordering_token
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -47,10 +48,6 @@ _log = logging.getLogger("gradring")
 
 #: Rules of this process that are connected to parameter servers.
 connected: WeakSet[PushedUpdates] = WeakSet()
-
-#: Number of first values of each variable that are compared to detect that a program has set it.
-#: A comparison of all values would read all weights twice in each step.
-SHOWN_VALUES = 256
 
 _Known = tuple[str, dict[str, type]]
 _ADAM: _Known = ("adam", {"beta_1": float, "beta_2": float, "epsilon": float, "amsgrad": bool})
@@ -95,9 +92,9 @@ class PushedUpdates(Updates):
         self._optimizer: Any = None
         self._trained: list[Any] = []
         self._client: _native.ParameterClient | None = None
-        #: The first values of each variable in the last pull.
-        self._pulled: list[np.ndarray[Any, Any]] = []
-        #: The first values of each variable at the beginning of this step.
+        #: Orders the pushes of a graph.
+        self._token: Any = None
+        #: The value of each variable at the beginning of this step.
         self._found: list[tf.Tensor] = []
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -133,7 +130,7 @@ class PushedUpdates(Updates):
                 "and the servers have one for each job; train one model with one optimizer"
             )
         # Read now, because the optimizer may apply weight decay before it calls `step`.
-        self._found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self._trained]
+        self._found = [own(variable).read_value() for variable in self._trained]
         factor = self._workers if self._multiplies(optimizer) else 1
         apply([times(gradient, factor) for gradient in gradients])
 
@@ -148,46 +145,47 @@ class PushedUpdates(Updates):
         """Pushes the gradients, pulls the variables, and assigns them.
 
         Raises:
-            gradring.errors.ConfigError: The program has set a variable since the last step.
+            gradring.errors.ConfigError: The program has set a variable since the last step. A graph
+                raises it when it runs.
         """
         by_id = {id_of(v): grad for v, grad in zip(variables, gradients, strict=True)}
         found = [by_id.get(id_of(variable)) for variable in self._trained]
         if self._rule.is_sum and self._multiplies(optimizer):
             found = [map_values(lambda mean: mean / self._workers, each) for each in found]
-        arrays: list[tf.Tensor] = []
-        for gradient in found:
-            if isinstance(gradient, tf.IndexedSlices):
-                once = summed(gradient)
-                arrays += [once.indices, once.values]
-            elif gradient is not None:
-                arrays.append(gradient)
-        decay = float(optimizer.weight_decay or 0.0)
-
-        @failures.remembered()
-        def exchange(rate: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-            # `tf.numpy_function` passes scalars as numbers.
-            left = map(np.asarray, arrays)
-            self._check_unset([next(left) for _ in self._trained])
-            pushed = [
-                (next(left), next(left))
-                if isinstance(gradient, tf.IndexedSlices)
-                else None
-                if gradient is None
-                else next(left)
-                for gradient in found
-            ]
-            client = self._client
-            assert client is not None, "a step begins with apply"
-            client.push(pushed, float(rate), decay)
-            return self._pull(client)
-
-        rate = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
-        kinds = [tf.float32] * len(self._trained)
-        arrays = self._found + arrays
-        # Eagerly, a single result is no list.
-        pulled = tf.nest.flatten(tf.numpy_function(exchange, [rate, *arrays], kinds))
+        client = self._client
+        assert client is not None, "a step begins with apply"
+        dense = [it for it in found if it is not None and not isinstance(it, tf.IndexedSlices)]
+        by_rows = [summed(it) for it in found if isinstance(it, tf.IndexedSlices)]
+        pushed: dict[str, Any] = {
+            "token": captured(self._token),
+            "learning_rate": tf.cast(tf.convert_to_tensor(learning_rate), tf.float32),
+            "weight_decay": tf.constant(float(optimizer.weight_decay or 0.0)),
+            "found": self._found,
+            "dense": dense,
+            "indices": [tf.cast(it.indices, tf.int64) for it in by_rows],
+            "values": [it.values for it in by_rows],
+        }
+        lengths = {"found": "V", "dense": "D", "indices": "R", "values": "R"}
+        forms = "".join(map(_form, found))
+        present = [own(variable).read_value() for variable in self._trained]
+        with tf.device("/device:CPU:0"):
+            (handle,) = compat.run_op(
+                "GradringPush",
+                pushed,
+                {"forms": forms, "client": client.id},
+                1,
+                lengths=lengths,
+                unseen=True,
+            )
+            pulled = compat.run_op(
+                "GradringPull",
+                {"handle": handle, "present": present},
+                {"client": client.id},
+                len(present),
+                unseen=True,
+            )
         for variable, value in zip(self._trained, pulled, strict=True):
-            own(variable).assign(tf.ensure_shape(value, variable.shape))
+            own(variable).assign(value)
 
     def stats(self) -> dict[str, Any]:
         """Returns the client's counters; empty before the first step."""
@@ -243,6 +241,8 @@ class PushedUpdates(Updates):
             for path, variable in zip(paths, self._trained, strict=True)
         ]
         client.begin(described, _describe(inner), placement)
+        _native.tensorflow_register()
+        self._token = ordering_token()
         self._client, self._optimizer = client, optimizer
         connected.add(self)
         atexit.register(self._leave_at_exit)
@@ -285,17 +285,7 @@ class PushedUpdates(Updates):
         # Servers that have lost their values request initial ones again.
         while client.pull(into) is None:
             client.push_initial(self._values())
-        self._pulled = [each.reshape(-1)[:SHOWN_VALUES].copy() for each in into]
         return into
-
-    def _check_unset(self, found: Sequence[np.ndarray[Any, Any]]) -> None:
-        for variable, now, pulled in zip(self._trained, found, self._pulled, strict=True):
-            if not np.array_equal(now, pulled, equal_nan=True):
-                raise ConfigError(
-                    f"{self._name}: {_path(variable)} was set since the last step, and the servers "
-                    "do not have its new value; set or load weights before the first step of a "
-                    "job, or let the servers continue from snapshots"
-                )
 
     def _leave_at_exit(self) -> None:
         if program_error() is not None:
@@ -326,6 +316,13 @@ def _describe(optimizer: Any) -> str:
         f"parameter servers do not know {kind.__name__}; they know SGD, Adagrad, Adam and AdamW of "
         "Keras 3: use one of them, or another update rule"
     )
+
+
+def _form(gradient: Gradient) -> str:
+    """Returns the letter of a gradient's form, as the op for a push has it."""
+    if gradient is None:
+        return "-"
+    return "r" if isinstance(gradient, tf.IndexedSlices) else "d"
 
 
 def _path(variable: Any) -> str:

@@ -250,6 +250,9 @@ impl NotServed {
                 "start the workers with the servers' addresses, or raise timeout (GRADRING_TIMEOUT_S)"
             }
             Self::OutOfTurn { .. } => "call them in that order, from one thread",
+            Self::WasSet { .. } => {
+                "set or load weights before the first step of a job, or let the servers continue from snapshots"
+            }
             Self::Closed { .. } => "make a new one to go on",
             Self::OfParent { .. } => {
                 "use it there only, or start this process with multiprocessing's spawn"

@@ -325,6 +325,10 @@ facts! {
         AllLost { server: usize, workers: Vec<usize> },
         #[error("{call} was called out of turn: each pull() is followed by one push(), and begin() comes first")]
         OutOfTurn { call: Text },
+        #[error(
+            "worker {worker}: {variable} was set since the last step, and the servers do not have its new value"
+        )]
+        WasSet { worker: usize, variable: Text },
         #[error("the parameter {what} is closed")]
         Closed { what: Text },
         #[error("the parameter {what} belongs to the process from which this one was forked")]
@@ -565,6 +569,7 @@ impl NotServed {
             Self::Closed { .. } | Self::OfParent { .. } => "AbortedError",
             Self::WorkerTaken { .. }
             | Self::NoSuchWorker { .. }
+            | Self::WasSet { .. }
             | Self::NoLink { .. }
             | Self::StreamsDiffer { .. }
             | Self::OtherServer { .. }

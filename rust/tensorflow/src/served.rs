@@ -1,0 +1,238 @@
+//! Kernels of the ops that exchange with parameter servers.
+//!
+//! `GradringPush` copies a step's gradients to the worker's thread, which sends them. `GradringPull`
+//! waits for the weights. Neither runs Python.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use gradring_servers::model::{Given, Variable};
+use gradring_servers::worker::Worker;
+
+use crate::context::{Construction, Context};
+use crate::interrupts;
+use crate::kernels::Kernel;
+use crate::ops::attr;
+use crate::status::{Code, Failure};
+use crate::tensor::{FLOAT32, Tensor};
+
+use gradring_proto::parameters::optimizer::Hyper;
+
+/// Form of a variable's gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Missing,
+    Dense,
+    Rows,
+}
+
+/// Number of a worker of servers in this process.
+struct WorkerId(u64);
+
+impl WorkerId {
+    fn of(node: &Construction) -> Result<Self, Failure> {
+        let id = node.int(attr::CLIENT)?;
+        u64::try_from(id)
+            .map(Self)
+            .map_err(|_| Failure::new(Code::InvalidArgument, format!("{id} is no client")))
+    }
+
+    fn open(&self) -> Result<Arc<Worker>, Failure> {
+        Ok(Worker::by_id(self.0)?)
+    }
+}
+
+/// Pushes the gradients of a step.
+pub(crate) struct Push {
+    client: WorkerId,
+    /// By variable.
+    forms: Vec<Form>,
+}
+
+impl Kernel for Push {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        let form = |letter| match letter {
+            'd' => Ok(Form::Dense),
+            'r' => Ok(Form::Rows),
+            '-' => Ok(Form::Missing),
+            _ => Err(Failure::new(
+                Code::InvalidArgument,
+                format!("{letter:?} is no form of a gradient"),
+            )),
+        };
+        Ok(Self {
+            client: WorkerId::of(node)?,
+            forms: node
+                .string(attr::FORMS)?
+                .chars()
+                .map(form)
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let worker = self.client.open()?;
+        // Input 0 is the token.
+        let mut inputs = Inputs { context, next: 1 };
+        let (rate, decay) = (inputs.take(1)?, inputs.take(1)?);
+        let variables = self.forms.len();
+        let count = |form| self.forms.iter().filter(|it| **it == form).count();
+        let (dense, rows) = (count(Form::Dense), count(Form::Rows));
+        let found = inputs.take(variables)?;
+        let dense = inputs.take(dense)?;
+        let (indices, values) = (inputs.take(rows)?, inputs.take(rows)?);
+        worker.check_unset(&all_floats(&found)?)?;
+
+        let model = worker.begun()?;
+        if model.variables().len() != variables {
+            let text = format!(
+                "{variables} gradients for {} variables",
+                model.variables().len()
+            );
+            return Err(Failure::new(Code::InvalidArgument, text));
+        }
+        let numbers = indices
+            .iter()
+            .map(Tensor::read_i64)
+            .collect::<Result<Vec<_>, _>>()?;
+        let numbers: Vec<Vec<usize>> = numbers
+            .into_iter()
+            .map(|rows| rows.into_iter().map(|row| row as usize).collect())
+            .collect();
+        let (dense, values) = (all_floats(&dense)?, all_floats(&values)?);
+        let (mut dense, mut rows) = (dense.into_iter(), numbers.iter().zip(values));
+        let mut given = Vec::with_capacity(variables);
+        for (form, variable) in self.forms.iter().zip(model.variables()) {
+            let gradient = match form {
+                Form::Missing => None,
+                Form::Dense => dense.next().map(Given::Dense),
+                Form::Rows => rows.next().map(|(rows, values)| Given::Rows(rows, values)),
+            };
+            if let Some(gradient) = &gradient {
+                check(gradient, variable)?;
+            }
+            given.push(gradient);
+        }
+        let first = |tensors: &[Tensor]| {
+            let values = all_floats(tensors)?;
+            let value = values.first().and_then(|it| it.first());
+            value
+                .copied()
+                .ok_or_else(|| Failure::new(Code::InvalidArgument, "a rate has no value"))
+        };
+        let hyper = Hyper {
+            learning_rate: first(&rate)?,
+            weight_decay: first(&decay)?,
+        };
+        // Whether it counts is known to the servers only later, and `stats` tells it.
+        let counts = worker.push(&given, hyper)?;
+        let handle = Tensor::scalar(context.api(), i64::from(counts))?;
+        context.set_output(0, &handle)
+    }
+}
+
+/// Pulls the variables.
+pub(crate) struct Pull(WorkerId);
+
+impl Kernel for Pull {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        WorkerId::of(node).map(Self)
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let worker = self.0.open()?;
+        // Input 0 is the handle of the push, which orders the two.
+        let mut inputs = Inputs { context, next: 1 };
+        let present = inputs.take(context.num_inputs() as usize - 1)?;
+        let present = present.as_slice();
+        let mut pulled = Vec::with_capacity(present.len());
+        for (index, tensor) in (0..).zip(present) {
+            let bytes = tensor.size_bytes();
+            pulled.push(context.allocate(index, FLOAT32, &tensor.dims(), bytes)?);
+        }
+        // SAFETY: the outputs were allocated by this call, and no two overlap.
+        let into = pulled.iter().map(|it| unsafe { it.floats_mut() });
+        let mut into: Vec<&mut [f32]> = into.collect();
+        // Servers that have lost their values request initial ones again.
+        while worker
+            .pull(&mut into, &mut interrupts::outstanding)?
+            .is_none()
+        {
+            worker.push_initial(&all_floats(present)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The inputs of an op, one after another.
+struct Inputs<'a> {
+    context: &'a Context,
+    next: c_int,
+}
+
+impl Inputs<'_> {
+    fn take(&mut self, count: usize) -> Result<Vec<Tensor>, Failure> {
+        let taken = (self.next..)
+            .take(count)
+            .map(|index| self.context.input(index));
+        let taken = taken.collect::<Result<Vec<_>, _>>()?;
+        self.next += count as c_int;
+        Ok(taken)
+    }
+}
+
+fn all_floats(tensors: &[Tensor]) -> Result<Vec<&[f32]>, Failure> {
+    tensors.iter().map(Tensor::floats).collect()
+}
+
+/// Checks that a gradient fits its variable.
+fn check(given: &Given<'_>, variable: &Variable) -> Result<(), Failure> {
+    let rows = variable.shape.first().copied().unwrap_or(1);
+    let width: usize = variable.shape.iter().skip(1).product();
+    let problem = match given {
+        Given::Dense(values) if values.len() != rows * width => {
+            format!("has {} values", values.len())
+        }
+        Given::Rows(indices, values) if values.len() != indices.len() * width => {
+            format!("has {} values for {} rows", values.len(), indices.len())
+        }
+        Given::Rows(indices, _) => match indices.iter().find(|row| **row >= rows) {
+            Some(row) => format!("has the row {}, which does not exist", *row as i64),
+            None => return Ok(()),
+        },
+        Given::Dense(_) => return Ok(()),
+    };
+    let (name, shape) = (&variable.name, &variable.shape);
+    let text = format!("the gradient of {name}, of shape {shape:?}, {problem}");
+    Err(Failure::new(Code::InvalidArgument, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_of_other_shapes_are_refused_by_the_name_of_the_variable() {
+        let variable = |shape: &[usize]| Variable {
+            name: "table".into(),
+            shape: shape.into(),
+            decays: false,
+        };
+        let refused = |given: Given<'_>, shape: &[usize]| {
+            let failure = check(&given, &variable(shape)).err()?;
+            Some(failure.message().to_owned())
+        };
+        assert_eq!(refused(Given::Dense(&[0.0; 6]), &[3, 2]), None);
+        assert_eq!(refused(Given::Dense(&[0.0]), &[]), None);
+        assert_eq!(refused(Given::Rows(&[2, 0], &[0.0; 4]), &[3, 2]), None);
+        for (given, problem) in [
+            (Given::Dense(&[0.0; 5][..]), "has 5 values"),
+            (Given::Rows(&[0], &[0.0; 4]), "has 4 values for 1 rows"),
+            (Given::Rows(&[3], &[0.0; 2]), "has the row 3"),
+            (Given::Rows(&[-1_i64 as usize], &[0.0; 2]), "has the row -1"),
+        ] {
+            let text = refused(given, &[3, 2]).unwrap();
+            assert!(text.contains("table") && text.contains(problem), "{text}");
+        }
+    }
+}
