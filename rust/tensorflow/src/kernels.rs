@@ -5,8 +5,7 @@
 //! never blocks; a Wait blocks one thread of TensorFlow's pool, within the engine's own deadlines.
 //! A pool of any size is free of deadlocks, because the collective of a Wait was started before it.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::c_int;
 use std::slice;
 use std::sync::Arc;
 
@@ -17,37 +16,30 @@ use gradring_proto::dtype::{DType, ReduceOp};
 use gradring_proto::error::{Abort, Error};
 use gradring_proto::schedule;
 
-use crate::api::{Api, DataType, RawConstruction, RawContext, RegisterError};
+use crate::api::{Api, DataType, RegisterError};
 use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
 use crate::inflight::{self, Origin};
+use crate::kernel::{self, Kernel};
 use crate::ops::{
     ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, PULL, PUSH, REDUCE_SCATTER_V_START, START, WAIT,
-    accepted, attr,
+    attr,
 };
 use crate::served::{Pull, Push};
-use crate::status::{Code, Failure, Status};
+use crate::status::{Code, Failure};
 use crate::tensor::{Tensor, dtype};
 
 /// Registers the kernels, for the CPU.
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
-    register_kernel::<Start>(api, START)?;
-    register_kernel::<AllGatherStart>(api, ALL_GATHER_START)?;
-    register_kernel::<ReduceScatterVStart>(api, REDUCE_SCATTER_V_START)?;
-    register_kernel::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
-    register_kernel::<Wait>(api, WAIT)?;
-    register_kernel::<Gate>(api, GATE)?;
-    register_kernel::<Push>(api, PUSH)?;
-    register_kernel::<Pull>(api, PULL)
-}
-
-/// A node of a graph, or a cached eager op.
-pub(crate) trait Kernel: Sized {
-    /// Reads the attributes.
-    fn create(node: &Construction) -> Result<Self, Failure>;
-    /// Runs the node once; several threads may call it at the same time.
-    fn compute(&self, context: &Context) -> Result<(), Failure>;
+    kernel::register::<Start>(api, START)?;
+    kernel::register::<AllGatherStart>(api, ALL_GATHER_START)?;
+    kernel::register::<ReduceScatterVStart>(api, REDUCE_SCATTER_V_START)?;
+    kernel::register::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
+    kernel::register::<Wait>(api, WAIT)?;
+    kernel::register::<Gate>(api, GATE)?;
+    kernel::register::<Push>(api, PUSH)?;
+    kernel::register::<Pull>(api, PULL)
 }
 
 /// Attributes of every Start.
@@ -503,71 +495,6 @@ fn reduce_op(node: &Construction) -> Result<ReduceOp, Failure> {
         let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
         let text = format!("'{name}' is no reduce op; use one of {known}");
         Failure::new(Code::InvalidArgument, text)
-    })
-}
-
-fn register_kernel<K: Kernel>(api: &'static Api, op: &CStr) -> Result<(), RegisterError> {
-    let status = Status::new(api);
-    // SAFETY: the strings are copied, the functions are statics of this library, which Python
-    // never unloads, and registering consumes the builder.
-    unsafe {
-        let builder = (api.new_kernel)(
-            op.as_ptr(),
-            c"CPU".as_ptr(),
-            Some(create::<K>),
-            compute::<K>,
-            Some(delete::<K>),
-        );
-        (api.register_kernel)(op.as_ptr(), builder, status.as_ptr());
-    }
-    accepted(&status, "kernel of", op)
-}
-
-unsafe extern "C" fn create<K: Kernel>(raw: *mut RawConstruction) -> *mut c_void {
-    // The table exists, because this function was registered through it.
-    let Ok(api) = Api::get() else {
-        return std::ptr::null_mut();
-    };
-    // SAFETY: TensorFlow keeps the construction alive during this call.
-    let node = unsafe { Construction::new(api, raw) };
-    match guarded(|| K::create(&node)) {
-        Ok(kernel) => Box::into_raw(Box::new(kernel)).cast(),
-        Err(failure) => {
-            node.fail(&failure);
-            std::ptr::null_mut()
-        }
-    }
-}
-
-unsafe extern "C" fn compute<K: Kernel>(kernel: *mut c_void, raw: *mut RawContext) {
-    let Ok(api) = Api::get() else { return };
-    // SAFETY: TensorFlow keeps the context alive during this call.
-    let context = unsafe { Context::new(api, raw) };
-    // SAFETY: the pointer is null or comes from `create`; only shared references to it are made.
-    let kernel = unsafe { kernel.cast::<K>().as_ref() };
-    let outcome = kernel.map_or_else(
-        || Err(Failure::new(Code::Internal, "this node was never created")),
-        |kernel| guarded(|| kernel.compute(&context)),
-    );
-    if let Err(failure) = outcome {
-        context.fail(&failure);
-    }
-}
-
-unsafe extern "C" fn delete<K: Kernel>(kernel: *mut c_void) {
-    if !kernel.is_null() {
-        // SAFETY: `create` made the box, and TensorFlow deletes a kernel once, after its last use.
-        drop(unsafe { Box::from_raw(kernel.cast::<K>()) });
-    }
-}
-
-/// Turns a panic into a failure, because it must not unwind into TensorFlow.
-fn guarded<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        Err(Failure::new(
-            Code::Internal,
-            "gradring's op panicked; report this with the message printed above",
-        ))
     })
 }
 

@@ -9,6 +9,7 @@
 //! | `api` | the table of C functions |
 //! | `status`, `tensor`, `context` | safe owners and views of TensorFlow's objects |
 //! | `ops` | names, attributes and shapes of the ops |
+//! | `kernel` | registration of a kernel |
 //! | `kernels` | code of the ops |
 //! | `served` | code of the ops that exchange with parameter servers |
 //! | `check` | the search for gradients that are not finite |
@@ -25,6 +26,7 @@ mod executions;
 pub mod failures;
 mod inflight;
 pub mod interrupts;
+mod kernel;
 mod kernels;
 mod ops;
 mod served;

@@ -11,7 +11,7 @@ use gradring_servers::worker::Worker;
 
 use crate::context::{Construction, Context};
 use crate::interrupts;
-use crate::kernels::Kernel;
+use crate::kernel::Kernel;
 use crate::ops::attr;
 use crate::status::{Code, Failure};
 use crate::tensor::{FLOAT32, Tensor};
