@@ -261,6 +261,12 @@ def refusals(comm: Any) -> dict[str, str]:
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * gradient)
 
+    class Renaming(keras.optimizers.AdamW):  # type: ignore[misc]
+        """Knows variables by other names, as another version of Keras might."""
+
+        def _var_key(self, variable: Any) -> str:
+            return str(variable._unique_id)
+
     strategy = strategy_of(comm, updates.Sharded())
     with strategy.scope():
         weight = tf.Variable(tf.zeros([4]))
@@ -268,7 +274,14 @@ def refusals(comm: Any) -> dict[str, str]:
         def build(optimizer: Any) -> str:
             return refusal(lambda: optimizer.build([weight]))
 
+        def apply(optimizer: Any) -> str:
+            optimizer.exclude_from_weight_decay([weight])
+            optimizer.build([weight])
+            pairs = [(tf.ones([4]), weight)]
+            return refusal(lambda: strategy.run(lambda: optimizer.apply_gradients(pairs)))
+
         return {
+            "renaming": apply(Renaming(0.1)),
             "lamb": build(keras.optimizers.Lamb(0.1)),
             "adafactor": build(keras.optimizers.Adafactor(0.1)),
             "own": build(Own(0.1)),
@@ -613,6 +626,7 @@ def test_other_optimizers_are_refused(ranks: list[Any]) -> None:
         for name, kind in (("lamb", "Lamb"), ("adafactor", "Adafactor"), ("own", "Own")):
             assert rank["refused"][name].startswith("ConfigError: update=Sharded() on rank")
             assert f": {kind} may use" in rank["refused"][name]
+        assert "would apply weight decay to a part of" in rank["refused"]["renaming"]
 
 
 def test_parts_of_a_former_group_are_refused(ranks: list[Any]) -> None:

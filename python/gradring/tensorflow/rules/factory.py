@@ -13,7 +13,6 @@ from gradring.tensorflow.rules.compression.compressed import CompressedUpdates
 from gradring.tensorflow.rules.local import LocalUpdates
 from gradring.tensorflow.rules.parameter_server import PushedUpdates
 from gradring.tensorflow.rules.primary import PrimaryUpdates
-from gradring.tensorflow.rules.sharded import ShardedUpdates
 from gradring.tensorflow.rules.updates import Updates
 
 
@@ -71,6 +70,9 @@ def make(
         case updates.Primary():
             inner = PrimaryUpdates(communicator)
         case updates.Sharded():
+            # It checks names of TensorFlow that the other rules do not need.
+            from gradring.tensorflow.rules.sharded import ShardedUpdates
+
             inner = ShardedUpdates(communicator, bucket_bytes, check_gradients, embeddings)
     if isinstance(rule, updates.AllReduce) and rule.compression is not None:
         if check_gradients is not None:

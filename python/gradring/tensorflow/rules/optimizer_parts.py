@@ -23,6 +23,7 @@ from gradring.tensorflow.graph.adoption import strategy_of
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.start_wait import start_all_gather, wait
 from gradring.tensorflow.rules.updates import own, when
+from gradring.tensorflow.seams.table import overrides
 
 #: Stages of an optimizer's state: all variables are cut; a program has assigned some, which may be
 #: whole; all are whole and equal on all ranks.
@@ -213,6 +214,12 @@ class Parts:
         return bool(known) or any(id_of(state) in ids for state in self.states)
 
 
+@overrides(
+    compat.ResourceVariable,
+    "read_value_no_copy",
+    "_copy_trackable_to_cpu",
+    "_restore_from_tensors",
+)
 class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
     """A variable of an optimizer's state, of which this rank holds its part, or all of it."""
 

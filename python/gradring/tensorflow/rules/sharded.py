@@ -88,9 +88,10 @@ class ShardedUpdates(Updates):
         if not given:
             apply(gradients)
             return
+        weights = parts.weights()
+        self._check_decay(optimizer, parts, weights)
         sums = self._sums(parts, given)
         parts.cut()
-        weights = parts.weights()
         touched = sorted(range(len(weights)) if optimizer.use_ema else given)
         for position in touched:
             whole = tf.convert_to_tensor(own(parts.trained[position]))
@@ -208,6 +209,23 @@ class ShardedUpdates(Updates):
                     f"{optimizer.name} gets two gradients of {name_of(variable)}; add them up"
                 )
         return [position for position in positions if position is not None]
+
+    def _check_decay(self, optimizer: Any, parts: Parts, weights: Sequence[Any]) -> None:
+        """Refuses parts that the optimizer decays otherwise than their variables.
+
+        Raises:
+            gradring.errors.ConfigError: This version of Keras knows variables by other names.
+        """
+        if optimizer.weight_decay is None:
+            return
+        decays = keras_names.USE_WEIGHT_DECAY.of(optimizer)
+        for part, variable in zip(weights, parts.trained, strict=True):
+            if decays(part) != decays(variable):
+                version = sys.modules["keras"].__version__
+                raise self._refusal(
+                    f"Keras {version} would apply weight decay to a part of {name_of(variable)} "
+                    "otherwise than to the variable; use AllReduce()"
+                )
 
     def _refusal(self, problem: str) -> ConfigError:
         rank, host = self._communicator.rank, self._communicator.host

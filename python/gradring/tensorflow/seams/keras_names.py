@@ -82,7 +82,7 @@ LEARNING_RATE = _attribute(
 )
 ITERATIONS = _attribute(_OPTIMIZER, "_iterations", "counts the steps that are done", since="3.5")
 USE_WEIGHT_DECAY = Seam(
-    _OPTIMIZER, "_use_weight_decay", "tells parameter servers what decays", "variable"
+    _OPTIMIZER, "_use_weight_decay", "tells servers and divided states what decays", "variable"
 )
 
 # Layers and losses

@@ -374,7 +374,9 @@ def overrides(parent: type, *names: str) -> Callable[[type], type]:
         shared = {
             name
             for name in vars(kind)
-            if re.match("_[^_]", name) and any(name in vars(base) for base in parent.__mro__)
+            if re.match("_[^_]", name)
+            and name != "_abc_impl"  # of every class whose metaclass is ABCMeta
+            and any(name in vars(base) for base in parent.__mro__)
         }
         if unlisted := shared - set(names):
             raise TypeError(f"{kind.__name__} overrides {sorted(unlisted)} and does not say so")
