@@ -179,7 +179,12 @@ def seen(comm: Any) -> Any:
 
 
 def found(comm: Any) -> Any:
-    """Whether calls that name no group mean the program's, beside a strategy that has none."""
+    """Whether calls that name no group mean the program's, beside a strategy that has none.
+
+    And the ops of a step that run Python or exchange with servers.
+    """
+    import tensorflow as tf
+
     from gradring.tensorflow.graph.ops import current_communicator
 
     with served(comm, ASYNCHRONOUS) as strategy:
@@ -187,10 +192,12 @@ def found(comm: Any) -> Any:
             inside = current_communicator() is strategy.communicator
         _, step = one_weight(strategy)
         step()
+        operations = tf.function(step).get_concrete_function().graph.get_operations()
+        kinds = [op.type for op in operations if op.type.startswith(("Gradring", "Py", "EagerPy"))]
     outside = current_communicator() is comm
     with comm.split(0), pytest.raises(ConfigError, match="2 communicators are open"):
         current_communicator()
-    return inside, outside
+    return inside, outside, kinds
 
 
 def began(comm: Any) -> Any:
@@ -363,7 +370,11 @@ def test_staleness_queue_and_drops_are_seen(ranks: Any) -> None:
 
 
 def test_calls_that_name_no_group_mean_that_of_the_program(ranks: Any) -> None:
-    assert [rank["found"] for rank in ranks] == [(True, True)] * 3
+    assert [rank["found"][:2] for rank in ranks] == [(True, True)] * 3
+
+
+def test_a_step_exchanges_with_servers_without_python(ranks: Any) -> None:
+    assert [rank["found"][2] for rank in ranks] == [["GradringPush", "GradringPull"]] * 3
 
 
 def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> None:
