@@ -26,6 +26,8 @@ DEVICES = {
     "/job:ps/task:1/cpu:0": 1,
     "job:ps/task:1": 1,
     "/job:ps": None,
+    "/job:worker": None,
+    "/job:worker/device:CPU:0": None,
     "/device:CPU:0": None,
 }
 
@@ -101,6 +103,14 @@ def blocks(comm: Any) -> dict[str, Any]:
             found["cleared"] = made("/job:ps/task:1", None)
             found["nested"] = made("/job:ps/task:1", "/job:ps/task:0")
             found["local"] = made("/job:ps/task:1", "/job:localhost")
+            own = f"/job:worker/replica:0/task:{comm.rank}"
+            found["own"] = made("/job:ps/task:1", own)
+            found["own device"] = made(f"{own}/device:CPU:0")
+            found["inside of own"] = made(own, "/job:ps/task:1")
+            other = f"/job:worker/task:{1 - comm.rank}"
+            found["other"] = says(lambda: tf.device(other))
+            found["chief"] = says(lambda: tf.device("/job:chief"))
+            found["computed"] = computed(strategy, own)
             found["after"] = made()
             with tf.compat.v1.device("/job:ps/task:1"):
                 found["by its old name"] = made()
@@ -115,6 +125,18 @@ def blocks(comm: Any) -> dict[str, Any]:
             made("/job:ps/task:1")
         train_once(strategy)
     return found
+
+
+def computed(strategy: Any, device: str) -> list[float]:
+    """Sums in a block: eager, in a graph, and in a replica's step."""
+    import tensorflow as tf
+
+    def total() -> Any:
+        with tf.device(device):
+            return tf.reduce_sum(tf.ones([3]))
+
+    graph = tf.function(lambda: strategy.run(total))
+    return [float(each) for each in (total(), tf.function(total)(), graph())]
 
 
 def train_once(strategy: Any) -> None:
@@ -233,6 +255,9 @@ def test_a_block_says_the_server_and_the_worker_has_the_variable(ranks: Any, dev
         ("cleared", None),
         ("nested", 0),
         ("local", None),
+        ("own", None),
+        ("own device", None),
+        ("inside of own", 1),
         ("after", None),
         ("by its old name", 1),
         ("by Keras", 1),
@@ -243,7 +268,19 @@ def test_a_block_says_the_server_and_the_worker_has_the_variable(ranks: Any, dev
 def test_the_innermost_block_with_a_job_counts(ranks: Any, how: str, server: int | None) -> None:
     for rank in ranks:
         found, where = rank["blocks"][how]
-        assert found == server and "/job:ps" not in where
+        assert found == server and "/job:localhost" in where
+
+
+def test_a_worker_executes_blocks_of_its_own_name(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["blocks"]["computed"] == [3.0] * 3
+
+
+def test_a_block_of_another_worker_is_an_error(ranks: Any) -> None:
+    for rank, found in enumerate(ranks):
+        for what, name in (("other", f"/job:worker/task:{1 - rank}"), ("chief", "/job:chief")):
+            words = f"tf.device({name!r}) names another process than this one, which is worker "
+            assert f"{words}{rank} and executes the whole" in found["blocks"][what]
 
 
 def test_a_server_that_there_is_not_is_an_error_with_their_number(ranks: Any) -> None:

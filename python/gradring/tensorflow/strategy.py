@@ -494,6 +494,11 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         """Number of parameter servers."""
         return len(self._served.servers.addresses) if self._served is not None else 0
 
+    @property
+    def task(self) -> tuple[str, int]:
+        """Type and index of this process in its cluster."""
+        return self._task_type, self._task_id
+
     def _scope(self, strategy: CustomCollectiveStrategy) -> Any:
         if not strategy.is_given:
             return super()._scope(strategy)

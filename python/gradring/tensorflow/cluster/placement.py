@@ -3,6 +3,9 @@
 TensorFlow would execute the whole block on that server. Our servers only keep the variables that
 optimizers train. So in the scope of one of our strategies, the worker executes the block as if no
 job were named. Variables that are made in the block remember their server.
+
+A block may also name this worker itself, as `"/job:worker/task:0"`. TensorFlow knows this name in
+clusters of its own only, so the worker executes the block as if no job were named, too.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import tensorflow as tf
 
 from gradring import updates
 from gradring.errors import ConfigError
-from gradring.tensorflow.cluster.tasks import SERVER
+from gradring.tensorflow.cluster.tasks import EVALUATOR, SERVER
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.context import holding
@@ -26,12 +29,15 @@ from gradring.updates.rules import check_server
 
 _Block: TypeAlias = AbstractContextManager[None]
 
+#: Types of tasks that execute a program.
+_PROGRAMS = ("chief", "worker", EVALUATOR)
+
 #: Server of variables that are made now, by the enclosing block of `tf.device`.
 _server: ContextVar[int | None] = ContextVar("server", default=None)
 
 
 def know_servers() -> None:
-    """Replaces `tf.device`, under all of its names, so that it knows parameter servers.
+    """Replaces `tf.device`, under all of its names, so that it knows the tasks of our clusters.
 
     The replacement acts in the scopes of our strategies only. Later calls do nothing.
     """
@@ -58,15 +64,20 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
     """Stands in for `tf.device`.
 
     Raises:
-        gradring.errors.ConfigError: The device names a server that does not exist.
+        gradring.errors.ConfigError: The device names a server that does not exist, or another
+            worker.
     """
     name = _name_of(device)
     spec = tf.DeviceSpec.from_string(name) if "job:" in name else None
-    strategy = tf.distribute.get_strategy() if spec is not None and spec.job == SERVER else None
+    is_task = spec is not None and spec.job in (SERVER, *_PROGRAMS)
+    strategy = tf.distribute.get_strategy() if is_task else None
     if spec is not None and communicator_of(strategy) is not None:
-        _check(name, spec.task, strategy)
-        here = spec.replace(job=None, replica=None, task=None).to_string()
-        return _placing(original(here), spec.task)
+        here = original(spec.replace(job=None, replica=None, task=None).to_string())
+        if spec.job == SERVER:
+            _check_server(name, spec.task, strategy)
+            return _placing(here, spec.task)
+        _check_own(name, spec, strategy)
+        return _placing(here, None)
     if _server.get() is not None and (spec is not None or device is None):
         return _placing(original(device), None)
     return original(device)
@@ -79,7 +90,18 @@ def _name_of(device: Any) -> str:
     return device if isinstance(device, str) else ""
 
 
-def _check(name: str, server: int | None, strategy: Any) -> None:
+def _check_own(name: str, spec: tf.DeviceSpec, strategy: Any) -> None:
+    job, task = strategy.extended.task
+    # A chief computes as a worker does.
+    named = (spec.job, task if spec.task is None else spec.task)
+    if named != (job, task) and (spec.job, spec.task) != ("worker", None):
+        raise ConfigError(
+            f"tf.device({name!r}) names another process than this one, which is {job} {task} and "
+            "executes the whole program; leave the device out, or name this process"
+        )
+
+
+def _check_server(name: str, server: int | None, strategy: Any) -> None:
     rule = strategy.update_rule
     if not isinstance(rule, updates.ParameterServer):
         communicator = strategy.communicator
