@@ -509,7 +509,8 @@ class ParameterClient:
             optimizer: JSON: {"sgd": {"momentum": 0.0, "nesterov": false}} |
                 {"adagrad": {"initial_accumulator_value": 0.1, "epsilon": 1e-7}} | {"adam":
                 {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": false}}
-                (AdamW is adam with a weight decay in push()). All keys must be there.
+                (AdamW is adam with a weight decay in push()). Likewise rmsprop, adadelta, adamax,
+                nadam, lion and ftrl, with Keras' names. All keys must be there.
             placement: By index of a variable, the server that is to have it whole. Others are
                 spread by size, large ones split between rows.
 

@@ -65,6 +65,11 @@ def make_optimizer(name: str, **options: Any) -> Any:
         "SGD momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, **options),
         "Adam": lambda: keras.optimizers.Adam(0.01, **options),
         "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02, **options),
+        "RMSprop": lambda: keras.optimizers.RMSprop(
+            0.001, momentum=0.5, epsilon=1e-3, centered=True, **options
+        ),
+        "Nadam": lambda: keras.optimizers.Nadam(0.01, **options),
+        "Ftrl": lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.001, **options),
     }
     return make[name]()
 

@@ -4,8 +4,12 @@
 which ``rust/proto/tests/keras_updates.rs`` reads; ``test_keras_updates.py`` says whether it is
 still true.
 
-It runs eagerly, because TensorFlow rewrites graphs: under Adagrad the last bit or two of a weight
-differ there, probably since a division by a root becomes a multiplication by its reciprocal.
+Optimizers run eagerly, because TensorFlow rewrites graphs. A division by a root becomes a
+multiplication by its reciprocal there, so the last bits of a weight differ under Adagrad, RMSprop
+and Adadelta.
+
+Ftrl runs in a graph, where a power of 0.5 becomes a root, as in the core. Its variables have one
+element each, because TensorFlow computes powers of eight elements at a time with other last bits.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+
+from gradring.tensorflow.rules.parameter_server import _describe
 
 FILE = Path(__file__).parents[2] / "rust/proto/tests/data/keras_updates.json"
 ELEMENTS = 16
@@ -34,6 +40,28 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam other": {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-3},
     "Adam amsgrad": {"beta_1": 0.9, "beta_2": 0.9, "epsilon": 1e-7, "amsgrad": True},
     "AdamW": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "weight_decay": 0.004},
+    "RMSprop": {},
+    "RMSprop momentum": {"rho": 0.8, "momentum": 0.9, "epsilon": 1e-3},
+    "RMSprop centered": {"momentum": 0.5, "centered": True, "weight_decay": 0.004},
+    "RMSprop centered without momentum": {"epsilon": 1e-3, "centered": True},
+    "Adadelta": {},
+    "Adadelta other": {"rho": 0.8, "epsilon": 1e-3},
+    "Adamax": {},
+    "Adamax other": {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-3},
+    "Nadam": {},
+    "Nadam other": {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3},
+    "Lion": {},
+    "Lion other": {"beta_1": 0.7, "beta_2": 0.8, "weight_decay": 0.004},
+    "Ftrl": {},
+    "Ftrl other": {
+        "learning_rate_power": -0.7,
+        "initial_accumulator_value": 0.3,
+        "l1_regularization_strength": 0.02,
+        "l2_regularization_strength": 0.03,
+        "l2_shrinkage_regularization_strength": 0.04,
+        "beta": 0.1,
+    },
+    "Ftrl linear": {"learning_rate_power": -1.0, "beta": 0.1, "weight_decay": 0.004},
 }
 
 
@@ -55,18 +83,25 @@ def bits(values: Any) -> list[int]:
 
 def updates(name: str) -> dict[str, Any]:
     """What Keras makes of an optimizer's gradients."""
-    options = OPTIMIZERS[name]
-    optimizer = getattr(keras.optimizers, name.split()[0])(learning_rate=0.1, **options)
-    variable = keras.Variable(np.linspace(-1, 1, ELEMENTS, dtype=np.float32))
-    optimizer.build([variable])
+    kind = getattr(keras.optimizers, name.split()[0])
+    optimizer = kind(learning_rate=0.1, **OPTIMIZERS[name])
+    parts = ELEMENTS if name.startswith("Ftrl") else 1
+    start = np.split(np.linspace(-1, 1, ELEMENTS, dtype=np.float32), parts)
+    variables = [keras.Variable(values) for values in start]
+    optimizer.build(variables)
+    apply = tf.function(optimizer.apply) if parts > 1 else optimizer.apply
 
     shown = {}
     for step in range(1, STEPS + 1):
         optimizer.learning_rate = learning_rate(step)
-        optimizer.apply([tf.constant(gradient(step))])
+        apply([tf.constant(part) for part in np.split(gradient(step), parts)])
         if step in (*SHOWN, STEPS):
-            shown[step] = bits(variable.numpy())
-    return {"options": options, "weights": shown}
+            shown[step] = bits(np.concatenate([each.numpy() for each in variables]))
+    return {
+        "optimizer": json.loads(_describe(optimizer)),
+        "weight_decay": optimizer.weight_decay or 0.0,
+        "weights": shown,
+    }
 
 
 def all_updates() -> dict[str, Any]:

@@ -10,7 +10,10 @@ from keras_updates import FILE, OPTIMIZERS, updates
 from support.chosen import marked
 
 #: One of each class.
-QUICK = ("SGD Nesterov", "Adagrad", "Adam amsgrad", "AdamW")
+QUICK = (
+    *("SGD Nesterov", "Adagrad", "Adam amsgrad", "AdamW", "RMSprop centered", "Adadelta"),
+    *("Adamax", "Nadam", "Lion", "Ftrl other"),
+)
 
 
 @pytest.mark.parametrize("name", marked(OPTIMIZERS, QUICK))

@@ -214,6 +214,9 @@ class ParameterServer:
     one beside three workers, and all of them run the same program. Workers connect only to servers,
     so a lost worker stops no other. The variables are distributed over the servers by size.
 
+    Servers know SGD, RMSprop, Adam, AdamW, Adadelta, Adagrad, Adamax, Nadam, Ftrl and Lion of Keras
+    3, and no classes that inherit from one of them.
+
     The *version* of the variables is 1 at first, and grows by 1 with each update. The *staleness*
     of a gradient is the number of updates since its worker pulled the variables that it was
     computed with.

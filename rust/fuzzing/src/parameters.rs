@@ -7,7 +7,7 @@ use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Terms, Ve
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::log::{Contribution, Entry, History};
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
-use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Late, Overflow, Rules, Timing, Treatment};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::{Disk, Server};
@@ -283,10 +283,10 @@ const SPEC: Spec = Spec {
     width: 2,
     decays: true,
 };
-const OPTIMIZER: Optimizer = Optimizer::Sgd {
+const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd {
     momentum: 0.5,
     is_nesterov: true,
-};
+});
 
 fn initial() -> Payload {
     Payload::Initial {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use gradring_proto::dtype::{DType, ReduceOp};
 use gradring_proto::kernel;
-use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::optimizer::{
+    Adadelta, Adagrad, Adam, Adamax, Ftrl, Hyper, Lion, Nadam, Optimizer, Rmsprop, Sgd,
+};
 use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
 use mean::apply_mean;
 
@@ -26,26 +28,58 @@ fn values(seed: usize) -> Vec<f32> {
         .collect()
 }
 
-fn optimizers() -> [Optimizer; 4] {
+fn optimizers() -> [Optimizer; 10] {
     [
-        Optimizer::Sgd {
+        Optimizer::Sgd(Sgd {
             momentum: 0.0,
             is_nesterov: false,
-        },
-        Optimizer::Sgd {
+        }),
+        Optimizer::Sgd(Sgd {
             momentum: 0.9,
             is_nesterov: true,
-        },
-        Optimizer::Adagrad {
+        }),
+        Optimizer::Adagrad(Adagrad {
             initial: 0.1,
             epsilon: 1e-7,
-        },
-        Optimizer::Adam {
+        }),
+        Optimizer::Adam(Adam {
             beta_1: 0.9,
             beta_2: 0.999,
             epsilon: 1e-7,
             is_amsgrad: false,
-        },
+        }),
+        Optimizer::Rmsprop(Rmsprop {
+            rho: 0.9,
+            momentum: 0.5,
+            epsilon: 1e-7,
+            is_centered: true,
+        }),
+        Optimizer::Adadelta(Adadelta {
+            rho: 0.95,
+            epsilon: 1e-7,
+        }),
+        Optimizer::Adamax(Adamax {
+            beta_1: 0.9,
+            beta_2: 0.999,
+            epsilon: 1e-7,
+        }),
+        Optimizer::Nadam(Nadam {
+            beta_1: 0.9,
+            beta_2: 0.999,
+            epsilon: 1e-7,
+        }),
+        Optimizer::Lion(Lion {
+            beta_1: 0.9,
+            beta_2: 0.99,
+        }),
+        Optimizer::Ftrl(Ftrl {
+            power: -0.5,
+            initial: 0.1,
+            l1: 0.01,
+            l2: 0.02,
+            shrinkage: 0.03,
+            beta: 0.04,
+        }),
     ]
 }
 

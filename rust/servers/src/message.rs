@@ -485,13 +485,13 @@ fn unexpected(wanted: &str) -> Error {
 mod tests {
     use super::*;
     use gradring_proto::parameters::identity::Point;
-    use gradring_proto::parameters::optimizer::Optimizer;
+    use gradring_proto::parameters::optimizer::{Optimizer, Sgd};
     use gradring_proto::parameters::shard::Spec;
 
-    const SGD: Optimizer = Optimizer::Sgd {
+    const SGD: Optimizer = Optimizer::Sgd(Sgd {
         momentum: 0.0,
         is_nesterov: false,
-    };
+    });
 
     fn snapshot(rows: usize, weights: usize) -> Message {
         let (width, decays) = (2, true);

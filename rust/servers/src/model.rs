@@ -217,6 +217,8 @@ fn rows_of(
 
 #[cfg(test)]
 mod tests {
+    use gradring_proto::parameters::optimizer::Sgd;
+
     use super::*;
 
     fn model(servers: usize) -> Model {
@@ -226,10 +228,10 @@ mod tests {
             decays: true,
         };
         let variables = vec![variable("table", &[7, 2]), variable("bias", &[])];
-        let optimizer = Optimizer::Sgd {
+        let optimizer = Optimizer::Sgd(Sgd {
             momentum: 0.0,
             is_nesterov: false,
-        };
+        });
         Model::new(variables, optimizer, &BTreeMap::new(), servers)
     }
 

@@ -13,7 +13,7 @@ use gradring_net::link::tcp::connection::Connection;
 use gradring_net::session::connect::{Connector, Retry};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Breach, Error, ErrorKind, NotServed, Result, Unusable};
-use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::optimizer::{Adam, Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Late, Rules};
 use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
 use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose};
@@ -29,20 +29,20 @@ mod mean;
 
 const ROWS: usize = 9;
 const WIDTH: usize = 5;
-const ADAM: Optimizer = Optimizer::Adam {
+const ADAM: Optimizer = Optimizer::Adam(Adam {
     beta_1: 0.9,
     beta_2: 0.999,
     epsilon: 1e-7,
     is_amsgrad: false,
-};
+});
 const HYPER: Hyper = Hyper {
     learning_rate: 0.5,
     weight_decay: 0.0,
 };
-const SGD: Optimizer = Optimizer::Sgd {
+const SGD: Optimizer = Optimizer::Sgd(Sgd {
     momentum: 0.0,
     is_nesterov: false,
-};
+});
 
 fn rules(workers: u32, staleness: Option<u64>) -> Rules {
     Rules {

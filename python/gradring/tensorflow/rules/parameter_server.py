@@ -50,13 +50,31 @@ _log = logging.getLogger("gradring")
 connected: WeakSet[PushedUpdates] = WeakSet()
 
 _Known = tuple[str, dict[str, type]]
-_ADAM: _Known = ("adam", {"beta_1": float, "beta_2": float, "epsilon": float, "amsgrad": bool})
+_BETAS: dict[str, type] = {"beta_1": float, "beta_2": float, "epsilon": float}
+_ADAM: _Known = ("adam", {**_BETAS, "amsgrad": bool})
+_FTRL = (
+    "learning_rate_power",
+    "initial_accumulator_value",
+    "l1_regularization_strength",
+    "l2_regularization_strength",
+    "l2_shrinkage_regularization_strength",
+    "beta",
+)
 #: For each optimizer class of Keras, the servers' name and the attributes that servers need.
 _OPTIMIZERS: dict[str, _Known] = {
     "SGD": ("sgd", {"momentum": float, "nesterov": bool}),
-    "Adagrad": ("adagrad", {"initial_accumulator_value": float, "epsilon": float}),
+    "RMSprop": (
+        "rmsprop",
+        {"rho": float, "momentum": float, "epsilon": float, "centered": bool},
+    ),
     "Adam": _ADAM,
     "AdamW": _ADAM,
+    "Adadelta": ("adadelta", {"rho": float, "epsilon": float}),
+    "Adagrad": ("adagrad", {"initial_accumulator_value": float, "epsilon": float}),
+    "Adamax": ("adamax", _BETAS),
+    "Nadam": ("nadam", _BETAS),
+    "Ftrl": ("ftrl", {name: float for name in _FTRL}),
+    "Lion": ("lion", {"beta_1": float, "beta_2": float}),
 }
 
 
@@ -312,9 +330,10 @@ def _describe(optimizer: Any) -> str:
     for keras_name, (name, values) in _OPTIMIZERS.items():
         if kind is getattr(known, keras_name):
             return json.dumps({name: {it: of(getattr(optimizer, it)) for it, of in values.items()}})
+    *names, last = _OPTIMIZERS
     raise ConfigError(
-        f"parameter servers do not know {kind.__name__}; they know SGD, Adagrad, Adam and AdamW of "
-        "Keras 3: use one of them, or another update rule"
+        f"parameter servers do not know {kind.__name__}; they know {', '.join(names)} and {last} "
+        "of Keras 3: use one of them, or another update rule"
     )
 
 

@@ -315,12 +315,13 @@ fn dense_of(gradient: Cow<'_, Gradient>, spec: &Spec) -> Floats {
 
 #[cfg(test)]
 mod tests {
+    use super::super::optimizer::{Adam, Sgd};
     use super::*;
 
-    const MOMENTUM: Optimizer = Optimizer::Sgd {
+    const MOMENTUM: Optimizer = Optimizer::Sgd(Sgd {
         momentum: 0.5,
         is_nesterov: false,
-    };
+    });
 
     fn part(rows: usize, width: usize, count: usize) -> (Spec, Weights) {
         let decays = false;
@@ -411,12 +412,12 @@ mod tests {
 
     #[test]
     fn the_first_update_leads_to_the_second_version() {
-        let adam = Optimizer::Adam {
+        let adam = Optimizer::Adam(Adam {
             beta_1: 0.5,
             beta_2: 0.75,
             epsilon: 0.0,
             is_amsgrad: false,
-        };
+        });
         // Adam's first step has the length of the learning rate.
         let gradient = Gradient::Dense(vec![4.0, 4.0].into());
         assert_eq!(updated(adam, 2, &[gradient]), [0.5, 0.5]);

@@ -13,7 +13,7 @@ use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId};
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
-use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
+use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::Timing;
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::Server;
@@ -655,10 +655,10 @@ fn payload(id: PushId, server: usize, is_initial: bool) -> Arc<Payload> {
         .map(|index| value(id, server, index))
         .collect();
     Arc::new(if is_initial {
-        let optimizer = Optimizer::Sgd {
+        let optimizer = Optimizer::Sgd(Sgd {
             momentum: f64::from(MOMENTUM),
             is_nesterov: false,
-        };
+        });
         let spec = Spec {
             rows: ELEMENTS,
             width: 1,

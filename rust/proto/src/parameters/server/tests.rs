@@ -1,6 +1,6 @@
 use super::*;
 use crate::parameters::log::Contribution;
-use crate::parameters::optimizer::{Hyper, Optimizer};
+use crate::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use crate::parameters::rules::Treatment;
 use crate::parameters::shard::{Gradient, Spec};
 
@@ -52,10 +52,10 @@ fn initial(value: f32) -> Payload {
         decays: false,
     };
     Payload::Initial {
-        optimizer: Optimizer::Sgd {
+        optimizer: Optimizer::Sgd(Sgd {
             momentum: 0.0,
             is_nesterov: false,
-        },
+        }),
         parts: vec![(spec, Arc::new(vec![value].into()))],
     }
 }
