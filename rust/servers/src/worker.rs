@@ -31,8 +31,8 @@ use gradring_proto::parameters::shard::Payload;
 use gradring_proto::parameters::worker::{Event, Worker as Protocol};
 use gradring_proto::wire::handshake::{ClientKind, random};
 
-/// First values of each variable that are compared to detect that a program has set it. To compare
-/// all of them would read all weights twice in each step.
+/// First values of each variable that are compared to detect that a program has set it. A
+/// comparison of all values would read all weights twice in each step.
 const SHOWN_VALUES: usize = 256;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);

@@ -45,7 +45,7 @@ impl WorkerId {
 /// Pushes the gradients of a step.
 pub(crate) struct Push {
     client: WorkerId,
-    /// By variable.
+    /// Form of each variable's gradient.
     forms: Vec<Form>,
 }
 
@@ -124,7 +124,7 @@ impl Kernel for Push {
             learning_rate: first(&rate)?,
             weight_decay: first(&decay)?,
         };
-        // Whether it counts is known to the servers only later, and `stats` tells it.
+        // `stats` tells later how many gradients counted.
         let counts = worker.push(&given, hyper)?;
         let handle = Tensor::scalar(context.api(), i64::from(counts))?;
         context.set_output(0, &handle)
