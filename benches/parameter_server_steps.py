@@ -32,8 +32,15 @@ WORKERS = 2
 SERVER, COORDINATOR = WORKERS, WORKERS + 1
 CLASSES, INPUTS, BATCH = 10, 64, 8
 RATE = 0.001
-#: By the word for the command line: the widths of hidden layers, and steps in one turn.
-MODELS = {"small": ((64,), 300), "100mib": ((3584, 3584, 3584), 6)}
+#: Of the model of embeddings: words, numbers for each, and words in a batch.
+WORDS, WIDTH, WORDS_OF_BATCH = 1 << 20, 32, 4096
+#: By the word for the command line: the widths of hidden layers, or none for a table of embeddings
+#: in front of the classes; and steps in one turn.
+MODELS: dict[str, tuple[tuple[int, ...], int]] = {
+    "small": ((64,), 300),
+    "100mib": ((3584, 3584, 3584), 6),
+    "embedding": ((), 20),
+}
 #: Trains so many steps on each worker.
 Turn = Callable[[int], None]
 RULE = updates.ParameterServer(staleness=None)
@@ -115,7 +122,11 @@ def _coordinator(cluster: dict[str, list[str]], hidden: tuple[int, ...]) -> Turn
 
     def replica_step() -> None:
         for variable, gradient in zip(variables, _gradients(variables), strict=True):
-            variable.assign_sub(RATE * gradient)
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = tf.IndexedSlices(RATE * gradient.values, gradient.indices)
+                variable.scatter_sub(rows)
+            else:
+                variable.assign_sub(RATE * gradient)
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> None:
@@ -131,7 +142,7 @@ def _coordinator(cluster: dict[str, list[str]], hidden: tuple[int, ...]) -> Turn
 
 def _initial(hidden: tuple[int, ...]) -> list[Any]:
     draw = np.random.default_rng(1)
-    widths = (INPUTS, *hidden, CLASSES)
+    widths = (INPUTS, *hidden, CLASSES) if hidden else (WORDS, WIDTH, CLASSES)
     return [
         draw.standard_normal(pair, np.float32) / np.float32(pair[0] ** 0.5)
         for pair in itertools.pairwise(widths)
@@ -139,13 +150,21 @@ def _initial(hidden: tuple[int, ...]) -> list[Any]:
 
 
 def _gradients(variables: list[Any]) -> list[Any]:
-    """Of a network with tanh, for a batch of its own."""
+    """Of a network with tanh, for a batch of its own.
+
+    Embeddings are those of words whose frequency is that of their rank (Zipf).
+    """
     import tensorflow as tf
 
-    values = tf.random.uniform([BATCH, INPUTS])
-    labels = tf.random.uniform([BATCH], maxval=CLASSES, dtype=tf.int32)
+    has_words = len(variables) == 2 and variables[0].shape[0] == WORDS
+    batch = WORDS_OF_BATCH if has_words else BATCH
+    values = tf.random.uniform([batch, INPUTS])
+    words = tf.cast(tf.exp(tf.random.uniform([batch]) * np.log(WORDS)), tf.int32) - 1
+    labels = tf.random.uniform([batch], maxval=CLASSES, dtype=tf.int32)
     with tf.GradientTape() as tape:
-        for variable in variables[:-1]:
+        if has_words:
+            values = tf.tanh(tf.gather(variables[0], words))
+        for variable in [] if has_words else variables[:-1]:
             values = tf.tanh(values @ variable)
         logits = values @ variables[-1]
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
