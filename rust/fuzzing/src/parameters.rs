@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gradring_proto::parameters::changes::{Kept, PulledPart};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Terms, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::log::{Contribution, Entry, History};
@@ -11,7 +12,7 @@ use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Late, Overflow, Rules, Timing, Treatment};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::{Disk, Server};
-use gradring_proto::parameters::shard::{Gradient, Payload, Shard, Spec};
+use gradring_proto::parameters::shard::{Gradient, Payload, Shard, Spec, Weights};
 use gradring_proto::parameters::snapshot::Snapshot;
 use gradring_proto::parameters::worker::{Event, Worker};
 use gradring_servers::message::{Counted, Incoming, Message, Outgoing};
@@ -80,6 +81,7 @@ impl Disk for Forgetful {
 /// A job with worker 1 and all messages. Messages from outside come from the last server.
 struct Job {
     keepers: Keepers,
+    optimizer: Optimizer,
     servers: Vec<Server<Forgetful>>,
     sequencer: Sequencer,
     worker: Worker,
@@ -88,10 +90,11 @@ struct Job {
 
 impl Job {
     /// Makes a job in its first term.
-    fn new(keepers: Keepers) -> Self {
+    fn new(keepers: Keepers, optimizer: Optimizer) -> Self {
         let now = Instant::now();
         let mut job = Self {
             keepers,
+            optimizer,
             servers: (0..keepers.count()).map(|_| new_server()).collect(),
             sequencer: new_sequencer(keepers, 7, now),
             worker: Worker::new(1, keepers.servers, timing(), 7, now),
@@ -112,7 +115,7 @@ impl Job {
             servers: 2,
             replicas: 1,
         };
-        let mut job = Self::new(keepers);
+        let mut job = Self::new(keepers, OPTIMIZER);
         let now = job.now;
         while job.servers.iter().any(|server| {
             let version = server.at().map(|at| at.point.version);
@@ -140,32 +143,52 @@ impl Job {
         }
     }
 
-    /// All jobs that receive an input.
-    fn all() -> [Self; 3] {
-        let one = Keepers {
-            servers: 1,
-            replicas: 0,
-        };
-        [Self::new(one), Self::restoring(0), Self::restoring(1)]
+    /// Makes a job whose worker keeps weights and waits for a pull. Returns the answer, too.
+    fn pulling() -> (Self, Message) {
+        let mut job = Self::new(ONE_SERVER, SGD);
+        loop {
+            if let Some(reply) = job.turn() {
+                return (job, Message::Reply(0, reply));
+            }
+        }
     }
 
-    fn turn(&mut self) {
+    /// All jobs that receive an input.
+    fn all() -> [Self; 4] {
+        [
+            Self::new(ONE_SERVER, OPTIMIZER),
+            Self::restoring(0),
+            Self::restoring(1),
+            Self::pulling().0,
+        ]
+    }
+
+    /// Carries messages and performs the program's work. Returns the first reply with rows instead
+    /// of delivering it.
+    fn turn(&mut self) -> Option<Reply> {
         for (keeper, request) in self.worker.step(self.now) {
             if keeper == 0 {
                 self.sequencer.answer(&request, self.now);
             }
             if let Some(reply) = self.servers[keeper].answer(&request) {
+                if matches!(reply, Reply::Weights { base: Some(_), .. }) {
+                    return Some(reply);
+                }
                 self.worker.receive(keeper, reply, self.now);
             }
         }
-        if let Some(Event::WantsInitial) = self.worker.event() {
-            let initial = Arc::new(initial());
-            let payloads = vec![initial; self.keepers.servers];
-            self.worker.push(payloads, HYPER);
+        let payload = match self.worker.event() {
+            Some(Event::WantsInitial) => Some(initial(self.optimizer)),
+            Some(Event::Weights(_)) => Some(Payload::Gradients(vec![Some(rows())])),
+            None => None,
+        };
+        if let Some(payload) = payload.map(Arc::new) {
+            self.worker.push(vec![payload; self.keepers.servers], HYPER);
         }
         for output in self.sequencer.step(self.now) {
             self.deliver(output);
         }
+        None
     }
 
     /// Delivers an output. Returns the messages that server 1 receives and sends.
@@ -288,10 +311,26 @@ const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd {
     is_nesterov: true,
 });
 
-fn initial() -> Payload {
+const SGD: Optimizer = Optimizer::Sgd {
+    momentum: 0.0,
+    is_nesterov: false,
+};
+const ONE_SERVER: Keepers = Keepers {
+    servers: 1,
+    replicas: 0,
+};
+
+fn initial(optimizer: Optimizer) -> Payload {
     Payload::Initial {
-        optimizer: OPTIMIZER,
+        optimizer,
         parts: vec![(SPEC, Arc::new(vec![1.0; 4].into()))],
+    }
+}
+
+fn rows() -> Gradient {
+    Gradient::Rows {
+        rows: vec![1],
+        values: vec![1.0; 2].into(),
     }
 }
 
@@ -322,12 +361,16 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     };
     let asks = [
         Ask::Join { nonce, claim },
-        stage(0, initial()),
+        stage(0, initial(OPTIMIZER)),
         stage(1, Payload::Gradients(gradients)),
         Ask::Submit { id, base: 0, hyper },
         Ask::Pull {
             round: 3,
             at_least: 1,
+            kept: Some(Kept {
+                start: 7,
+                version: 1,
+            }),
         },
         Ask::Alive(Incarnation(1, 1)),
         Ask::Leave(Incarnation(1, 1)),
@@ -347,6 +390,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     };
     let (term, point) = (1, Point::default());
     let terms = first_term();
+    let weights: Weights = Arc::new(vec![1.0; 4].into());
     let replies = [
         Reply::OtherTerm(terms.clone()),
         Reply::NotMember(1, Incarnation(1, 1)),
@@ -367,7 +411,28 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         Reply::Weights {
             round: 8,
             point,
-            parts: vec![Arc::new(vec![1.0; 4].into())],
+            start: 7,
+            base: None,
+            parts: vec![
+                PulledPart::All(weights.clone()),
+                PulledPart::Keep(weights.clone()),
+            ],
+        },
+        Reply::Weights {
+            round: 9,
+            point,
+            start: 7,
+            base: Some(Kept {
+                start: 7,
+                version: 0,
+            }),
+            parts: vec![
+                PulledPart::All(weights.clone()),
+                PulledPart::Rows {
+                    rows: vec![1],
+                    values: vec![1.0; 2].into(),
+                },
+            ],
         },
     ];
     let start = Start {
@@ -376,7 +441,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         point,
         entries: vec![entry.clone()],
     };
-    let shard = Shard::new(OPTIMIZER, &[(SPEC, Arc::new(vec![1.0; 4].into()))]);
+    let shard = Shard::new(OPTIMIZER, &[(SPEC, weights)]);
     let state = Arc::new(Snapshot {
         point,
         history: History(7),
@@ -434,6 +499,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         encoded.expect("samples can be encoded").slices().concat()
     };
     let mut samples: Vec<_> = all.iter().map(|it| encode(it, true)).collect();
+    samples.push(encode(&Job::pulling().1, true));
     let restored = [0, 1].map(|lost| Job::restoring(lost).restore());
     for together in restored.iter().chain([&all]) {
         samples.push(together.iter().flat_map(|it| encode(it, false)).collect());
@@ -465,5 +531,16 @@ mod tests {
                 lost == 1
             );
         }
+    }
+
+    #[test]
+    fn a_sample_has_rows_for_a_worker_that_waits_for_a_pull() {
+        let (mut job, answer) = Job::pulling();
+        assert!(!job.worker.has_event());
+        job.receive(answer);
+        let Some(Event::Weights(pulled)) = job.worker.event() else {
+            panic!("it pulls");
+        };
+        assert_eq!(pulled[0].1[0][..], [1.0, 1.0, 0.0, 0.0]);
     }
 }

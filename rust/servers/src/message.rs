@@ -22,6 +22,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use gradring_proto::error::{Breach, Error, Result};
+use gradring_proto::parameters::changes::PulledPart;
 use gradring_proto::parameters::floats::{self, Floats};
 use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
@@ -134,9 +135,7 @@ impl Message {
                 Ask::Stage { payload, .. } => arrays_of(payload),
                 _ => vec![],
             },
-            Self::Reply(_, Reply::Weights { parts, .. }) => {
-                parts.iter().map(|it| it.bytes()).collect()
-            }
+            Self::Reply(_, Reply::Weights { parts, .. }) => pulled_arrays(parts),
             _ => {
                 let shard = self.snapshot().and_then(|it| it.shard.as_ref());
                 let arrays = shard.into_iter().flat_map(Shard::arrays);
@@ -152,9 +151,7 @@ impl Message {
                 Ask::Stage { payload, .. } => Arc::get_mut(payload).map_or(vec![], places_of),
                 _ => vec![],
             },
-            Self::Reply(_, Reply::Weights { parts, .. }) => {
-                parts.iter_mut().filter_map(ArrayPlace::of).collect()
-            }
+            Self::Reply(_, Reply::Weights { parts, .. }) => pulled_places(parts),
             Self::Snapshot(state)
             | Self::Order(_, Order::InstallSnapshot(_, state))
             | Self::Report(_, Report::FetchedState { state, .. }) => {
@@ -207,6 +204,25 @@ fn places_of(payload: &mut Payload) -> Vec<ArrayPlace<'_>> {
     let places = gradients.flat_map(|gradient| match gradient {
         Gradient::Dense(values) => [None, Some(ArrayPlace::Floats(values))],
         Gradient::Rows { rows, values } => [
+            Some(ArrayPlace::Rows(rows)),
+            Some(ArrayPlace::Floats(values)),
+        ],
+    });
+    places.flatten().collect()
+}
+
+fn pulled_arrays(parts: &[PulledPart]) -> Vec<&[u8]> {
+    let arrays = parts.iter().flat_map(|part| match part {
+        PulledPart::All(weights) | PulledPart::Keep(weights) => [None, Some(weights.bytes())],
+        PulledPart::Rows { rows, values } => [Some(rows.bytes()), Some(values.bytes())],
+    });
+    arrays.flatten().collect()
+}
+
+fn pulled_places(parts: &mut [PulledPart]) -> Vec<ArrayPlace<'_>> {
+    let places = parts.iter_mut().flat_map(|part| match part {
+        PulledPart::All(weights) | PulledPart::Keep(weights) => [None, ArrayPlace::of(weights)],
+        PulledPart::Rows { rows, values } => [
             Some(ArrayPlace::Rows(rows)),
             Some(ArrayPlace::Floats(values)),
         ],
@@ -429,6 +445,11 @@ impl Incoming {
         if !shard.is_none_or(Shard::fits_itself) {
             return Err(unexpected("arrays that fit"));
         }
+        if let Message::Reply(_, Reply::Weights { parts, .. }) = &*message
+            && !parts.iter().all(PulledPart::fits_itself)
+        {
+            return Err(unexpected("rows in order with their values"));
+        }
         Ok(Some(*message))
     }
 }
@@ -484,6 +505,7 @@ fn unexpected(wanted: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gradring_proto::parameters::changes::Kept;
     use gradring_proto::parameters::identity::Point;
     use gradring_proto::parameters::optimizer::{Optimizer, Sgd};
     use gradring_proto::parameters::shard::Spec;
@@ -507,11 +529,25 @@ mod tests {
     }
 
     fn weights(lengths: &[usize]) -> Message {
-        let parts = lengths.iter().map(|&it| Arc::new(vec![2.5; it].into()));
+        let whole = |&it: &usize| PulledPart::All(Arc::new(vec![2.5; it].into()));
+        pulled(lengths.iter().map(whole).collect())
+    }
+
+    fn rows(rows: &[u32], values: usize) -> PulledPart {
+        PulledPart::Rows {
+            rows: rows.into(),
+            values: vec![2.5; values].into(),
+        }
+    }
+
+    fn pulled(parts: Vec<PulledPart>) -> Message {
+        let start = 3;
         let weights = Reply::Weights {
             round: 7,
             point: Point::default(),
-            parts: parts.collect(),
+            start,
+            base: Some(Kept { start, version: 0 }),
+            parts,
         };
         Message::Reply(0, weights)
     }
@@ -540,8 +576,40 @@ mod tests {
             let Some(Message::Reply(0, Reply::Weights { parts, .. })) = message else {
                 panic!("something else arrived: {message:?}");
             };
-            assert_eq!(parts.iter().map(|it| it.len()).collect::<Vec<_>>(), lengths);
-            assert!(parts.iter().all(|it| it.iter().all(|&it| it == 2.5)));
+            let expected = weights(&lengths);
+            let Message::Reply(_, Reply::Weights { parts: sent, .. }) = expected else {
+                unreachable!();
+            };
+            assert_eq!(parts, sent);
+        }
+    }
+
+    #[test]
+    fn rows_of_a_pull_arrive_with_their_values_and_are_refused_unless_they_fit() {
+        let pass = |parts| {
+            received(
+                &Outgoing::new(pulled(parts), true)
+                    .unwrap()
+                    .slices()
+                    .concat(),
+            )
+        };
+        let keep = PulledPart::Keep(Arc::new(vec![1.5; 4].into()));
+        let parts = vec![rows(&[0, 4], 6), keep, rows(&[], 0), rows(&[7], 0)];
+        let message = pass(parts.clone()).unwrap();
+        let Some(Message::Reply(0, Reply::Weights { parts: there, .. })) = message else {
+            panic!("something else arrived: {message:?}");
+        };
+        assert_eq!(there, parts);
+        let wanted = "rows in order with their values".into();
+        let refused = Error::from(Breach::Unexpected { wanted });
+        for part in [
+            rows(&[4, 0], 6),
+            rows(&[4, 4], 6),
+            rows(&[0, 4], 5),
+            rows(&[], 1),
+        ] {
+            assert_eq!(pass(vec![part]).unwrap_err(), refused);
         }
     }
 

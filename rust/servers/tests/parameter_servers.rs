@@ -541,3 +541,171 @@ fn a_link_that_is_half_made_takes_no_other_stream_and_ends_with_its_process() {
     served.thread.join().unwrap().unwrap();
     assert_eq!(served.server.stats().unwrap().version, 4);
 }
+
+const TABLE_ROWS: usize = 4000;
+const TABLE_WIDTH: usize = 8;
+const TABLE_BYTES: u64 = (TABLE_ROWS * TABLE_WIDTH * size_of::<f32>()) as u64;
+const BIAS: usize = 3;
+
+/// A worker that trains a table of embeddings by rows, and a bias.
+fn embedding_worker(addresses: &[String], index: usize) -> Worker {
+    let variable = |name: &str, shape: &[usize]| Variable {
+        name: name.into(),
+        shape: shape.into(),
+        decays: false,
+    };
+    let table = variable("table", &[TABLE_ROWS, TABLE_WIDTH]);
+    let variables = vec![table, variable("bias", &[BIAS])];
+    let model = Model::new(variables, SGD, &BTreeMap::new(), addresses.len());
+    let worker = Worker::new(index, addresses.to_vec(), &config()).unwrap();
+    worker.begin(model).unwrap();
+    worker
+}
+
+fn initial_embedding() -> (Vec<f32>, Vec<f32>) {
+    let table = (0..TABLE_ROWS * TABLE_WIDTH).map(|it| it as f32 / 997.0);
+    (table.collect(), vec![0.5; BIAS])
+}
+
+/// Gradients that a worker computes with the weights of a version: rows of the table with their
+/// values, and the bias.
+fn embedding_gradients(version: u64, worker: usize) -> (Vec<usize>, Vec<f32>, Vec<f32>) {
+    let seed = version as usize * 37 + worker * 11;
+    let rows = (0..20).map(|it| seed % 97 + it * 190);
+    let value = |it: usize| ((seed + it * 13) % 29) as f32 / 7.0 - 2.0;
+    let values = (0..20 * TABLE_WIDTH).map(value);
+    (
+        rows.collect(),
+        values.collect(),
+        (0..BIAS).map(value).collect(),
+    )
+}
+
+/// Table and bias at a version, computed by the pure code without sockets.
+fn expected_embedding(version: u64, workers: usize) -> (Vec<f32>, Vec<f32>) {
+    let (table, bias) = initial_embedding();
+    let shard = |rows, width, values: Vec<f32>| {
+        let decays = false;
+        let spec = Spec {
+            rows,
+            width,
+            decays,
+        };
+        Shard::new(SGD, &[(spec, Arc::new(values.into()))])
+    };
+    let mut table = shard(TABLE_ROWS, TABLE_WIDTH, table);
+    let mut bias = shard(BIAS, 1, bias);
+    for before in 1..version {
+        let (mut of_table, mut of_bias) = (Vec::new(), Vec::new());
+        for worker in 0..workers {
+            let (rows, values, bias) = embedding_gradients(before, worker);
+            of_table.push(Gradient::Rows {
+                rows: rows.iter().map(|row| *row as u32).collect(),
+                values: values.into(),
+            });
+            of_bias.push(Gradient::Dense(bias.into()));
+        }
+        apply_mean(&mut table, before + 1, &of_table, HYPER);
+        apply_mean(&mut bias, before + 1, &of_bias, HYPER);
+    }
+    (table.weights()[0].to_vec(), bias.weights()[0].to_vec())
+}
+
+/// Pulls weights and checks all of their bits. Returns their version.
+fn pulled_embedding(worker: &Worker, workers: usize) -> u64 {
+    let (mut table, mut bias) = initial_embedding();
+    loop {
+        let into = &mut [&mut table[..], &mut bias[..]];
+        if let Some(version) = worker.pull(into, &mut || false).unwrap() {
+            let expected = expected_embedding(version, workers);
+            assert_eq!(bits(&table), bits(&expected.0), "{version}");
+            assert_eq!(bits(&bias), bits(&expected.1), "{version}");
+            return version;
+        }
+        let (table, bias) = initial_embedding();
+        worker.push_initial(&[&table, &bias]).unwrap();
+    }
+}
+
+fn push_embedding(worker: &Worker, version: u64) {
+    let (rows, values, bias) = embedding_gradients(version, worker.index() as usize);
+    let gradients = [Some(Given::Rows(&rows, &values)), Some(Given::Dense(&bias))];
+    worker.push(&gradients, HYPER).unwrap();
+}
+
+#[test]
+fn a_pull_of_embeddings_brings_the_rows_that_have_changed_and_has_the_bits_of_whole_pulls() {
+    const STEPS: u64 = 20;
+    let addresses = addresses(2);
+    let served = serve_all(&addresses, &rules(2, Some(0)));
+    let train = |index: usize| {
+        let addresses = addresses.clone();
+        std::thread::spawn(move || {
+            let worker = embedding_worker(&addresses, index);
+            let mut received = Vec::new();
+            loop {
+                let version = pulled_embedding(&worker, 2);
+                received.push(worker.stats().unwrap().bytes_received);
+                if version > STEPS {
+                    worker.leave(&mut || false).unwrap();
+                    return received;
+                }
+                push_embedding(&worker, version);
+            }
+        })
+    };
+    for received in [train(0), train(1)].map(|it| it.join().unwrap()) {
+        let steps: Vec<_> = received.windows(2).map(|it| it[1] - it[0]).collect();
+        // The servers learn from the first gradients that rows of the table change alone.
+        let (whole, rows) = steps.split_at(1);
+        assert!(whole[0] >= TABLE_BYTES, "{steps:?}");
+        assert!(rows.iter().all(|it| *it < TABLE_BYTES / 20), "{steps:?}");
+    }
+    for Served { thread, .. } in served {
+        thread.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn after_a_lost_server_a_pull_of_embeddings_is_whole() {
+    let addresses = addresses(2);
+    let rules = rules(1, Some(0));
+    let directories = ["0", "1"].map(|it| {
+        let name = format!("gradring-embeddings-{}-{it}", std::process::id());
+        std::env::temp_dir().join(name)
+    });
+    let start = |server: usize| serve(&addresses, server, &rules, Some(&directories[server]));
+    let mut served = [Some(start(0)), Some(start(1))];
+    let worker = embedding_worker(&addresses, 0);
+    let received = |worker: &Worker| worker.stats().unwrap().bytes_received;
+    for lost in [None, Some(1), Some(0)] {
+        if let Some(lost) = lost {
+            let version = pulled_embedding(&worker, 1);
+            let (term, before) = (worker.stats().unwrap().term, received(&worker));
+            let closed = served[lost].take().unwrap();
+            closed.server.close();
+            closed.thread.join().unwrap().unwrap_err();
+            served[lost] = Some(start(lost));
+            push_embedding(&worker, version);
+            let version = pulled_embedding(&worker, 1);
+            assert!(worker.stats().unwrap().term > term);
+            assert!(received(&worker) >= before + TABLE_BYTES);
+            push_embedding(&worker, version);
+        }
+        for step in 0..8 {
+            let before = received(&worker);
+            let version = pulled_embedding(&worker, 1);
+            let bytes = received(&worker) - before;
+            assert!(step < 2 || bytes < TABLE_BYTES / 20, "{step}: {bytes}");
+            push_embedding(&worker, version);
+        }
+    }
+    pulled_embedding(&worker, 1);
+    worker.leave(&mut || false).unwrap();
+    for Served { thread, .. } in served.into_iter().flatten() {
+        thread.join().unwrap().unwrap();
+    }
+    for directory in directories {
+        std::fs::remove_dir_all(directory.with_extension("finished")).unwrap();
+    }
+}

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::changes::{Kept, PulledPart};
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::Entry;
 use super::optimizer::Hyper;
-use super::shard::{Payload, Weights};
+use super::shard::Payload;
 use super::snapshot::Snapshot;
 use crate::error::{Breach, Result};
 
@@ -68,6 +69,8 @@ pub enum Ask {
         round: u64,
         /// Lowest version that the worker accepts.
         at_least: Version,
+        /// Weights of the server that the worker keeps, if it keeps some.
+        kept: Option<Kept>,
     },
     /// Proves that the worker lives, so that it is not taken for lost.
     Alive(Incarnation),
@@ -137,8 +140,12 @@ pub enum Reply {
         round: u64,
         /// Point of the weights.
         point: Point,
+        /// Round of the start with which the server began its term.
+        start: u64,
+        /// Weights to which the rows belong that have changed; `None` if all parts are whole.
+        base: Option<Kept>,
         /// Weights of each part.
-        parts: Vec<Weights>,
+        parts: Vec<PulledPart>,
     },
 }
 

@@ -44,11 +44,15 @@
 //! *A lost worker* has sent nothing for a while. It no longer counts, and its submitted gradients
 //! that are in no entry are dropped, so no worker waits for it.
 //!
+//! *Pulls of rows.* A worker keeps weights of its last pull, and gets only the rows that have
+//! changed since (`changes`), where the optimizer changes no others.
+//!
 //! *Limits.* Pulls from several servers may return different versions, except under a synchronous
 //! rule without backups, where no version can follow while a member pulls. If all copies of a shard
 //! are lost, so are the updates since the last common snapshot. If all servers lose their disks,
 //! training continues from a worker's weights.
 
+pub mod changes;
 pub mod floats;
 pub mod identity;
 pub mod keepers;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::changes::{Changes, Kept};
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::{Entry, IN_FLIGHT_MAX};
 use super::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
@@ -33,17 +34,27 @@ struct Staged {
     payload: Arc<Payload>,
 }
 
+/// A worker's pull that waits for its version.
+struct WaitingPull {
+    round: u64,
+    at_least: Version,
+    kept: Option<Kept>,
+}
+
 /// State of a server in a term.
 struct State {
     terms: Terms,
+    /// Round of the start with which the term began.
+    start: u64,
     at: Snapshot,
     /// Version of the last snapshot in this term. In one term, all servers save the same versions.
     saved: Version,
     /// The last applied entries, for servers that have not received them.
     entries: VecDeque<Entry>,
     staged: BTreeMap<PushId, Staged>,
-    /// Number of each worker's waiting pull, and the lowest version that the pull accepts.
-    pulls: BTreeMap<u32, (u64, Version)>,
+    /// Rows that the last updates of this term changed.
+    changes: Changes,
+    pulls: BTreeMap<u32, WaitingPull>,
     /// Weights of each worker's last pulls, with their versions.
     pulled_versions: BTreeMap<u32, VecDeque<(Version, Vec<Weights>)>>,
     /// Last push of each worker that need not be kept.
@@ -137,8 +148,17 @@ impl<D: Disk> Server<D> {
             }
             // Workers pull from first copies.
             Ask::Pull { .. } if self.snapshot_every.is_none() => None,
-            Ask::Pull { round, at_least } => {
-                state.pulls.insert(request.worker, (*round, *at_least));
+            Ask::Pull {
+                round,
+                at_least,
+                kept,
+            } => {
+                let pull = WaitingPull {
+                    round: *round,
+                    at_least: *at_least,
+                    kept: *kept,
+                };
+                state.pulls.insert(request.worker, pull);
                 state.weights_for(request.worker, self.keeps_pulled)
             }
             Ask::Join { .. } | Ask::Submit { .. } | Ask::Alive(_) | Ask::Leave(_) => None,
@@ -231,8 +251,10 @@ impl<D: Disk> Server<D> {
             saved: if is_saved { point.version } else { 0 },
             at,
             terms: start.terms,
+            start: start.round,
             entries: start.entries.into(),
             staged: BTreeMap::new(),
+            changes: Changes::default(),
             pulls: BTreeMap::new(),
             pulled_versions: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
@@ -359,25 +381,29 @@ impl State {
 
     /// Replies to a waiting pull, if the weights are new enough.
     fn weights_for(&mut self, worker: u32, keeps_pulled: bool) -> Option<Reply> {
-        let (round, at_least) = *self.pulls.get(&worker)?;
+        let at_least = self.pulls.get(&worker)?.at_least;
         let shard = self.at.shard.as_ref()?;
-        let point = self.at.point;
+        let (point, start) = (self.at.point, self.start);
         if point.version < at_least {
             return None;
         }
-        self.pulls.remove(&worker);
-        let parts = shard.weights();
+        let pull = self.pulls.remove(&worker)?;
         if keeps_pulled {
             let pulled_versions = self.pulled_versions.entry(worker).or_default();
             pulled_versions.retain(|(version, _)| *version != point.version);
-            pulled_versions.push_back((point.version, parts.clone()));
+            pulled_versions.push_back((point.version, shard.weights()));
             if pulled_versions.len() > PULLED_VERSIONS_MAX {
                 pulled_versions.pop_front();
             }
         }
+        let is_known = |kept: &Kept| kept.start == start && kept.version <= point.version;
+        let base = pull.kept.filter(is_known);
+        let parts = self.changes.pulled(shard, base.map(|base| base.version));
         Some(Reply::Weights {
-            round,
+            round: pull.round,
             point,
+            start,
+            base,
             parts,
         })
     }
@@ -412,7 +438,8 @@ impl State {
                 let then = then.map(|(_, weights)| weights.as_slice());
                 pushed.push(Push { gradients, then });
             }
-            shard.apply(point.version, entry, &pushed);
+            let changes = shard.apply(point.version, entry, &pushed);
+            self.changes.record(point.version, shard, changes);
         } else {
             let Payload::Initial { optimizer, parts } = &*staged.first()?.payload else {
                 return None;

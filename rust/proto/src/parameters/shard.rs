@@ -66,6 +66,17 @@ pub struct Push<'a> {
     pub then: Option<&'a [Weights]>,
 }
 
+/// Effect of an update on the weights of a part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// All weights are as before.
+    Nothing,
+    /// No other rows have changed. The indices are unique and ascending.
+    Rows(Vec<u32>),
+    /// Any weight may have changed.
+    All,
+}
+
 /// One part with its optimizer slots.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct ShardPart {
@@ -180,11 +191,28 @@ impl Shard {
         self.parts.iter().map(|part| part.weights.clone()).collect()
     }
 
-    /// Performs the update that leads to this version, with one push for each contribution.
+    /// Number of rows of a part.
+    pub(super) fn rows(&self, part: usize) -> usize {
+        self.parts[part].spec.rows
+    }
+
+    /// Values of some rows of a part, one row after the other.
+    pub(super) fn values_of(&self, part: usize, rows: &[u32]) -> Floats {
+        let ShardPart { spec, weights, .. } = &self.parts[part];
+        let mut values = Vec::with_capacity(rows.len() * spec.width);
+        for &row in rows {
+            values.extend_from_slice(&weights[row as usize * spec.width..][..spec.width]);
+        }
+        values.into()
+    }
+
+    /// Performs the update that leads to this version, with one push for each contribution. Returns
+    /// its effect on the weights of each part.
     ///
     /// # Panics
     /// If a gradient does not fit its part.
-    pub fn apply(&mut self, version: Version, entry: &Entry, pushed: &[Push<'_>]) {
+    pub fn apply(&mut self, version: Version, entry: &Entry, pushed: &[Push<'_>]) -> Vec<Change> {
+        let mut changes = Vec::new();
         for (index, part) in self.parts.iter_mut().enumerate() {
             let mut gradients = Vec::new();
             for (push, contribution) in zip(pushed, &entry.contributions) {
@@ -199,16 +227,31 @@ impl Shard {
                 multiply(treatment.weight, &mut gradient);
                 gradients.push(gradient);
             }
-            if let Some(mut gradient) = sum(gradients, &part.spec) {
-                multiply(entry.scale, &mut gradient);
-                // Version 1 has the initial weights, so the first update leads to version 2.
-                part.update(&self.optimizer, version - 1, &entry.hyper, &gradient);
-            }
+            let Some(mut gradient) = sum(gradients, &part.spec) else {
+                changes.push(Change::Nothing);
+                continue;
+            };
+            multiply(entry.scale, &mut gradient);
+            // Version 1 has the initial weights, so the first update leads to version 2.
+            part.update(&self.optimizer, version - 1, &entry.hyper, &gradient);
+            changes.push(part.change(&self.optimizer, &entry.hyper, &gradient));
         }
+        changes
     }
 }
 
 impl ShardPart {
+    /// The effect of an update with this gradient on the weights.
+    fn change(&self, optimizer: &Optimizer, hyper: &Hyper, gradient: &Gradient) -> Change {
+        let decays = self.spec.decays && hyper.weight_decay != 0.0;
+        match gradient {
+            Gradient::Rows { rows, .. } if optimizer.keeps_without_gradient() && !decays => {
+                Change::Rows(rows.clone())
+            }
+            _ => Change::All,
+        }
+    }
+
     fn update(&mut self, optimizer: &Optimizer, number: u64, hyper: &Hyper, gradient: &Gradient) {
         let weights = Arc::make_mut(&mut self.weights);
         let mut slots: Vec<_> = self.slots.iter_mut().map(Arc::make_mut).collect();
@@ -363,15 +406,12 @@ mod tests {
         assert!(!changed(|part| part.spec.rows = 3));
     }
 
-    /// Weights after one update per gradient, each of weight 1. All weights start at 1.
-    fn updated(optimizer: Optimizer, version: Version, gradients: &[Gradient]) -> Vec<f32> {
+    /// An update of one gradient of weight 1.
+    fn entry() -> Entry {
         use crate::parameters::identity::{Incarnation, PushId};
         use crate::parameters::log::Contribution;
         use crate::parameters::rules::Treatment;
 
-        let (spec, _) = part(2, 1, 0);
-        let weights = Arc::new(vec![1.0; 2].into());
-        let mut shard = Shard::new(optimizer, &[(spec, weights)]);
         let id = PushId {
             worker: 0,
             incarnation: Incarnation(1, 1),
@@ -385,15 +425,22 @@ mod tests {
             learning_rate: 0.5,
             weight_decay: 0.0,
         };
-        let entry = Entry {
+        Entry {
             contributions: vec![Contribution { id, treatment }],
             scale: 1.0,
             hyper,
-        };
+        }
+    }
+
+    /// Weights after one update per gradient, each of weight 1. All weights start at 1.
+    fn updated(optimizer: Optimizer, version: Version, gradients: &[Gradient]) -> Vec<f32> {
+        let (spec, _) = part(2, 1, 0);
+        let weights = Arc::new(vec![1.0; 2].into());
+        let mut shard = Shard::new(optimizer, &[(spec, weights)]);
         for (number, gradient) in (version..).zip(gradients) {
             let gradients = &[Some(gradient.clone())];
             let then = None;
-            shard.apply(number, &entry, &[Push { gradients, then }]);
+            shard.apply(number, &entry(), &[Push { gradients, then }]);
         }
         shard.weights()[0].to_vec()
     }
@@ -421,5 +468,41 @@ mod tests {
         // Adam's first step has the length of the learning rate.
         let gradient = Gradient::Dense(vec![4.0, 4.0].into());
         assert_eq!(updated(adam, 2, &[gradient]), [0.5, 0.5]);
+    }
+
+    #[test]
+    fn an_update_says_which_rows_it_has_changed() {
+        let sgd = Optimizer::Sgd {
+            momentum: 0.0,
+            is_nesterov: false,
+        };
+        let adagrad = Optimizer::Adagrad {
+            initial: 0.1,
+            epsilon: 1e-7,
+        };
+        let rows = Gradient::Rows {
+            rows: vec![1],
+            values: vec![2.0].into(),
+        };
+        let dense = Gradient::Dense(vec![2.0; 2].into());
+        let some = || Change::Rows(vec![1]);
+        for (optimizer, decays, weight_decay, gradient, expected) in [
+            (sgd, false, 0.5, &rows, some()),
+            (sgd, true, 0.0, &rows, some()),
+            (adagrad, true, 0.0, &rows, some()),
+            (sgd, true, 0.5, &rows, Change::All),
+            (MOMENTUM, false, 0.0, &rows, Change::All),
+            (sgd, false, 0.0, &dense, Change::All),
+        ] {
+            let (mut spec, weights) = part(2, 1, 2);
+            spec.decays = decays;
+            let mut shard = Shard::new(optimizer, &[(spec, weights.clone()), (spec, weights)]);
+            let mut entry = entry();
+            entry.hyper.weight_decay = weight_decay;
+            let gradients = &[Some(gradient.clone()), None];
+            let then = None;
+            let changes = shard.apply(2, &entry, &[Push { gradients, then }]);
+            assert_eq!(changes, [expected, Change::Nothing]);
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::changes::{Kept, KeptWeights};
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
 use super::message::{Ask, Reply, WorkerRequest};
@@ -82,6 +83,8 @@ pub struct Worker {
     /// Points of the weights with which the program computes, by server; `None` if a push would not
     /// count.
     base: Option<Vec<Point>>,
+    /// Weights of the last pulls, by server, for parts whose next pull may bring only rows.
+    kept: Vec<KeptWeights>,
     /// Time at which unanswered requests are sent again.
     again: Instant,
     event: Option<Event>,
@@ -108,6 +111,7 @@ impl Worker {
             dropped: 0,
             dropped_before: 0,
             base: None,
+            kept: Vec::new(),
             again: now,
             event: None,
         }
@@ -254,8 +258,12 @@ impl Worker {
                 let all = 0..self.keepers.servers;
                 let missing = all.filter(|&server| pulled[server].is_none());
                 asks.extend(missing.map(|server| {
-                    let (round, at_least) = (self.round, *at_least);
-                    (server, Ask::Pull { round, at_least })
+                    let ask = Ask::Pull {
+                        round: self.round,
+                        at_least: *at_least,
+                        kept: self.kept.get(server).and_then(KeptWeights::kept),
+                    };
+                    (server, ask)
                 }));
             }
             WorkerPhase::Computing => {}
@@ -375,15 +383,28 @@ impl Worker {
             Reply::Weights {
                 round,
                 point,
+                start,
+                base,
                 parts,
             } => {
                 let WorkerPhase::Pulling { pulled, .. } = &mut self.phase else {
                     return;
                 };
-                if round != self.round || keeper >= pulled.len() {
+                // A repeated reply has rows for the weights before the first one.
+                if round != self.round || pulled.get(keeper).is_none_or(Option::is_some) {
                     return;
                 }
-                pulled[keeper] = Some((point, parts));
+                self.kept
+                    .resize_with(self.keepers.servers, KeptWeights::default);
+                let version = point.version;
+                let taken = self.kept[keeper].take(base, Kept { start, version }, parts);
+                let Some(weights) = taken else {
+                    // Nothing is kept any more, so the next pull is whole.
+                    self.round = self.round.wrapping_add(1);
+                    self.again = now;
+                    return;
+                };
+                pulled[keeper] = Some((point, weights));
                 if !pulled.iter().all(Option::is_some) {
                     return;
                 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::parameters::changes::PulledPart;
 use crate::parameters::log::Contribution;
 use crate::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use crate::parameters::rules::Treatment;
@@ -100,9 +101,17 @@ fn stage(server: &mut Server<Memory>, id: PushId, base: Version, payload: Payloa
 }
 
 fn pull(server: &mut Server<Memory>, worker: u32, at_least: Version) -> Option<f32> {
-    let round = 1;
-    match ask(server, worker, Ask::Pull { round, at_least })? {
-        Reply::Weights { parts, .. } => Some(parts[0][0]),
+    let (round, kept) = (1, None);
+    let pull = Ask::Pull {
+        round,
+        at_least,
+        kept,
+    };
+    match ask(server, worker, pull)? {
+        Reply::Weights { parts, .. } => match &parts[0] {
+            PulledPart::All(weights) | PulledPart::Keep(weights) => Some(weights[0]),
+            rows => panic!("{rows:?}"),
+        },
         other => panic!("{other:?}"),
     }
 }
@@ -276,11 +285,15 @@ fn a_further_copy_answers_no_pull() {
     let (report, _) = further.apply(Order::InstallSnapshot(start, state));
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
     for (server, term, answers) in [(&mut first, 1, true), (&mut further, 2, false)] {
-        let (round, at_least) = (1, 1);
+        let (round, at_least, kept) = (1, 1, None);
         let reply = server.answer(&WorkerRequest {
             term,
             worker: 0,
-            ask: Ask::Pull { round, at_least },
+            ask: Ask::Pull {
+                round,
+                at_least,
+                kept,
+            },
         });
         assert_eq!(reply.is_some(), answers);
     }
@@ -399,4 +412,136 @@ fn a_server_that_lags_applies_the_entries_with_which_all_go_on() {
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
     let shard = server.at().and_then(|at| at.shard.as_ref());
     assert_eq!(shard.map(|shard| shard.weights()[0][0]), Some(5.0));
+}
+
+/// A server at version 1 with a part of eight rows, which all are 0, and a part of one weight.
+fn server_of_rows() -> Server<Memory> {
+    let part = |rows| {
+        let spec = Spec {
+            rows,
+            width: 1,
+            decays: false,
+        };
+        (spec, Arc::new(vec![0.0; rows].into()))
+    };
+    let optimizer = Optimizer::Sgd {
+        momentum: 0.0,
+        is_nesterov: false,
+    };
+    let parts = vec![part(8), part(1)];
+    let mut server = Server::new(Memory::default(), Some(2), true);
+    let terms = Terms::default().followed_by(1, 0);
+    install(&mut server, terms, Point::default());
+    let initial = Payload::Initial { optimizer, parts };
+    stage(&mut server, id(0, 1), 0, initial);
+    append(&mut server, 0, id(0, 1), None);
+    server
+}
+
+/// Subtracts 1 from a row.
+fn change(server: &mut Server<Memory>, number: u64, row: u32) {
+    let rows = Gradient::Rows {
+        rows: vec![row],
+        values: vec![1.0].into(),
+    };
+    let one = Gradient::Dense(vec![1.0].into());
+    let payload = Payload::Gradients(vec![Some(rows), Some(one)]);
+    stage(server, id(1, number), number, payload);
+    append(server, number, id(1, number), None);
+}
+
+/// Changed rows of the first part, or `None` if the answer has all of them. The identity is that of
+/// the weights.
+fn changed_rows(reply: Option<Reply>) -> (Kept, Option<Vec<u32>>) {
+    let Some(Reply::Weights {
+        point,
+        start,
+        base,
+        parts,
+        ..
+    }) = reply
+    else {
+        panic!("{reply:?}");
+    };
+    assert!(matches!(parts[1], PulledPart::All(_)));
+    let version = point.version;
+    let rows = match &parts[0] {
+        PulledPart::All(_) | PulledPart::Keep(_) => None,
+        PulledPart::Rows { rows, values } => {
+            assert!(base.is_some());
+            assert_eq!(values[..], vec![-1.0; rows.len()]);
+            Some(rows.clone())
+        }
+    };
+    (Kept { start, version }, rows)
+}
+
+fn pull_with(server: &mut Server<Memory>, at_least: Version, kept: Option<Kept>) -> Option<Reply> {
+    let pull = Ask::Pull {
+        round: 1,
+        at_least,
+        kept,
+    };
+    let (term, worker) = (server.term()?, 2);
+    server.answer(&WorkerRequest {
+        term,
+        worker,
+        ask: pull,
+    })
+}
+
+#[test]
+fn a_pull_of_a_worker_that_keeps_weights_brings_the_rows_that_have_changed() {
+    let mut server = server_of_rows();
+    change(&mut server, 1, 3);
+    let (kept, rows) = changed_rows(pull_with(&mut server, 2, None));
+    assert_eq!((kept.version, rows), (2, None));
+    assert!(pull_with(&mut server, 3, Some(kept)).is_none());
+    change(&mut server, 2, 5);
+    // The waiting pull was answered, and a repeated one has the same answer.
+    change(&mut server, 3, 0);
+    for _ in 0..2 {
+        let (now, rows) = changed_rows(pull_with(&mut server, 3, Some(kept)));
+        assert_eq!((now.version, rows), (4, Some(vec![0, 5])));
+    }
+    for other in [
+        Kept {
+            start: kept.start + 1,
+            ..kept
+        },
+        Kept { version: 1, ..kept },
+        Kept { version: 9, ..kept },
+    ] {
+        let (_, rows) = changed_rows(pull_with(&mut server, 3, Some(other)));
+        assert_eq!(rows, None, "{other:?}");
+    }
+}
+
+#[test]
+fn after_a_start_no_weights_are_known_that_workers_keep() {
+    let mut server = server_of_rows();
+    change(&mut server, 1, 3);
+    let (kept, _) = changed_rows(pull_with(&mut server, 2, None));
+    let round = 9;
+    let second_start = || second_term(round, vec![]);
+    let mut restarted = Server::new(server.disk().clone(), Some(2), true);
+    for server in [&mut server, &mut restarted] {
+        server.apply(Order::Prepare { round });
+        let (report, _) = server.apply(Order::Install(second_start()));
+        assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
+        let reply = pull_with(server, 2, Some(kept));
+        assert!(matches!(reply, Some(Reply::Weights { base: None, .. })));
+        let reply = pull_with(
+            server,
+            2,
+            Some(Kept {
+                start: round,
+                ..kept
+            }),
+        );
+        let Some(Reply::Weights { parts, .. }) = reply else {
+            panic!("{reply:?}");
+        };
+        assert!(matches!(parts[0], PulledPart::All(_)));
+    }
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::parameters::changes::PulledPart;
 
 const AGAIN: Duration = Duration::from_secs(1);
 const ME: u32 = 3;
@@ -69,11 +70,12 @@ fn go(number: u64, version: Version, settled: u64, dropped: u64) -> Reply {
 }
 
 fn weights(round: u64, point: Point) -> Reply {
-    let parts = Vec::new();
     Reply::Weights {
         round,
         point,
-        parts,
+        start: 0,
+        base: None,
+        parts: vec![],
     }
 }
 
@@ -326,4 +328,101 @@ fn what_is_pushed_while_it_waits_is_staged_before_it_goes_on() {
     assert_eq!(asks(&mut worker, now), expected(&[(0, "submit 1 of 5")]));
     worker.receive(0, go(1, 6, 0, 0), now);
     assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 5".to_owned()));
+}
+
+/// Rounds and kept weights of the pulls that the worker sends now, by server.
+fn pulls(worker: &mut Worker, now: Instant) -> Vec<(usize, u64, Option<Kept>)> {
+    worker.say_again(now);
+    let requests = worker.step(now).into_iter();
+    let pulls = requests.filter_map(|(server, request)| match request.ask {
+        Ask::Pull { round, kept, .. } => Some((server, round, kept)),
+        _ => None,
+    });
+    pulls.collect()
+}
+
+fn answer(round: u64, version: Version, base: Option<Kept>, part: PulledPart) -> Reply {
+    Reply::Weights {
+        round,
+        point: Point { term: 2, version },
+        start: 9,
+        base,
+        parts: vec![part],
+    }
+}
+
+/// A worker of two servers that has computed with version 5, keeps the weights of the first server,
+/// and pulls again.
+fn pulling() -> (Worker, Instant) {
+    let (mut worker, now) = computing(0);
+    push(&mut worker);
+    for (number, version) in [(1, 5), (2, 6)] {
+        for keeper in 0..4 {
+            worker.receive(keeper, Reply::Staged(2, id(number)), now);
+        }
+        worker.receive(0, go(number, version, number, 0), now);
+        if number == 1 {
+            let weights: Weights = Arc::new(vec![1.0; 4].into());
+            let keep = PulledPart::Keep(weights.clone());
+            let round = worker.round;
+            worker.receive(0, answer(round, 5, None, keep), now);
+            worker.receive(1, answer(round, 5, None, PulledPart::All(weights)), now);
+            assert!(worker.event().is_some());
+            push(&mut worker);
+        }
+    }
+    (worker, now)
+}
+
+#[test]
+fn a_worker_says_which_weights_it_keeps_and_puts_rows_into_them_once() {
+    let (mut worker, now) = pulling();
+    let (start, round) = (9, worker.round);
+    let kept = Kept { start, version: 5 };
+    let asked = [(0, round, Some(kept)), (1, round, None)];
+    assert_eq!(pulls(&mut worker, now), asked);
+    let rows = |value| PulledPart::Rows {
+        rows: vec![1],
+        values: vec![value].into(),
+    };
+    // Answers to an earlier pull and repeated answers change nothing.
+    worker.receive(0, answer(round - 1, 6, Some(kept), rows(7.0)), now);
+    worker.receive(0, answer(round, 6, Some(kept), rows(2.0)), now);
+    worker.receive(0, answer(round, 7, Some(kept), rows(8.0)), now);
+    assert_eq!(pulls(&mut worker, now), asked[1..]);
+    let second = PulledPart::All(Arc::new(vec![3.0].into()));
+    worker.receive(1, answer(round, 6, None, second), now);
+    let Some(Event::Weights(pulled)) = worker.event() else {
+        panic!("all have answered");
+    };
+    let weights = pulled
+        .iter()
+        .map(|(point, parts)| (point.version, parts[0].to_vec()));
+    let expected = [(6, vec![1.0, 2.0, 1.0, 1.0]), (6, vec![3.0])];
+    assert_eq!(weights.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_worker_that_gets_rows_of_other_weights_pulls_them_whole() {
+    let (mut worker, now) = pulling();
+    let round = worker.round;
+    let other = Kept {
+        start: 9,
+        version: 4,
+    };
+    let rows = PulledPart::Rows {
+        rows: vec![1],
+        values: vec![2.0].into(),
+    };
+    let second = PulledPart::All(Arc::new(vec![3.0].into()));
+    worker.receive(1, answer(round, 6, None, second), now);
+    worker.receive(0, answer(round, 6, Some(other), rows), now);
+    // A pull of the same round would not be sent again over the same connection.
+    assert_eq!(pulls(&mut worker, now), [(0, round + 1, None)]);
+    let whole = PulledPart::All(Arc::new(vec![4.0].into()));
+    worker.receive(0, answer(round + 1, 6, None, whole), now);
+    let Some(Event::Weights(pulled)) = worker.event() else {
+        panic!("all have answered");
+    };
+    assert_eq!((pulled[0].1[0][..].to_vec(), pulled.len()), (vec![4.0], 2));
 }
