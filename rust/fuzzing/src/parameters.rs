@@ -311,10 +311,10 @@ const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd {
     is_nesterov: true,
 });
 
-const SGD: Optimizer = Optimizer::Sgd {
+const SGD: Optimizer = Optimizer::Sgd(Sgd {
     momentum: 0.0,
     is_nesterov: false,
-};
+});
 const ONE_SERVER: Keepers = Keepers {
     servers: 1,
     replicas: 0,

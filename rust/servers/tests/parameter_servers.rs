@@ -116,11 +116,16 @@ fn serve_all_as(config: &Config, addresses: &[String], rules: &Rules) -> Vec<Ser
         .collect()
 }
 
-fn worker(addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
+fn worker(addresses: &[String], index: usize, optimizer: Optimizer) -> Arc<Worker> {
     worker_as(&config(), addresses, index, optimizer)
 }
 
-fn worker_as(config: &Config, addresses: &[String], index: usize, optimizer: Optimizer) -> Worker {
+fn worker_as(
+    config: &Config,
+    addresses: &[String],
+    index: usize,
+    optimizer: Optimizer,
+) -> Arc<Worker> {
     let worker = Worker::new(index, addresses.to_vec(), config).unwrap();
     worker.begin(model(optimizer, addresses.len())).unwrap();
     worker
@@ -548,7 +553,7 @@ const TABLE_BYTES: u64 = (TABLE_ROWS * TABLE_WIDTH * size_of::<f32>()) as u64;
 const BIAS: usize = 3;
 
 /// A worker that trains a table of embeddings by rows, and a bias.
-fn embedding_worker(addresses: &[String], index: usize) -> Worker {
+fn embedding_worker(addresses: &[String], index: usize) -> Arc<Worker> {
     let variable = |name: &str, shape: &[usize]| Variable {
         name: name.into(),
         shape: shape.into(),

@@ -358,7 +358,7 @@ fn dense_of(gradient: Cow<'_, Gradient>, spec: &Spec) -> Floats {
 
 #[cfg(test)]
 mod tests {
-    use super::super::optimizer::{Adam, Sgd};
+    use super::super::optimizer::{Adagrad, Adam, Sgd};
     use super::*;
 
     const MOMENTUM: Optimizer = Optimizer::Sgd(Sgd {
@@ -472,14 +472,14 @@ mod tests {
 
     #[test]
     fn an_update_says_which_rows_it_has_changed() {
-        let sgd = Optimizer::Sgd {
+        let sgd = Optimizer::Sgd(Sgd {
             momentum: 0.0,
             is_nesterov: false,
-        };
-        let adagrad = Optimizer::Adagrad {
+        });
+        let adagrad = Optimizer::Adagrad(Adagrad {
             initial: 0.1,
             epsilon: 1e-7,
-        };
+        });
         let rows = Gradient::Rows {
             rows: vec![1],
             values: vec![2.0].into(),

@@ -12,16 +12,18 @@ mod scenario;
 mod training;
 
 /// Situations that must occur among many histories; otherwise the protocol is not tested.
-pub(crate) const EXAMPLES: [&str; 20] = [
+pub(crate) const EXAMPLES: [&str; 23] = [
     "a copy was filled from another server",
     "a gradient was not worth pushing",
     "a late gradient counted less",
     "a late gradient was dropped",
     "a lost worker's gradient was dropped",
+    "a pull brought rows",
     "a server was killed",
     "a server went on with what it had",
     "a snapshot was restored",
     "a straggler was folded in",
+    "a worker kept weights that a server did not know",
     "a worker was killed",
     "all went on together after a crash of all",
     "an update was taken back",
@@ -33,6 +35,7 @@ pub(crate) const EXAMPLES: [&str; 20] = [
     "stop",
     "the queue was full",
     "the servers were restored",
+    "too many rows had changed since a pull",
 ];
 
 pub(crate) const EVERY: Every = Every {

@@ -9,9 +9,11 @@ use gradring_proto::parameters::message::Start;
 use gradring_proto::parameters::shard::Weights;
 use gradring_proto::parameters::snapshot::Snapshot;
 
-/// Number of elements on each server.
-pub(super) const ELEMENTS: usize = 2;
-pub(super) const MOMENTUM: f32 = 0.5;
+/// Rows and width of the two parts on each server. Most gradients of the second have few rows.
+pub(super) const PARTS: [(usize, usize); 2] = [(2, 1), (16, 2)];
+/// Number of elements of the first part, and of both.
+pub(super) const FIRST: usize = PARTS[0].0 * PARTS[0].1;
+pub(super) const ELEMENTS: usize = FIRST + PARTS[1].0 * PARTS[1].1;
 
 /// A push of a worker.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +61,39 @@ pub(super) struct Record {
 pub(super) fn value(id: PushId, server: usize, index: usize) -> f32 {
     let mixed = id.number * 7 + u64::from(id.worker) * 3 + (server * 5 + index * 11) as u64;
     ((mixed + id.incarnation.0) % 17) as f32 / 3.0 - 2.5
+}
+
+/// Gradient of a push for the second part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Second {
+    Nothing,
+    Rows,
+    Dense,
+}
+
+pub(super) const fn second(id: PushId) -> Second {
+    match id.number % 12 {
+        0 => Second::Dense,
+        1 => Second::Nothing,
+        _ => Second::Rows,
+    }
+}
+
+/// Returns whether a gradient of rows has this row of the second part.
+pub(super) const fn has_row(id: PushId, row: usize) -> bool {
+    (id.number * 3 + id.worker as u64 * 7 + row as u64 * 2).is_multiple_of(5)
+}
+
+/// Returns whether a gradient has element `index`; `None` without a gradient for its part.
+fn has_element(id: PushId, index: usize) -> Option<bool> {
+    let Some(place) = index.checked_sub(FIRST) else {
+        return Some(true);
+    };
+    match second(id) {
+        Second::Nothing => None,
+        Second::Rows => Some(has_row(id, place / PARTS[1].1)),
+        Second::Dense => Some(true),
+    }
 }
 
 /// Learning rate of a push.
@@ -194,17 +229,23 @@ impl Record {
         let mut values = from.values.clone();
         for (server, values) in values.iter_mut().enumerate() {
             for (index, (weight, velocity)) in values.iter_mut().enumerate() {
-                let terms = entry.contributions.iter();
-                let mut terms = terms.map(|it| value(it.id, server, index) * it.treatment.weight);
-                let mut sum = terms.next().ok_or("an entry without gradients")?;
-                for term in terms {
-                    sum += term;
-                }
                 if before.version == 0 {
-                    *weight = sum;
-                } else {
+                    let id = entry.contributions.first().ok_or("an empty entry")?.id;
+                    *weight = value(id, server, index);
+                    continue;
+                }
+                let has = |id| has_element(id, index);
+                let contributions = || entry.contributions.iter();
+                if contributions().all(|it| has(it.id).is_none()) {
+                    continue;
+                }
+                let terms = contributions().filter(|it| has(it.id) == Some(true));
+                let terms = terms.map(|it| value(it.id, server, index) * it.treatment.weight);
+                let sum = terms.reduce(|sum, term| sum + term);
+                if sum.is_some() || scenario.momentum != 0.0 {
                     let rate = learning_rate(entry.contributions[0].id);
-                    *velocity = *velocity * MOMENTUM - sum * entry.scale * rate;
+                    let step = sum.unwrap_or(0.0) * entry.scale * rate;
+                    *velocity = *velocity * scenario.momentum - step;
                     *weight += *velocity;
                 }
             }

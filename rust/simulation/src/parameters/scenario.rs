@@ -23,6 +23,8 @@ pub(super) struct Scenario {
     pub(super) save_max: Moment,
     /// Most time that each worker computes.
     pub(super) paces: Vec<Moment>,
+    /// Momentum of the optimizer. Without one, pulls may bring only rows.
+    pub(super) momentum: f32,
 }
 
 /// A process.
@@ -143,6 +145,7 @@ impl Scenario {
             },
             save_max: random.pick(&[1, 200, 1500]) * MILLISECOND,
             paces,
+            momentum: random.pick(&[0.0, 0.0, 0.5]),
         }
     }
 

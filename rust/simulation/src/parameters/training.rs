@@ -4,13 +4,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::disk::SimulatedDisk;
-use super::record::{ELEMENTS, MOMENTUM, PushedGradient, Record, learning_rate, value};
+use super::record::{
+    ELEMENTS, FIRST, PARTS, PushedGradient, Record, Second, has_row, learning_rate, second, value,
+};
 use super::scenario::{Harm, Kind, Scenario, Who, timing};
 use crate::world::every::Without;
 use crate::world::faults::{Faults, Hits};
 use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
+use gradring_proto::parameters::changes::PulledPart;
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId};
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
@@ -257,6 +260,9 @@ impl Training {
     fn send(&mut self, from: Who, to: Who, message: Message) {
         self.world
             .say(|| format!("{from:?} -> {to:?}  {}", shown(&message)));
+        if let Message::Reply(_, Reply::Weights { base, parts, .. }) = &message {
+            self.note_rows(base.is_some(), parts);
+        }
         let kind = kind(&message);
         self.world
             .send(from.process(), to.process(), Event::Message(to, message));
@@ -268,6 +274,19 @@ impl Training {
                     self.world.after(0, Event::Strike(index, who));
                 }
             }
+        }
+    }
+
+    fn note_rows(&mut self, has_base: bool, parts: &[PulledPart]) {
+        let mut rows = parts.iter().map(|part| match part {
+            PulledPart::Rows { rows, .. } => Some(rows.len()),
+            PulledPart::All(_) | PulledPart::Keep(_) => None,
+        });
+        if rows.clone().any(|rows| rows > Some(0)) {
+            self.record.note("a pull brought rows");
+        }
+        if has_base && rows.all(|rows| rows.is_none()) {
+            self.record.note("too many rows had changed since a pull");
         }
     }
 
@@ -327,6 +346,12 @@ impl Training {
                 };
                 let copy = self.scenario.keepers.copy(keeper);
                 let reply = process.copies[copy].0.answer(&request);
+                if let (Ask::Pull { kept: Some(_), .. }, Some(Reply::Weights { base: None, .. })) =
+                    (&request.ask, &reply)
+                {
+                    self.record
+                        .note("a worker kept weights that a server did not know");
+                }
                 if let Some(sequencer) = &mut process.sequencer
                     && copy == 0
                 {
@@ -589,7 +614,12 @@ impl Training {
             self.record.note("a gradient was not worth pushing");
             return Ok(());
         };
-        let payloads = (0..servers).map(|server| payload(id, server, pushed.is_initial));
+        let momentum = self.scenario.momentum;
+        let payload = |server| match pushed.is_initial {
+            true => initial(id, server, momentum),
+            false => gradients(id, server),
+        };
+        let payloads = (0..servers).map(|server| Arc::new(payload(server)));
         let hyper = Hyper {
             learning_rate: learning_rate(id),
             weight_decay: 0.0,
@@ -650,31 +680,59 @@ impl Subject for Training {
     }
 }
 
-fn payload(id: PushId, server: usize, is_initial: bool) -> Arc<Payload> {
-    let values: Vec<_> = (0..ELEMENTS)
-        .map(|index| value(id, server, index))
-        .collect();
-    Arc::new(if is_initial {
-        let optimizer = Optimizer::Sgd(Sgd {
-            momentum: f64::from(MOMENTUM),
-            is_nesterov: false,
-        });
+fn initial(id: PushId, server: usize, momentum: f32) -> Payload {
+    let part = |first: usize, (rows, width): (usize, usize)| {
+        let values: Vec<_> = (first..first + rows * width)
+            .map(|index| value(id, server, index))
+            .collect();
         let spec = Spec {
-            rows: ELEMENTS,
-            width: 1,
+            rows,
+            width,
             decays: true,
         };
-        Payload::Initial {
-            optimizer,
-            parts: vec![(spec, Arc::new(values.into()))],
+        (spec, Arc::new(values.into()))
+    };
+    Payload::Initial {
+        optimizer: Optimizer::Sgd(Sgd {
+            momentum: f64::from(momentum),
+            is_nesterov: false,
+        }),
+        parts: vec![part(0, PARTS[0]), part(FIRST, PARTS[1])],
+    }
+}
+
+fn gradients(id: PushId, server: usize) -> Payload {
+    let values = |elements: std::ops::Range<usize>| elements.map(|it| value(id, server, it));
+    let first: Vec<_> = values(0..FIRST).collect();
+    let first = if id.number.is_multiple_of(3) {
+        Gradient::Rows {
+            rows: (0..PARTS[0].0 as u32).collect(),
+            values: first.into(),
         }
-    } else if id.number.is_multiple_of(3) {
-        let rows = (0..ELEMENTS as u32).collect();
-        let values = values.into();
-        Payload::Gradients(vec![Some(Gradient::Rows { rows, values })])
     } else {
-        Payload::Gradients(vec![Some(Gradient::Dense(values.into()))])
-    })
+        Gradient::Dense(first.into())
+    };
+    let (rows, width) = PARTS[1];
+    let second = match second(id) {
+        Second::Nothing => None,
+        Second::Dense => {
+            let all: Vec<_> = values(FIRST..ELEMENTS).collect();
+            Some(Gradient::Dense(all.into()))
+        }
+        Second::Rows => {
+            let rows: Vec<_> = (0..rows).filter(|row| has_row(id, *row)).collect();
+            let place = |row: &usize| FIRST + row * width;
+            let some = rows
+                .iter()
+                .flat_map(|row| values(place(row)..place(row) + width));
+            let some: Vec<_> = some.collect();
+            Some(Gradient::Rows {
+                rows: rows.iter().map(|row| *row as u32).collect(),
+                values: some.into(),
+            })
+        }
+    };
+    Payload::Gradients(vec![Some(first), second])
 }
 
 fn kind(message: &Message) -> Option<Kind> {
@@ -716,8 +774,13 @@ fn shown(message: &Message) -> String {
             }
             ask => format!("{ask:?} in {}", it.term),
         },
-        Message::Reply(_, Reply::Weights { round, point, .. }) => {
-            format!("Weights of {point:?} for {round}")
+        Message::Reply(
+            _,
+            Reply::Weights {
+                round, point, base, ..
+            },
+        ) => {
+            format!("Weights of {point:?} for {round} on {base:?}")
         }
         Message::Reply(_, reply) => format!("{reply:?}"),
         Message::Order(

@@ -1,5 +1,5 @@
 use super::*;
-use crate::parameters::optimizer::Optimizer;
+use crate::parameters::optimizer::{Optimizer, Sgd};
 use crate::parameters::shard::Spec;
 
 const ROWS: usize = 8;
@@ -13,10 +13,10 @@ fn shard(parts: usize) -> Shard {
         width: WIDTH,
         decays: false,
     };
-    let sgd = Optimizer::Sgd {
+    let sgd = Optimizer::Sgd(Sgd {
         momentum: 0.0,
         is_nesterov: false,
-    };
+    });
     Shard::new(sgd, &vec![(spec, Arc::new(values.into())); parts])
 }
 

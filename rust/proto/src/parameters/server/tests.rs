@@ -424,10 +424,10 @@ fn server_of_rows() -> Server<Memory> {
         };
         (spec, Arc::new(vec![0.0; rows].into()))
     };
-    let optimizer = Optimizer::Sgd {
+    let optimizer = Optimizer::Sgd(Sgd {
         momentum: 0.0,
         is_nesterov: false,
-    };
+    });
     let parts = vec![part(8), part(1)];
     let mut server = Server::new(Memory::default(), Some(2), true);
     let terms = Terms::default().followed_by(1, 0);
