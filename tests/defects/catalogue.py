@@ -187,6 +187,9 @@ UPDATE_RULES = _of(
         ">= 1000 * self.timing.silence",
         UPDATES,
     ),
+    ("changes.rs", "self.since = version;", "self.since = self.since.min(version);", UPDATES),
+    ("changes.rs", "Change::All => *part = None,", "Change::All => {}", UPDATES),
+    ("server.rs", "start: start.round,", "start: 0,", UPDATES),
     ("server.rs", "if point.version < at_least {", "if point.version < at_least.min(1) {", UPDATES),
     ("worker.rs", "|push| terms.contains(push.base)", "|_| true", UPDATES),
 )
