@@ -49,6 +49,9 @@ _log = logging.getLogger("gradring")
 #: Rules of this process that are connected to parameter servers.
 connected: WeakSet[PushedUpdates] = WeakSet()
 
+#: First values of each variable that the op for a push compares with those of the last pull.
+SHOWN_VALUES = 256
+
 _Known = tuple[str, dict[str, type]]
 _BETAS: dict[str, type] = {"beta_1": float, "beta_2": float, "epsilon": float}
 _ADAM: _Known = ("adam", {**_BETAS, "amsgrad": bool})
@@ -112,7 +115,7 @@ class PushedUpdates(Updates):
         self._client: _native.ParameterClient | None = None
         #: Orders the pushes of a graph.
         self._token: Any = None
-        #: The value of each variable at the beginning of this step.
+        #: The first values of each variable at the beginning of this step.
         self._found: list[tf.Tensor] = []
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -148,7 +151,8 @@ class PushedUpdates(Updates):
                 "and the servers have one for each job; train one model with one optimizer"
             )
         # Read now, because the optimizer may apply weight decay before it calls `step`.
-        self._found = [own(variable).read_value() for variable in self._trained]
+        # A reference to a whole value would make the decay copy the variable.
+        self._found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self._trained]
         factor = self._workers if self._multiplies(optimizer) else 1
         apply([times(gradient, factor) for gradient in gradients])
 
