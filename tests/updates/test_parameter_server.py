@@ -37,6 +37,7 @@ from support.waiting import wait_until
 pytestmark = needs_fit
 
 MANY_STEPS = 200
+TABLE_ROWS = 1 << 16
 OPTIMIZERS = ("SGD", "SGD momentum", "Adam", "RMSprop", "Nadam", "Ftrl")
 #: In graphs TensorFlow divides by its roots in another way, which rounds otherwise.
 ROUNDED = ("RMSprop",)
@@ -52,6 +53,7 @@ def job(optimizers: list[str]) -> dict[str, Any]:
             "all-reduce": {name: trained(strategy_of(comm), name) for name in optimizers},
             "synchronous": {name: by_servers(comm, name) for name in optimizers},
             "rows": rows(comm),
+            "pulled rows": pulled_rows(comm),
             "counted": counted(comm),
             "began": began(comm),
             "seen": seen(comm),
@@ -128,6 +130,54 @@ def rows(comm: Any) -> Any:
             pushed = fitted(strategy)
             stats = strategy.update_stats()
     return {"reduced": reduced, "pushed": pushed, "stats": stats}
+
+
+def pulled_rows(comm: Any) -> Any:
+    """A table of which each step changes a few rows, in a graph and eagerly; all sums are exact."""
+    import keras
+    import tensorflow as tf
+
+    with served(comm, updates.ParameterServer(), servers=2) as strategy:
+        with strategy.scope():
+            table = tf.Variable(tf.zeros([TABLE_ROWS, 8]), name="table")
+            bias = tf.Variable(tf.zeros([3]), name="bias")
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([table, bias])
+
+        def step(words: Any) -> Any:
+            # TensorFlow may write the difference where the slice is.
+            before = table[:16]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(bias)
+            gradients = tape.gradient(loss, [table, bias])
+            optimizer.apply_gradients(zip(gradients, [table, bias], strict=True))
+            return table[:16] - before
+
+        def words_of(number: int, rank: int) -> list[int]:
+            return [number, number, 2 + rank, 4099 * number % TABLE_ROWS, TABLE_ROWS - 1]
+
+        expected, wrong = np.zeros([TABLE_ROWS, 8], np.float32), []
+        graph = tf.function(lambda words: strategy.run(step, args=(words,)))
+        for number in range(12):
+            held = table.read_value()
+            take = graph if number % 4 else (lambda words: strategy.run(step, args=(words,)))
+            moved = take(tf.constant(words_of(number, comm.rank)))
+            after = expected.copy()
+            for rank in range(comm.world_size):
+                np.subtract.at(after, words_of(number, rank), 1)
+            wrong += [
+                (number, name)
+                for name, found, right in (
+                    ("held", held, expected),
+                    ("moved", moved, (after - expected)[:16]),
+                    ("table", table, after),
+                    ("bias", bias, np.full(3, -comm.world_size * (number + 1.0))),
+                )
+                if not np.array_equal(found.numpy(), right)
+            ]
+            expected = after
+        received = strategy.update_stats()["bytes_received"]
+    return wrong, received / expected.nbytes
 
 
 def counted(comm: Any) -> Any:
@@ -307,6 +357,14 @@ def test_rows_schedules_decay_and_placement_train_as_an_all_reduce_does(ranks: A
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
         # The first push is that of initial weights.
         assert rank["rows"]["stats"]["version"] == STEPS + 1
+
+
+def test_tables_that_change_by_rows_are_right_and_few_rows_are_pulled(ranks: Any) -> None:
+    for rank in ranks:
+        wrong, tables_received = rank["pulled rows"]
+        assert not wrong
+        # The first pulls are whole.
+        assert tables_received < 3.5
 
 
 def test_each_worker_evaluates_and_predicts_all_data(ranks: Any) -> None:

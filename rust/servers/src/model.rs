@@ -8,7 +8,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
+use gradring_proto::parameters::changes::ChangedRows;
 use gradring_proto::parameters::floats::Floats;
+use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::optimizer::Optimizer;
 use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
 use gradring_proto::parameters::shards::{Shape, VariablePart, place};
@@ -36,6 +38,15 @@ pub enum Given<'a> {
     Rows(&'a [usize], &'a [f32]),
 }
 
+/// Weights of all variables at one pull.
+#[derive(Debug)]
+pub struct PulledModel {
+    model: Arc<Model>,
+    pulled: Vec<Pulled>,
+    /// Rows that have changed, by server and part; empty if any weight may have changed.
+    changed: Vec<Vec<ChangedRows>>,
+}
+
 /// SHA-256 of a model, equal exactly for equal models.
 pub type Fingerprint = [u8; 32];
 
@@ -47,10 +58,18 @@ pub struct Model {
     shapes: Vec<Shape>,
     /// Parts of variables, by server.
     shards: Vec<Vec<VariablePart>>,
+    /// Server and index on it of each part of a variable, by variable.
+    places: Vec<Vec<(usize, usize)>>,
     fingerprint: Fingerprint,
 }
 
 impl Variable {
+    /// Number of elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
     fn rows(&self) -> Shape {
         Shape {
             rows: self.shape.first().copied().unwrap_or(1),
@@ -74,8 +93,16 @@ impl Model {
     ) -> Self {
         let shapes: Vec<_> = variables.iter().map(Variable::rows).collect();
         let all = codec::encode(&(&variables, &optimizer, placed, servers), usize::MAX);
+        let shards = place(&shapes, placed, servers);
+        let mut places = vec![vec![]; variables.len()];
+        for (server, parts) in shards.iter().enumerate() {
+            for (index, part) in parts.iter().enumerate() {
+                places[part.variable].push((server, index));
+            }
+        }
         Self {
-            shards: place(&shapes, placed, servers),
+            shards,
+            places,
             fingerprint: Sha256::digest(all.expect("memory takes all bytes")).into(),
             optimizer,
             variables,
@@ -150,26 +177,108 @@ impl Model {
         };
         self.shards.iter().map(payload).collect()
     }
+}
 
-    /// Copies pulled weights into the program's arrays; `false` if their sizes differ.
-    pub(crate) fn put(&self, pulled: &[Pulled], into: &mut [&mut [f32]]) -> bool {
-        for (parts, (_, weights)) in zip(&self.shards, pulled) {
-            if parts.len() != weights.len() {
-                return false;
-            }
-            for (part, weights) in zip(parts, weights) {
-                let target = into
-                    .get_mut(part.variable)
-                    .and_then(|it| it.get_mut(part.elements.clone()));
-                match target {
-                    Some(target) if target.len() == weights.len() => {
-                        target.copy_from_slice(weights);
-                    }
-                    _ => return false,
-                }
+impl PulledModel {
+    /// Pairs weights with their model; `None` if they have other shapes.
+    #[must_use]
+    pub fn new(
+        model: Arc<Model>,
+        pulled: Vec<Pulled>,
+        changed: Vec<Vec<ChangedRows>>,
+    ) -> Option<Self> {
+        let sizes = |(_, weights): &Pulled| weights.iter().map(|it| it.len()).collect::<Vec<_>>();
+        let wanted = |parts: &Vec<VariablePart>| {
+            let sizes = parts.iter().map(|part| part.elements.len());
+            sizes.collect::<Vec<_>>()
+        };
+        let fits = pulled.iter().map(sizes).eq(model.shards.iter().map(wanted));
+        fits.then_some(Self {
+            model,
+            pulled,
+            changed,
+        })
+    }
+
+    /// Oldest version of the weights.
+    pub(crate) fn version(&self) -> Option<Version> {
+        self.pulled.iter().map(|(point, _)| point.version).min()
+    }
+
+    /// The variables.
+    #[must_use]
+    pub fn variables(&self) -> &[Variable] {
+        self.model.variables()
+    }
+
+    /// Parts of a variable with their weights, and the rows of each that have changed.
+    fn parts(
+        &self,
+        variable: usize,
+    ) -> impl Iterator<Item = (&VariablePart, &[f32], Option<&Vec<u32>>)> {
+        let places = self.model.places[variable].iter();
+        places.map(|&(server, index)| {
+            let changed = self.changed.get(server).and_then(|it| it.get(index));
+            let part = &self.model.shards[server][index];
+            let weights = &self.pulled[server].1[index][..];
+            (part, weights, changed.and_then(Option::as_ref))
+        })
+    }
+
+    /// Copies the weights of a variable into `into`.
+    ///
+    /// # Panics
+    /// If `into` has another size than the variable.
+    pub fn put(&self, variable: usize, into: &mut [f32]) {
+        for (part, weights, _) in self.parts(variable) {
+            into[part.elements.clone()].copy_from_slice(weights);
+        }
+    }
+
+    /// First elements of a variable, at most so many.
+    pub(crate) fn first(&self, variable: usize, count: usize) -> Vec<f32> {
+        let mut first = vec![0.0; count.min(self.variables()[variable].elements())];
+        for (part, weights, _) in self.parts(variable) {
+            let end = part.elements.end.min(first.len());
+            if part.elements.start < end {
+                let length = end - part.elements.start;
+                first[part.elements.start..end].copy_from_slice(&weights[..length]);
             }
         }
-        true
+        first
+    }
+
+    /// Ranges of a variable's elements that have changed since the pull before.
+    pub fn changed(&self, variable: usize) -> Vec<Range<usize>> {
+        let width = self.model.shapes[variable].width;
+        let mut ranges = Vec::new();
+        for (part, _, changed) in self.parts(variable) {
+            let Range { start, .. } = part.elements;
+            let row = |row: &u32| {
+                let first = start + *row as usize * width;
+                first..first + width
+            };
+            match changed {
+                Some(rows) => ranges.extend(rows.iter().map(row)),
+                None => ranges.push(part.elements.clone()),
+            }
+        }
+        ranges
+    }
+
+    /// Copies the elements in `range` of a variable to the same places of `into`.
+    ///
+    /// # Panics
+    /// If `into` is shorter than the range.
+    pub fn put_range(&self, variable: usize, range: &Range<usize>, into: &mut [f32]) {
+        for (part, weights, _) in self.parts(variable) {
+            let start = range.start.max(part.elements.start);
+            let end = range.end.min(part.elements.end);
+            if start < end {
+                let first = start - part.elements.start;
+                into[start..end].copy_from_slice(&weights[first..first + end - start]);
+            }
+        }
     }
 }
 
@@ -249,10 +358,55 @@ mod tests {
                 Payload::Gradients(_) => panic!("not initial"),
             });
             let pulled: Vec<Pulled> = pulled.collect();
+            let other = Arc::new(self::model(servers + 1));
+            assert!(PulledModel::new(other, pulled.clone(), vec![]).is_none());
+            let pulled = PulledModel::new(Arc::new(model), pulled, vec![]).unwrap();
             let (mut first, mut second) = ([0.0; 14], [0.0; 1]);
-            assert!(model.put(&pulled, &mut [&mut first, &mut second]));
+            pulled.put(0, &mut first);
+            pulled.put(1, &mut second);
             assert_eq!((&first[..], second), (&table[..], [99.0]));
-            assert!(!model.put(&pulled, &mut [&mut [0.0; 13], &mut second]));
+            assert_eq!(pulled.first(0, 5), table[..5]);
+            assert_eq!(pulled.first(1, 5), [99.0]);
+            let changed = pulled.changed(0);
+            assert_eq!(
+                changed.iter().map(ExactSizeIterator::len).sum::<usize>(),
+                14
+            );
+        }
+    }
+
+    #[test]
+    fn changed_ranges_are_those_of_the_variable_in_all_parts() {
+        let model = Arc::new(model(2));
+        let mut pulled = Vec::new();
+        let mut changed = Vec::new();
+        for parts in &model.shards {
+            let weights = parts.iter().map(|part| {
+                let weights = part.elements.clone().map(|it| it as f32);
+                Arc::new(weights.collect::<Vec<_>>().into())
+            });
+            pulled.push((Default::default(), weights.collect()));
+            // All of the second part of the table has changed.
+            let rows = |part: &VariablePart| (part.elements.start == 0).then(|| vec![0, 2]);
+            changed.push(parts.iter().map(rows).collect());
+        }
+        let first = &model.places[0][0];
+        let end = model.shards[first.0][first.1].elements.end;
+        let pulled = PulledModel::new(Arc::clone(&model), pulled, changed).unwrap();
+        assert_eq!(pulled.changed(0), [0..2, 4..6, end..14]);
+        let mut all = vec![0.0; 14];
+        pulled.put(0, &mut all);
+        for range in [0..14, 4..6, end - 1..end + 1, end..14] {
+            let mut some = vec![-1.0; 14];
+            pulled.put_range(0, &range, &mut some);
+            for (index, value) in some.into_iter().enumerate() {
+                let expected = if range.contains(&index) {
+                    all[index]
+                } else {
+                    -1.0
+                };
+                assert_eq!(value, expected, "{index} of {range:?}");
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! A worker's process: the program pushes and pulls, and a thread exchanges messages with the
 //! servers.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::iter::zip;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::channel::{self, BEAT, MessageChannel, is_silent};
 use super::connector::ServerConnector;
 use super::message::{Counted, Message};
-use super::model::{Given, Model};
+use super::model::{Given, Model, PulledModel};
 use gradring_core::forming::rendezvous::check_loopback;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
@@ -87,6 +88,8 @@ pub struct Worker {
     shared: Arc<WorkerState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: Process,
+    /// Memory that TensorFlow's ops keep from pull to pull.
+    pub for_ops: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 struct WorkerState {
@@ -144,6 +147,7 @@ impl Worker {
             }),
             thread: Mutex::default(),
             process: Process::this(),
+            for_ops: Mutex::default(),
         });
         OPEN.lock().insert(worker.id, Arc::downgrade(&worker));
         Ok(worker)
@@ -251,6 +255,23 @@ impl Worker {
         into: &mut [&mut [f32]],
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Version>> {
+        let Some(pulled) = self.pull_model(interrupt)? else {
+            return Ok(None);
+        };
+        // These know nothing of the rows that this pull has changed.
+        *lock(&self.for_ops) = None;
+        for (variable, into) in into.iter_mut().enumerate() {
+            pulled.put(variable, into);
+        }
+        Ok(pulled.version())
+    }
+
+    /// Waits as `pull` does, and returns the weights, or `None` if the servers want the initial
+    /// weights.
+    ///
+    /// # Errors
+    /// Those of `pull`.
+    pub fn pull_model(&self, interrupt: Interrupt<'_>) -> Result<Option<PulledModel>> {
         let begun = Instant::now();
         let mut state = self.state()?;
         if state.turn == Turn::Begin {
@@ -277,24 +298,21 @@ impl Worker {
         let (turn, result) = match event {
             Event::WantsInitial => (Turn::PushInitial, None),
             Event::Weights(pulled) => {
+                let changed = state.protocol.as_mut().map_or(vec![], Protocol::changed);
                 let model = state.model.clone().ok_or_else(closed)?;
-                let oldest = pulled.iter().map(|(point, _)| point.version).min();
-                // Unlocks the state, so that the thread can work during the copy.
-                drop(state);
-                if !model.put(&pulled, into) {
+                let Some(pulled) = PulledModel::new(model, pulled, changed) else {
                     let wanted = "the weights of this model".into();
                     return Err(Breach::Unexpected { wanted }.into());
-                }
-                let first = |it: &&mut [f32]| it[..it.len().min(SHOWN_VALUES)].to_vec();
-                let shown = into.iter().map(first).collect();
-                state = self.state()?;
-                state.shown = shown;
-                (Turn::Push, oldest)
+                };
+                let variables = 0..pulled.variables().len();
+                state.shown = variables.map(|it| pulled.first(it, SHOWN_VALUES)).collect();
+                (Turn::Push, Some(pulled))
             }
         };
         state.turn = turn;
         state.stats.pulls += 1;
-        state.stats.version = result.unwrap_or(state.stats.version);
+        let version = result.as_ref().and_then(PulledModel::version);
+        state.stats.version = version.unwrap_or(state.stats.version);
         Ok(result)
     }
 
@@ -432,6 +450,7 @@ impl Worker {
             // A panic of the thread is recorded as `failure`.
             drop(thread.join());
         }
+        *lock(&self.for_ops) = None;
         forget_kept();
     }
 

@@ -11,7 +11,7 @@
 //! | `ops` | names, attributes and shapes of the ops |
 //! | `kernel` | registration of a kernel |
 //! | `kernels` | code of the ops |
-//! | `served` | code of the ops that exchange with parameter servers |
+//! | `served`, `values` | code of the ops that exchange with parameter servers, and their memory |
 //! | `check` | the search for gradients that are not finite |
 //! | `inflight` | collectives between a Start and its Wait |
 //! | `interrupts` | Ctrl-C while an op waits |
@@ -32,6 +32,7 @@ mod ops;
 mod served;
 mod status;
 mod tensor;
+mod values;
 
 use std::sync::Mutex;
 

@@ -6,6 +6,8 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use gradring_proto::lock::lock;
+use gradring_proto::parameters::optimizer::Hyper;
 use gradring_servers::model::{Given, Variable};
 use gradring_servers::worker::Worker;
 
@@ -14,9 +16,8 @@ use crate::interrupts;
 use crate::kernel::Kernel;
 use crate::ops::attr;
 use crate::status::{Code, Failure};
-use crate::tensor::{FLOAT32, Tensor};
-
-use gradring_proto::parameters::optimizer::Hyper;
+use crate::tensor::Tensor;
+use crate::values::{Copies, Values};
 
 /// Form of a variable's gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,21 +145,25 @@ impl Kernel for Pull {
         // Input 0 is the handle of the push, which orders the two.
         let mut inputs = Inputs { context, next: 1 };
         let present = inputs.take(context.num_inputs() as usize - 1)?;
-        let present = present.as_slice();
-        let mut pulled = Vec::with_capacity(present.len());
-        for (index, tensor) in (0..).zip(present) {
-            let bytes = tensor.size_bytes();
-            pulled.push(context.allocate(index, FLOAT32, &tensor.dims(), bytes)?);
-        }
-        // SAFETY: the outputs were allocated by this call, and no two overlap.
-        let into = pulled.iter().map(|it| unsafe { it.floats_mut() });
-        let mut into: Vec<&mut [f32]> = into.collect();
-        // Servers that have lost their values request initial ones again.
-        while worker
-            .pull(&mut into, &mut interrupts::outstanding)?
-            .is_none()
-        {
-            worker.push_initial(&all_floats(present)?)?;
+        let pulled = loop {
+            if let Some(pulled) = worker.pull_model(&mut interrupts::outstanding)? {
+                break pulled;
+            }
+            // Servers that have lost their values request initial ones again.
+            worker.push_initial(&all_floats(&present)?)?;
+        };
+        let mut kept = lock(&worker.for_ops);
+        let kept = kept.get_or_insert_with(|| Box::new(Copies::<Tensor>::NONE));
+        let Some(copies) = kept.downcast_mut::<Copies<Tensor>>() else {
+            return Err(Failure::new(Code::Internal, "another op keeps memory"));
+        };
+        let share = |variable: usize, values: &Arc<Values>| {
+            let shape = &pulled.variables()[variable].shape;
+            let dims: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
+            Tensor::shared(context.api(), &dims, values)
+        };
+        for (output, tensor) in (0..).zip(copies.filled(&pulled, share)?) {
+            context.set_output(output, tensor)?;
         }
         Ok(())
     }

@@ -1,14 +1,16 @@
 //! Owner of a reference to a TensorFlow tensor in host memory.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use gradring_proto::buffer::Slice;
 use gradring_proto::dtype::DType;
 
 use crate::api::{Api, DataType, RawTensor};
 use crate::status::{Code, Failure};
+use crate::values::Values;
 
 /// TensorFlow's number and gradring's type of every element type of the ops.
 const TYPES: [(DataType, DType); 7] = [
@@ -87,6 +89,32 @@ impl Tensor {
         Ok(Self { api, raw })
     }
 
+    /// Creates a float32 tensor whose memory is `values`, of which it holds a reference.
+    pub(crate) fn shared(
+        api: &'static Api,
+        dims: &[i64],
+        values: &Arc<Values>,
+    ) -> Result<Self, Failure> {
+        let memory = values.start().cast_mut().cast();
+        let reference = Arc::into_raw(Arc::clone(values)).cast_mut();
+        // SAFETY: the memory is that of so many floats, and the function drops the reference once,
+        // after TensorFlow's last use.
+        let raw = unsafe {
+            (api.new_tensor)(
+                FLOAT32,
+                dims.as_ptr(),
+                c_int::try_from(dims.len()).unwrap_or(c_int::MAX),
+                memory,
+                values.len() * size_of::<f32>(),
+                drop_values,
+                reference.cast(),
+            )
+        };
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| Failure::new(Code::Internal, "TensorFlow returned no tensor"))?;
+        Ok(Self { api, raw })
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut RawTensor {
         self.raw.as_ptr()
     }
@@ -153,17 +181,6 @@ impl Tensor {
         })
     }
 
-    /// Returns the values of a float32 tensor, to be filled.
-    ///
-    /// # Safety
-    /// The tensor must be a fresh output of float32, and this the only reference to its memory.
-    #[expect(clippy::mut_from_ref, reason = "the memory is TensorFlow's")]
-    pub(crate) unsafe fn floats_mut(&self) -> &mut [f32] {
-        let count = self.size_bytes() / size_of::<f32>();
-        // SAFETY: the memory holds the values, and the caller promises that it is this op's alone.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), count) }
-    }
-
     /// Address of the first float, also of an empty tensor.
     fn start(&self) -> *mut f32 {
         match self.size_bytes() {
@@ -211,6 +228,11 @@ struct Aligned<T>(T);
 unsafe extern "C" fn drop_scalar<T>(memory: *mut c_void, _length: usize, _argument: *mut c_void) {
     // SAFETY: `Tensor::scalar` made the box, and TensorFlow calls this once, after its last use.
     drop(unsafe { Box::from_raw(memory.cast::<Aligned<T>>()) });
+}
+
+unsafe extern "C" fn drop_values(_memory: *mut c_void, _length: usize, reference: *mut c_void) {
+    // SAFETY: `Tensor::shared` made the reference, and TensorFlow calls this once.
+    drop(unsafe { Arc::from_raw(reference.cast_const().cast::<Values>()) });
 }
 
 impl Drop for Tensor {

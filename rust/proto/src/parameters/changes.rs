@@ -168,9 +168,26 @@ pub(super) struct KeptWeights {
     kept: Option<Kept>,
     /// Weights by part; `None` for a part whose pulls are whole.
     parts: Vec<Option<Weights>>,
+    /// Rows that have changed since `take_changed`, by part.
+    changed: Vec<ChangedRows>,
 }
 
+/// Rows of a part that have changed since the program took weights, unique and ascending; `None` if
+/// any weight may have changed.
+pub type ChangedRows = Option<Vec<u32>>;
+
 impl KeptWeights {
+    /// Returns the rows that have changed since the last call, by part.
+    pub(super) fn take_changed(&mut self) -> Vec<ChangedRows> {
+        let nothing = vec![Some(Vec::new()); self.changed.len()];
+        let mut changed = mem::replace(&mut self.changed, nothing);
+        for rows in changed.iter_mut().flatten() {
+            rows.sort();
+            rows.dedup();
+        }
+        changed
+    }
+
     pub(super) const fn kept(&self) -> Option<Kept> {
         self.kept
     }
@@ -184,6 +201,7 @@ impl KeptWeights {
         pulled: Vec<PulledPart>,
     ) -> Option<Vec<Weights>> {
         let mut before = mem::take(self);
+        before.changed.resize(pulled.len(), None);
         if before.kept != base || base.is_none() {
             before.parts.clear();
         }
@@ -192,15 +210,25 @@ impl KeptWeights {
             return None;
         }
         let mut all = Vec::new();
-        for (part, kept) in zip(pulled, before.parts) {
+        for ((part, kept), mut changed) in zip(zip(pulled, before.parts), before.changed) {
             let (weights, keeps) = match (part, kept) {
                 (PulledPart::Rows { rows, values }, Some(mut kept)) => {
                     put_rows(&mut kept, &rows, &values);
+                    if let Some(changed) = &mut changed {
+                        changed.extend_from_slice(&rows);
+                    }
+                    self.changed.push(changed);
                     (kept, true)
                 }
                 (PulledPart::Rows { .. }, None) => return None,
-                (PulledPart::Keep(weights), _) => (weights, true),
-                (PulledPart::All(weights), _) => (weights, false),
+                (PulledPart::Keep(weights), _) => {
+                    self.changed.push(None);
+                    (weights, true)
+                }
+                (PulledPart::All(weights), _) => {
+                    self.changed.push(None);
+                    (weights, false)
+                }
             };
             self.parts.push(keeps.then(|| weights.clone()));
             all.push(weights);

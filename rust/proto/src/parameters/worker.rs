@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::changes::{Kept, KeptWeights};
+use super::changes::{ChangedRows, Kept, KeptWeights};
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
 use super::message::{Ask, Reply, WorkerRequest};
@@ -85,6 +85,11 @@ pub struct Worker {
     base: Option<Vec<Point>>,
     /// Weights of the last pulls, by server, for parts whose next pull may bring only rows.
     kept: Vec<KeptWeights>,
+    /// Rows that the weights of the event have changed since those that the program took last, by
+    /// server and part; empty if any weight may have changed.
+    changed: Vec<Vec<ChangedRows>>,
+    /// True if the program does not have the weights of the last event.
+    has_missed: bool,
     /// Time at which unanswered requests are sent again.
     again: Instant,
     event: Option<Event>,
@@ -112,6 +117,8 @@ impl Worker {
             dropped_before: 0,
             base: None,
             kept: Vec::new(),
+            changed: Vec::new(),
+            has_missed: true,
             again: now,
             event: None,
         }
@@ -120,6 +127,12 @@ impl Worker {
     /// Takes the request to the program, if there is a new one.
     pub const fn event(&mut self) -> Option<Event> {
         self.event.take()
+    }
+
+    /// Takes the rows that have changed since the weights of the event before, by server and part;
+    /// empty if any weight may have changed. Call it when the event is taken.
+    pub fn changed(&mut self) -> Vec<Vec<ChangedRows>> {
+        mem::take(&mut self.changed)
     }
 
     /// Time of the next [`Self::step`] if no message arrives before.
@@ -410,6 +423,11 @@ impl Worker {
                 }
                 let pulled: Vec<_> = mem::take(pulled).into_iter().flatten().collect();
                 self.base = Some(pulled.iter().map(|(point, _)| *point).collect());
+                let changed = self.kept.iter_mut().map(KeptWeights::take_changed);
+                let changed: Vec<_> = changed.collect();
+                // The program gets no rows of an event that it does not take.
+                let is_missed = mem::take(&mut self.has_missed) || self.event.is_some();
+                self.changed = if is_missed { Vec::new() } else { changed };
                 self.event = Some(Event::Weights(pulled));
                 self.phase = WorkerPhase::Computing;
             }
@@ -434,7 +452,7 @@ impl Worker {
             .wrapping_add(1);
         // A request that the program has not taken stays valid while its weights count.
         if self.base.is_none() {
-            self.event = None;
+            self.has_missed |= self.event.take().is_some();
         }
         let nonce = self.random;
         self.phase = WorkerPhase::Joining { nonce };

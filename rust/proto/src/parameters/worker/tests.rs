@@ -400,6 +400,58 @@ fn a_worker_says_which_weights_it_keeps_and_puts_rows_into_them_once() {
         .map(|(point, parts)| (point.version, parts[0].to_vec()));
     let expected = [(6, vec![1.0, 2.0, 1.0, 1.0]), (6, vec![3.0])];
     assert_eq!(weights.collect::<Vec<_>>(), expected);
+    assert_eq!(worker.changed(), [[Some(vec![1])], [None]]);
+}
+
+#[test]
+fn rows_of_pulls_that_a_program_did_not_take_come_with_the_next() {
+    let (mut worker, now) = pulling();
+    let pull = |worker: &mut Worker, version, row| {
+        let kept = worker.kept[0].kept();
+        let rows = PulledPart::Rows {
+            rows: vec![row],
+            values: vec![2.0].into(),
+        };
+        worker.receive(0, answer(worker.round, version, kept, rows), now);
+    };
+    let again = |worker: &mut Worker, version| {
+        let second = PulledPart::All(Arc::new(vec![3.0].into()));
+        worker.receive(1, answer(worker.round, version, None, second), now);
+    };
+    let next = |worker: &mut Worker, at_least| {
+        let pulled = vec![None, None];
+        worker.phase = WorkerPhase::Pulling { at_least, pulled };
+    };
+    // The first server has answered, and the worker pulls anew.
+    pull(&mut worker, 6, 2);
+    next(&mut worker, 7);
+    pull(&mut worker, 7, 1);
+    again(&mut worker, 7);
+    assert!(worker.event().is_some());
+    assert_eq!(worker.changed(), [[Some(vec![1, 2])], [None]]);
+    // The program does not take the next event.
+    for version in [8, 9] {
+        next(&mut worker, version);
+        pull(&mut worker, version, 0);
+        again(&mut worker, version);
+    }
+    assert!(worker.event().is_some());
+    assert_eq!(worker.changed(), Vec::<Vec<ChangedRows>>::new());
+    // An event becomes invalid before the program takes it.
+    next(&mut worker, 10);
+    pull(&mut worker, 10, 0);
+    again(&mut worker, 10);
+    worker.base = None;
+    worker.rejoin();
+    next(&mut worker, 11);
+    pull(&mut worker, 11, 3);
+    again(&mut worker, 11);
+    assert!(worker.event().is_some());
+    assert_eq!(worker.changed(), Vec::<Vec<ChangedRows>>::new());
+    next(&mut worker, 12);
+    pull(&mut worker, 12, 3);
+    again(&mut worker, 12);
+    assert_eq!(worker.changed(), [[Some(vec![3])], [None]]);
 }
 
 #[test]
