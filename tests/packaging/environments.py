@@ -78,10 +78,12 @@ class Environment:
     def pip(self, *arguments: str, variables: dict[str, str] | None = None) -> str:
         """Runs pip for the environment; returns what it printed."""
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python"]
+        # Of TensorFlow's ten thousand files, a program imports a part.
+        compiling = {"PIP_NO_COMPILE": "1"}
         done = subprocess.run(
             [*command, str(self.directory / "env"), *arguments],
             cwd=self.directory,
-            env=self.variables | (variables or {}),
+            env=self.variables | compiling | (variables or {}),
             capture_output=True,
             text=True,
         )

@@ -14,7 +14,8 @@ from program_fuzz.runs import Fuzz
 from program_fuzz.source import source_of
 from support.chosen import chosen
 
-QUICK = range(20)
+#: Few, because each is traced in six processes; `make program-fuzz` has any number.
+QUICK = range(6)
 #: Programs that have a feature and little else; `tests/defects` has a defect that each finds.
 WITH = {
     "a sum in a step": 1845,
@@ -32,7 +33,7 @@ WITH = {
 def test_random_programs_train_on_ranks_as_in_one_process(tmp_path: Path) -> None:
     findings = Fuzz(tmp_path, [2, 3]).run({seed: drawn(seed) for seed in QUICK})
     invalid = [f"seed {each.program['seed']}: {each.invalid}" for each in findings if each.invalid]
-    assert len(invalid) <= len(findings) * 0.05, invalid
+    assert len(invalid) <= 1, invalid
     assert not [
         f"{each.difference}\npython -m program_fuzz --seed {each.program['seed']}"
         for each in findings

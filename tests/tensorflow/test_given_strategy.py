@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.chosen import marked
+
 PROGRAMS = Path(__file__).with_name("given_programs.py")
 
 
@@ -34,7 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", marked([2, 3], [2]))
 def test_programs_that_know_of_no_replicas_train_as_in_one_process(
     alone: dict[str, Any], tmp_path: Path, ranks: int
 ) -> None:
