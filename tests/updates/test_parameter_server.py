@@ -180,6 +180,63 @@ def pulled_rows(comm: Any) -> Any:
     return wrong, received / expected.nbytes
 
 
+def in_pieces() -> Any:
+    """Backward passes that wait in the middle until a gradient has left; one fails there.
+
+    Returns the variables after each step.
+    """
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow.rules import parameter_server
+
+    # One of the threads waits in the backward pass.
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    parameter_server.PIECE_BYTES = 1024
+    with gradring.init() as comm, served(comm, updates.ParameterServer(), servers=2) as strategy:
+        with strategy.scope():
+            first, last = tf.Variable(tf.zeros([3])), tf.Variable(tf.zeros([1 << 16]))
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([first, last])
+        sent = [0]
+        fails = [False]
+
+        def bytes_sent() -> Any:
+            return strategy.update_stats().get("bytes_sent", 0)
+
+        def has_left(gradient: Any) -> Any:
+            wait_until(lambda: bytes_sent() >= sent[0] + 4 * (1 << 16), "the last one has left")
+            if fails[0]:
+                raise ValueError("the backward pass failed")
+            return gradient
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def middle(x: Any) -> Any:
+            def backward(gradient: Any) -> Any:
+                return tf.ensure_shape(tf.numpy_function(has_left, [gradient], tf.float32), [3])
+
+            return tf.identity(x), backward
+
+        def replica_step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(middle(first)) + tf.reduce_sum(last)
+            gradients = tape.gradient(loss, [first, last])
+            optimizer.apply_gradients(zip(gradients, [first, last], strict=True))
+
+        step = tf.function(lambda: strategy.run(replica_step))
+        seen = []
+        for number in range(4):
+            fails[0] = number == 2 and comm.rank == 0
+            if fails[0]:
+                with pytest.raises(tf.errors.OpError, match="the backward pass failed"):
+                    step()
+                fails[0] = False
+            sent[0] = bytes_sent()
+            step()
+            seen.append([{*first.numpy().tolist()}, {*last.numpy().tolist()}])
+    return seen
+
+
 def counted(comm: Any) -> Any:
     """Known gradients under each rule: the weight that comes of it, and what server 0 counted."""
 
@@ -438,8 +495,14 @@ def test_calls_that_name_no_group_mean_that_of_the_program(ranks: Any) -> None:
     assert [rank["found"][:2] for rank in ranks] == [(True, True)] * 3
 
 
+def test_gradients_leave_before_the_backward_pass_ends_and_count_once() -> None:
+    expected = [[{-2.0 * step}] * 2 for step in (1, 2, 3, 4)]
+    assert run_ranks(in_pieces, 2) == [expected] * 2
+
+
 def test_a_step_exchanges_with_servers_without_python(ranks: Any) -> None:
-    assert [rank["found"][2] for rank in ranks] == [["GradringPush", "GradringPull"]] * 3
+    ops = ["GradringPushOpen", "GradringPushPiece", "GradringPush", "GradringPull"]
+    assert [rank["found"][2] for rank in ranks] == [ops] * 3
 
 
 def test_workers_that_begin_with_other_weights_take_those_of_one(ranks: Any) -> None:

@@ -7,7 +7,7 @@ use gradring_proto::parameters::changes::{Kept, PulledPart};
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Terms, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::log::{Contribution, Entry, History};
-use gradring_proto::parameters::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
+use gradring_proto::parameters::message::{Ask, Order, Piece, Reply, Report, Start, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Late, Overflow, Rules, Timing, Treatment};
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
@@ -357,6 +357,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
     let stage = |base, payload| Ask::Stage {
         id,
         base,
+        piece: Piece { index: 1, count: 3 },
         payload: Arc::new(payload),
     };
     let asks = [
@@ -407,7 +408,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
             incarnation: Incarnation(1, 1),
             dropped: 1,
         },
-        Reply::Staged(1, id),
+        Reply::Staged(1, id, 2),
         Reply::Weights {
             round: 8,
             point,

@@ -39,6 +39,10 @@ const SHOWN_VALUES: usize = 256;
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 static OPEN: PerProcess<HashMap<u64, Weak<Worker>>> = PerProcess::new();
 
+/// A push that the program has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushHandle(pub u64);
+
 /// The call that the program has to make next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
@@ -109,6 +113,8 @@ struct State {
     closing: bool,
     leaving: bool,
     has_left: bool,
+    /// The gradient of which pieces arrive from the program, if it counts, with its handle.
+    open: Option<(PushHandle, PushId)>,
     /// First values of each variable in the last pull.
     shown: Vec<Vec<f32>>,
     stats: Stats,
@@ -131,6 +137,7 @@ impl Worker {
             closing: false,
             leaving: false,
             has_left: false,
+            open: None,
             shown: Vec::new(),
             stats: Stats::default(),
         };
@@ -288,7 +295,7 @@ impl Worker {
             if let Some(event) = protocol.event() {
                 break event;
             }
-            if is_due && protocol.computes() {
+            if is_due && (protocol.computes() || protocol.is_open()) {
                 return Err(out_of_turn("pull()"));
             }
             self.check_waiting(&state, "pull", begun)?;
@@ -345,8 +352,9 @@ impl Worker {
             learning_rate: 0.0,
             weight_decay: 0.0,
         };
-        let payloads = |model: &Model| model.initial(weights);
-        self.take(Turn::PushInitial, "push_initial()", payloads, hyper)
+        let push = self.open_in(Turn::PushInitial, "push_initial()", 1)?;
+        self.put(push, 0, |model| model.initial(weights))?;
+        self.close_push(push, hyper)
     }
 
     /// Takes gradients computed with the last pulled weights; the thread sends them. Returns
@@ -355,43 +363,95 @@ impl Worker {
     /// # Errors
     /// When servers have failed since the last call, or it is called out of turn.
     pub fn push(&self, gradients: &[Option<Given<'_>>], hyper: Hyper) -> Result<bool> {
-        let payloads = |model: &Model| model.gradients(gradients);
-        self.take(Turn::Push, "push()", payloads, hyper)
+        let push = self.open_push(1)?;
+        self.put_gradients(push, 0, gradients)?;
+        self.close_push(push, hyper)
     }
 
-    fn take(
+    /// Begins a push in so many pieces, of gradients computed with the last pulled weights. A push
+    /// that was begun before and is not closed is abandoned.
+    ///
+    /// # Errors
+    /// Those of `push`.
+    pub fn open_push(&self, pieces: usize) -> Result<PushHandle> {
+        self.open_in(Turn::Push, "push()", pieces)
+    }
+
+    /// Takes a piece of a push: the gradients of some variables. The thread sends them at once.
+    ///
+    /// # Errors
+    /// Those of `push`.
+    pub fn put_gradients(
         &self,
-        turn: Turn,
-        call: &str,
-        payloads: impl FnOnce(&Model) -> Vec<Arc<Payload>>,
-        hyper: Hyper,
-    ) -> Result<bool> {
-        let state = self.state()?;
+        push: PushHandle,
+        piece: usize,
+        gradients: &[Option<Given<'_>>],
+    ) -> Result<()> {
+        self.put(push, piece, |model| model.gradients(gradients))
+    }
+
+    /// Ends a push whose pieces are all there. Returns `false` if it surely does not count.
+    ///
+    /// # Errors
+    /// Those of `push`.
+    pub fn close_push(&self, push: PushHandle, hyper: Hyper) -> Result<bool> {
+        let mut state = self.state()?;
+        let id = open_id(&state, push);
+        state.open = None;
+        let protocol = state.protocol.as_mut().ok_or_else(closed)?;
+        let counts = id.is_some_and(|id| protocol.close(id, hyper));
+        // Without this call, the push would wait for the next regular repetition.
+        protocol.say_again(Instant::now());
+        // Initial weights are not a gradient.
+        if state.turn == Turn::Push {
+            state.stats.pushes += 1;
+            state.stats.dropped += u64::from(!counts);
+        }
+        state.turn = Turn::Pull;
+        drop(state);
+        self.shared.wake_up.wake();
+        Ok(counts)
+    }
+
+    fn open_in(&self, turn: Turn, call: &str, pieces: usize) -> Result<PushHandle> {
+        let mut state = self.state()?;
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
         if state.turn != turn {
             return Err(out_of_turn(call));
         }
+        let handle = PushHandle(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let protocol = state.protocol.as_mut().ok_or_else(closed)?;
+        // If newer weights have arrived already, these gradients are out of date.
+        let id = (!protocol.has_event())
+            .then(|| protocol.open(pieces))
+            .flatten();
+        state.open = id.map(|id| (handle, id));
+        Ok(handle)
+    }
+
+    fn put(
+        &self,
+        push: PushHandle,
+        piece: usize,
+        payloads: impl FnOnce(&Model) -> Vec<Arc<Payload>>,
+    ) -> Result<()> {
+        let state = self.state()?;
         let model = state.model.clone().ok_or_else(closed)?;
+        let Some(id) = open_id(&state, push) else {
+            return Ok(());
+        };
         // Unlocks the state, so that the thread can work during the copy.
         drop(state);
         let payloads = payloads(&model);
         let mut state = self.state()?;
         let protocol = state.protocol.as_mut().ok_or_else(closed)?;
-        // If newer weights have arrived already, these gradients are out of date.
-        let counts = !protocol.has_event() && protocol.push(payloads, hyper).is_some();
-        // Without this call, the push would wait for the next regular repetition.
+        protocol.put(id, piece, payloads);
         protocol.say_again(Instant::now());
-        state.turn = Turn::Pull;
-        // Initial weights are not a gradient.
-        if turn == Turn::Push {
-            state.stats.pushes += 1;
-            state.stats.dropped += u64::from(!counts);
-        }
         drop(state);
         self.shared.wake_up.wake();
-        Ok(counts)
+        Ok(())
     }
 
     /// Returns the statistics so far.
@@ -422,6 +482,11 @@ impl Worker {
         }
         if state.turn != Turn::Begin {
             state.leaving = true;
+            // A step may have failed after a part of its push.
+            state.open = None;
+            if let Some(protocol) = &mut state.protocol {
+                protocol.abandon();
+            }
             self.shared.wake_up.wake();
             while !state.has_left {
                 if let Some(failure) = state.failure.clone() {
@@ -540,19 +605,34 @@ fn out_of_turn(call: &str) -> Error {
     NotServed::OutOfTurn { call }.into()
 }
 
+fn open_id(state: &State, push: PushHandle) -> Option<PushId> {
+    let (handle, id) = state.open?;
+    (handle == push).then_some(id)
+}
+
 /// A long request, which is sent once over each connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Long {
-    Stage(Term, PushId),
+    Stage(Term, PushId, u32),
     Pull(Term, u64),
 }
 
 impl Long {
     const fn of(request: &WorkerRequest) -> Option<Self> {
         match &request.ask {
-            Ask::Stage { id, .. } => Some(Self::Stage(request.term, *id)),
+            Ask::Stage { id, piece, .. } => Some(Self::Stage(request.term, *id, piece.index)),
             Ask::Pull { round, .. } => Some(Self::Pull(request.term, *round)),
             _ => None,
+        }
+    }
+
+    /// Returns whether both are pieces of one push.
+    fn is_beside(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Stage(term, id, _), Self::Stage(other_term, other, _)) => {
+                (term, id) == (other_term, other)
+            }
+            _ => false,
         }
     }
 }
@@ -564,8 +644,8 @@ struct Carrier {
     connector: ServerConnector,
     /// Channel to each server; `None` without a connection.
     channels: Vec<Option<MessageChannel>>,
-    /// Last long request sent over a keeper's current connection, by keeper.
-    sent: BTreeMap<usize, Long>,
+    /// Last long request sent over a keeper's current connection, by keeper; of a push, all pieces.
+    sent: BTreeMap<usize, BTreeSet<Long>>,
     /// Keepers of shards, as far as is known; the servers announce the number of replicas.
     keepers: Keepers,
     /// Bytes sent and received on closed channels.
@@ -711,10 +791,13 @@ impl Carrier {
         let Some(channel) = &mut self.channels[server] else {
             return Ok(());
         };
-        if let Some(long) = Long::of(&request)
-            && self.sent.insert(keeper, long) == Some(long)
-        {
-            return Ok(());
+        if let Some(long) = Long::of(&request) {
+            let sent = self.sent.entry(keeper).or_default();
+            if sent.contains(&long) {
+                return Ok(());
+            }
+            sent.retain(|it| it.is_beside(long));
+            sent.insert(long);
         }
         channel.send(Message::Request(copy, request), now)
     }

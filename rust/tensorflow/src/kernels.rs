@@ -23,10 +23,10 @@ use crate::counters;
 use crate::inflight::{self, Origin};
 use crate::kernel::{self, Kernel};
 use crate::ops::{
-    ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, PULL, PUSH, REDUCE_SCATTER_V_START, START, WAIT,
-    attr,
+    ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, PULL, PUSH, PUSH_OPEN, PUSH_PIECE,
+    REDUCE_SCATTER_V_START, START, WAIT, attr,
 };
-use crate::served::{Pull, Push};
+use crate::served::{Pull, Push, PushOpen, PushPiece};
 use crate::status::{Code, Failure};
 use crate::tensor::{Tensor, dtype};
 
@@ -38,6 +38,8 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     kernel::register::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
     kernel::register::<Wait>(api, WAIT)?;
     kernel::register::<Gate>(api, GATE)?;
+    kernel::register::<PushOpen>(api, PUSH_OPEN)?;
+    kernel::register::<PushPiece>(api, PUSH_PIECE)?;
     kernel::register::<Push>(api, PUSH)?;
     kernel::register::<Pull>(api, PULL)
 }

@@ -9,8 +9,9 @@
 //! tensors. `GradringGate` passes a tensor on once a Start has run, so that ops which read its
 //! output run later.
 //!
-//! `GradringPush` hands a step's gradients to the thread that exchanges with parameter servers, and
-//! `GradringPull` waits for the variables.
+//! `GradringPushOpen` begins a push to parameter servers. `GradringPushPiece` hands some gradients
+//! to the thread that sends them, as soon as the backward pass has computed these; `GradringPush`
+//! ends the push. `GradringPull` waits for the variables.
 
 use std::ffi::{CStr, c_int};
 
@@ -23,6 +24,8 @@ pub(crate) const REDUCE_SCATTER_V_START: &CStr = c"GradringReduceScatterVStart";
 pub(crate) const ALL_TO_ALL_V_START: &CStr = c"GradringAllToAllVStart";
 pub(crate) const WAIT: &CStr = c"GradringWait";
 pub(crate) const GATE: &CStr = c"GradringGate";
+pub(crate) const PUSH_OPEN: &CStr = c"GradringPushOpen";
+pub(crate) const PUSH_PIECE: &CStr = c"GradringPushPiece";
 pub(crate) const PUSH: &CStr = c"GradringPush";
 pub(crate) const PULL: &CStr = c"GradringPull";
 
@@ -51,8 +54,13 @@ pub(crate) mod attr {
     pub(crate) const ORIGIN: &CStr = c"origin";
     /// `Worker::id` of the worker of servers.
     pub(crate) const CLIENT: &CStr = c"client";
-    /// Form of each variable's gradient, a letter each: `d` for dense, `r` for rows, `-` for none.
+    /// Form of each variable's gradient in a piece of a push, a letter each: `d` for dense, `r` for
+    /// rows, `-` for none.
     pub(crate) const FORMS: &CStr = c"forms";
+    /// Index of a piece of a push.
+    pub(crate) const PIECE: &CStr = c"piece";
+    /// Number of pieces of a push.
+    pub(crate) const PIECES: &CStr = c"pieces";
     /// Element type of all tensors.
     pub(crate) const T: &CStr = c"T";
 }
@@ -139,24 +147,46 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     }
     .register(api)?;
     Op {
+        name: PUSH_OPEN,
+        inputs: &[c"token: resource", c"found: N * float"],
+        outputs: &[c"handle: int64"],
+        attrs: &[LENGTH, c"pieces: int >= 1", c"client: int"],
+        is_stateful: true,
+        shapes: scalar_shape,
+    }
+    .register(api)?;
+    Op {
+        name: PUSH_PIECE,
+        // Without a resource, the op would follow all stateful ops of the program.
+        inputs: &[
+            c"token: resource",
+            c"handle: int64",
+            c"dense: D * float",
+            c"indices: R * int64",
+            c"values: R * float",
+        ],
+        outputs: &[c"pushed: int64"],
+        attrs: &[
+            c"D: int >= 0",
+            c"R: int >= 0",
+            c"piece: int >= 0",
+            c"forms: string",
+            c"client: int",
+        ],
+        is_stateful: true,
+        shapes: scalar_shape,
+    }
+    .register(api)?;
+    Op {
         name: PUSH,
         inputs: &[
             c"token: resource",
             c"learning_rate: float",
             c"weight_decay: float",
-            c"found: V * float",
-            c"dense: D * float",
-            c"indices: R * int64",
-            c"values: R * float",
+            c"pieces: N * int64",
         ],
         outputs: &[c"handle: int64"],
-        attrs: &[
-            c"V: int >= 1",
-            c"D: int >= 0",
-            c"R: int >= 0",
-            c"forms: string",
-            c"client: int",
-        ],
+        attrs: &[LENGTH, c"client: int"],
         is_stateful: true,
         shapes: scalar_shape,
     }

@@ -1,15 +1,16 @@
 //! Kernels of the ops that exchange with parameter servers.
 //!
-//! `GradringPush` copies a step's gradients to the worker's thread, which sends them. `GradringPull`
-//! waits for the weights. Neither runs Python.
+//! `GradringPushOpen` begins a push, and checks the variables. `GradringPushPiece` copies some
+//! gradients to the worker's thread, which sends them. `GradringPush` ends the push, and
+//! `GradringPull` waits for the weights. None of them runs Python.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
 use gradring_proto::lock::lock;
 use gradring_proto::parameters::optimizer::Hyper;
 use gradring_servers::model::{Given, Variable};
-use gradring_servers::worker::Worker;
+use gradring_servers::worker::{PushHandle, Worker};
 
 use crate::context::{Construction, Context};
 use crate::interrupts;
@@ -43,14 +44,40 @@ impl WorkerId {
     }
 }
 
-/// Pushes the gradients of a step.
-pub(crate) struct Push {
+/// Begins a push.
+pub(crate) struct PushOpen {
     client: WorkerId,
-    /// Form of each variable's gradient.
+    pieces: usize,
+}
+
+impl Kernel for PushOpen {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        Ok(Self {
+            client: WorkerId::of(node)?,
+            pieces: size(node, attr::PIECES)?,
+        })
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let worker = self.client.open()?;
+        // Input 0 is the token.
+        let mut inputs = Inputs { context, next: 1 };
+        let found = inputs.take(context.num_inputs() as usize - 1)?;
+        worker.check_unset(&all_floats(&found)?)?;
+        let PushHandle(handle) = worker.open_push(self.pieces)?;
+        context.set_output(0, &Tensor::scalar(context.api(), handle as i64)?)
+    }
+}
+
+/// Hands over the gradients of some variables.
+pub(crate) struct PushPiece {
+    client: WorkerId,
+    piece: usize,
+    /// Form of each variable's gradient in this piece.
     forms: Vec<Form>,
 }
 
-impl Kernel for Push {
+impl Kernel for PushPiece {
     fn create(node: &Construction) -> Result<Self, Failure> {
         let form = |letter| match letter {
             'd' => Ok(Form::Dense),
@@ -63,6 +90,7 @@ impl Kernel for Push {
         };
         Ok(Self {
             client: WorkerId::of(node)?,
+            piece: size(node, attr::PIECE)?,
             forms: node
                 .string(attr::FORMS)?
                 .chars()
@@ -75,15 +103,12 @@ impl Kernel for Push {
         let worker = self.client.open()?;
         // Input 0 is the token.
         let mut inputs = Inputs { context, next: 1 };
-        let (rate, decay) = (inputs.take(1)?, inputs.take(1)?);
+        let handle = inputs.scalar()?;
         let variables = self.forms.len();
         let count = |form| self.forms.iter().filter(|it| **it == form).count();
         let (dense, rows) = (count(Form::Dense), count(Form::Rows));
-        let found = inputs.take(variables)?;
         let dense = inputs.take(dense)?;
         let (indices, values) = (inputs.take(rows)?, inputs.take(rows)?);
-        worker.check_unset(&all_floats(&found)?)?;
-
         let model = worker.begun()?;
         if model.variables().len() != variables {
             let text = format!(
@@ -114,6 +139,26 @@ impl Kernel for Push {
             }
             given.push(gradient);
         }
+        worker.put_gradients(PushHandle(handle as u64), self.piece, &given)?;
+        context.set_output(0, &Tensor::scalar(context.api(), handle)?)
+    }
+}
+
+/// Ends a push.
+pub(crate) struct Push(WorkerId);
+
+impl Kernel for Push {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        WorkerId::of(node).map(Self)
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let worker = self.0.open()?;
+        // Input 0 is the token.
+        let mut inputs = Inputs { context, next: 1 };
+        let (rate, decay) = (inputs.take(1)?, inputs.take(1)?);
+        // All pieces return the handle of the push.
+        let handle = inputs.scalar()?;
         let first = |tensors: &[Tensor]| {
             let values = all_floats(tensors)?;
             let value = values.first().and_then(|it| it.first());
@@ -126,7 +171,7 @@ impl Kernel for Push {
             weight_decay: first(&decay)?,
         };
         // `stats` tells later how many gradients counted.
-        let counts = worker.push(&given, hyper)?;
+        let counts = worker.close_push(PushHandle(handle as u64), hyper)?;
         let handle = Tensor::scalar(context.api(), i64::from(counts))?;
         context.set_output(0, &handle)
     }
@@ -184,6 +229,18 @@ impl Inputs<'_> {
         self.next += count as c_int;
         Ok(taken)
     }
+
+    fn scalar(&mut self) -> Result<i64, Failure> {
+        let values = self.take(1)?[0].read_i64()?;
+        let value = values.first().copied();
+        value.ok_or_else(|| Failure::new(Code::InvalidArgument, "a handle has no value"))
+    }
+}
+
+fn size(node: &Construction, name: &CStr) -> Result<usize, Failure> {
+    let value = node.int(name)?;
+    usize::try_from(value)
+        .map_err(|_| Failure::new(Code::InvalidArgument, format!("{value} is no size")))
 }
 
 fn all_floats(tensors: &[Tensor]) -> Result<Vec<&[f32]>, Failure> {

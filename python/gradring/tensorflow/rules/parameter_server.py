@@ -14,7 +14,8 @@ import atexit
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
+from gradring.gradients.buckets import Entry, pack
 from gradring.gradients.names import without_counters
 from gradring.group.communicator import program_error
 from gradring.tensorflow.cluster.placement import server_of
@@ -51,6 +53,12 @@ connected: WeakSet[PushedUpdates] = WeakSet()
 
 #: First values of each variable that the op for a push compares with those of the last pull.
 SHOWN_VALUES = 256
+
+#: Limit of a piece of a push, in bytes; a larger gradient is a piece of its own. A piece leaves
+#: once the backward pass has computed all of it.
+PIECE_BYTES = 4 * 1024 * 1024
+#: Bound on the number of pieces, half of what servers take.
+PIECES_MAX = 2048
 
 _Known = tuple[str, dict[str, type]]
 _BETAS: dict[str, type] = {"beta_1": float, "beta_2": float, "epsilon": float}
@@ -115,8 +123,10 @@ class PushedUpdates(Updates):
         self._client: _native.ParameterClient | None = None
         #: Orders the pushes of a graph.
         self._token: Any = None
-        #: The first values of each variable at the beginning of this step.
-        self._found: list[tf.Tensor] = []
+        #: Indices of the variables whose gradients travel together, in a graph, by piece.
+        self._pieces: list[list[int]] = []
+        #: Handle of the push of this step.
+        self._push: tf.Tensor | None = None
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Refuses optimizers and variables that the servers do not support.
@@ -152,7 +162,10 @@ class PushedUpdates(Updates):
             )
         # Read now, because the optimizer may apply weight decay before it calls `step`.
         # A reference to a whole value would make the decay copy the variable.
-        self._found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self._trained]
+        found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self._trained]
+        pieces = len(self._pieces_now())
+        opened = {"token": captured(self._token), "found": found}
+        (self._push,) = self._run("GradringPushOpen", opened, {"pieces": pieces})
         factor = self._workers if self._multiplies(optimizer) else 1
         apply([times(gradient, factor) for gradient in gradients])
 
@@ -174,40 +187,61 @@ class PushedUpdates(Updates):
         found = [by_id.get(id_of(variable)) for variable in self._trained]
         if self._rule.is_sum and self._multiplies(optimizer):
             found = [map_values(lambda mean: mean / self._workers, each) for each in found]
-        client = self._client
-        assert client is not None, "a step begins with apply"
-        dense = [it for it in found if it is not None and not isinstance(it, tf.IndexedSlices)]
-        by_rows = [summed(it) for it in found if isinstance(it, tf.IndexedSlices)]
-        pushed: dict[str, Any] = {
+        pieces = enumerate(self._pieces_now())
+        pushed = {
             "token": captured(self._token),
             "learning_rate": tf.cast(tf.convert_to_tensor(learning_rate), tf.float32),
             "weight_decay": tf.constant(float(optimizer.weight_decay or 0.0)),
-            "found": self._found,
-            "dense": dense,
+            "pieces": [self._push_piece(index, piece, found) for index, piece in pieces],
+        }
+        (handle,) = self._run("GradringPush", pushed)
+        present = [own(variable).read_value() for variable in self._trained]
+        waiting = {"handle": handle, "present": present}
+        pulled = self._run("GradringPull", waiting, outputs=len(present))
+        for variable, value in zip(self._trained, pulled, strict=True):
+            own(variable).assign(value)
+
+    def _pieces_now(self) -> list[list[int]]:
+        """Returns the pieces of a push; only in a graph does one leave before the others."""
+        return [[*range(len(self._trained))]] if tf.executing_eagerly() else self._pieces
+
+    def _push_piece(
+        self, index: int, piece: Sequence[int], gradients: Sequence[Gradient]
+    ) -> tf.Tensor:
+        """Hands the gradients of a piece to the client; returns the handle of the push."""
+        of_piece = [gradients[variable] for variable in piece]
+        forms = ["-"] * len(gradients)
+        for variable, gradient in zip(piece, of_piece, strict=True):
+            forms[variable] = _form(gradient)
+        by_rows = [summed(it) for it in of_piece if isinstance(it, tf.IndexedSlices)]
+        inputs = {
+            "token": captured(self._token),
+            "handle": self._push,
+            "dense": [it for it in of_piece if _form(it) == "d"],
             "indices": [tf.cast(it.indices, tf.int64) for it in by_rows],
             "values": [it.values for it in by_rows],
         }
-        lengths = {"found": "V", "dense": "D", "indices": "R", "values": "R"}
-        forms = "".join(map(_form, found))
-        present = [own(variable).read_value() for variable in self._trained]
+        attributes: dict[str, str | int] = {"piece": index, "forms": "".join(forms)}
+        (handle,) = self._run("GradringPushPiece", inputs, attributes)
+        return handle
+
+    def _run(
+        self,
+        op: str,
+        inputs: dict[str, Any],
+        attributes: Mapping[str, str | int] = MappingProxyType({}),
+        outputs: int = 1,
+    ) -> list[tf.Tensor]:
+        assert self._client is not None, "a step begins with apply"
         with tf.device("/device:CPU:0"):
-            (handle,) = compat.run_op(
-                "GradringPush",
-                pushed,
-                {"forms": forms, "client": client.id},
-                1,
-                lengths=lengths,
+            return compat.run_op(
+                op,
+                inputs,
+                {**attributes, "client": self._client.id},
+                outputs,
+                lengths={"dense": "D", "indices": "R", "values": "R"},
                 unseen=True,
             )
-            pulled = compat.run_op(
-                "GradringPull",
-                {"handle": handle, "present": present},
-                {"client": client.id},
-                len(present),
-                unseen=True,
-            )
-        for variable, value in zip(self._trained, pulled, strict=True):
-            own(variable).assign(value)
 
     def stats(self) -> dict[str, Any]:
         """Returns the client's counters; empty before the first step."""
@@ -265,6 +299,13 @@ class PushedUpdates(Updates):
         client.begin(described, _describe(inner), placement)
         _native.tensorflow_register()
         self._token = ordering_token()
+        # The backward pass computes the gradients of the last layers first.
+        order = [*range(len(self._trained))][::-1]
+        sizes = [Entry("float32", 4 * int(np.prod(self._trained[it].shape))) for it in order]
+        # Two neighbouring pieces together are larger than the limit.
+        total = sum(entry.size_bytes or 0 for entry in sizes)
+        packed = pack(sizes, max(PIECE_BYTES, 2 * total // PIECES_MAX))
+        self._pieces = [[order[index] for index in bucket.indices][::-1] for bucket in packed]
         self._client, self._optimizer = client, optimizer
         connected.add(self)
         atexit.register(self._leave_at_exit)

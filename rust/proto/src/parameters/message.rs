@@ -76,15 +76,40 @@ pub enum Ask {
     Alive(Incarnation),
     /// Ends the membership.
     Leave(Incarnation),
-    /// Leaves a gradient at a server until it is applied.
+    /// Leaves a piece of a gradient at a server until the gradient is applied.
     Stage {
         /// Identity of the gradient.
         id: PushId,
         /// Version of this server's weights with which the gradient was computed.
         base: Version,
-        /// This server's part of the gradient.
+        /// Place among the pieces of the gradient.
+        piece: Piece,
+        /// This server's part of the piece.
         payload: Arc<Payload>,
     },
+}
+
+/// Place of a piece of a gradient. Workers send pieces while they compute the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Index of the piece.
+    pub index: u32,
+    /// Number of pieces of the gradient, at most [`Piece::COUNT_MAX`].
+    pub count: u32,
+}
+
+impl Piece {
+    /// Limit of the number of pieces.
+    pub const COUNT_MAX: u32 = 1 << 12;
+
+    /// The only piece of a gradient.
+    pub const WHOLE: Self = Self { index: 0, count: 1 };
+
+    /// Returns whether there can be such a piece.
+    #[must_use]
+    pub const fn is_possible(self) -> bool {
+        self.index < self.count && self.count <= Self::COUNT_MAX
+    }
 }
 
 /// A message from a server to a worker.
@@ -107,8 +132,8 @@ pub enum Reply {
         /// Number of copies of each shard beside the first.
         replicas: usize,
     },
-    /// The server keeps the gradient.
-    Staged(Term, PushId),
+    /// The server keeps the piece with this index.
+    Staged(Term, PushId, u32),
     /// The worker may pull, and compute the next gradient.
     Go {
         /// Current term.

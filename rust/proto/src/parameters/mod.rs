@@ -4,9 +4,9 @@
 //! [`Server`](server::Server) in each server, and a [`Sequencer`](sequencer::Sequencer) in the
 //! first of them. Their owners carry messages and pass the time in.
 //!
-//! *How.* A worker pulls the weights from all servers, computes, and stages its gradient: each
-//! server keeps the part for its own weights. Once all servers have staged their parts, the worker
-//! submits the gradient to the sequencer. The sequencer decides when the gradient counts, and with
+//! *How.* A worker pulls the weights from all servers, computes, and stages its gradient, piece by
+//! piece: each server keeps the part for its own weights. Once all servers have staged all pieces,
+//! the worker submits the gradient to the sequencer. The sequencer decides when the gradient counts, and with
 //! what weight (`queue` has all update rules). Each decision is an entry of a log. All servers
 //! apply the entries in the order of the log, so they pass through the same versions. The worker
 //! continues when the sequencer sends `Go`; here a rule holds a fast worker back. The first entry

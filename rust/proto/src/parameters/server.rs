@@ -1,13 +1,14 @@
 //! One server: staged gradients, the applied part of the log, the weights, and their snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::iter::zip;
 use std::sync::Arc;
 
 use super::changes::{Changes, Kept};
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::log::{Entry, IN_FLIGHT_MAX};
-use super::message::{Ask, Order, Reply, Report, Start, WorkerRequest};
-use super::shard::{Payload, Push, Shard, Weights};
+use super::message::{Ask, Order, Piece, Reply, Report, Start, WorkerRequest};
+use super::shard::{Gradient, Payload, Push, Shard, Weights};
 use super::snapshot::Snapshot;
 
 /// Pulled versions that are kept for each worker, to correct its late gradients.
@@ -29,9 +30,10 @@ pub trait Disk {
     fn forget_before(&mut self, version: Version);
 }
 
+/// A gradient of which at least one piece has arrived.
 struct Staged {
     base: Version,
-    payload: Arc<Payload>,
+    pieces: Vec<Option<Arc<Payload>>>,
 }
 
 /// A worker's pull that waits for its version.
@@ -111,7 +113,7 @@ impl<D: Disk> Server<D> {
         self.state.as_ref().map(|state| state.terms.term())
     }
 
-    /// Number of staged gradients.
+    /// Number of gradients with a staged piece.
     #[must_use]
     pub fn staged(&self) -> usize {
         self.state.as_ref().map_or(0, |state| state.staged.len())
@@ -136,15 +138,16 @@ impl<D: Disk> Server<D> {
             return is_old.then(|| Reply::OtherTerm(state.terms.clone()));
         }
         match &request.ask {
-            Ask::Stage { id, base, payload } => {
-                if !state.is_over(id) {
-                    if !state.accepts(*base, payload) {
-                        return None;
-                    }
-                    let (base, payload) = (*base, payload.clone());
-                    state.staged.entry(*id).or_insert(Staged { base, payload });
+            Ask::Stage {
+                id,
+                base,
+                piece,
+                payload,
+            } => {
+                if !state.is_over(id) && !state.stage(*id, *base, *piece, payload) {
+                    return None;
                 }
-                Some(Reply::Staged(term, *id))
+                Some(Reply::Staged(term, *id, piece.index))
             }
             // Workers pull from first copies.
             Ask::Pull { .. } if self.snapshot_every.is_none() => None,
@@ -371,12 +374,32 @@ impl State {
     }
 
     /// Returns whether a payload fits the shard.
-    fn accepts(&self, base: Version, payload: &Payload) -> bool {
-        match (payload, &self.at.shard) {
-            (Payload::Initial { parts, .. }, _) => base == 0 && Shard::is_whole(parts),
-            (Payload::Gradients(gradients), Some(shard)) => base > 0 && shard.fits(gradients),
-            (Payload::Gradients(_), None) => false,
+    fn accepts(&self, base: Version, piece: Piece, payload: &Payload) -> bool {
+        piece.is_possible()
+            && match (payload, &self.at.shard) {
+                (Payload::Initial { parts, .. }, _) => {
+                    base == 0 && piece == Piece::WHOLE && Shard::is_whole(parts)
+                }
+                (Payload::Gradients(gradients), Some(shard)) => base > 0 && shard.fits(gradients),
+                (Payload::Gradients(_), None) => false,
+            }
+    }
+
+    /// Keeps a piece; returns `false` if it cannot be of this gradient.
+    fn stage(&mut self, id: PushId, base: Version, piece: Piece, payload: &Arc<Payload>) -> bool {
+        if !self.accepts(base, piece, payload) {
+            return false;
         }
+        let count = piece.count as usize;
+        let staged = self.staged.entry(id).or_insert_with(|| Staged {
+            base,
+            pieces: vec![None; count],
+        });
+        if staged.base != base || staged.pieces.len() != count {
+            return false;
+        }
+        staged.pieces[piece.index as usize].get_or_insert_with(|| payload.clone());
+        true
     }
 
     /// Replies to a waiting pull, if the weights are new enough.
@@ -418,7 +441,9 @@ impl State {
             if last.is_some_and(|last| (id.incarnation, id.number) <= *last) {
                 return None;
             }
-            staged.push(self.staged.get(&id)?);
+            let staged_push = self.staged.get(&id)?;
+            let pieces = staged_push.pieces.iter().map(Option::as_deref);
+            staged.push((staged_push.base, pieces.collect::<Option<Vec<_>>>()?));
         }
         let point = Point {
             term,
@@ -426,22 +451,20 @@ impl State {
         };
         if let Some(shard) = &mut self.at.shard {
             let mut pushed = Vec::new();
-            for (contribution, staged) in entry.contributions.iter().zip(&staged) {
-                let Payload::Gradients(gradients) = &*staged.payload else {
-                    return None;
-                };
+            for (contribution, (base, pieces)) in entry.contributions.iter().zip(&staged) {
+                let gradients = together(pieces)?;
                 let pulled_versions = self.pulled_versions.get(&contribution.id.worker);
                 let then = pulled_versions
                     .into_iter()
                     .flatten()
-                    .find(|(version, _)| *version == staged.base);
+                    .find(|(version, _)| version == base);
                 let then = then.map(|(_, weights)| weights.as_slice());
                 pushed.push(Push { gradients, then });
             }
             let changes = shard.apply(point.version, entry, &pushed);
             self.changes.record(point.version, shard, changes);
         } else {
-            let Payload::Initial { optimizer, parts } = &*staged.first()?.payload else {
+            let Payload::Initial { optimizer, parts } = staged.first()?.1.first()? else {
                 return None;
             };
             self.at.shard = Some(Shard::new(*optimizer, parts));
@@ -461,6 +484,22 @@ impl State {
         }
         Some(())
     }
+}
+
+/// Gradients by part, of all pieces; `None` for initial weights. A part in several pieces has the
+/// gradient of the first.
+fn together<'a>(pieces: &[&'a Payload]) -> Option<Vec<Option<&'a Gradient>>> {
+    let mut gradients = Vec::new();
+    for piece in pieces {
+        let Payload::Gradients(parts) = piece else {
+            return None;
+        };
+        gradients.resize(parts.len(), None);
+        for (gradient, part) in zip(&mut gradients, parts) {
+            *gradient = gradient.or(part.as_ref());
+        }
+    }
+    Some(gradients)
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub enum Gradient {
     },
 }
 
-/// A worker's push as staged on one server.
+/// A piece of a worker's push as staged on one server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Payload {
     /// The initial weights.
@@ -53,15 +53,15 @@ pub enum Payload {
         /// Parts, with their values.
         parts: Vec<(Spec, Weights)>,
     },
-    /// Gradients by part; `None` for a part without one.
+    /// Gradients by part; `None` for a part without one in this piece.
     Gradients(Vec<Option<Gradient>>),
 }
 
 /// Gradients of one contribution to an update.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Push<'a> {
     /// Gradients by part; `None` for a part without one.
-    pub gradients: &'a [Option<Gradient>],
+    pub gradients: Vec<Option<&'a Gradient>>,
     /// Weights with which they were computed, if the server still has these.
     pub then: Option<&'a [Weights]>,
 }
@@ -216,7 +216,7 @@ impl Shard {
         for (index, part) in self.parts.iter_mut().enumerate() {
             let mut gradients = Vec::new();
             for (push, contribution) in zip(pushed, &entry.contributions) {
-                let Some(gradient) = &push.gradients[index] else {
+                let Some(gradient) = push.gradients[index] else {
                     continue;
                 };
                 let mut gradient = Cow::Borrowed(gradient);
@@ -438,7 +438,7 @@ mod tests {
         let weights = Arc::new(vec![1.0; 2].into());
         let mut shard = Shard::new(optimizer, &[(spec, weights)]);
         for (number, gradient) in (version..).zip(gradients) {
-            let gradients = &[Some(gradient.clone())];
+            let gradients = vec![Some(gradient)];
             let then = None;
             shard.apply(number, &entry(), &[Push { gradients, then }]);
         }
@@ -499,7 +499,7 @@ mod tests {
             let mut shard = Shard::new(optimizer, &[(spec, weights.clone()), (spec, weights)]);
             let mut entry = entry();
             entry.hyper.weight_decay = weight_decay;
-            let gradients = &[Some(gradient.clone()), None];
+            let gradients = vec![Some(gradient), None];
             let then = None;
             let changes = shard.apply(2, &entry, &[Push { gradients, then }]);
             assert_eq!(changes, [expected, Change::Nothing]);

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::changes::{ChangedRows, Kept, KeptWeights};
 use super::identity::{Incarnation, Point, PushId, Term, Terms, Version};
 use super::keepers::Keepers;
-use super::message::{Ask, Reply, WorkerRequest};
+use super::message::{Ask, Piece, Reply, WorkerRequest};
 use super::optimizer::Hyper;
 use super::rules::Timing;
 use super::shard::{Payload, Weights};
@@ -16,12 +16,13 @@ use super::shard::{Payload, Weights};
 /// A gradient that may have to be sent again.
 struct Push {
     number: u64,
-    /// Oldest weights with which it was computed; `bases` has the version of each server.
+    /// Oldest weights with which it was computed; `bases` has the point of each server.
     base: Point,
-    bases: Vec<Version>,
-    /// Gradients by shard.
-    payloads: Vec<Arc<Payload>>,
-    hyper: Hyper,
+    bases: Vec<Point>,
+    /// Payloads by piece and by shard; `None` for a piece that the program has not computed yet.
+    pieces: Vec<Option<Vec<Arc<Payload>>>>,
+    /// `None` while the program computes pieces.
+    hyper: Option<Hyper>,
 }
 
 /// Weights of one server, with their point.
@@ -35,10 +36,10 @@ enum WorkerPhase {
     Waiting {
         number: u64,
     },
-    /// Stages this push; `staged` shows by keeper whether it has confirmed.
+    /// Stages this push; `staged` shows by keeper and by piece whether it has confirmed.
     Staging {
         number: u64,
-        staged: Vec<bool>,
+        staged: Vec<Vec<bool>>,
     },
     Pulling {
         at_least: Version,
@@ -177,6 +178,14 @@ impl Worker {
         }
     }
 
+    /// Returns whether the program computes a gradient of which it has begun to push pieces.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.unsettled
+            .back()
+            .is_some_and(|push| push.hyper.is_none())
+    }
+
     /// Number of gradients that the worker keeps.
     #[must_use]
     pub fn unsettled(&self) -> usize {
@@ -195,21 +204,18 @@ impl Worker {
         self.base.is_some()
     }
 
-    /// Identity of the next push; `None` if it would not count.
-    #[must_use]
-    pub fn next_id(&self) -> Option<PushId> {
-        let incarnation = self.incarnation.filter(|_| self.base.is_some())?;
-        Some(PushId {
-            worker: self.me,
-            incarnation,
-            number: self.number + 1,
-        })
+    /// Accepts a whole gradient, by shard, and returns its identity, as `open` does.
+    pub fn push(&mut self, payloads: Vec<Arc<Payload>>, hyper: Hyper) -> Option<PushId> {
+        let id = self.open(1)?;
+        self.put(id, 0, payloads);
+        self.close(id, hyper).then_some(id)
     }
 
-    /// Accepts a gradient, by shard, and returns its identity. Returns `None` if the servers went
-    /// back to a version before the weights with which it was computed; the worker pulls new ones
-    /// already.
-    pub fn push(&mut self, payloads: Vec<Arc<Payload>>, hyper: Hyper) -> Option<PushId> {
+    /// Begins a gradient of so many pieces, and returns its identity. Returns `None` if the servers
+    /// went back to a version before the weights with which it is computed; the worker pulls new
+    /// ones already. A gradient that is still open is abandoned.
+    pub fn open(&mut self, pieces: usize) -> Option<PushId> {
+        self.abandon();
         let (bases, incarnation) = (self.base.take()?, self.incarnation?);
         self.number += 1;
         let number = self.number;
@@ -217,9 +223,9 @@ impl Worker {
         self.unsettled.push_back(Push {
             number,
             base: oldest.copied().unwrap_or_default(),
-            bases: bases.iter().map(|point| point.version).collect(),
-            payloads,
-            hyper,
+            bases,
+            pieces: vec![None; pieces],
+            hyper: None,
         });
         if matches!(self.phase, WorkerPhase::Computing) {
             self.go_on();
@@ -229,6 +235,59 @@ impl Worker {
             incarnation,
             number,
         })
+    }
+
+    /// Accepts a piece of the open gradient, by shard. Does nothing if this gradient does not count
+    /// any more.
+    ///
+    /// # Panics
+    /// If the gradient has no such piece.
+    pub fn put(&mut self, id: PushId, piece: usize, payloads: Vec<Arc<Payload>>) {
+        if let Some(push) = self.opened(id) {
+            push.pieces[piece] = Some(payloads);
+        }
+    }
+
+    /// Ends the open gradient. Returns `false` if it does not count any more.
+    ///
+    /// # Panics
+    /// If a piece is missing.
+    pub fn close(&mut self, id: PushId, hyper: Hyper) -> bool {
+        let Some(push) = self.opened(id) else {
+            return false;
+        };
+        let is_whole = push.pieces.iter().all(Option::is_some);
+        assert!(is_whole, "a piece of the gradient is missing");
+        push.hyper = Some(hyper);
+        self.submit_staged();
+        true
+    }
+
+    /// Forgets the open gradient, if there is one: the program has failed to compute it. Another
+    /// one may be computed with the same weights.
+    pub fn abandon(&mut self) {
+        if !self.is_open() {
+            return;
+        }
+        let Some(push) = self.unsettled.pop_back() else {
+            return;
+        };
+        let is_past = |bases: &Vec<Point>| bases.iter().all(|it| self.terms.contains(*it));
+        self.base = Some(push.bases).filter(is_past);
+        if matches!(&self.phase, WorkerPhase::Staging { number, .. } if *number == push.number) {
+            self.phase = WorkerPhase::Computing;
+            if self.base.is_none() {
+                self.rejoin();
+            }
+        }
+    }
+
+    fn opened(&mut self, id: PushId) -> Option<&mut Push> {
+        let last = self
+            .unsettled
+            .back_mut()
+            .filter(|push| push.hyper.is_none());
+        last.filter(|push| Some(id.incarnation) == self.incarnation && push.number == id.number)
     }
 
     /// Placement of copies, as far as the worker knows.
@@ -249,23 +308,28 @@ impl Worker {
             WorkerPhase::Joining { nonce } => asks.push((0, self.join(*nonce))),
             WorkerPhase::Waiting { number } => {
                 let pushed = self.unsettled.iter().find(|it| it.number == *number);
-                match pushed {
-                    Some(push) => asks.push((0, self.submit(push))),
-                    None => asks.push((0, self.join(self.random))),
-                }
+                let submitted = pushed.and_then(|push| self.submit(push));
+                asks.push((0, submitted.unwrap_or_else(|| self.join(self.random))));
             }
             WorkerPhase::Staging { number, staged } => {
                 let push = self.unsettled.iter().find(|it| it.number == *number);
-                let missing = (0..self.keepers.count()).filter(|&keeper| !staged[keeper]);
-                asks.extend(missing.filter_map(|keeper| {
-                    let (push, shard) = (push?, self.keepers.shard(keeper));
-                    let ask = Ask::Stage {
-                        id: self.id(push.number),
-                        base: push.bases[shard],
-                        payload: push.payloads[shard].clone(),
-                    };
-                    Some((keeper, ask))
-                }));
+                if let Some(push) = push {
+                    let count = push.pieces.len() as u32;
+                    for (keeper, staged) in staged.iter().enumerate() {
+                        let shard = self.keepers.shard(keeper);
+                        let pieces = (0..).zip(&push.pieces).zip(staged);
+                        asks.extend(pieces.filter_map(|((index, payloads), is_staged)| {
+                            let payloads = payloads.as_ref().filter(|_| !is_staged)?;
+                            let ask = Ask::Stage {
+                                id: self.id(push.number),
+                                base: push.bases[shard].version,
+                                piece: Piece { index, count },
+                                payload: payloads[shard].clone(),
+                            };
+                            Some((keeper, ask))
+                        }));
+                    }
+                }
             }
             WorkerPhase::Pulling { at_least, pulled } => {
                 let all = 0..self.keepers.servers;
@@ -308,12 +372,12 @@ impl Worker {
         Ask::Join { nonce, claim }
     }
 
-    fn submit(&self, push: &Push) -> Ask {
-        Ask::Submit {
+    fn submit(&self, push: &Push) -> Option<Ask> {
+        Some(Ask::Submit {
             id: self.id(push.number),
             base: push.base.version,
-            hyper: push.hyper,
-        }
+            hyper: push.hyper?,
+        })
     }
 
     /// Handles the reply of a keeper.
@@ -378,20 +442,19 @@ impl Worker {
                 self.unsettled.clear();
                 self.dropped = dropped;
             }
-            Reply::Staged(theirs, id) if theirs == term && id == self.id(id.number) => {
+            Reply::Staged(theirs, id, piece) if theirs == term && id == self.id(id.number) => {
                 // A repeated reply must not make this worker repeat requests.
                 let WorkerPhase::Staging { number, staged } = &mut self.phase else {
                     return;
                 };
-                if *number != id.number || keeper >= staged.len() {
+                let pieces = staged.get_mut(keeper).filter(|_| *number == id.number);
+                let Some(is_staged) = pieces.and_then(|it| it.get_mut(piece as usize)) else {
+                    return;
+                };
+                *is_staged = true;
+                if !self.submit_staged() {
                     return;
                 }
-                staged[keeper] = true;
-                if !staged.iter().all(|is| *is) {
-                    return;
-                }
-                self.submitted = id.number;
-                self.phase = WorkerPhase::Waiting { number: id.number };
             }
             Reply::Weights {
                 round,
@@ -439,7 +502,9 @@ impl Worker {
     /// Drops unsettled gradients that `keeps` rejects. Adds up the drops here, because the
     /// sequencer's count starts again at 0.
     fn drop_unless(&mut self, keeps: impl Fn(&Push) -> bool) {
-        let is_dropped = |push: &&Push| push.base.version > 0 && !keeps(push);
+        // The program counts an open one itself.
+        let is_step = |push: &Push| push.base.version > 0 && push.hyper.is_some();
+        let is_dropped = |push: &&Push| is_step(push) && !keeps(push);
         let dropped = self.unsettled.iter().filter(is_dropped).count() as u64;
         self.dropped_before += mem::take(&mut self.dropped) + dropped;
         self.unsettled.retain(keeps);
@@ -460,11 +525,28 @@ impl Worker {
 
     /// Stages the next push that is not submitted, if there is one.
     fn go_on(&mut self) {
-        let mut numbers = self.unsettled.iter().map(|push| push.number);
-        if let Some(number) = numbers.find(|number| *number > self.submitted) {
-            let staged = vec![false; self.keepers.count()];
+        let mut pushes = self.unsettled.iter();
+        if let Some(push) = pushes.find(|push| push.number > self.submitted) {
+            let staged = vec![vec![false; push.pieces.len()]; self.keepers.count()];
+            let number = push.number;
             self.phase = WorkerPhase::Staging { number, staged };
         }
+    }
+
+    /// Submits the push that is being staged, if all keepers have all of it. Returns whether it did.
+    fn submit_staged(&mut self) -> bool {
+        let WorkerPhase::Staging { number, staged } = &self.phase else {
+            return false;
+        };
+        let number = *number;
+        let push = self.unsettled.iter().find(|push| push.number == number);
+        let is_closed = push.is_some_and(|push| push.hyper.is_some());
+        if !is_closed || !staged.iter().flatten().all(|is| *is) {
+            return false;
+        }
+        self.submitted = number;
+        self.phase = WorkerPhase::Waiting { number };
+        true
     }
 
     fn may_go(&mut self, number: u64, version: Version) {

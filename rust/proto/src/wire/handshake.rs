@@ -29,7 +29,7 @@ pub const RACK_BYTES_MAX: usize = 24;
 
 /// Version of everything that travels; grows with every change. The start of a greeting and
 /// [`Message::OtherVersion`] never change, because two versions recognise each other by them.
-pub const PROTOCOL_VERSION: u32 = 22;
+pub const PROTOCOL_VERSION: u32 = 23;
 
 /// Bound on a message of a member, in bytes.
 const MESSAGE_BYTES_MAX: usize = 2 << 20;

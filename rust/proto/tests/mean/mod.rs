@@ -24,12 +24,11 @@ pub(crate) fn apply_mean(shard: &mut Shard, version: u64, gradients: &[Gradient]
         scale: 1.0 / gradients.len() as f32,
         hyper,
     };
-    let gradients: Vec<_> = gradients.iter().map(|it| [Some(it.clone())]).collect();
-    assert!(gradients.iter().all(|it| shard.fits(it)));
+    assert!(gradients.iter().all(|it| shard.fits(&[Some(it.clone())])));
     let pushed: Vec<_> = gradients
         .iter()
-        .map(|gradients| Push {
-            gradients,
+        .map(|gradient| Push {
+            gradients: vec![Some(gradient)],
             then: None,
         })
         .collect();

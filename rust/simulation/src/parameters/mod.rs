@@ -12,7 +12,8 @@ mod scenario;
 mod training;
 
 /// Situations that must occur among many histories; otherwise the protocol is not tested.
-pub(crate) const EXAMPLES: [&str; 23] = [
+pub(crate) const EXAMPLES: [&str; 24] = [
+    "a computation failed after a part of it",
     "a copy was filled from another server",
     "a gradient was not worth pushing",
     "a late gradient counted less",

@@ -49,12 +49,20 @@ pub(super) enum Event {
     Message(Who, Message),
     /// A process has asked to be woken at this time.
     Wake(Who),
-    Computed(usize, u64, u64),
+    /// A worker has computed the first piece of a gradient, or all of it.
+    Computed(usize, u64, u64, Extent),
     /// A snapshot of a keeper on a server is complete.
     Saved(usize, usize, u64, Snapshot),
     Strike(usize, Who),
     Restart(Who),
     Measure,
+}
+
+/// What a worker has computed of a gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    FirstPiece,
+    All,
 }
 
 impl Happens for Event {
@@ -87,6 +95,8 @@ struct WorkerProcess {
     worker: Worker,
     /// Number of the current computation, and its gradient to push.
     computes: Option<(u64, PushedGradient)>,
+    /// Gradient of which the first piece is pushed.
+    open: Option<PushId>,
     computations: u64,
 }
 
@@ -250,6 +260,7 @@ impl Training {
                 host.process = Some(WorkerProcess {
                     worker,
                     computes: None,
+                    open: None,
                     computations: 0,
                 });
                 self.drive_worker(index)
@@ -583,21 +594,38 @@ impl Training {
                 }
             }
         };
-        let pace = self.scenario.paces[index];
-        let delay = self.world.random.between(pace / 2, pace);
+        self.compute(index, pushed);
+        Ok(())
+    }
+
+    /// Begins to compute a gradient.
+    fn compute(&mut self, index: usize, pushed: PushedGradient) {
         let host = &mut self.workers[index];
         let life = host.life;
         if let Some(process) = &mut host.process {
             process.computations += 1;
             process.computes = Some((process.computations, pushed));
+            process.open = None;
             let computation = process.computations;
-            self.world
-                .after(delay, Event::Computed(index, life, computation));
+            self.compute_on(index, life, computation, Extent::FirstPiece);
         }
-        Ok(())
     }
 
-    fn computed(&mut self, index: usize, life: u64, computation: u64) -> Result<(), String> {
+    /// Computes half of a gradient.
+    fn compute_on(&mut self, index: usize, life: u64, computation: u64, until: Extent) {
+        let pace = self.scenario.paces[index];
+        let delay = self.world.random.between(pace / 4, pace / 2);
+        let computed = Event::Computed(index, life, computation, until);
+        self.world.after(delay, computed);
+    }
+
+    fn computed(
+        &mut self,
+        index: usize,
+        life: u64,
+        computation: u64,
+        extent: Extent,
+    ) -> Result<(), String> {
         let servers = self.servers.len();
         let host = &mut self.workers[index];
         if host.life != life {
@@ -609,25 +637,43 @@ impl Training {
         let Some((_, pushed)) = process.computes.filter(|(it, _)| *it == computation) else {
             return Ok(());
         };
+        let pieces = if pushed.is_initial { 1 } else { 2 };
+        if extent == Extent::FirstPiece {
+            process.open = process.worker.open(pieces);
+            if let Some(id) = process.open.filter(|_| pieces > 1) {
+                let payload = |server| Arc::new(gradients(id, server, 0));
+                process
+                    .worker
+                    .put(id, 0, (0..servers).map(payload).collect());
+            }
+            self.compute_on(index, life, computation, Extent::All);
+            return self.drive_worker(index);
+        }
         process.computes = None;
-        let Some(id) = process.worker.next_id() else {
+        let open = process.open.take();
+        if !pushed.is_initial && self.world.random.once_in(24) {
+            self.record.note("a computation failed after a part of it");
+            self.compute(index, pushed);
+            return Ok(());
+        }
+        let momentum = self.scenario.momentum;
+        let is_counted = open.filter(|id| {
+            let payload = |server| match pushed.is_initial {
+                true => initial(*id, server, momentum),
+                false => gradients(*id, server, 1),
+            };
+            let payloads = (0..servers).map(|server| Arc::new(payload(server)));
+            let hyper = Hyper {
+                learning_rate: learning_rate(*id),
+                weight_decay: 0.0,
+            };
+            process.worker.put(*id, pieces - 1, payloads.collect());
+            process.worker.close(*id, hyper)
+        });
+        let Some(id) = is_counted else {
             self.record.note("a gradient was not worth pushing");
             return Ok(());
         };
-        let momentum = self.scenario.momentum;
-        let payload = |server| match pushed.is_initial {
-            true => initial(id, server, momentum),
-            false => gradients(id, server),
-        };
-        let payloads = (0..servers).map(|server| Arc::new(payload(server)));
-        let hyper = Hyper {
-            learning_rate: learning_rate(id),
-            weight_decay: 0.0,
-        };
-        let made = process.worker.push(payloads.collect(), hyper);
-        if made != Some(id) {
-            return Err(format!("{made:?} is called {id:?}"));
-        }
         let kept = process.worker.unsettled();
         let rules = &self.scenario.rules;
         if kept > 2 + 4 * rules.queue_max() + 4 * rules.aggregate {
@@ -655,8 +701,8 @@ impl Subject for Training {
             Event::Message(who, message) => self.deliver(who, message)?,
             Event::Wake(Who::Server(server)) => self.drive_server(server),
             Event::Wake(Who::Worker(worker)) => self.drive_worker(worker)?,
-            Event::Computed(worker, life, computation) => {
-                self.computed(worker, life, computation)?;
+            Event::Computed(worker, life, computation, extent) => {
+                self.computed(worker, life, computation, extent)?;
             }
             Event::Saved(server, keeper, life, snapshot) => {
                 let keepers = self.scenario.keepers;
@@ -701,7 +747,8 @@ fn initial(id: PushId, server: usize, momentum: f32) -> Payload {
     }
 }
 
-fn gradients(id: PushId, server: usize) -> Payload {
+/// A piece of a gradient. The first one has the second part of each server.
+fn gradients(id: PushId, server: usize, piece: usize) -> Payload {
     let values = |elements: std::ops::Range<usize>| elements.map(|it| value(id, server, it));
     let first: Vec<_> = values(0..FIRST).collect();
     let first = if id.number.is_multiple_of(3) {
@@ -732,7 +779,10 @@ fn gradients(id: PushId, server: usize) -> Payload {
             })
         }
     };
-    Payload::Gradients(vec![Some(first), second])
+    Payload::Gradients(match piece {
+        0 => vec![None, second],
+        _ => vec![Some(first), None],
+    })
 }
 
 fn kind(message: &Message) -> Option<Kind> {
@@ -768,7 +818,12 @@ fn kind(message: &Message) -> Option<Kind> {
 fn shown(message: &Message) -> String {
     match message {
         Message::Request(_, it) => match &it.ask {
-            Ask::Stage { id, base, .. } => format!("Stage {} in {} at {base}", named(*id), it.term),
+            Ask::Stage {
+                id, base, piece, ..
+            } => {
+                let (id, piece) = (named(*id), piece.index);
+                format!("Stage {id}, piece {piece}, in {} at {base}", it.term)
+            }
             Ask::Submit { id, base, .. } => {
                 format!("Submit {} in {} at {base}", named(*id), it.term)
             }

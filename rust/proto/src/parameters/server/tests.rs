@@ -93,11 +93,21 @@ fn ask(server: &mut Server<Memory>, worker: u32, ask: Ask) -> Option<Reply> {
     server.answer(&WorkerRequest { term, worker, ask })
 }
 
+fn whole(id: PushId, base: Version, payload: Arc<Payload>) -> Ask {
+    let piece = Piece::WHOLE;
+    Ask::Stage {
+        id,
+        base,
+        piece,
+        payload,
+    }
+}
+
 fn stage(server: &mut Server<Memory>, id: PushId, base: Version, payload: Payload) {
     let payload = Arc::new(payload);
-    let staging = Ask::Stage { id, base, payload };
+    let staging = whole(id, base, payload);
     let reply = ask(server, id.worker, staging);
-    assert!(matches!(reply, Some(Reply::Staged(1, it)) if it == id));
+    assert!(matches!(reply, Some(Reply::Staged(1, it, 0)) if it == id));
 }
 
 fn pull(server: &mut Server<Memory>, worker: u32, at_least: Version) -> Option<f32> {
@@ -200,7 +210,7 @@ fn a_restarted_server_knows_its_snapshots_and_takes_its_term_up_no_more() {
     assert_eq!(restarted.at(), server.at());
     let payload = Arc::new(gradient(1.0));
     let (id, base) = (id(1, 2), 2);
-    let reply = ask(&mut restarted, 1, Ask::Stage { id, base, payload });
+    let reply = ask(&mut restarted, 1, whole(id, base, payload));
     assert!(matches!(reply, Some(Reply::OtherTerm(terms)) if terms.term() == 2));
 }
 
@@ -327,9 +337,43 @@ fn what_cannot_be_initial_weights_or_a_gradient_is_not_staged() {
     ] {
         for (server, staged) in [(&mut empty, before), (&mut server(), after)] {
             let (id, payload) = (id(1, 9), Arc::new(payload.clone()));
-            let reply = ask(server, 1, Ask::Stage { id, base, payload });
+            let reply = ask(server, 1, whole(id, base, payload));
             assert_eq!(reply.is_some(), staged, "{base}");
         }
+    }
+}
+
+#[test]
+fn a_gradient_in_pieces_is_applied_once_all_have_arrived() {
+    let piece = |index, count, payload| Ask::Stage {
+        id: id(1, 1),
+        base: 1,
+        piece: Piece { index, count },
+        payload: Arc::new(payload),
+    };
+    let nothing = || Payload::Gradients(vec![None]);
+    for (with_all, version) in [(true, 2), (false, 1)] {
+        let mut server = server();
+        for (ask_of, keeps) in [
+            (piece(0, 0, nothing()), false),
+            (piece(2, 2, nothing()), false),
+            (piece(0, Piece::COUNT_MAX + 1, nothing()), false),
+            (piece(0, 2, initial(8.0)), false),
+            (piece(1, 2, gradient(3.0)), true),
+            (piece(0, 3, nothing()), false),
+        ] {
+            assert_eq!(ask(&mut server, 1, ask_of).is_some(), keeps);
+        }
+        if with_all {
+            let reply = ask(&mut server, 1, piece(0, 2, nothing()));
+            assert!(matches!(reply, Some(Reply::Staged(1, _, 0))));
+        }
+        assert_eq!(server.staged(), 1);
+        let (report, _) = append(&mut server, 1, id(1, 1), None);
+        let has_applied = matches!(report, Some(Report::Applied { version: 2, .. }));
+        assert_eq!(has_applied, with_all);
+        let at = server.at().map(|at| at.point.version);
+        assert_eq!(at, with_all.then_some(version));
     }
 }
 

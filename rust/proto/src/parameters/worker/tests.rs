@@ -31,7 +31,12 @@ fn asks(worker: &mut Worker, now: Instant) -> Vec<(usize, String)> {
             Ask::Pull { at_least, .. } => format!("pull {at_least}"),
             Ask::Alive(incarnation) => format!("alive {}", incarnation.1),
             Ask::Leave(incarnation) => format!("leave {}", incarnation.1),
-            Ask::Stage { id, base, .. } => format!("stage {} of {base}", id.number),
+            Ask::Stage {
+                id, base, piece, ..
+            } if piece == Piece::WHOLE => format!("stage {} of {base}", id.number),
+            Ask::Stage {
+                id, base, piece, ..
+            } => format!("stage {}.{} of {base}", id.number, piece.index),
         };
         (keeper, text)
     };
@@ -156,14 +161,13 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
     worker.receive(0, joined(&worker, 0), now);
     assert_eq!(worker.keepers().replicas, 1);
     assert_eq!(asks(&mut worker, now), expected(&[(0, "join again")]));
-    assert!(!worker.has_gone_on() && !worker.computes() && worker.next_id().is_none());
+    assert!(!worker.has_gone_on() && !worker.computes());
     assert!(push(&mut worker).is_none());
 
     worker.receive(0, go(0, 0, 0, 0), now);
     assert!(worker.has_gone_on() && worker.computes() && worker.has_event());
     assert!(matches!(worker.event(), Some(Event::WantsInitial)));
     assert!(!worker.has_event() && worker.event().is_none());
-    assert_eq!(worker.next_id(), Some(id(1)));
     assert_eq!(push(&mut worker), Some(id(1)));
     assert!(!worker.has_gone_on() && !worker.computes());
     assert_eq!(worker.unsettled(), 1);
@@ -173,16 +177,17 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
     let staging = [(0, stage), (1, stage), (2, stage), (3, stage), alive];
     assert_eq!(asks(&mut worker, now), expected(&staging));
     for (keeper, reply) in [
-        (0, Reply::Staged(1, id(1))),
-        (0, Reply::Staged(2, id(2))),
-        (0, Reply::Staged(2, PushId { worker: 4, ..id(1) })),
-        (4, Reply::Staged(2, id(1))),
+        (0, Reply::Staged(1, id(1), 0)),
+        (0, Reply::Staged(2, id(2), 0)),
+        (0, Reply::Staged(2, PushId { worker: 4, ..id(1) }, 0)),
+        (0, Reply::Staged(2, id(1), 1)),
+        (4, Reply::Staged(2, id(1), 0)),
     ] {
         worker.receive(keeper, reply, now);
         assert_eq!(asks(&mut worker, now), expected(&staging));
     }
     for keeper in 0..4 {
-        worker.receive(keeper, Reply::Staged(2, id(1)), now);
+        worker.receive(keeper, Reply::Staged(2, id(1), 0), now);
         let left = match keeper {
             3 => expected(&[(0, "submit 1 of 0")]),
             _ => expected(&staging[keeper + 1..]),
@@ -224,7 +229,7 @@ fn a_worker_joins_brings_weights_pulls_and_pushes_and_hears_no_answer_to_another
     assert_eq!(asks(&mut worker, now), expected(&[alive]));
     assert!(matches!(worker.event(), Some(Event::Weights(all)) if all.len() == 2));
     worker.receive(0, go(1, 1, 1, 0), now);
-    assert_eq!((worker.unsettled(), worker.next_id()), (0, Some(id(2))));
+    assert_eq!(worker.unsettled(), 0);
     assert_eq!(push(&mut worker), Some(id(2)));
     assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 1".to_owned()));
     let leave = worker.leave();
@@ -286,7 +291,7 @@ fn who_is_no_member_any_more_drops_all_that_it_keeps_and_begins_anew() {
         assert_eq!(asks(&mut worker, now), expected(&[(0, "join")]));
         worker.receive(0, joined(&worker, 0), now);
         worker.receive(0, go(0, 0, 0, 0), now);
-        assert_eq!(worker.next_id(), Some(id(1)));
+        assert_eq!(push(&mut worker), Some(id(1)));
     }
 }
 
@@ -314,7 +319,7 @@ fn what_is_pushed_while_it_waits_is_staged_before_it_goes_on() {
     let (mut worker, now) = computing(5);
     push(&mut worker);
     for keeper in 0..4 {
-        worker.receive(keeper, Reply::Staged(2, id(1)), now);
+        worker.receive(keeper, Reply::Staged(2, id(1), 0), now);
     }
     // The program's weights are still in the servers' past.
     worker.base = Some(vec![
@@ -328,6 +333,83 @@ fn what_is_pushed_while_it_waits_is_staged_before_it_goes_on() {
     assert_eq!(asks(&mut worker, now), expected(&[(0, "submit 1 of 5")]));
     worker.receive(0, go(1, 6, 0, 0), now);
     assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 5".to_owned()));
+}
+
+const HYPER: Hyper = Hyper {
+    learning_rate: 0.1,
+    weight_decay: 0.0,
+};
+
+fn piece() -> Vec<Arc<Payload>> {
+    vec![Arc::new(Payload::Gradients(vec![])); 2]
+}
+
+#[test]
+fn pieces_leave_before_the_gradient_is_complete_and_all_are_staged_before_it_is_submitted() {
+    let (mut worker, now) = computing(5);
+    let alive = (0, "alive 5");
+    assert_eq!(worker.open(2), Some(id(1)));
+    assert!(worker.is_open() && !worker.computes() && !worker.has_gone_on());
+    assert_eq!(asks(&mut worker, now), expected(&[alive]));
+    worker.put(id(2), 1, piece());
+    assert_eq!(asks(&mut worker, now), expected(&[alive]));
+    worker.put(id(1), 1, piece());
+    let second = [0, 1, 2, 3].map(|keeper| (keeper, "stage 1.1 of 5"));
+    let staging = [&second[..], &[alive]].concat();
+    assert_eq!(asks(&mut worker, now), expected(&staging));
+    for keeper in 0..4 {
+        worker.receive(keeper, Reply::Staged(2, id(1), 1), now);
+    }
+    worker.put(id(1), 0, piece());
+    for keeper in 0..4 {
+        worker.receive(keeper, Reply::Staged(2, id(1), 0), now);
+    }
+    // The program may still be computing.
+    assert_eq!(asks(&mut worker, now), expected(&[alive]));
+    assert!(!worker.close(id(2), HYPER) && worker.close(id(1), HYPER));
+    assert!(!worker.is_open() && !worker.close(id(1), HYPER));
+    assert_eq!(asks(&mut worker, now), expected(&[(0, "submit 1 of 5")]));
+}
+
+#[test]
+fn another_gradient_may_follow_an_abandoned_one_and_counts_with_the_same_weights() {
+    let (mut worker, now) = computing(5);
+    assert_eq!(worker.open(2), Some(id(1)));
+    worker.put(id(1), 0, piece());
+    assert_eq!(worker.open(1), Some(id(2)));
+    assert_eq!((worker.unsettled(), worker.dropped()), (1, 0));
+    worker.put(id(1), 0, piece());
+    assert!(!worker.close(id(1), HYPER));
+    worker.put(id(2), 0, piece());
+    assert_eq!(asks(&mut worker, now)[0], (0, "stage 2 of 5".to_owned()));
+    worker.abandon();
+    assert!(worker.computes() && worker.has_gone_on());
+    assert_eq!(push(&mut worker), Some(id(3)));
+    worker.abandon();
+    assert_eq!(worker.unsettled(), 1);
+}
+
+#[test]
+fn an_open_gradient_does_not_count_once_its_weights_are_gone() {
+    let (mut worker, now) = computing(5);
+    worker.open(1);
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (4, 5)])), now);
+    assert!(worker.is_open());
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (6, 4)])), now);
+    assert_eq!((worker.is_open(), worker.dropped()), (false, 0));
+    assert!(!worker.close(id(1), HYPER) && worker.open(1).is_none());
+
+    // One server has gone on, which the others have not.
+    let (mut worker, now) = computing(5);
+    let points = [5, 7].map(|version| Point { term: 2, version });
+    worker.base = Some(points.to_vec());
+    worker.open(1);
+    worker.receive(0, Reply::OtherTerm(terms(&[(2, 0), (4, 6)])), now);
+    worker.receive(0, joined(&worker, 0), now);
+    assert!(worker.is_open());
+    worker.abandon();
+    assert!(!worker.computes());
+    assert_eq!(asks(&mut worker, now), expected(&[(0, "join again")]));
 }
 
 /// Rounds and kept weights of the pulls that the worker sends now, by server.
@@ -358,7 +440,7 @@ fn pulling() -> (Worker, Instant) {
     push(&mut worker);
     for (number, version) in [(1, 5), (2, 6)] {
         for keeper in 0..4 {
-            worker.receive(keeper, Reply::Staged(2, id(number)), now);
+            worker.receive(keeper, Reply::Staged(2, id(number), 0), now);
         }
         worker.receive(0, go(number, version, number, 0), now);
         if number == 1 {
