@@ -341,7 +341,8 @@ const HYPER: Hyper = Hyper {
 };
 
 fn piece() -> Vec<Arc<Payload>> {
-    vec![Arc::new(Payload::Gradients(vec![])); 2]
+    let payload = Arc::new(Payload::Gradients(vec![]));
+    vec![payload; 2]
 }
 
 #[test]
