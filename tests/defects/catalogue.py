@@ -191,7 +191,10 @@ UPDATE_RULES = _of(
     ("changes.rs", "Change::All => *part = None,", "Change::All => {}", UPDATES),
     ("server.rs", "start: start.round,", "start: 0,", UPDATES),
     ("server.rs", "if point.version < at_least {", "if point.version < at_least.min(1) {", UPDATES),
+    ("server.rs", "gradient.or(part.as_ref())", "part.as_ref()", UPDATES),
     ("worker.rs", "|push| terms.contains(push.base)", "|_| true", UPDATES),
+    ("worker.rs", ".flatten().all(|is| *is)", ".flatten().any(|is| *is)", UPDATES),
+    ("worker.rs", "Some(push.bases).filter(is_past)", "None.filter(is_past)", UPDATES),
 )
 
 SERVERS = _of(
