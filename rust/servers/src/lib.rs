@@ -24,6 +24,7 @@ mod link;
 mod liveness;
 pub mod message;
 pub mod model;
+mod model_server;
 pub mod server;
 mod values;
 pub mod worker;
