@@ -390,10 +390,11 @@ mod tests {
             let rows = |part: &VariablePart| (part.elements.start == 0).then(|| vec![0, 2]);
             changed.push(parts.iter().map(rows).collect());
         }
-        let first = &model.places[0][0];
-        let end = model.shards[first.0][first.1].elements.end;
+        // The larger part, which is the second, is on the first server.
+        let (server, index) = model.places[0][0];
+        let end = model.shards[server][index].elements.start;
         let pulled = PulledModel::new(Arc::clone(&model), pulled, changed).unwrap();
-        assert_eq!(pulled.changed(0), [0..2, 4..6, end..14]);
+        assert_eq!(pulled.changed(0), [end..14, 0..2, 4..6]);
         let mut all = vec![0.0; 14];
         pulled.put(0, &mut all);
         for range in [0..14, 4..6, end - 1..end + 1, end..14] {
