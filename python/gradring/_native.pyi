@@ -384,7 +384,10 @@ class CountsOfServers(GradientCounts):
 
 @type_check_only
 class ServerStats(GradientCounts):
+    # Bytes, connections, staged gradients and counts of gradients are those of all optimizers, the
+    # rest is that of the first.
     server: int
+    optimizers: int  # of the program; each has versions and snapshots of its own
     address: str  # where it listens, with the port that it got
     term: int  # grows whenever servers are restored; 0 before the first
     version: int  # of the weights: 1 for the initial ones, and 1 more with each update
@@ -485,12 +488,14 @@ class ParameterClient:
         addresses: As for `ParameterServer`.
         config: Settings. `timeout` bounds the absence of a server, and `stall_timeout` the wait
             for other workers; `checksum` and `transport` are those of a server.
+        optimizer: Number of optimizers that this worker began to use before. Each has a client of
+            its own, with the same number in all workers.
 
     The connections are opened by begin().
     """
 
     def __new__(
-        cls, *, worker: int, addresses: Sequence[str], config: Config
+        cls, *, worker: int, addresses: Sequence[str], config: Config, optimizer: int = 0
     ) -> ParameterClient: ...
     @property
     def id(self) -> int:
@@ -530,7 +535,8 @@ class ParameterClient:
         Raises:
             PeerLostError: A server could not be reached for `timeout` s; names server and address.
             CollectiveTimeoutError: The rule did not let this worker go on for `stall_timeout` s.
-            MismatchError: Another worker has other variables, optimizer or placement.
+            MismatchError: Another worker has other variables, optimizer or placement, or began to
+                use several optimizers in another order.
             AuthenticationError, ConfigError: A server turns this process away; ConfigError also if
                 another living process is this worker.
             GradringError: pull() twice without a push in between.

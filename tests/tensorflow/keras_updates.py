@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from gradring.tensorflow.rules.parameter_server import _describe
+from gradring.tensorflow.rules.served_optimizer import describe
 
 FILE = Path(__file__).parents[2] / "rust/proto/tests/data/keras_updates.json"
 ELEMENTS = 16
@@ -98,7 +98,7 @@ def updates(name: str) -> dict[str, Any]:
         if step in (*SHOWN, STEPS):
             shown[step] = bits(np.concatenate([each.numpy() for each in variables]))
     return {
-        "optimizer": json.loads(_describe(optimizer)),
+        "optimizer": json.loads(describe(optimizer)),
         "weight_decay": optimizer.weight_decay or 0.0,
         "weights": shown,
     }

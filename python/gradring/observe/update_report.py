@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 #: Reasons why gradients are dropped, with the names of `_native.GradientCounts`.
 DROPPED = {"late": "dropped_late", "overflow": "dropped_overflow", "lost": "dropped_lost"}
+
+#: Counters of a worker that are added up over its optimizers.
+_SUMS = (
+    *("pushes", "dropped", "pulls", "unsettled"),
+    *("bytes_sent", "bytes_received", "reconnects", "waited_s"),
+)
+#: Counters of the servers that are added up.
+_SERVERS_SUMS = ("queue", "pushes", "updates", "held_overflow", "superfluous", *DROPPED.values())
 
 #: Number of gradients by staleness in versions.
 Staleness = Mapping[int, int]
@@ -18,6 +27,28 @@ def mean_staleness(counted: Staleness) -> float | None:
     """Returns the mean staleness of gradients in versions; None without gradients."""
     total = sum(counted.values())
     return sum(each * count for each, count in counted.items()) / total if total else None
+
+
+def of_all(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the numbers of several optimizers as those of one.
+
+    Args:
+        each: Counters of each optimizer's client; at least one.
+
+    Returns:
+        The counters of the first one, with the sums of all optimizers for numbers of pushes, pulls,
+        bytes and gradients. ``optimizers`` has the counters of each.
+    """
+    first, servers = dict(each[0]), dict(each[0]["servers"])
+    for name in _SUMS:
+        first[name] = sum(one[name] for one in each)
+    for name in _SERVERS_SUMS:
+        servers[name] = sum(one["servers"][name] for one in each)
+    staleness: Counter[int] = Counter()
+    for one in each:
+        staleness.update(one["servers"]["staleness"])
+    servers["staleness"] = dict(sorted(staleness.items()))
+    return {**first, "servers": servers, "optimizers": [dict(one) for one in each]}
 
 
 def facts(updates: Mapping[str, Any]) -> dict[str, float | None] | None:

@@ -353,6 +353,10 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
             ``dropped_late``, ``dropped_overflow`` and ``dropped_lost`` count dropped gradients, and
             ``held_overflow`` those that had to wait for capacity in the queue.
 
+            With several optimizers, counts are sums, and versions are those of the optimizer that
+            was used first. ``optimizers`` has the counters of each, in the order of their first
+            use.
+
         Examples:
             >>> strategy = gradring.tensorflow.CustomCollectiveStrategy(
             ...     update=gradring.updates.ParameterServer()  # under gradring run -np 2 --ps 1

@@ -309,6 +309,7 @@ fn handshake_samples() -> Vec<Vec<u8>> {
     let parameters = Purpose::Parameters {
         job: "slurm 1".into(),
         server: 1,
+        model: 2,
         client: ClientKind::Worker {
             index: 3,
             process: (7, 4711, "node-a".into()),

@@ -9,6 +9,7 @@ use gradring_proto::error::Result;
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::Rules;
 use gradring_proto::settings::{LONGEST_S, wrong};
+use gradring_proto::wire::handshake::MODELS_MAX;
 use gradring_servers::message::Counted;
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Server, ServerPlace};
@@ -81,6 +82,7 @@ impl ParameterServer {
                 .collect();
             let result = PyDict::new(py);
             result.set_item("server", self.inner.place().server)?;
+            result.set_item("optimizers", stats.models)?;
             result.set_item("address", self.inner.address())?;
             result.set_item("term", stats.term)?;
             result.set_item("version", stats.version)?;
@@ -110,17 +112,19 @@ impl ParameterServer {
 #[pymethods]
 impl ParameterClient {
     #[new]
-    #[pyo3(signature = (*, worker, addresses, config))]
+    #[pyo3(signature = (*, worker, addresses, config, optimizer=0))]
     fn new(
         py: Python<'_>,
         worker: usize,
         addresses: Vec<String>,
         config: &Bound<'_, Config>,
+        optimizer: usize,
     ) -> PyResult<Self> {
         enter(py, || {
             let config = config.get().inner.clone();
             let made = check_server(0, addresses.len())
-                .and_then(|()| Worker::new(worker, addresses, &config));
+                .and_then(|()| check_optimizer(optimizer))
+                .and_then(|()| Worker::new(worker, optimizer, addresses, &config));
             let inner = made.map_err(|error| to_python(py, &error))?;
             Ok(Self { inner })
         })
@@ -370,6 +374,17 @@ fn check_server(index: usize, servers: usize) -> Result<()> {
             "index",
             &index.to_string(),
             "a server with an address",
+        )),
+    }
+}
+
+fn check_optimizer(number: usize) -> Result<()> {
+    match number < MODELS_MAX {
+        true => Ok(()),
+        false => Err(wrong(
+            "optimizer",
+            &number.to_string(),
+            &format!("less than {MODELS_MAX}, the number that a job may have"),
         )),
     }
 }

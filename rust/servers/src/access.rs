@@ -20,7 +20,7 @@ use gradring_net::session::listener::{
 use gradring_net::session::turned_away::TurnedAway;
 use gradring_proto::error::{Breach, Error, NotServed, Result, Text};
 use gradring_proto::lock::lock;
-use gradring_proto::wire::handshake::{self, ClientKind, Hello, Purpose};
+use gradring_proto::wire::handshake::{self, ClientKind, Hello, MODELS_MAX, Purpose};
 
 /// State that the listener's threads share with the server's own thread.
 pub(crate) struct ClientAccess {
@@ -29,12 +29,13 @@ pub(crate) struct ClientAccess {
     pub(crate) workers: usize,
     /// Rules of this server as text; server 0 must have equal rules.
     pub(crate) rules: String,
-    /// Connected workers, and the model that all of them train.
-    pub(crate) present: Mutex<Present>,
+    /// Connected workers of each model, by its number.
+    pub(crate) present: Mutex<BTreeMap<usize, Present>>,
     /// New links that the server's thread has not taken yet.
     pub(crate) arrived: Mutex<Arrived>,
-    /// Directory of the snapshots with which the server starts, and fingerprint of their model.
-    pub(crate) kept: Option<(Text, Fingerprint)>,
+    /// Directories of the snapshots with which the server starts, and fingerprints of their models,
+    /// by number of the model.
+    pub(crate) kept: BTreeMap<usize, (Text, Fingerprint)>,
     /// Wakes the server's thread when a link has arrived.
     pub(crate) owner: Arc<WakeUp>,
     /// Clients refused before the first worker was admitted; an error lists them if no worker ever
@@ -46,7 +47,7 @@ pub(crate) struct ClientAccess {
     pub(super) pairs: usize,
 }
 
-/// Workers that are connected or connecting.
+/// Workers that are connected or connecting, and the model that all of them train.
 #[derive(Default)]
 pub(crate) struct Present {
     /// Process of each worker: a random number, the process id, and the host.
@@ -57,16 +58,18 @@ pub(crate) struct Present {
     gathering: Gathering,
 }
 
-/// New links, each with the client at its other end.
-pub(crate) type Arrived = VecDeque<(ClientKind, PeerLink)>;
+/// New links, each with the number of the model and the client at its other end.
+pub(crate) type Arrived = VecDeque<(usize, ClientKind, PeerLink)>;
 
 /// Admits clients during the whole job, because workers reconnect after a lost connection.
 impl AccessPolicy for ClientAccess {
     fn turned_away(&self, initiator: &Initiator, error: &Error) {
         // Once a worker was admitted, the list is not needed: refused clients report their reason.
-        if lock(&self.present).model.is_some() {
+        let present = lock(&self.present);
+        if present.values().any(|it| it.model.is_some()) {
             return;
         }
+        drop(present);
         if let Some(message) = self.turned_away.note(initiator, error) {
             let (server, host) = (self.server, host_name());
             (self.on_warning)(format!("parameter server {server} on {host} {message}"));
@@ -83,6 +86,7 @@ impl Service for ClientAccess {
         let Purpose::Parameters {
             job,
             server,
+            model,
             client,
             transports: _,
             stream,
@@ -97,7 +101,11 @@ impl Service for ClientAccess {
             let reached = self.server;
             return Err(NotServed::OtherServer { reached }.into());
         }
-        let (theirs, ours) = (*streams, self.linker.streams);
+        if *model >= MODELS_MAX {
+            let wanted = format!("a model below {MODELS_MAX}").into();
+            return Err(Breach::Unexpected { wanted }.into());
+        }
+        let (number, theirs, ours) = (*model, *streams, self.linker.streams);
         if theirs != ours {
             let client = client.name().into();
             return Err(NotServed::StreamsDiffer {
@@ -109,8 +117,9 @@ impl Service for ClientAccess {
         }
         let now = Instant::now();
         let mut present = lock(&self.present);
+        let present = present.entry(number).or_default();
         present.give_up(now);
-        self.check(client, &present)?;
+        self.check(number, client, present)?;
         if *stream >= ours || !present.gathering.expect(client, *attempt, *stream, now) {
             let wanted = "a stream that its link lacks".into();
             return Err(Breach::Unexpected { wanted }.into());
@@ -129,10 +138,13 @@ impl Service for ClientAccess {
 
     fn forget(&self, hello: &Hello) {
         if let Purpose::Parameters {
-            client, attempt, ..
+            model,
+            client,
+            attempt,
+            ..
         } = &hello.purpose
+            && let Some(present) = lock(&self.present).get_mut(model)
         {
-            let mut present = lock(&self.present);
             present.gathering.forget(client, *attempt);
             present.forget(client);
         }
@@ -140,6 +152,7 @@ impl Service for ClientAccess {
 
     fn serve(&self, hello: Hello, connection: Connection, deadline: Instant) -> Result<()> {
         let Purpose::Parameters {
+            model,
             client,
             transports,
             stream,
@@ -155,18 +168,19 @@ impl Service for ClientAccess {
                 let (theirs, which) = (transports.clone(), (*stream, self.linker.streams));
                 let now = Instant::now();
                 let mut present = lock(&self.present);
-                let all = present
-                    .gathering
-                    .add(client, *attempt, which, connection, now);
+                let gathering = &mut present.entry(*model).or_default().gathering;
+                let all = gathering.add(client, *attempt, which, connection, now);
                 drop(present);
+                // Rings of later models are smaller, so that those of all stay bounded.
+                let pairs = self.pairs * (*model + 1);
                 all.map(|connections| {
                     self.linker
-                        .respond(connections, &client.name(), theirs, self.pairs, deadline)
+                        .respond(connections, &client.name(), theirs, pairs, deadline)
                 })
                 .transpose()
             });
         if let Some(link) = linked.inspect_err(|_| self.forget(&hello))? {
-            lock(&self.arrived).push_back((client.clone(), link));
+            lock(&self.arrived).push_back((*model, client.clone(), link));
             self.owner.wake();
         }
         Ok(())
@@ -174,9 +188,9 @@ impl Service for ClientAccess {
 }
 
 impl ClientAccess {
-    /// Refuses a client whose rules, model or index conflict with this server or with the workers
-    /// in `present`.
-    fn check(&self, client: &ClientKind, present: &Present) -> Result<()> {
+    /// Refuses a client of a model whose rules, variables or index conflict with this server or
+    /// with the workers in `present`.
+    fn check(&self, number: usize, client: &ClientKind, present: &Present) -> Result<()> {
         match client {
             ClientKind::Sequencer { rules, .. } if *rules != self.rules => {
                 Err(NotServed::RulesDiffer {
@@ -200,7 +214,7 @@ impl ClientAccess {
                 {
                     return Err(NotServed::ModelsDiffer { worker, other }.into());
                 }
-                if let Some((directory, kept)) = &self.kept
+                if let Some((directory, kept)) = self.kept.get(&number)
                     && kept != model
                 {
                     let directory = directory.clone();
@@ -245,13 +259,18 @@ impl ClientAccess {
     /// Returns the links completed since the last call, and drops incomplete ones that have timed
     /// out.
     pub(crate) fn arrived(&self, now: Instant) -> Arrived {
-        lock(&self.present).give_up(now);
+        for present in lock(&self.present).values_mut() {
+            present.give_up(now);
+        }
         std::mem::take(&mut *lock(&self.arrived))
     }
 
-    /// Frees the index of a worker whose connection has ended, so that another process can have it.
-    pub(crate) fn gone(&self, worker: usize, process: u64) {
-        lock(&self.present).gone(worker, process);
+    /// Frees the index of a model's worker whose connection has ended, so that another process can
+    /// have it.
+    pub(crate) fn gone(&self, model: usize, worker: usize, process: u64) {
+        if let Some(present) = lock(&self.present).get_mut(&model) {
+            present.gone(worker, process);
+        }
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) struct ServerConnector {
 
 struct ConnectorState {
     credentials: Arc<Credentials>,
+    model: usize,
     client: ClientKind,
     addresses: Vec<String>,
     linker: Linker,
@@ -57,11 +58,11 @@ struct Outcomes {
 }
 
 impl ServerConnector {
-    /// Makes a connector that introduces itself as `client`; `wake_up` is woken by outcomes and by
-    /// links.
+    /// Makes a connector that introduces itself as `client` of the model with this number;
+    /// `wake_up` is woken by outcomes and by links.
     pub(crate) fn new(
         credentials: Arc<Credentials>,
-        client: ClientKind,
+        (model, client): (usize, ClientKind),
         addresses: Vec<String>,
         config: &Config,
         wake_up: Arc<WakeUp>,
@@ -75,6 +76,7 @@ impl ServerConnector {
         Ok(Self {
             shared: Arc::new(ConnectorState {
                 credentials,
+                model,
                 client,
                 addresses,
                 linker,
@@ -198,6 +200,7 @@ impl ConnectorState {
         let purpose = Purpose::Parameters {
             job: self.credentials.job.clone(),
             server,
+            model: self.model,
             client: self.client.clone(),
             transports: self.linker.transports(),
             stream,

@@ -2,6 +2,9 @@
 //! [`worker::Worker`] in each worker's. The protocol is pure code in `gradring_proto::parameters`;
 //! this crate carries its messages, reads the clock, and writes snapshots to disk.
 //!
+//! A job has a model for each optimizer of its program. A process has a server or worker for each
+//! model, with links of their own (`job`, `model_server`).
+//!
 //! Workers connect to all servers (`connector`), and server 0 connects to the other servers. A
 //! server admits only processes of its job, and one live process for each worker (`access`). Once
 //! all connections of a link have arrived (`gathering`), both ends build a link from them, as ranks
@@ -20,6 +23,7 @@ mod channel;
 mod connector;
 mod disk;
 mod gathering;
+mod job;
 mod link;
 mod liveness;
 pub mod message;

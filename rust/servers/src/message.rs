@@ -87,6 +87,18 @@ pub struct Counted {
     pub staleness: BTreeMap<u64, u64>,
 }
 
+impl Counted {
+    /// Adds the gradients of another model. The version stays that of the first.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.updates += other.updates;
+        self.queue += other.queue;
+        self.counts.add(other.counts);
+        for (staleness, count) in &other.staleness {
+            *self.staleness.entry(*staleness).or_default() += count;
+        }
+    }
+}
+
 /// A message to send.
 pub struct Outgoing {
     /// Header and head.

@@ -1,22 +1,21 @@
-//! A server's share of the model: its copies of shards, the connections of workers and of other
+//! A server's share of one model: its copies of shards, the connections of workers and of other
 //! servers, and the sequencer in server 0.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::access::ClientAccess;
 use super::channel::{BEAT, MessageChannel, is_silent};
 use super::connector::ServerConnector;
 use super::disk::Store;
+use super::link::PeerLink;
 use super::liveness::WorkerLiveness;
 use super::message::{Counted, Message};
 use super::server::{ServerPlace, Stats};
 use gradring_net::config::Config;
 use gradring_net::host::host_name;
-use gradring_net::session::listener::Listener;
 use gradring_proto::error::{Error, NotServed, Result};
-use gradring_proto::lock::lock;
 use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::message::{Ask, Order, Report, WorkerRequest};
@@ -34,10 +33,11 @@ const ENDING_LIMIT: Duration = Duration::from_secs(5);
 
 /// One server of a model.
 pub(super) struct ModelServer {
+    /// Number of the model.
+    pub(super) number: usize,
     pub(super) place: ServerPlace,
     pub(super) config: Config,
     pub(super) access: Arc<ClientAccess>,
-    pub(super) _listener: Listener,
     pub(super) connector: ServerConnector,
     pub(super) keepers: Keepers,
     /// Copies of shards. The first is of its own shard: it has snapshots, and workers pull from it.
@@ -69,12 +69,11 @@ pub(super) struct ModelServer {
     pub(super) statistics_sent: Instant,
     /// Bytes sent and received on closed channels.
     pub(super) counted: (u64, u64),
-    pub(super) published: Arc<Mutex<Stats>>,
 }
 
 impl ModelServer {
-    pub(super) fn begin(&mut self) -> Result<()> {
-        let now = Instant::now();
+    /// Begins to wait for workers and servers, and connects to the other servers.
+    pub(super) fn begin(&mut self, now: Instant) -> Result<()> {
         self.upstream_away = now;
         self.liveness.since = now;
         for (since, _) in self.liveness.away.values_mut() {
@@ -88,9 +87,8 @@ impl ModelServer {
         Ok(())
     }
 
-    /// Does all that is due, and returns the longest time to wait; `None` at the end of the job.
-    pub(super) fn turn(&mut self, now: Instant) -> Result<Option<Duration>> {
-        self.accept(now)?;
+    /// Does all that is due.
+    pub(super) fn turn(&mut self, now: Instant) -> Result<()> {
         self.connect(now)?;
         self.recv_from_workers(now)?;
         self.recv_from_servers(now)?;
@@ -99,30 +97,19 @@ impl ModelServer {
         self.say_where_it_goes_on();
         self.keep_up(now)?;
         self.remove_lost(now)?;
-        self.publish();
-        if self.is_over {
-            return Ok(None);
+        if let Some(sequencer) = &self.sequencer
+            && sequencer.start() > 0
+            && sequencer.has_survivors()
+        {
+            self.liveness.have_been_there();
         }
-        if let Some(sequencer) = &self.sequencer {
-            if sequencer.start() > 0 && sequencer.has_survivors() {
-                self.liveness.have_been_there();
-            }
-            let server = self.place.server;
-            let turned_away = &self.access.turned_away;
-            if self.ending.is_none() && self.liveness.is_over(server, turned_away, now)? {
-                self.ending = Some(now);
-            }
-            if let Some(since) = self.ending
-                && self.has_ended(since, now)?
-            {
-                return Ok(None);
-            }
-        } else if self.upstream.is_none() {
-            self.check_upstream(now)?;
-        }
+        Ok(())
+    }
+
+    /// Time of the next turn if nothing arrives before.
+    pub(super) fn wake(&self, now: Instant) -> Instant {
         let wake = self.sequencer.as_ref().map(Sequencer::wake);
-        let wake = wake.unwrap_or(now + BEAT).clamp(now, now + BEAT);
-        Ok(Some(wake.saturating_duration_since(Instant::now())))
+        wake.unwrap_or(now + BEAT).clamp(now, now + BEAT)
     }
 
     fn channels(&self) -> impl Iterator<Item = &MessageChannel> {
@@ -137,26 +124,30 @@ impl ModelServer {
         workers.chain(servers.flatten())
     }
 
-    fn accept(&mut self, now: Instant) -> Result<()> {
-        for (client, link) in self.access.arrived(now) {
-            let channel = MessageChannel::new(link, self.config.settings.checksum, now);
-            match client {
-                ClientKind::Worker {
-                    index,
-                    process,
-                    model,
-                } => {
-                    // The model must be on the disk before a snapshot of it.
-                    self.copies[0].disk().set_model(model)?;
-                    let worker = index as u32;
-                    self.liveness.connected(worker);
-                    let before = self.workers.insert(worker, (process.0, channel));
-                    self.count(before.map(|(_, it)| it).as_ref());
-                }
-                ClientKind::Sequencer { .. } => {
-                    let before = self.upstream.replace(channel);
-                    self.count(before.as_ref());
-                }
+    /// Takes a new link of a client.
+    pub(super) fn accept(
+        &mut self,
+        client: ClientKind,
+        link: PeerLink,
+        now: Instant,
+    ) -> Result<()> {
+        let channel = MessageChannel::new(link, self.config.settings.checksum, now);
+        match client {
+            ClientKind::Worker {
+                index,
+                process,
+                model,
+            } => {
+                // The model must be on the disk before a snapshot of it.
+                self.copies[0].disk().set_model(model)?;
+                let worker = index as u32;
+                self.liveness.connected(worker);
+                let before = self.workers.insert(worker, (process.0, channel));
+                self.count(before.map(|(_, it)| it).as_ref());
+            }
+            ClientKind::Sequencer { .. } => {
+                let before = self.upstream.replace(channel);
+                self.count(before.as_ref());
             }
         }
         Ok(())
@@ -226,8 +217,7 @@ impl ModelServer {
         }
         let message = match (&request.ask, reply) {
             (Ask::Leave(_), _) => {
-                self.liveness.away.remove(&request.worker);
-                self.liveness.left.insert(request.worker);
+                self.liveness.leaves(request.worker);
                 // Replies about the worker's gradients precede the goodbye.
                 self.sequence(now)?;
                 Message::Goodbye
@@ -393,11 +383,6 @@ impl ModelServer {
         ));
     }
 
-    /// Returns whether a worker has left and no worker is connected.
-    pub(super) fn has_nobody_to_wait_for(&self) -> bool {
-        !self.liveness.left.is_empty() && self.workers.is_empty()
-    }
-
     /// Renames the directory of a job that has ended well.
     pub(super) fn finish(&mut self) {
         for copy in &mut self.copies {
@@ -448,7 +433,7 @@ impl ModelServer {
     fn lose_worker(&mut self, worker: u32, now: Instant) {
         if let Some((process, channel)) = self.workers.remove(&worker) {
             self.count(Some(&channel));
-            self.access.gone(worker as usize, process);
+            self.access.gone(self.number, worker as usize, process);
             self.liveness.disconnected(worker, now);
         }
     }
@@ -486,7 +471,10 @@ impl ModelServer {
     }
 
     /// Returns whether all servers know of the end, or have had enough time to learn of it.
-    fn has_ended(&mut self, since: Instant, now: Instant) -> Result<bool> {
+    pub(super) fn has_ended(&mut self, now: Instant) -> Result<bool> {
+        let Some(since) = self.ending else {
+            return Ok(false);
+        };
         for server in 0..self.downstream.len() {
             if !self.notified[server] && self.downstream[server].is_some() {
                 self.tell_end(server, now)?;
@@ -504,9 +492,10 @@ impl ModelServer {
         self.send_to_server(server, Message::Goodbye, now)
     }
 
-    fn check_upstream(&self, now: Instant) -> Result<()> {
+    /// Fails if server 0 has been away for too long.
+    pub(super) fn check_upstream(&self, now: Instant) -> Result<()> {
         let waited = now.saturating_duration_since(self.upstream_away);
-        if waited < self.config.settings.timeout {
+        if self.upstream.is_some() || waited < self.config.settings.timeout {
             return Ok(());
         }
         let doing = format!("serve of parameter server {}", self.place.server);
@@ -520,7 +509,8 @@ impl ModelServer {
         .into())
     }
 
-    fn publish(&self) {
+    /// Statistics so far.
+    pub(super) fn stats(&self) -> Stats {
         let mut stats = Stats {
             term: self.copies[0].term().unwrap_or(0),
             staged: self.copies.iter().map(Protocol::staged).sum(),
@@ -545,7 +535,7 @@ impl ModelServer {
             stats.members = members.map(|(worker, _)| worker).collect();
             stats.counted = counted(sequencer);
         }
-        *lock(&self.published) = stats;
+        stats
     }
 }
 

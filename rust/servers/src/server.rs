@@ -1,36 +1,25 @@
 //! A server's process: one thread receives from all workers and servers, and acts on their
 //! messages.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::access::ClientAccess;
-use super::channel::{self, BEAT};
-use super::connector::ServerConnector;
-use super::disk::Store;
-use super::link::Linker;
-use super::liveness::WorkerLiveness;
+use super::channel;
+use super::job::Job;
 use super::message::Counted;
-use super::model_server::ModelServer;
 use gradring_core::forming::rendezvous::check_loopback;
 use gradring_net::caller::{INTERRUPT_INTERVAL, Interrupt};
 use gradring_net::config::Config;
 use gradring_net::link::forks::Process;
 use gradring_net::link::poll::WakeUp;
-use gradring_net::session::credentials::Credentials;
-use gradring_net::session::turned_away::TurnedAway;
-use gradring_proto::error::{Abort, Error, NotServed, Result, Text};
+use gradring_proto::error::{Abort, Error, NotServed, Result};
 use gradring_proto::lock::{self, lock};
 use gradring_proto::parameters::floats::forget_kept;
 use gradring_proto::parameters::identity::{Incarnation, Term, Version};
-use gradring_proto::parameters::keepers::Keepers;
-use gradring_proto::parameters::rules::{Rules, Timing};
-use gradring_proto::parameters::sequencer::Sequencer;
-use gradring_proto::parameters::server::Server as Protocol;
-use gradring_proto::wire::handshake::{ClientKind, random};
+use gradring_proto::parameters::rules::Rules;
 
 /// Index of a server and the addresses of all servers.
 #[derive(Debug, Clone)]
@@ -41,9 +30,12 @@ pub struct ServerPlace {
     pub addresses: Vec<String>,
 }
 
-/// Statistics of a server.
+/// Statistics of a server. Numbers of bytes, connections and gradients are of all models, the rest
+/// is that of the first.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
+    /// Number of models: one for each optimizer of the program.
+    pub models: usize,
     /// Number that grows whenever servers are restored.
     pub term: Term,
     /// Version of the weights: 1 for the initial ones, and 1 more for each update.
@@ -76,7 +68,7 @@ pub struct Stats {
 pub struct Server {
     place: ServerPlace,
     address: String,
-    core: Mutex<Option<Box<ModelServer>>>,
+    job: Mutex<Option<Box<Job>>>,
     published: Arc<Mutex<Stats>>,
     wake_up: Arc<WakeUp>,
     closing: AtomicBool,
@@ -98,112 +90,13 @@ impl Server {
     ) -> Result<Self> {
         rules.check(place.addresses.len())?;
         check_loopback(&place.addresses[place.server])?;
-        let credentials = Credentials::of(config)?;
-        let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
-        let wake_up = Arc::new(wake_up);
-        let servers = place.addresses.len();
-        let replicas = rules.replicas;
-        let keepers = Keepers { servers, replicas };
-        let who = (place.server, servers);
-        let store = Store::open(directory, who, Arc::clone(&wake_up), config.on_warning)?;
-        let kept = store.model().zip(store.directory());
-        let kept = kept.map(|(model, it)| (Text::of(it.display()), model));
-        let mut stores = vec![store];
-        for _ in 0..replicas {
-            let wake_up = Arc::clone(&wake_up);
-            stores.push(Store::open(None, who, wake_up, config.on_warning)?);
-        }
-        let copy = |(copy, store)| {
-            let every = (copy == 0).then_some(rules.snapshot_every);
-            Protocol::new(store, every, rules.compensates())
-        };
-        let copies = stores.into_iter().enumerate().map(copy).collect();
-        let access = Arc::new(ClientAccess {
-            credentials: Arc::clone(&credentials),
-            server: place.server,
-            workers: rules.workers as usize,
-            rules: rules.compared(),
-            kept,
-            present: Mutex::default(),
-            arrived: Mutex::default(),
-            owner: Arc::clone(&wake_up),
-            turned_away: TurnedAway::default(),
-            on_warning: config.on_warning,
-            linker: Linker::new(
-                format!("parameter server {}", place.server),
-                config,
-                Arc::clone(&wake_up),
-            )?,
-            // Each worker has a link to each server, and server 0 one to each other server.
-            pairs: (rules.workers as usize + 1) * servers - 1,
-        });
-        let address = &place.addresses[place.server];
-        let listener = access.listen(address)?;
-        let address = listener.address.to_string();
-        let timing = Timing {
-            again: BEAT,
-            silence: config.timing.silence,
-            start: config.settings.timeout,
-            snapshot_every: rules.snapshot_every,
-        };
-        let now = Instant::now();
-        let drawn = || random().map(u64::from_le_bytes);
-        let sequencer = match place.server {
-            0 => Some(Sequencer::new(
-                rules.clone(),
-                timing,
-                keepers,
-                drawn()?,
-                now,
-            )),
-            _ => None,
-        };
-        let client = ClientKind::Sequencer {
-            process: drawn()?,
-            rules: rules.compared(),
-        };
-        let published = Arc::<Mutex<Stats>>::default();
-        let core = ModelServer {
-            connector: ServerConnector::new(
-                credentials,
-                client,
-                place.addresses.clone(),
-                config,
-                Arc::clone(&wake_up),
-            )?,
-            keepers,
-            copies,
-            sequencer,
-            orders: VecDeque::new(),
-            workers: BTreeMap::new(),
-            upstream: None,
-            downstream: (0..servers).map(|_| None).collect(),
-            sent_rounds: BTreeMap::new(),
-            liveness: WorkerLiveness::new(
-                rules.workers,
-                worker_timeout,
-                config.settings.timeout,
-                now,
-            ),
-            upstream_away: now,
-            ending: None,
-            notified: vec![false; servers],
-            is_over: false,
-            statistics_sent: now,
-            restored: 0,
-            counted: (0, 0),
-            place: place.clone(),
-            published: Arc::clone(&published),
-            _listener: listener,
-            access,
-            config: config.clone(),
-        };
+        let job = Job::new(&place, rules, directory, worker_timeout, config)?;
         Ok(Self {
+            address: job.address(),
+            published: job.published(),
+            wake_up: job.wake_up(),
+            job: Mutex::new(Some(Box::new(job))),
             place,
-            address,
-            core: Mutex::new(Some(Box::new(core))),
-            published,
-            wake_up,
             closing: AtomicBool::new(false),
             process: Process::this(),
         })
@@ -228,25 +121,25 @@ impl Server {
     /// the call is interrupted or the server closed.
     pub fn serve(&self, interrupt: Interrupt<'_>) -> Result<()> {
         self.check_process()?;
-        let mut core = lock::take(&self.core).ok_or_else(closed)?;
-        core.begin()?;
+        let mut job = lock::take(&self.job).ok_or_else(closed)?;
+        job.begin()?;
         let mut asked = Instant::now();
         loop {
             self.wake_up.reset();
             if self.closing.load(Ordering::Acquire) {
                 return Err(closed());
             }
-            let Some(limit) = core.turn(Instant::now())? else {
-                core.finish();
+            let Some(limit) = job.turn(Instant::now())? else {
+                job.finish();
                 return Ok(());
             };
             let limit = limit.min(INTERRUPT_INTERVAL);
-            channel::wait(core.channels_mut(), &self.wake_up, limit);
+            channel::wait(job.channels_mut(), &self.wake_up, limit);
             if asked.elapsed() >= INTERRUPT_INTERVAL {
                 asked = Instant::now();
                 if interrupt.interrupts() {
-                    if core.has_nobody_to_wait_for() {
-                        core.finish();
+                    if job.has_nobody_to_wait_for() {
+                        job.finish();
                     }
                     return Err(Abort::Interrupted.into());
                 }
@@ -268,7 +161,7 @@ impl Server {
         if self.process.is_this() {
             self.closing.store(true, Ordering::Release);
             self.wake_up.wake();
-            drop(lock::take(&self.core));
+            drop(lock::take(&self.job));
             forget_kept();
         }
     }
@@ -286,8 +179,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         if !self.process.is_this() {
             // Threads, sockets and the lock of the directory belong to the parent process.
-            let core = self.core.get_mut().ok().and_then(Option::take);
-            std::mem::forget(core);
+            let job = self.job.get_mut().ok().and_then(Option::take);
+            std::mem::forget(job);
         }
     }
 }

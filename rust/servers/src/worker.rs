@@ -86,6 +86,8 @@ pub struct Worker {
     /// Number of this worker among all of the process; ops of a graph find it by this number.
     pub id: u64,
     me: u32,
+    /// Number of the model that it trains.
+    number: usize,
     addresses: Vec<String>,
     credentials: Arc<Credentials>,
     config: Config,
@@ -121,11 +123,17 @@ struct State {
 }
 
 impl Worker {
-    /// Makes a worker that is not connected yet.
+    /// Makes a worker of the model with this number; it is not connected yet. A process has a
+    /// worker for each model that it trains, and gives the first one the number 0.
     ///
     /// # Errors
     /// `Config` for unusable settings; `Rendezvous` for addresses that no network interface has.
-    pub fn new(me: usize, addresses: Vec<String>, config: &Config) -> Result<Arc<Self>> {
+    pub fn new(
+        me: usize,
+        number: usize,
+        addresses: Vec<String>,
+        config: &Config,
+    ) -> Result<Arc<Self>> {
         addresses.iter().try_for_each(|at| check_loopback(at))?;
         let wake_up = WakeUp::new().map_err(|error| Error::no_wake_up(&error))?;
         let state = State {
@@ -144,6 +152,7 @@ impl Worker {
         let worker = Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             me: me as u32,
+            number,
             credentials: Credentials::of(config)?,
             config: config.clone(),
             addresses,
@@ -223,6 +232,7 @@ impl Worker {
         let wake_up = Arc::clone(&self.shared.wake_up);
         let credentials = Arc::clone(&self.credentials);
         let (addresses, config) = (self.addresses.clone(), &self.config);
+        let client = (self.number, client);
         let connector = ServerConnector::new(credentials, client, addresses, config, wake_up)?;
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {

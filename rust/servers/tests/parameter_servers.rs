@@ -126,7 +126,7 @@ fn worker_as(
     index: usize,
     optimizer: Optimizer,
 ) -> Arc<Worker> {
-    let worker = Worker::new(index, addresses.to_vec(), config).unwrap();
+    let worker = Worker::new(index, 0, addresses.to_vec(), config).unwrap();
     worker.begin(model(optimizer, addresses.len())).unwrap();
     worker
 }
@@ -476,7 +476,7 @@ fn a_number_of_streams_that_no_link_can_have_is_refused_before_anything_is_conne
             server: 0,
             addresses: addresses(1),
         };
-        let worker = Worker::new(0, place.addresses.clone(), &config).unwrap();
+        let worker = Worker::new(0, 0, place.addresses.clone(), &config).unwrap();
         let limit = Duration::from_secs(2);
         let made = Server::new(place, &rules(1, None), None, limit, &config);
         for error in [made.err(), worker.begin(model(SGD, 1)).err()] {
@@ -500,6 +500,7 @@ fn connect_stream(address: &str, process: u64, stream: usize) -> Result<Connecti
         };
         let purpose = Purpose::Parameters {
             job: String::new(),
+            model: 0,
             server: 0,
             client,
             transports: vec!["tcp".into()],
@@ -562,7 +563,7 @@ fn embedding_worker(addresses: &[String], index: usize) -> Arc<Worker> {
     let table = variable("table", &[TABLE_ROWS, TABLE_WIDTH]);
     let variables = vec![table, variable("bias", &[BIAS])];
     let model = Model::new(variables, SGD, &BTreeMap::new(), addresses.len());
-    let worker = Worker::new(index, addresses.to_vec(), &config()).unwrap();
+    let worker = Worker::new(index, 0, addresses.to_vec(), &config()).unwrap();
     worker.begin(model).unwrap();
     worker
 }

@@ -103,6 +103,8 @@ def summary(stats: _native.ServerStats) -> str:
             "of lost workers": stats["dropped_lost"],
         }
         words.append(f"{stats['updates']} updates of {stats['pushes']} gradients")
+        if stats["optimizers"] > 1:
+            words.append(f"{stats['optimizers']} optimizers")
         words += [f"{count} dropped {why}" for why, count in dropped.items() if count]
         if stats["held_overflow"]:
             words.append(f"{stats['held_overflow']} had to wait for room")

@@ -213,14 +213,15 @@ impl NotServed {
                 "look at the workers' own output for the cause, and start them again"
             }
             Self::Held { .. } => {
-                "look at what the other workers and servers do; if they are only slow, raise stall_timeout \
-                 (GRADRING_STALL_TIMEOUT_S)"
+                "look at what the other workers and servers do, and let all workers use several optimizers in \
+                 one order; if they are only slow, raise stall_timeout (GRADRING_STALL_TIMEOUT_S)"
             }
             Self::WorkerTaken { .. } | Self::NoSuchWorker { .. } => {
                 "give every worker an index of its own, and end what is left of an earlier run"
             }
             Self::ModelsDiffer { .. } => {
-                "make every worker build the same model with the same optimizer"
+                "make every worker build the same model with the same optimizer; if a program has several \
+                 optimizers, all workers must begin to use them in one order"
             }
             Self::RulesDiffer { .. } => "give all parameter servers the same rule",
             Self::NoLink { .. } => {

@@ -61,6 +61,18 @@ pub struct Counts {
     pub lost: u64,
 }
 
+impl Counts {
+    /// Adds the gradients of another queue.
+    pub const fn add(&mut self, other: Self) {
+        self.applied += other.applied;
+        self.late += other.late;
+        self.overflowed += other.overflowed;
+        self.held += other.held;
+        self.superfluous += other.superfluous;
+        self.lost += other.lost;
+    }
+}
+
 /// Fate of a push.
 #[derive(Clone, Copy)]
 enum Fate {

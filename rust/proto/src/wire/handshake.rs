@@ -31,6 +31,9 @@ pub const RACK_BYTES_MAX: usize = 24;
 /// [`Message::OtherVersion`] never change, because two versions recognise each other by them.
 pub const PROTOCOL_VERSION: u32 = 23;
 
+/// Bound on the models of one job at parameter servers: each has connections of its own.
+pub const MODELS_MAX: usize = 64;
+
 /// Bound on a message of a member, in bytes.
 const MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// Size of the largest group: with 1,024 bytes for each rank, its roster fits into one message.
@@ -72,6 +75,8 @@ pub enum Purpose {
         job: String,
         /// Index of the server that the initiator wants to reach.
         server: usize,
+        /// Number of the model, below [`MODELS_MAX`]. A job has a model for each optimizer.
+        model: usize,
         /// Role and identity of the initiator.
         client: ClientKind,
         /// Kinds of link that the initiator offers, by name.
