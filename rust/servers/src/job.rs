@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::access::ClientAccess;
 use super::channel::{BEAT, MessageChannel};
+use super::circles::Circles;
 use super::connector::ServerConnector;
 use super::disk::Store;
 use super::link::Linker;
@@ -19,6 +20,7 @@ use super::liveness::WorkerLiveness;
 use super::model_server::ModelServer;
 use super::server::{ServerPlace, Stats};
 use gradring_net::config::Config;
+use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_net::session::listener::Listener;
@@ -51,6 +53,8 @@ pub(super) struct Job {
     models: BTreeMap<usize, ModelServer>,
     /// In server 0, the time when nobody was waited for any more.
     ending: Option<Instant>,
+    /// Workers that wait for each other in several models, and when they were looked for last.
+    circles: (Circles, Instant),
     published: Arc<Mutex<Stats>>,
 }
 
@@ -117,6 +121,7 @@ impl Job {
             found,
             models: BTreeMap::new(),
             ending: None,
+            circles: (Circles::default(), now),
             published: Arc::default(),
         };
         let first = job.make(FIRST, now)?;
@@ -245,6 +250,7 @@ impl Job {
         for model in self.models.values_mut() {
             model.turn(now)?;
         }
+        self.break_circles(now)?;
         *lock(&self.published) = self.stats();
         if self.is_over(now)? {
             return Ok(None);
@@ -252,6 +258,29 @@ impl Job {
         let wakes = self.models.values().map(|model| model.wake(now));
         let wake = wakes.min().unwrap_or(now);
         Ok(Some(wake.saturating_duration_since(Instant::now())))
+    }
+
+    /// Lets workers that wait for each other in several models go on.
+    fn break_circles(&mut self, now: Instant) -> Result<()> {
+        if self.models.len() < 2 || now < self.circles.1 + BEAT {
+            return Ok(());
+        }
+        self.circles.1 = now;
+        let waits = |(number, model): (&usize, &ModelServer)| Some((*number, model.waits()?));
+        let waits = self.models.iter().filter_map(waits).collect();
+        // A worker that is silent for so long counts as lost, too.
+        let patience = self.config.timing.silence;
+        let Some((number, awaited)) = self.circles.0.overdue(waits, patience, now) else {
+            return Ok(());
+        };
+        let (server, host) = (self.place.server, host_name());
+        (self.config.on_warning)(format!(
+            "parameter server {server} on {host} makes an update of optimizer {number} (counted from 0) \
+             without workers {awaited:?}, which wait with another optimizer for those that wait for \
+             them; if no worker or server was lost, let all workers use the optimizers in one order"
+        ));
+        let model = self.models.get_mut(&number);
+        model.map_or(Ok(()), |model| model.force(now))
     }
 
     fn is_over(&mut self, now: Instant) -> Result<bool> {

@@ -20,6 +20,7 @@
 
 mod access;
 mod channel;
+mod circles;
 mod connector;
 mod disk;
 mod gathering;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::access::ClientAccess;
 use super::channel::{BEAT, MessageChannel, is_silent};
+use super::circles::ModelWaits;
 use super::connector::ServerConnector;
 use super::disk::Store;
 use super::link::PeerLink;
@@ -436,6 +437,25 @@ impl ModelServer {
             self.access.gone(self.number, worker as usize, process);
             self.liveness.disconnected(worker, now);
         }
+    }
+
+    /// Workers that wait for each other; only in server 0.
+    pub(super) fn waits(&self) -> Option<ModelWaits> {
+        let waits = self.sequencer.as_ref()?.waits();
+        let there = waits.awaited.iter().filter_map(|it| self.workers.get(it));
+        Some(ModelWaits {
+            version: self.copies[0].at().map_or(0, |at| at.point.version),
+            received: there.map(|(_, channel)| channel.bytes_received).sum(),
+            waits,
+        })
+    }
+
+    /// Makes an update without the gradients of workers that are awaited.
+    pub(super) fn force(&mut self, now: Instant) -> Result<()> {
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.force(now);
+        }
+        self.sequence(now)
     }
 
     fn lose_upstream(&mut self, now: Instant) {

@@ -51,12 +51,22 @@ struct Served {
 }
 
 fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
+    serve_as(&config(), addresses, server, rules, directory)
+}
+
+fn serve_as(
+    config: &Config,
+    addresses: &[String],
+    server: usize,
+    rules: &Rules,
+    directory: Option<&Path>,
+) -> Served {
     let place = ServerPlace {
         server,
         addresses: addresses.to_vec(),
     };
     let worker_timeout = Duration::from_secs(2);
-    let server = Server::new(place, rules, directory, worker_timeout, &config()).unwrap();
+    let server = Server::new(place, rules, directory, worker_timeout, config).unwrap();
     let server = Arc::new(server);
     let other = Arc::clone(&server);
     let thread = std::thread::spawn(move || other.serve(&mut || false));
@@ -251,4 +261,40 @@ fn a_lost_server_finds_the_snapshots_of_each_model() {
         assert!(finished.join("optimizer-1").is_dir());
         std::fs::remove_dir_all(finished).unwrap();
     }
+}
+
+#[test]
+fn workers_that_wait_for_each_other_in_two_models_go_on() {
+    let addresses = [free_address()];
+    let mut config = config();
+    // As long as a circle of waiting is waited for, too.
+    config.timing.silence = Duration::from_secs(4);
+    let served = serve_as(&config, &addresses, 0, &rules(2, Some(0)), None);
+    let workers = [0, 1].map(|index| {
+        let addresses = addresses.clone();
+        std::thread::spawn(move || {
+            let models = [(0, "first"), (1, "second")];
+            let mut models = models.map(|(number, name)| {
+                let worker = worker(&addresses, index, number, name);
+                pull(&worker).unwrap();
+                worker
+            });
+            if index == 1 {
+                models.reverse();
+            }
+            for model in &models {
+                step(model, 1.0);
+            }
+            for model in &models {
+                model.leave(&mut || false).unwrap();
+            }
+        })
+    });
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    let server = Arc::clone(&served.server);
+    end(vec![served]);
+    let counted = server.stats().unwrap().counted;
+    assert_eq!((counted.updates, counted.counts.applied), (3, 4));
 }

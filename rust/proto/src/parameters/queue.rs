@@ -1,7 +1,7 @@
 //! The queue of gradients. It applies the [`Rules`]: which gradients become the next update, and
 //! which workers may compute.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +81,15 @@ enum Fate {
     Overflowed,
 }
 
+/// Workers of a synchronous rule between two updates.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Waits {
+    /// Workers that have pushed a gradient, and wait for the update.
+    pub waiting: BTreeSet<u32>,
+    /// Workers whose gradients the update lacks.
+    pub awaited: BTreeSet<u32>,
+}
+
 /// Members, and gradients that wait for an update.
 #[derive(Debug)]
 pub struct Queue {
@@ -94,6 +103,8 @@ pub struct Queue {
     acknowledged: BTreeMap<u32, Acknowledged>,
     counts: Counts,
     staleness: BTreeMap<u64, u64>,
+    /// True if the next update is due whatever it lacks.
+    is_forced: bool,
 }
 
 /// Largest staleness in the histogram; gradients that are staler count there, too.
@@ -122,6 +133,7 @@ impl Queue {
             acknowledged: applied.iter().map(acknowledged).collect(),
             counts: Counts::default(),
             staleness: BTreeMap::new(),
+            is_forced: false,
         }
     }
 
@@ -159,6 +171,24 @@ impl Queue {
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.pending.len() >= self.capacity()
+    }
+
+    /// Members with a gradient that waits, and members without one; both empty unless the former
+    /// wait for the latter.
+    #[must_use]
+    pub fn waits(&self) -> Waits {
+        let mut waits = Waits::default();
+        if self.rules.is_synchronous() && self.version > 0 {
+            waits.waiting = self.pending.iter().map(|it| it.id.worker).collect();
+            let others = self.members.keys().copied();
+            waits.awaited = others.filter(|it| !waits.waiting.contains(it)).collect();
+        }
+        waits
+    }
+
+    /// Makes an update of the gradients that wait, without those that are missing.
+    pub fn force(&mut self) {
+        self.is_forced = !self.pending.is_empty();
     }
 
     /// Members and their incarnations, ordered by worker.
@@ -327,6 +357,7 @@ impl Queue {
     pub fn cut(&mut self) -> Option<Entry> {
         self.admit();
         let count = self.due()?;
+        self.is_forced = false;
         let mut taken: Vec<_> = self.pending.drain(..count).collect();
         // The order of the sum must not depend on the order of arrival.
         taken.sort_by_key(|it| it.id);
@@ -407,7 +438,7 @@ impl Queue {
                 there >= self.rules.aggregate,
             )
         };
-        (is_due || nobody_computes()).then_some(count)
+        (is_due || self.is_forced || nobody_computes()).then_some(count)
     }
 
     /// Returns whether the rule lets a member pull and compute.

@@ -11,7 +11,7 @@ use super::keepers::Keepers;
 use super::log::{Entry, IN_FLIGHT_MAX};
 use super::message::{Ask, Order, Reply, Report, WorkerRequest};
 use super::optimizer::Hyper;
-use super::queue::{Counts, Pending, Queue};
+use super::queue::{Counts, Pending, Queue, Waits};
 use super::restoring::{Origin, Plan, Status};
 use super::rules::{Rules, Timing};
 use super::snapshot::Snapshot;
@@ -117,6 +117,27 @@ impl Sequencer {
                 Some((queue.counts(), queue.len(), queue.version()))
             }
             _ => None,
+        }
+    }
+
+    /// Workers that wait for each other; nobody between terms, and while servers are slow.
+    #[must_use]
+    pub fn waits(&self) -> Waits {
+        match &self.phase {
+            TermPhase::Leading(leader)
+                if leader.has_begun && leader.may_append(self.timing.snapshot_every) =>
+            {
+                leader.queue.waits()
+            }
+            _ => Waits::default(),
+        }
+    }
+
+    /// Makes an update of the gradients that wait, without those of workers that are awaited.
+    pub fn force(&mut self, now: Instant) {
+        if let TermPhase::Leading(leader) = &mut self.phase {
+            leader.queue.force();
+            self.order(now);
         }
     }
 

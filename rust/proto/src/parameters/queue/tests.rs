@@ -263,3 +263,26 @@ fn what_waits_for_room_goes_with_its_worker_and_no_other() {
         assert_eq!(workers, left);
     }
 }
+
+#[test]
+fn a_forced_update_has_the_gradients_that_wait_and_the_missing_ones_are_late_in_the_next() {
+    let mut queue = queue(rules(Some(0)));
+    assert_eq!(queue.waits().waiting, [].into());
+    queue.force();
+    push(&mut queue, 0, 1);
+    push(&mut queue, 2, 1);
+    // There was nothing to force.
+    assert_eq!(cut(&mut queue), None);
+    let waits = queue.waits();
+    assert_eq!((waits.waiting, waits.awaited), ([0, 2].into(), [1].into()));
+    queue.force();
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (2, 1.0)]));
+    push(&mut queue, 1, 1);
+    assert_eq!(cut(&mut queue), None);
+    for worker in [0, 2] {
+        assert!(queue.go(worker).is_some());
+        push(&mut queue, worker, 2);
+    }
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (1, 1.0), (2, 1.0)]));
+    assert_eq!(queue.staleness(), &[(0, 4), (1, 1)].into());
+}
