@@ -18,7 +18,7 @@ use super::disk::Store;
 use super::link::Linker;
 use super::liveness::WorkerLiveness;
 use super::model_server::ModelServer;
-use super::server::{ServerPlace, Stats};
+use super::status::{ServerPlace, Stats};
 use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_net::link::poll::WakeUp;

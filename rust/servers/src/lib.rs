@@ -31,5 +31,6 @@ pub mod message;
 pub mod model;
 mod model_server;
 pub mod server;
+mod status;
 mod values;
 pub mod worker;

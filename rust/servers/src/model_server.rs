@@ -13,7 +13,7 @@ use super::disk::Store;
 use super::link::PeerLink;
 use super::liveness::WorkerLiveness;
 use super::message::{Counted, Message};
-use super::server::{ServerPlace, Stats};
+use super::status::{ServerPlace, Stats};
 use gradring_net::config::Config;
 use gradring_net::host::host_name;
 use gradring_proto::error::{Error, NotServed, Result};
