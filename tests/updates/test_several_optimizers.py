@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradring import updates
-from gradring.errors import GradringError
+from gradring import _native, updates
+from gradring.errors import ConfigError, GradringError
 from gradring.testing import run_ranks
 from support.commands import succeeded
 from support.keras_models import needs_fit, strategy_of
@@ -251,7 +251,10 @@ def test_counts_are_of_all_optimizers(ranks: Any) -> None:
     ("what", "words"),
     [
         ("order", "MismatchError: .*all workers must begin to use them in one order"),
-        ("shared", "ConfigError: .*: sgd_.* trains a under .*, and so does sgd.*: the servers keep a"),
+        (
+            "shared",
+            "ConfigError: .*: sgd_.* trains a under .*, and so does sgd.*: the servers keep a",
+        ),
         ("left", "AbortedError: worker 1 of 2 has left the servers"),
     ],
 )
@@ -263,6 +266,16 @@ def test_workers_that_use_their_optimizers_in_other_orders_end_with_an_error(ran
     for rank in ranks:
         assert rank["crossed"].startswith("CollectiveTimeoutError: ")
         assert "let all workers use several optimizers in one order" in rank["crossed"]
+
+
+def test_a_job_has_a_bounded_number_of_optimizers() -> None:
+    from gradring.tensorflow.cluster.serving import config_of
+
+    addresses = ["127.0.0.1:1"]
+    with pytest.raises(ConfigError, match="optimizer=64 is not less than 64, the number that"):
+        _native.ParameterClient(
+            worker=0, addresses=addresses, config=config_of(addresses), optimizer=64
+        )
 
 
 PROGRAM = """

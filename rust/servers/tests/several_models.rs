@@ -12,6 +12,7 @@ use gradring_net::config::Config;
 use gradring_proto::error::{Error, ErrorKind, NotServed, Result};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Combine, Late, Rules};
+use gradring_proto::wire::handshake::MODELS_MAX;
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Server, ServerPlace};
 use gradring_servers::worker::Worker;
@@ -207,6 +208,18 @@ fn workers_that_begin_models_in_another_order_are_refused() {
         let differ = NotServed::ModelsDiffer { worker, other };
         assert_eq!(fact(pull(&wrong).unwrap_err()), differ);
     }
+    served.server.close();
+    served.thread.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn a_model_beyond_the_bound_is_refused() {
+    let addresses = [free_address()];
+    let served = serve(&addresses, 0, &rules(1, None), None);
+    let worker = worker(&addresses, 0, MODELS_MAX, "one too many");
+    let error = pull(&worker).unwrap_err().to_string();
+    assert!(error.contains("a model below 64"), "{error}");
+    assert_eq!(served.server.stats().unwrap().models, 1);
     served.server.close();
     served.thread.join().unwrap().unwrap_err();
 }
