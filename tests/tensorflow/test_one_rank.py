@@ -386,7 +386,7 @@ def ends() -> list[str]:
 
     nothing = ("dropped_late", "dropped_overflow", "dropped_lost", "updates", "pushes")
     stats: Any = {**dict.fromkeys(nothing, 0), "held_overflow": 0, "staleness": {}}
-    stats |= {"server": 0, "version": 3, "bytes_sent": 2_000_000}
+    stats |= {"server": 0, "optimizers": 1, "version": 3, "bytes_sent": 2_000_000}
     used: Any = {"updates": 3, "pushes": 4, "dropped_late": 1, "held_overflow": 2}
     each: Any = ({"server": 1}, {}, {**used, "staleness": {0: 2, 1: 2}})
     return [summary(stats | one) for one in each]
