@@ -270,13 +270,14 @@ def describe(optimizer: Any) -> str:
 
 
 def _pieces_of(variables: Sequence[Any]) -> list[list[int]]:
+    """Returns the indices of the variables of each piece, ascending."""
     # The backward pass computes the gradients of the last layers first.
     order = [*range(len(variables))][::-1]
     sizes = [Entry("float32", 4 * int(np.prod(variables[index].shape))) for index in order]
     # Two neighbouring pieces together are larger than the limit.
     total = sum(entry.size_bytes or 0 for entry in sizes)
     packed = pack(sizes, max(PIECE_BYTES, 2 * total // PIECES_MAX))
-    return [[order[index] for index in bucket.indices] for bucket in packed]
+    return [sorted(order[index] for index in bucket.indices) for bucket in packed]
 
 
 def _form(gradient: Gradient) -> str:
