@@ -58,7 +58,7 @@ pub(super) enum Event {
     Measure,
 }
 
-/// What a worker has computed of a gradient.
+/// Part of a gradient that a worker has computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
     FirstPiece,
