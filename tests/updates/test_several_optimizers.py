@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,15 @@ def test_workers_that_use_their_optimizers_in_other_orders_end_with_an_error(ran
     for rank in ranks:
         assert rank["crossed"].startswith("CollectiveTimeoutError: ")
         assert "let all workers use several optimizers in one order" in rank["crossed"]
+
+
+def test_equal_models_in_another_order_have_other_names() -> None:
+    from gradring.tensorflow.rules.served_optimizer import names_of
+
+    first, second = (SimpleNamespace(path=f"dense{it}/kernel") for it in ("", "_1"))
+    assert names_of([first], []) == names_of([second], []) == ["dense/kernel"]
+    assert names_of([second], [first]) == ["dense#1/kernel"]
+    assert names_of([first], [second]) == ["dense#0/kernel"]
 
 
 def test_a_job_has_a_bounded_number_of_optimizers() -> None:

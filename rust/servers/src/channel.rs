@@ -148,6 +148,11 @@ impl MessageChannel {
         }
     }
 
+    /// Returns whether another long message may be queued, so that the channel still receives.
+    pub(crate) fn has_room(&self) -> bool {
+        self.outbox.len() < OUTBOX_MAX / 2
+    }
+
     /// Returns whether this channel receives: not while the peer leaves too many messages unread.
     fn receives(&self) -> bool {
         self.outbox.len() < OUTBOX_MAX

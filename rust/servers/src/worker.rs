@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::iter::zip;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -115,8 +116,8 @@ struct State {
     closing: bool,
     leaving: bool,
     has_left: bool,
-    /// The gradient of which pieces arrive from the program, if it counts, with its handle.
-    open: Option<(PushHandle, PushId)>,
+    /// The push of which pieces arrive from the program; its identity if it counts.
+    open: Option<(PushHandle, Option<PushId>)>,
     /// First values of each variable in the last pull.
     shown: Vec<Vec<f32>>,
     stats: Stats,
@@ -237,6 +238,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         let carrier = Carrier {
             sent: BTreeMap::new(),
+            is_held: vec![false; self.addresses.len()],
             keepers: Keepers {
                 servers: self.addresses.len(),
                 replicas: 0,
@@ -403,11 +405,12 @@ impl Worker {
     /// Ends a push whose pieces are all there. Returns `false` if it surely does not count.
     ///
     /// # Errors
-    /// Those of `push`.
+    /// Those of `push`; `NotServed` if another push was begun since.
     pub fn close_push(&self, push: PushHandle, hyper: Hyper) -> Result<bool> {
         let mut state = self.state()?;
-        let id = open_id(&state, push);
-        state.open = None;
+        let Some((_, id)) = state.open.take_if(|(handle, _)| *handle == push) else {
+            return Err(out_of_turn("push()"));
+        };
         let protocol = state.protocol.as_mut().ok_or_else(closed)?;
         let counts = id.is_some_and(|id| protocol.close(id, hyper));
         // Without this call, the push would wait for the next regular repetition.
@@ -437,7 +440,7 @@ impl Worker {
         let id = (!protocol.has_event())
             .then(|| protocol.open(pieces))
             .flatten();
-        state.open = id.map(|id| (handle, id));
+        state.open = Some((handle, id));
         Ok(handle)
     }
 
@@ -617,7 +620,7 @@ fn out_of_turn(call: &str) -> Error {
 
 fn open_id(state: &State, push: PushHandle) -> Option<PushId> {
     let (handle, id) = state.open?;
-    (handle == push).then_some(id)
+    id.filter(|_| handle == push)
 }
 
 /// A long request, which is sent once over each connection.
@@ -656,6 +659,8 @@ struct Carrier {
     channels: Vec<Option<MessageChannel>>,
     /// Last long request sent over a keeper's current connection, by keeper; of a push, all pieces.
     sent: BTreeMap<usize, BTreeSet<Long>>,
+    /// True for each server whose channel has no room for further pieces of a push.
+    is_held: Vec<bool>,
     /// Keepers of shards, as far as is known; the servers announce the number of replicas.
     keepers: Keepers,
     /// Bytes sent and received on closed channels.
@@ -694,7 +699,7 @@ impl Carrier {
             for (keeper, request) in requests {
                 self.send(keeper, request, now)?;
             }
-            self.keep_up(now)?;
+            let wake = if self.keep_up(now)? { now } else { wake };
             let wake = wake.clamp(now + Duration::from_millis(1), now + BEAT);
             let limit = wake.saturating_duration_since(Instant::now());
             channel::wait(
@@ -806,26 +811,37 @@ impl Carrier {
             if sent.contains(&long) {
                 return Ok(());
             }
+            // Confirmations are received only while the outbox is short.
+            if matches!(long, Long::Stage(..)) && !channel.has_room() {
+                self.is_held[server] = true;
+                return Ok(());
+            }
             sent.retain(|it| it.is_beside(long));
             sent.insert(long);
         }
         channel.send(Message::Request(copy, request), now)
     }
 
-    /// Sends queued messages, and drops connections that are broken or silent.
-    fn keep_up(&mut self, now: Instant) -> Result<()> {
+    /// Sends queued messages, and drops connections that are broken or silent. Returns whether there
+    /// is room again for pieces that were held back.
+    fn keep_up(&mut self, now: Instant) -> Result<bool> {
+        let mut has_room = false;
         for server in 0..self.channels.len() {
             let Some(channel) = &mut self.channels[server] else {
                 continue;
             };
             channel.keep_alive(now, BEAT)?;
             let lost = channel.flush().err();
+            has_room |= channel.has_room() && mem::take(&mut self.is_held[server]);
             let lost = lost.or_else(|| is_silent(channel, self.silence, now));
             if let Some(error) = lost {
                 self.lose(server, &error, now)?;
             }
         }
-        Ok(())
+        if has_room && let Some(protocol) = &mut lock(&self.shared.state).protocol {
+            protocol.say_again(now);
+        }
+        Ok(has_room)
     }
 
     /// Replaces a connection that has ended by a new one.

@@ -311,3 +311,56 @@ fn workers_that_wait_for_each_other_in_two_models_go_on() {
     let counted = server.stats().unwrap().counted;
     assert_eq!((counted.updates, counted.counts.applied), (3, 4));
 }
+
+#[test]
+fn a_push_of_many_pieces_counts_whole_and_is_closed_by_its_own_handle() {
+    const PIECES: usize = 200;
+    let addresses = [free_address()];
+    let served = serve(&addresses, 0, &rules(1, Some(0)), None);
+    let variable = |index| Variable {
+        name: format!("variable {index}"),
+        shape: vec![ELEMENTS],
+        decays: false,
+    };
+    let sgd = Optimizer::Sgd(Sgd {
+        momentum: 0.0,
+        is_nesterov: false,
+    });
+    let variables = (0..PIECES).map(variable).collect();
+    let model = Model::new(variables, sgd, &BTreeMap::new(), 1);
+    let worker = Worker::new(0, 0, addresses.to_vec(), &config()).unwrap();
+    worker.begin(model).unwrap();
+    let weights = || {
+        let mut weights = vec![vec![0.0; ELEMENTS]; PIECES];
+        let mut into: Vec<&mut [f32]> = weights.iter_mut().map(|it| &mut it[..]).collect();
+        while worker.pull(&mut into, &mut || false).unwrap().is_none() {
+            worker
+                .push_initial(&[&[INITIAL; ELEMENTS][..]; PIECES])
+                .unwrap();
+        }
+        weights
+    };
+    weights();
+
+    let abandoned = worker.open_push(PIECES).unwrap();
+    let push = worker.open_push(PIECES).unwrap();
+    for piece in (0..PIECES).rev() {
+        let gradient = [piece as f32; ELEMENTS];
+        let mut given = [const { None }; PIECES];
+        given[piece] = Some(Given::Dense(&[-1.0; ELEMENTS]));
+        worker.put_gradients(abandoned, piece, &given).unwrap();
+        given[piece] = Some(Given::Dense(&gradient));
+        worker.put_gradients(push, piece, &given).unwrap();
+    }
+    let refused = worker.close_push(abandoned, HYPER).unwrap_err();
+    let out_of_turn = NotServed::OutOfTurn {
+        call: "push()".into(),
+    };
+    assert_eq!(refused, out_of_turn.into());
+    assert!(worker.close_push(push, HYPER).unwrap());
+    for (piece, weights) in weights().into_iter().enumerate() {
+        assert_eq!(weights, [INITIAL - piece as f32; ELEMENTS]);
+    }
+    worker.leave(&mut || false).unwrap();
+    end(vec![served]);
+}

@@ -121,8 +121,16 @@ fn written(
     variable: usize,
     pulled: &PulledModel,
 ) -> Arc<Values> {
+    let mut stale = stale.to_vec();
+    stale.sort_by_key(|range| range.start);
+    let mut written = 0;
     for range in stale {
-        pulled.put_range(variable, range, values.all_mut());
+        // What has changed in both of the last pulls is written once.
+        let rest = range.start.max(written)..range.end;
+        if !rest.is_empty() {
+            pulled.put_range(variable, &rest, values.all_mut());
+            written = rest.end;
+        }
     }
     Arc::new(values)
 }

@@ -99,12 +99,13 @@ class PushedUpdates(Updates):
         if served is None:
             served = self._begin(optimizer)
             if served.began_elsewhere and tf.executing_eagerly():
-                # Without a push, other workers would wait for this one, which may wait for them
-                # with its next optimizer.
                 _log.info("the first batch of %s is not used: others began", self._name)
-                served.exchange_nothing()
+                if self._rule.staleness is not None:
+                    # Without a push, other workers would wait for this one, which may wait for
+                    # them with its next optimizer.
+                    served.exchange_nothing()
                 return
-        # Looks now, because the optimizer may apply weight decay before it calls `step`.
+        # Opened now, because the optimizer may apply weight decay before it calls `step`.
         served.open_push(self._token)
         factor = self._workers if self._multiplies(optimizer) else 1
         apply([times(gradient, factor) for gradient in gradients])
@@ -198,9 +199,10 @@ class PushedUpdates(Updates):
         _native.tensorflow_register()
         if self._token is None:
             self._token = ordering_token()
+        served = ServedOptimizer(_inner(optimizer), self._optimizers, self._rule, self._served)
+        if not self._optimizers:
             connected.add(self)
             atexit.register(self._leave_at_exit)
-        served = ServedOptimizer(_inner(optimizer), len(self._optimizers), self._rule, self._served)
         self._optimizers.append(served)
         return served
 

@@ -73,13 +73,17 @@ class ServedOptimizer:
     """Pushes gradients of one optimizer to the servers, and pulls its variables."""
 
     def __init__(
-        self, optimizer: Any, number: int, rule: updates.ParameterServer, served: Served
+        self,
+        optimizer: Any,
+        earlier: Sequence[ServedOptimizer],
+        rule: updates.ParameterServer,
+        served: Served,
     ) -> None:
         """Connects, sends initial values if the servers have none, and pulls the variables.
 
         Args:
             optimizer: An optimizer of Keras 3 that has been built; no `LossScaleOptimizer`.
-            number: Number of optimizers that the program began to use before.
+            earlier: Optimizers that the program began to use before.
             rule: The update rule.
             served: This worker and its servers.
 
@@ -95,18 +99,18 @@ class ServedOptimizer:
             worker=served.place.rank,
             addresses=addresses,
             config=config_of(addresses),
-            optimizer=number,
+            optimizer=len(earlier),
         )
         decays = optimizer.weight_decay is not None
-        paths = without_counters([path_of(variable) for variable in self.trained])
+        names = names_of(self.trained, [it for each in earlier for it in each.trained])
         described = [
             (
-                path,
+                name,
                 list(variable.shape),
                 "float32",
                 decays and bool(keras_names.USE_WEIGHT_DECAY.of(optimizer)(variable)),
             )
-            for path, variable in zip(paths, self.trained, strict=True)
+            for name, variable in zip(names, self.trained, strict=True)
         ]
         self.client.begin(described, describe(optimizer), self._placement(rule))
         #: Indices of the variables whose gradients travel together, in a graph, by piece.
@@ -114,10 +118,15 @@ class ServedOptimizer:
         #: Handle of the push of this step.
         self._push: tf.Tensor | None = None
         # Runs while a graph is being traced, before the graph computes anything.
-        with tf.init_scope():
-            before = self._values()
-            pulled = self._pull()
-        pairs = zip(before, pulled, strict=True)
+        try:
+            with tf.init_scope():
+                values = self._values()
+                pulled = self._pull()
+        except BaseException:
+            # Other workers would wait for this one, and nobody could close it.
+            self.client.close()
+            raise
+        pairs = zip(values, pulled, strict=True)
         #: True if the first pulled values differ from those of this worker.
         self.began_elsewhere = not all(np.array_equal(one, other) for one, other in pairs)
 
@@ -128,7 +137,6 @@ class ServedOptimizer:
             gradring.errors.ConfigError: The program has set a variable. A graph raises it when it
                 runs.
         """
-        # A reference to a whole value would make the decay copy the variable.
         found = [tf.reshape(own(each), [-1])[:SHOWN_VALUES] for each in self.trained]
         opened = {"token": captured(token), "found": found}
         (self._push,) = self._run("GradringPushOpen", opened, {"pieces": len(self._pieces_now())})
@@ -285,6 +293,15 @@ def _form(gradient: Gradient) -> str:
     if gradient is None:
         return "-"
     return "r" if isinstance(gradient, tf.IndexedSlices) else "d"
+
+
+def names_of(variables: Sequence[Any], earlier: Sequence[Any]) -> list[str]:
+    """Returns names of variables that workers compare.
+
+    Equal models that a worker begins to train in another order have other names, because counters
+    of `earlier` variables count, too.
+    """
+    return without_counters([path_of(it) for it in [*earlier, *variables]])[len(earlier) :]
 
 
 def path_of(variable: Any) -> str:

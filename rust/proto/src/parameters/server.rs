@@ -391,6 +391,14 @@ impl State {
             return false;
         }
         let count = piece.count as usize;
+        // A worker that stages a push has abandoned those before it that lack pieces.
+        let is_abandoned = |other: &PushId, staged: &Staged| {
+            (other.worker, other.incarnation) == (id.worker, id.incarnation)
+                && other.number < id.number
+                && staged.pieces.iter().any(Option::is_none)
+        };
+        self.staged
+            .retain(|other, staged| !is_abandoned(other, staged));
         let staged = self.staged.entry(id).or_insert_with(|| Staged {
             base,
             pieces: vec![None; count],

@@ -378,6 +378,30 @@ fn a_gradient_in_pieces_is_applied_once_all_have_arrived() {
 }
 
 #[test]
+fn pieces_of_abandoned_pushes_are_forgotten_when_the_worker_stages_another() {
+    let mut server = server();
+    let piece = Piece { index: 0, count: 2 };
+    let mut staged = Vec::new();
+    for id in [id(1, 1), id(2, 1), id(1, 2), id(1, 3)] {
+        let (base, payload) = (1, Arc::new(gradient(3.0)));
+        let ask_of = Ask::Stage {
+            id,
+            base,
+            piece,
+            payload,
+        };
+        assert!(ask(&mut server, id.worker, ask_of).is_some());
+        staged.push(server.staged());
+    }
+    // The first push of the other worker stays.
+    assert_eq!(staged, [1, 2, 2, 2]);
+    stage(&mut server, id(1, 4), 1, gradient(3.0));
+    stage(&mut server, id(1, 5), 1, gradient(3.0));
+    // Whole pushes stay, too.
+    assert_eq!(server.staged(), 3);
+}
+
+#[test]
 fn the_last_entries_and_the_last_weights_of_each_pull_are_kept() {
     let mut server = server();
     for number in 1..=6 {
