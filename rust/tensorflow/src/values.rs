@@ -125,7 +125,7 @@ fn written(
     stale.sort_by_key(|range| range.start);
     let mut written = 0;
     for range in stale {
-        // What has changed in both of the last pulls is written once.
+        // Rows that have changed in both of the last pulls are written once.
         let rest = range.start.max(written)..range.end;
         if !rest.is_empty() {
             pulled.put_range(variable, &rest, values.all_mut());
