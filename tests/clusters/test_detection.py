@@ -391,11 +391,11 @@ def test_a_malformed_variable_is_an_error_that_names_it(
     ("environ", "outer"),
     [
         (slurm(1, 4), "rank 1 of 4 (Slurm step)"),
-        (OPEN_MPI, "rank 1 of 2 (Open MPI)"),
-        (HYDRA, "rank 1 of 2 (PMI)"),
+        pytest.param(OPEN_MPI, "rank 1 of 2 (Open MPI)", marks=pytest.mark.slow),
+        pytest.param(HYDRA, "rank 1 of 2 (PMI)", marks=pytest.mark.slow),
         ({**PET, **POD}, "rank 1 of 2 (Kubeflow's PET_* variables)"),
-        (POD, None),
-        (tf_config(0, 1), None),
+        pytest.param(POD, None, marks=pytest.mark.slow),
+        pytest.param(tf_config(0, 1), None, marks=pytest.mark.slow),
         ({}, None),
     ],
 )
