@@ -272,7 +272,8 @@ def test_workers_that_use_their_optimizers_in_other_orders_end_with_an_error(ran
 def test_equal_models_in_another_order_have_other_names() -> None:
     from gradring.tensorflow.rules.served_optimizer import names_of
 
-    first, second = (SimpleNamespace(path=f"dense{it}/kernel") for it in ("", "_1"))
+    paths = ("dense/kernel", "dense_1/kernel")
+    first, second = (SimpleNamespace(path=path, name=path) for path in paths)
     assert names_of([first], []) == names_of([second], []) == ["dense/kernel"]
     assert names_of([second], [first]) == ["dense#1/kernel"]
     assert names_of([first], [second]) == ["dense#0/kernel"]
