@@ -2,9 +2,7 @@
 //! training continues after a worker or a server is lost.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::free_address;
@@ -21,11 +19,13 @@ use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Server, ServerPlace};
 use gradring_servers::worker::Worker;
 use mean::apply_mean;
+use serving::{Served, config, serve, serve_as};
 
 #[path = "../../core/tests/common/mod.rs"]
 mod common;
 #[path = "../../proto/tests/mean/mod.rs"]
 mod mean;
+mod serving;
 
 const ROWS: usize = 9;
 const WIDTH: usize = 5;
@@ -58,18 +58,6 @@ fn addresses(count: usize) -> Vec<String> {
     (0..count).map(|_| free_address()).collect()
 }
 
-fn config() -> Config {
-    Config {
-        token: b"secret".into(),
-        ..Config::new(0, 1, "")
-    }
-}
-
-struct Served {
-    server: Arc<Server>,
-    thread: JoinHandle<Result<()>>,
-}
-
 fn with_transport(transport: &str) -> Config {
     let mut config = config();
     config.settings.transport = transport.into();
@@ -80,29 +68,6 @@ fn with_streams(streams: usize) -> Config {
     let mut config = with_transport("tcp");
     config.settings.streams = streams;
     config
-}
-
-fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
-    serve_as(&config(), addresses, server, rules, directory)
-}
-
-fn serve_as(
-    config: &Config,
-    addresses: &[String],
-    server: usize,
-    rules: &Rules,
-    directory: Option<&Path>,
-) -> Served {
-    let place = ServerPlace {
-        server,
-        addresses: addresses.to_vec(),
-    };
-    let worker_timeout = Duration::from_secs(2);
-    let server = Server::new(place, rules, directory, worker_timeout, config).unwrap();
-    let server = Arc::new(server);
-    let other = Arc::clone(&server);
-    let thread = std::thread::spawn(move || other.serve(&mut || false));
-    Served { server, thread }
 }
 
 fn serve_all(addresses: &[String], rules: &Rules) -> Vec<Served> {

@@ -2,23 +2,22 @@
 //! end with the last of them.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::free_address;
-use gradring_net::config::Config;
 use gradring_proto::error::{Error, ErrorKind, NotServed, Result};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Combine, Late, Rules};
 use gradring_proto::wire::handshake::MODELS_MAX;
 use gradring_servers::model::{Given, Model, Variable};
-use gradring_servers::server::{Server, ServerPlace};
 use gradring_servers::worker::Worker;
+use serving::{Served, config, serve, serve_as};
 
 #[path = "../../core/tests/common/mod.rs"]
 mod common;
+mod serving;
 
 const ELEMENTS: usize = 8;
 const INITIAL: f32 = 1000.0;
@@ -37,41 +36,6 @@ fn rules(workers: u32, staleness: Option<u64>) -> Rules {
         snapshot_every: EVERY,
         ..Rules::default()
     }
-}
-
-fn config() -> Config {
-    Config {
-        token: b"secret".into(),
-        ..Config::new(0, 1, "")
-    }
-}
-
-struct Served {
-    server: Arc<Server>,
-    thread: JoinHandle<Result<()>>,
-}
-
-fn serve(addresses: &[String], server: usize, rules: &Rules, directory: Option<&Path>) -> Served {
-    serve_as(&config(), addresses, server, rules, directory)
-}
-
-fn serve_as(
-    config: &Config,
-    addresses: &[String],
-    server: usize,
-    rules: &Rules,
-    directory: Option<&Path>,
-) -> Served {
-    let place = ServerPlace {
-        server,
-        addresses: addresses.to_vec(),
-    };
-    let worker_timeout = Duration::from_secs(2);
-    let server = Server::new(place, rules, directory, worker_timeout, config).unwrap();
-    let server = Arc::new(server);
-    let other = Arc::clone(&server);
-    let thread = std::thread::spawn(move || other.serve(&mut || false));
-    Served { server, thread }
 }
 
 fn worker(addresses: &[String], index: usize, number: usize, name: &str) -> Arc<Worker> {
