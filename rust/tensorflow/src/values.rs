@@ -76,7 +76,7 @@ impl<R> Copies<R> {
         self.0.resize_with(pulled.variables().len(), Vec::new);
         for (variable, copies) in self.0.iter_mut().enumerate() {
             let (values, stale) = next(copies, variable, pulled);
-            let values = written(values, &stale, variable, pulled);
+            let values = written(values, stale, variable, pulled);
             let held = share(variable, &values)?;
             copies.push(Copy {
                 values,
@@ -117,11 +117,10 @@ fn next<R>(
 
 fn written(
     mut values: Values,
-    stale: &[Range<usize>],
+    mut stale: Vec<Range<usize>>,
     variable: usize,
     pulled: &PulledModel,
 ) -> Arc<Values> {
-    let mut stale = stale.to_vec();
     stale.sort_by_key(|range| range.start);
     let mut written = 0;
     for range in stale {
