@@ -119,6 +119,24 @@ impl Context {
     /// Makes output `output` with the contents of input `input`, in memory that nothing else uses.
     /// That is the input's own memory if this op is its last reader, otherwise a copy.
     pub(crate) fn take_over(&self, input: c_int, output: c_int) -> Result<Tensor, Failure> {
+        let (tensor, is_forwarded) = self.take_memory(input, output)?;
+        if !is_forwarded {
+            let source = self.input(input)?;
+            // SAFETY: the output was allocated by this call.
+            unsafe { tensor.copy_from(&source, 0) };
+            counters::count_copy(source.size_bytes());
+        }
+        Ok(tensor)
+    }
+
+    /// Makes output `output` with the shape of input `input`, in memory that nothing else uses.
+    /// Returns it, and whether it has the input's own memory and contents. Otherwise the contents
+    /// are arbitrary.
+    pub(crate) fn take_memory(
+        &self,
+        input: c_int,
+        output: c_int,
+    ) -> Result<(Tensor, bool), Failure> {
         // TensorFlow forwards only tensors with a single reference, so ours has to be dropped
         // first.
         let dims = self.input(input)?.dims();
@@ -138,15 +156,11 @@ impl Context {
             )
         };
         let tensor = self.owned(tensor, &status)?;
-        if forwarded == input {
+        let is_forwarded = forwarded == input;
+        if is_forwarded {
             counters::FORWARDED_TENSORS.add(1);
-        } else {
-            let source = self.input(input)?;
-            // SAFETY: the output was allocated by this call.
-            unsafe { tensor.copy_from(&source, 0) };
-            counters::count_copy(source.size_bytes());
         }
-        Ok(tensor)
+        Ok((tensor, is_forwarded))
     }
 
     /// Allocates memory for output `output`.

@@ -6,6 +6,7 @@
 //! A pool of any size is free of deadlocks, because the collective of a Wait was started before it.
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ use crate::counters;
 use crate::inflight::{self, Origin};
 use crate::kernel::{self, Kernel};
 use crate::ops::{
-    ALL_GATHER_START, ALL_TO_ALL_V_START, GATE, PULL, PUSH, PUSH_OPEN, PUSH_PIECE,
-    REDUCE_SCATTER_V_START, START, WAIT, attr,
+    ALL_GATHER_START, ALL_GATHER_V_START, ALL_TO_ALL_V_START, GATE, PULL, PUSH, PUSH_OPEN,
+    PUSH_PIECE, REDUCE_SCATTER_V_START, START, WAIT, attr,
 };
 use crate::served::{Pull, Push, PushOpen, PushPiece};
 use crate::status::{Code, Failure};
@@ -34,6 +35,7 @@ use crate::tensor::{Tensor, dtype};
 pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     kernel::register::<Start>(api, START)?;
     kernel::register::<AllGatherStart>(api, ALL_GATHER_START)?;
+    kernel::register::<AllGatherVStart>(api, ALL_GATHER_V_START)?;
     kernel::register::<ReduceScatterVStart>(api, REDUCE_SCATTER_V_START)?;
     kernel::register::<AllToAllVStart>(api, ALL_TO_ALL_V_START)?;
     kernel::register::<Wait>(api, WAIT)?;
@@ -175,7 +177,7 @@ impl Kernel for ReduceScatterVStart {
         self.bucket.check_values(&communicator, &tensors);
         let total = tensors.iter().map(Tensor::size_bytes).sum::<usize>();
         let total = total / self.bucket.dtype.size_bytes();
-        let counts = scattered(&counts, total, communicator.world_size()).map_err(|problem| {
+        let counts = divided(&counts, total, communicator.world_size()).map_err(|problem| {
             let text = format!("reduce_scatter '{}': {problem}", self.bucket.name);
             Failure::new(Code::InvalidArgument, text)
         })?;
@@ -189,7 +191,7 @@ impl Kernel for ReduceScatterVStart {
 }
 
 /// Returns the counts as numbers of elements, or the problem with them.
-fn scattered(counts: &[i64], total: usize, world_size: usize) -> Result<Vec<usize>, String> {
+fn divided(counts: &[i64], total: usize, world_size: usize) -> Result<Vec<usize>, String> {
     let found: Option<Vec<_>> = counts.iter().map(|it| usize::try_from(*it).ok()).collect();
     let found = found.filter(|found| {
         let sum = found.iter().copied().fold(0, usize::saturating_add);
@@ -242,6 +244,71 @@ impl Kernel for AllGatherStart {
         let collective = Collective::AllGather { counts };
         bucket.launch(context, &communicator, collective, vec![gathered], 1)
     }
+}
+
+/// Starts an all-gather of a bucket, of which each rank has a number of consecutive elements.
+///
+/// The results are in the memory of other tensors, which are used up.
+struct AllGatherVStart(Bucket);
+
+impl Kernel for AllGatherVStart {
+    fn create(node: &Construction) -> Result<Self, Failure> {
+        Bucket::of(node).map(Self)
+    }
+
+    fn compute(&self, context: &Context) -> Result<(), Failure> {
+        let Self(bucket) = self;
+        let communicator = bucket.communicator.open()?;
+        let counts = context.input(1)?.read_i64()?;
+        // Input 0 is the token, and input 1 the counts. As many parts follow the memory.
+        let count = (context.num_inputs() - 2) / 2;
+        let parts = (0..count).map(|index| context.input(index + 2 + count));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        bucket.check_values(&communicator, &parts);
+        let tensors = (0..count).map(|index| Ok(context.take_memory(index + 2, index)?.0));
+        let tensors = tensors.collect::<Result<Vec<_>, Failure>>()?;
+        let invalid = |problem: String| {
+            let text = format!("all_gather '{}': {problem}", bucket.name);
+            Failure::new(Code::InvalidArgument, text)
+        };
+        let sizes: Vec<usize> = tensors.iter().map(Tensor::size_bytes).collect();
+        let element_bytes = bucket.dtype.size_bytes();
+        let total = sizes.iter().sum::<usize>() / element_bytes;
+        let counts = divided(&counts, total, communicator.world_size()).map_err(invalid)?;
+        let start = counts[..communicator.rank].iter().sum::<usize>() * element_bytes;
+        let own = start..start + counts[communicator.rank] * element_bytes;
+        let given: Vec<usize> = parts.iter().map(Tensor::size_bytes).collect();
+        let offsets = part_offsets(&own, &sizes, &given).map_err(invalid)?;
+        for ((tensor, part), offset) in tensors.iter().zip(&parts).zip(offsets) {
+            // SAFETY: nothing else uses the memory of this output.
+            unsafe { tensor.copy_from(part, offset) };
+            counters::count_copy(part.size_bytes());
+        }
+        let collective = Collective::AllGather { counts };
+        bucket.launch(context, &communicator, collective, tensors, count)
+    }
+}
+
+/// Returns the offset of this rank's part in each tensor of a bucket, in bytes.
+///
+/// # Arguments
+/// `own` is this rank's range in the bucket, `sizes` are those of the tensors, and `given` those of
+/// the parts.
+fn part_offsets(
+    own: &Range<usize>,
+    sizes: &[usize],
+    given: &[usize],
+) -> Result<Vec<usize>, String> {
+    let mut end = 0;
+    let offsets = sizes.iter().zip(given).map(|(size, given)| {
+        let start = end;
+        end += size;
+        let (first, last) = (own.start.clamp(start, end), own.end.clamp(start, end));
+        (last - first == *given).then_some(first - start)
+    });
+    offsets.collect::<Option<_>>().ok_or_else(|| {
+        format!("parts of {given:?} bytes are not the bytes {own:?} of tensors of {sizes:?} bytes")
+    })
 }
 
 /// Positions of the ranks' rows in the gathered tensor.
@@ -518,6 +585,20 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_has_consecutive_parts_of_the_tensors_of_a_bucket() {
+        let sizes = [16, 0, 8, 32];
+        assert_eq!(
+            part_offsets(&(0..12), &sizes, &[12, 0, 0, 0]),
+            Ok(vec![0; 4])
+        );
+        let offsets = part_offsets(&(12..40), &sizes, &[4, 0, 8, 16]);
+        assert_eq!(offsets, Ok(vec![12, 0, 0, 0]));
+        let offsets = part_offsets(&(40..56), &sizes, &[0, 0, 0, 16]);
+        assert_eq!(offsets, Ok(vec![16, 0, 8, 16]));
+        assert!(part_offsets(&(12..40), &sizes, &[4, 0, 12, 12]).is_err());
+    }
+
+    #[test]
     fn parts_that_are_not_those_of_the_tensor_are_refused() {
         let row =
             |sent: &[i64], received: &[i64], dims: &[i64]| sent_row(sent, received, dims, 1, 2);
@@ -534,11 +615,11 @@ mod tests {
 
     #[test]
     fn counts_that_do_not_divide_the_bucket_are_refused() {
-        assert_eq!(scattered(&[2, 0, 3], 5, 3), Ok(vec![2, 0, 3]));
-        assert!(scattered(&[2, 3], 5, 3).is_err());
-        assert!(scattered(&[2, 0, 2], 5, 3).is_err());
-        assert!(scattered(&[-1, 3, 3], 5, 3).is_err());
-        assert!(scattered(&[i64::MAX, i64::MAX, 5], 5, 3).is_err());
+        assert_eq!(divided(&[2, 0, 3], 5, 3), Ok(vec![2, 0, 3]));
+        assert!(divided(&[2, 3], 5, 3).is_err());
+        assert!(divided(&[2, 0, 2], 5, 3).is_err());
+        assert!(divided(&[-1, 3, 3], 5, 3).is_err());
+        assert!(divided(&[i64::MAX, i64::MAX, 5], 5, 3).is_err());
     }
 
     #[test]

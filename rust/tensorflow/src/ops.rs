@@ -20,6 +20,7 @@ use crate::status::{Code, Failure, Status, set};
 
 pub(crate) const START: &CStr = c"GradringStart";
 pub(crate) const ALL_GATHER_START: &CStr = c"GradringAllGatherStart";
+pub(crate) const ALL_GATHER_V_START: &CStr = c"GradringAllGatherVStart";
 pub(crate) const REDUCE_SCATTER_V_START: &CStr = c"GradringReduceScatterVStart";
 pub(crate) const ALL_TO_ALL_V_START: &CStr = c"GradringAllToAllVStart";
 pub(crate) const WAIT: &CStr = c"GradringWait";
@@ -103,6 +104,20 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         attrs: &START_ATTRS,
         is_stateful: true,
         shapes: unknown_shapes,
+    }
+    .register(api)?;
+    Op {
+        name: ALL_GATHER_V_START,
+        inputs: &[
+            c"token: resource",
+            c"counts: int64",
+            c"memory: N * T",
+            c"parts: N * T",
+        ],
+        outputs: &[c"inflight: N * T", c"handle: int64"],
+        attrs: &[&[LENGTH][..], &START_ATTRS].concat(),
+        is_stateful: true,
+        shapes: memory_shapes,
     }
     .register(api)?;
     Op {
@@ -259,6 +274,21 @@ unsafe extern "C" fn start_shapes(context: *mut ShapeContext, status: *mut RawSt
 unsafe extern "C" fn start_with_counts_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
     // SAFETY: TensorFlow passes live objects.
     unsafe { infer(context, status, |shapes| shapes.copy_from(2)) };
+}
+
+/// Outputs have the shapes of the first half of the inputs after the token and the counts; the
+/// handle is a scalar.
+unsafe extern "C" fn memory_shapes(context: *mut ShapeContext, status: *mut RawStatus) {
+    // SAFETY: TensorFlow passes live objects.
+    unsafe {
+        infer(context, status, |shapes| {
+            let count = (shapes.num_inputs() - 2) / 2;
+            for index in 0..count {
+                shapes.copy(index + 2, index)?;
+            }
+            shapes.set_scalar(count)
+        });
+    }
 }
 
 /// Outputs have the shapes of the inputs; the last input is the handle.

@@ -43,6 +43,7 @@ _WAIT = "GradringWait"
 _KINDS = {
     "GradringAllGatherStart": "all_gather",
     "GradringAllToAllVStart": "all_to_all",
+    "GradringAllGatherVStart": "all_gather",
     "GradringReduceScatterVStart": "reduce_scatter",
 }
 

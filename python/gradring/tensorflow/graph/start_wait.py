@@ -213,6 +213,26 @@ def start_all_gather(
     return _run_start("GradringAllGatherStart", inputs, [tensor], collective, {})
 
 
+def start_all_gather_v(
+    memory: list[tf.Tensor], parts: list[tf.Tensor], counts: tf.Tensor, collective: Collective
+) -> list[tf.Tensor]:
+    """Starts an all-gather of a bucket, with a number of elements for each rank.
+
+    Args:
+        memory: Tensors of the bucket's shapes and dtype. Their values do not count; the results are
+            in their memory if nothing else needs it.
+        parts: This rank's part of each tensor.
+        counts: int64 of shape `[world_size]`: every rank's number of consecutive elements of the
+            bucket.
+        collective: Group, label and check.
+
+    Returns:
+        The gathered tensors in flight, and the handle last.
+    """
+    inputs = {"counts": counts, "memory": memory, "parts": parts}
+    return _run_start("GradringAllGatherVStart", inputs, memory, collective, {})
+
+
 def eager_step(communicator: Communicator) -> contextlib.AbstractContextManager[None]:
     """Counts the block as a step of an eager program; in a graph, each execution is a step."""
     return communicator.step() if tf.executing_eagerly() else contextlib.nullcontext()

@@ -20,7 +20,7 @@ from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.reduction import reduce_leaves
 from gradring.tensorflow.graph.replica_step import id_of
-from gradring.tensorflow.graph.start_wait import start_all_gather, start_reduce_scatter_v, wait
+from gradring.tensorflow.graph.start_wait import start_all_gather_v, start_reduce_scatter_v, wait
 from gradring.tensorflow.rules.optimizer_parts import Parts
 from gradring.tensorflow.rules.updates import Apply, Gradient, Updates, own, when
 from gradring.tensorflow.seams import keras_names
@@ -90,7 +90,7 @@ class ShardedUpdates(Updates):
             return
         weights = parts.weights()
         self._check_decay(optimizer, parts, weights)
-        sums = self._sums(parts, given)
+        sums, spent = self._sums(parts, given)
         parts.cut()
         touched = sorted(range(len(weights)) if optimizer.use_ema else given)
         for position in touched:
@@ -105,7 +105,7 @@ class ShardedUpdates(Updates):
             apply([sums[position] for position in applied], [weights[i] for i in applied])
 
         def gather() -> None:
-            self._gather(parts, touched)
+            self._gather(parts, touched, spent)
             _constrain([parts.trained[position] for position in given])
 
         # Averages may overwrite the variables in any call.
@@ -232,15 +232,24 @@ class ShardedUpdates(Updates):
         text = f"update=Sharded() on rank {rank} of {host}: {problem}"
         return ConfigError(text, rank=rank, host=host)
 
-    def _sums(self, parts: Parts, gradients: dict[int, Any]) -> dict[int, Any]:
-        """Returns this rank's parts of the sums of gradients, by position, in a fixed order."""
+    def _sums(
+        self, parts: Parts, gradients: dict[int, Any]
+    ) -> tuple[dict[int, Any], dict[int, tf.Tensor]]:
+        """Sums gradients.
+
+        Returns:
+            This rank's parts of the sums, by position, in a fixed order. And tensors of which only
+            these parts are sums, for dense gradients.
+        """
         rows = {p: g for p, g in gradients.items() if isinstance(g, tf.IndexedSlices)}
-        sums = self._scattered(parts, {p: g for p, g in gradients.items() if p not in rows})
+        whole = self._scattered(parts, {p: g for p, g in gradients.items() if p not in rows})
+        sums: dict[int, Any] = {p: parts.part_of(p, tensor) for p, tensor in whole.items()}
         for position, total in zip(rows, self._with_all_rows(parts, rows), strict=True):
             sums[position] = _own_rows(parts, position, total)
-        return {position: sums[position] for position in sorted(sums)}
+        return {position: sums[position] for position in sorted(sums)}, whole
 
     def _scattered(self, parts: Parts, gradients: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns tensors of which this rank's parts are sums of gradients, by position."""
         dtypes = {position: parts.trained[position].dtype for position in gradients}
         dense = {p: tf.cast(gradient, dtypes[p]) for p, gradient in gradients.items()}
         reduction = self._reduction("sum", parts, list(dense))
@@ -259,7 +268,7 @@ class ShardedUpdates(Updates):
         found = {}
         for members, results in zip(buckets, wait(started), strict=True):
             for position, result in zip(members, results, strict=True):
-                found[position] = parts.part_of(position, result)
+                found[position] = result
         return found
 
     def _with_all_rows(self, parts: Parts, gradients: dict[int, Any]) -> Sequence[Any]:
@@ -268,26 +277,39 @@ class ShardedUpdates(Updates):
         positions = list(gradients)
         return reduce_leaves(list(gradients.values()), self._reduction("rows", parts, positions))
 
-    def _gather(self, parts: Parts, positions: Sequence[int]) -> None:
-        """Assigns the trained variables the values of all ranks' parts."""
+    def _gather(
+        self, parts: Parts, positions: Sequence[int], memory: dict[int, tf.Tensor]
+    ) -> None:
+        """Assigns the trained variables the values of all ranks' parts.
+
+        Args:
+            parts: The parts of the optimizer.
+            positions: Positions of the variables.
+            memory: Tensors of variables' shapes that nobody needs, by position.
+        """
         weights, buckets = parts.weights(), parts.buckets_of(positions)
         order = [position for bucket in buckets for position in bucket]
         names = Names.of_variables("Sharded: variables", order, [parts.trained[i] for i in order])
         reduction = Reduction(self._communicator, names)
         started, ahead = [], 0
         for number, bucket in enumerate(buckets):
-            flat = tf.concat([tf.reshape(weights[i], [-1]) for i in bucket], 0)
+            # The memory of a variable that is read is not used up, but its shape counts.
+            whole = [memory.get(i, own(parts.trained[i])) for i in bucket]
             counts = tf.constant(parts.counts(bucket), tf.int64)
             collective = reduction.of(range(ahead, ahead + len(bucket)), number)
-            started.append(start_all_gather(flat, counts, collective))
+            started.append(
+                start_all_gather_v(
+                    [tf.convert_to_tensor(it) for it in whole],
+                    [tf.convert_to_tensor(weights[i]) for i in bucket],
+                    counts,
+                    collective,
+                )
+            )
             ahead += len(bucket)
-        for bucket, (gathered,) in zip(buckets, wait(started), strict=True):
-            start = 0
-            for position in bucket:
-                part = own(parts.trained[position])
-                end = start + part.shape.num_elements()
-                part.assign(tf.reshape(gathered[start:end], part.shape))
-                start = end
+        for bucket, gathered in zip(buckets, wait(started), strict=True):
+            for position, value in zip(bucket, gathered, strict=True):
+                variable = own(parts.trained[position])
+                variable.assign(tf.reshape(value, variable.shape))
 
     def _squares(self, gradients: Sequence[Any]) -> tf.Tensor:
         """Returns the sums of squares of the whole gradients of the current call."""
