@@ -6,12 +6,15 @@ turns; what counts are the ratios of medians.
 
 `python -m benches.parameter_servers copies`: two servers, without copies of their shards and with
 one of each (`replicas=1`), in turns.
+
+With `--rate`, each process has a simulated host; this needs root.
 """
 
 from __future__ import annotations
 
-import socket
+import itertools
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,26 +22,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradring
+from benches import raw_link
 from benches.harness import TIMEOUT_S, Parser, Step, in_turns, print_surroundings
+from benches.raw_link import RawLink
 from gradring._native import Config, ParameterClient, ParameterServer
 from gradring.config.values import Settings
 from gradring.machine.ports import LOOPBACK, free_ports
 from gradring.testing import run_ranks
+from gradring.tools.bench.network import network
 
 BYTES = 100 << 20
 #: The first ranks; the others serve.
 WORKERS = 2
 LINK = "raw link"
+SHARED_MEMORY = "shared memory"
 #: By kind: `replicas`, and the transport of workers and servers.
 SERVED = {
     "over TCP": (0, "tcp"),
-    "shared memory": (0, "shm"),
+    SHARED_MEMORY: (0, "shm"),
     "replicas=0": (0, "auto"),
     "replicas=1": (1, "auto"),
 }
 #: By the word for the command line: what is compared, and how many servers there are.
 COMPARED = {
-    "transports": ([LINK, "over TCP", "shared memory"], 1),
+    "transports": ([LINK, "over TCP", SHARED_MEMORY], 1),
     "copies": (["replicas=0", "replicas=1"], 2),
 }
 RULES = {
@@ -49,17 +56,18 @@ RULES = {
 }
 
 
-def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
+def rank_main(kinds: list[str], servers: int, rounds: int, hosts: Sequence[str]) -> dict[str, Any]:
     """By kind, the seconds of each round and the bytes that a worker sends in it."""
     with gradring.init(stall_timeout=TIMEOUT_S) as comm:
         ports = comm.broadcast(np.array(free_ports(1 + servers * len(kinds)))).tolist()
-        raw, places = ports[0], [f"{LOOPBACK}:{port}" for port in ports[1:]]
+        raw = f"{hosts[WORKERS]}:{ports[0]}"
+        serving = itertools.cycle(hosts[WORKERS:])
+        places = [f"{host}:{port}" for host, port in zip(serving, ports[1:], strict=False)]
         served = [kind for kind in kinds if kind != LINK]
         groups = [places[servers * number :][:servers] for number in range(len(served))]
         if comm.rank >= WORKERS:
             if LINK in kinds:
-                listener = socket.create_server((LOOPBACK, raw))
-                threading.Thread(target=_echo, args=[listener], daemon=True).start()
+                raw_link.serve(raw)
             threads = [
                 _serve(comm.rank - WORKERS, group, *SERVED[kind])
                 for kind, group in zip(served, groups, strict=True)
@@ -81,7 +89,7 @@ def rank_main(kinds: list[str], servers: int, rounds: int) -> dict[str, Any]:
             for kind, client in zip(served, clients, strict=True)
         }
         if LINK in kinds:
-            steps = {LINK: _exchanged(socket.create_connection((LOOPBACK, raw))), **steps}
+            steps = {LINK: partial(RawLink(raw).exchange, BYTES, BYTES), **steps}
         seconds = in_turns(comm, steps, rounds)
         sent = [client.stats()["bytes_sent"] for client in clients]
         assert weights[0] == -rounds and weights[-1] == -rounds
@@ -128,46 +136,22 @@ def _push_and_pull(client: ParameterClient, gradient: NDArray[Any], weights: NDA
     client.pull([weights])
 
 
-def _exchanged(connection: socket.socket) -> Step:
-    buffer = memoryview(bytearray(BYTES))
-
-    def exchange() -> None:
-        connection.sendall(buffer)
-        _receive(connection, buffer)
-
-    return exchange
-
-
-def _echo(listener: socket.socket) -> None:
-    """Gives every worker of the raw link its bytes back, in threads."""
-
-    def echo(connection: socket.socket) -> None:
-        buffer = memoryview(bytearray(BYTES))
-        while _receive(connection, buffer):
-            connection.sendall(buffer)
-
-    while True:
-        threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
-
-
-def _receive(connection: socket.socket, buffer: memoryview) -> bool:
-    """Fills the buffer; False if the other end has closed."""
-    while buffer and (received := connection.recv_into(buffer)):
-        buffer = buffer[received:]
-    return not buffer
-
-
 def main() -> None:
     """Measures and prints."""
     parser = Parser(__doc__)
+    parser.add_rate(None)
     parser.add_argument("what", nargs="?", choices=COMPARED, default="transports")
     parser.add_rounds(15)
     options = parser.parse()
     kinds, servers = COMPARED[options.what]
+    if options.rate:
+        kinds = [kind for kind in kinds if kind != SHARED_MEMORY]
+    processes = WORKERS + servers
     print_surroundings()
-    ranks = run_ranks(
-        rank_main, WORKERS + servers, kinds, servers, options.rounds, timeout=TIMEOUT_S
-    )[:WORKERS]
+    with network(hosts=processes if options.rate else 1, rate=options.rate) as hosts:
+        names = [host.address for host in hosts] or [LOOPBACK] * processes
+        given = (kinds, servers, options.rounds, names)
+        ranks = run_ranks(rank_main, processes, *given, hosts=hosts, timeout=TIMEOUT_S)[:WORKERS]
     medians = []
     for kind in kinds:
         seconds = np.concatenate([rank["seconds"][kind].ravel() for rank in ranks])

@@ -339,7 +339,7 @@ PROGRAMS: dict[str, tuple[tuple[object, ...], list[str]]] = {
     "overlap": (("--batch", 8, "--rounds", 1), [f"hidden_share_of_possible{END}"]),
     "parameter_server_steps": (
         ("--model", "small", "--rounds", 1),
-        [r"^gradring .* steps/s.*\nTensorFlow .* steps/s"],
+        [r"^gradring .* steps/s.*\nTensorFlow .* steps/s", r"^hidden: "],
     ),
     "parameter_servers": ((), [f"shared memory takes{END}"]),
     "point_to_point": (
